@@ -1,0 +1,20 @@
+"""A log that you open like a file: many processes append to it at once, many read it, nothing is lost when one dies.
+
+    import kvspool
+
+    log = kvspool.create("events", capacity="1GiB")
+    sequence = log.append({"user": 7, "event": "login"}, key=b"7")
+    for record in log.read(start=sequence):
+        print(record.sequence, record.time, record.key, record.data)
+
+See README.md for what an `append` promises, `kvspool.errors` for what can go wrong, `docs/format.md` for the bytes.
+"""
+
+from kvspool.errors import GapError, KvspoolError
+from kvspool.logs import create, open
+from kvspool.record import Codec, Gap, Record
+from kvspool.spool import Spool, SpoolStats
+
+__version__ = "0.1.0"
+
+__all__ = ["Codec", "Gap", "GapError", "KvspoolError", "Record", "Spool", "SpoolStats", "__version__", "create", "open"]

@@ -1,0 +1,29 @@
+"""Choose the compiled twin of the frame loops, or the interpreted one.
+
+KVSPOOL_NO_EXTENSIONS=1 in the environment forces the interpreted one; so does a build without a C compiler.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from kvspool import _frames_py
+
+if TYPE_CHECKING:
+    from kvspool._frames_py import FrameReader, FrameWriter, Ring
+
+    TWIN = "interpreted"
+else:
+    try:
+        if os.environ.get("KVSPOOL_NO_EXTENSIONS") == "1":
+            raise ImportError
+        from kvspool._frames_c import FrameReader, FrameWriter, Ring
+
+        TWIN = "compiled"
+    except ImportError:
+        from kvspool._frames_py import FrameReader, FrameWriter, Ring
+
+        TWIN = "interpreted"
+
+__all__ = ["TWIN", "FrameReader", "FrameWriter", "Ring", "_frames_py"]

@@ -1,0 +1,124 @@
+# The C types of _frames_py.py, under whose name it is compiled; the algorithms are there and only there.
+import cython
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+cimport kvspool._machine as native
+
+cdef uint64_t HEADER, LOW, NOTHING
+cdef uint32_t PAD, NO_KEY
+cdef int BLOCK
+cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNC_ERROR, WANTED
+cdef Py_ssize_t HOLDER, HOLDER_WORDS, INDEX, INDEX_WORDS
+cdef int64_t APPEND_LOCK
+cdef int FRAME, SKIP, BAD
+cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
+cdef int64_t BUSY, FORKED
+
+
+cdef class Ring:
+    cdef object owner
+    cdef uint8_t *data
+    cdef uint64_t *words
+    cdef uint64_t *control
+    cdef readonly uint64_t capacity
+    cdef uint32_t seed
+    cdef readonly bint closed
+    cdef readonly uint64_t stored
+    cdef uint64_t content
+    cdef readonly uint64_t sequence_found
+    cdef readonly uint64_t timestamp
+    cdef uint32_t tags
+    cdef uint32_t checksum
+    cdef uint32_t key_length
+
+    cdef int check_open(self) except -1
+    cpdef uint64_t head(self) except? 0
+    cpdef uint64_t tail(self) except? 0
+    cpdef uint64_t ask_for_bell(self) except? 0
+    cpdef uint64_t word(self, Py_ssize_t at) except? 0
+    @cython.locals(tail=uint64_t, sequence=uint64_t, timestamp=uint64_t, at=Py_ssize_t)
+    cpdef tuple mark(self)
+    cdef Py_ssize_t find_mark(self, uint64_t tail) noexcept
+    @cython.locals(offset=uint64_t, room=uint64_t, at=Py_ssize_t, lengths=uint64_t, stored=uint64_t, tags=uint64_t)
+    cdef int parse(self, uint64_t position, uint64_t end) noexcept
+    @cython.locals(state=uint32_t)
+    cdef bint is_sound(self, uint64_t offset) noexcept
+    @cython.locals(found=int)
+    cpdef uint64_t sequence_at(self, uint64_t position, uint64_t end) except? 0
+    cpdef uint64_t find_frame(self, uint64_t position, uint64_t end, uint64_t least, uint64_t most) except? 0
+    @cython.locals(found=int)
+    cdef uint64_t scan(self, uint64_t position, uint64_t end, uint64_t least, uint64_t most) noexcept
+    @cython.locals(found=int)
+    cpdef uint64_t walk(self, uint64_t position, uint64_t end, uint64_t sequence, uint64_t timestamp) except? 0
+    @cython.locals(at=Py_ssize_t, position=uint64_t, sequence=uint64_t, timestamp=uint64_t)
+    cpdef tuple entry(self, Py_ssize_t block)
+
+
+cdef class FrameReader(Ring):
+    cdef public uint64_t position
+    cdef public uint64_t sequence
+    cdef readonly int stop
+
+    @cython.locals(found=int)
+    cdef bint next_frame(self, uint64_t end) noexcept
+    cdef bint accept(self, uint32_t state) noexcept
+    cdef uint32_t head_state(self) noexcept
+    @cython.locals(
+        out=list, count=int64_t, at=Py_ssize_t, key_length=Py_ssize_t, key=bytes, value=bytes, state=uint32_t, tags=uint32_t
+    )
+    cpdef list fetch(self, uint64_t end, int64_t limit, object make)
+    @cython.locals(
+        key_data="uint8_t *", value_data="uint8_t *", key_room=Py_ssize_t, value_room=Py_ssize_t, key_at=Py_ssize_t,
+        value_at=Py_ssize_t, count=Py_ssize_t, key_length=Py_ssize_t, value_length=Py_ssize_t, at=Py_ssize_t, state=uint32_t
+    )
+    cpdef Py_ssize_t gather(
+        self, uint64_t end, Py_ssize_t limit, int64_t[::1] sequences, int64_t[::1] timestamps, int32_t[::1] types,
+        int32_t[::1] key_offsets, uint8_t[::1] keys, uint8_t[::1] key_bits, int32_t[::1] value_offsets, uint8_t[::1] values
+    ) except -1
+
+
+cdef class FrameWriter(Ring):
+    cdef int lock_fd
+    cdef object holder_owner
+    cdef uint64_t *holder
+    cdef int process
+    cdef public bint bell
+    cdef uint64_t published
+    cdef Py_ssize_t mark_at
+    cdef readonly uint64_t end
+    cdef readonly uint64_t next_sequence
+    cdef readonly int64_t last_timestamp
+
+    cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
+    @cython.locals(tail=uint64_t, at=Py_ssize_t)
+    cpdef uint64_t begin(self) except? 0
+    @cython.locals(at=Py_ssize_t)
+    cdef void sign(self) noexcept
+    cdef int put_value(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except -1
+    @cython.locals(
+        key_length=Py_ssize_t, content=uint64_t, stored=uint64_t, quarter=uint64_t, lengths=uint64_t, tags=uint64_t,
+        state=uint32_t, position=uint64_t, offset=uint64_t, at=Py_ssize_t
+    )
+    cdef int put(
+        self, const uint8_t *keys, Py_ssize_t key_at, uint32_t key_tag, const uint8_t *values, Py_ssize_t value_at,
+        Py_ssize_t value_length, uint32_t type, uint32_t codec, int64_t timestamp
+    ) except -1
+    @cython.locals(position=uint64_t, room=uint64_t, at=Py_ssize_t, state=uint32_t)
+    cdef uint64_t reserve(self, uint64_t stored) noexcept
+    @cython.locals(head=uint64_t, least=uint64_t, found=int)
+    cdef void make_room(self, uint64_t end) noexcept
+    @cython.locals(block=Py_ssize_t, at=Py_ssize_t, first=uint64_t, known=uint64_t)
+    cdef void index(self, uint64_t position, uint64_t offset, int64_t timestamp) noexcept
+    @cython.locals(other=Py_ssize_t)
+    cpdef void publish(self) noexcept
+    @cython.locals(at=Py_ssize_t, value=bytes)
+    cpdef int put_many(self, object keys, list values, uint32_t type, const uint8_t[::1] codecs, int64_t timestamp) except -1
+    @cython.locals(
+        key_data="const uint8_t *", value_data="const uint8_t *", now=int64_t, at=Py_ssize_t, row=Py_ssize_t,
+        key_from=Py_ssize_t, key_tag=uint32_t, value_from=Py_ssize_t, timestamp=int64_t
+    )
+    cpdef int put_columns(
+        self, const int32_t[::1] rows, const int32_t[::1] key_offsets, const uint8_t[::1] keys, const uint8_t[::1] has_key,
+        const int32_t[::1] value_offsets, const uint8_t[::1] values, const uint8_t[::1] types, uint32_t codec,
+        const int64_t[::1] timestamps
+    ) except -1

@@ -1,0 +1,640 @@
+"""The loops over frames: append, read, gather into columns, scan. Plain memory in, plain values out.
+
+This is the only source of these algorithms. `setup.py` compiles the same file under the name `_frames_c` with the C types of
+`_frames_c.pxd`; `_frames` chooses one of the two. It knows the ring and the control block as memory, and takes no decision that
+a reader or a writer could see: policies, gaps, waiting and files are the business of `spool`.
+
+**A frame** is `stored` bytes long, a multiple of 8, and starts at a position that is one:
+
+    word 0   stored (low half), content = bytes of key and value (high half)
+    word 1   sequence
+    word 2   timestamp, ns since the Unix epoch
+    word 3   type (8 bits), codec (8), key length (16; NO_KEY: none), CRC32C (high half)
+    then     key, value, zeros
+
+The checksum covers the log id, the first 28 bytes of the frame, key and value. It is computed from private bytes only: by
+the writer before it copies them in, by the reader after it has copied them out.
+
+**A position** counts the bytes ever reserved and never wraps; the byte lies at `position % capacity`. A frame never straddles
+the end of the ring: a pad frame fills the rest, or nothing does where not even a header fits.
+
+**Publication.** `tail` and `next_seq` can't be stored at once, so there are two *marks* (tail, next_seq, last timestamp): the writer fills
+the one that doesn't belong to the current `tail` and then stores `tail`. The mark whose tail equals `tail` is the true one, at
+whatever instruction a writer was killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import kvspool._machine as native
+from kvspool.errors import Closed, Corruption, Poisoned, TooLarge
+
+HEADER = 32  # bytes before the key
+PAD = 255  # codec of a pad frame
+NO_KEY = 0xFFFF  # key length of a record without a key
+LOW = 0xFFFFFFFF  # the low half of a word
+BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
+NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
+
+# Words of the control block; `spool.format` declares them and asserts that they agree.
+HEAD = 32
+MIN_SEQ = 33
+TAIL = 40
+MARKS = 41
+MARK_WORDS = 3
+SYNC_ERROR = 50
+WANTED = 56
+HOLDER = 64
+HOLDER_WORDS = 6
+INDEX = 8192
+INDEX_WORDS = 3
+
+APPEND_LOCK = 0  # the byte of the control block that writers lock
+
+# What `parse` found at a position.
+FRAME = 0
+SKIP = 1
+BAD = 2
+
+# Why `fetch` and `gather` stopped.
+END = 0
+OVERRUN = 1
+DAMAGED = 2
+JUMPED = 3
+FULL = 4
+
+# What `append` returns in place of a sequence.
+BUSY = -1
+FORKED = -2
+
+
+class Ring:
+    """The memory of one log: the ring's bytes and the control block's words. Methods return values, never views."""
+
+    def __init__(self, data: memoryview, control: memoryview, seed: int) -> None:
+        """Look at the ring `data` and the control block `control`; `seed` is the CRC32C register after the log id."""
+        self.owner: Any = (data, control)
+        self.data: Any = native.bytes_at(data)
+        self.words: Any = native.words_at(data)
+        self.control: Any = native.words_at(control)
+        self.capacity = len(data)
+        self.seed = seed
+        self.closed = False
+        self.stored = 0
+        self.content = 0
+        self.sequence_found = 0
+        self.timestamp = 0
+        self.tags = 0
+        self.checksum = 0
+        self.key_length = 0
+
+    def close(self) -> None:
+        """Let go of the memory. Every later call raises Closed."""
+        self.closed = True
+        self.owner = None
+        self.data = native.no_bytes()
+        self.words = self.control = native.no_words()
+
+    def check_open(self) -> None:
+        """Raise Closed after `close`."""
+        if self.closed:
+            raise Closed("the log was closed")
+
+    def head(self) -> int:
+        """Return the position of the oldest frame kept."""
+        self.check_open()
+        return native.load(self.control, HEAD)
+
+    def tail(self) -> int:
+        """Return the position where the next frame will be written."""
+        self.check_open()
+        return native.load(self.control, TAIL)
+
+    def ask_for_bell(self) -> int:
+        """Set the word that makes the next writer ring, and return the tail as it is after that."""
+        self.check_open()
+        native.store(self.control, WANTED, 1)
+        native.fence()
+        return native.load(self.control, TAIL)
+
+    def word(self, at: int) -> int:
+        """Return word `at` of the control block."""
+        self.check_open()
+        return native.load(self.control, at)
+
+    def mark(self) -> tuple[int, int, int]:
+        """Return tail, next sequence and last timestamp as one writer published them.
+
+        Raises Corruption if the control block holds no mark for its tail.
+        """
+        self.check_open()
+        for _ in range(1000):
+            tail = native.load(self.control, TAIL)
+            at = self.find_mark(tail)
+            if at:
+                sequence = native.load(self.control, at + 1)
+                timestamp = native.load(self.control, at + 2)
+                if native.load_after_reads(self.control, TAIL) == tail:
+                    return tail, sequence, timestamp
+            elif native.load_after_reads(self.control, TAIL) == tail:
+                break
+        raise Corruption("the control block has no mark for its tail: it is damaged")
+
+    def find_mark(self, tail: int) -> int:
+        """Return the word where the mark for `tail` begins, or 0."""
+        if native.load(self.control, MARKS) == tail:
+            return MARKS
+        if native.load(self.control, MARKS + MARK_WORDS) == tail:
+            return MARKS + MARK_WORDS
+        return 0
+
+    def parse(self, position: int, end: int) -> int:
+        """Read the header at `position` into this object and return what it is; `end` bounds what may be believed.
+
+        FRAME: a header whose lengths are possible. SKIP: no record; the next frame starts `stored` bytes on. BAD: neither.
+        Nothing is checked against the checksum yet.
+        """
+        offset = position % self.capacity
+        room = self.capacity - offset
+        if room < HEADER:
+            self.stored = room
+            return SKIP if position + room <= end else BAD
+        at = offset >> 3
+        lengths = self.words[at]
+        stored = lengths & LOW
+        self.stored = stored
+        self.content = lengths >> 32
+        self.sequence_found = self.words[at + 1]
+        self.timestamp = self.words[at + 2]
+        tags = self.words[at + 3]
+        self.tags = tags & LOW
+        self.checksum = tags >> 32
+        self.key_length = self.tags >> 16
+        if self.key_length == NO_KEY:
+            self.key_length = 0
+        if stored < HEADER or stored & 7 or stored > room or position + stored > end:
+            return BAD
+        if ((tags >> 8) & 0xFF) == PAD:
+            if stored == room and self.content == 0 and self.is_sound(offset):
+                return SKIP
+            return BAD
+        if HEADER + self.content > stored or self.key_length > self.content:
+            return BAD
+        return FRAME
+
+    def is_sound(self, offset: int) -> bool:
+        """Return whether the checksum of the frame that was just parsed agrees with its bytes in the ring."""
+        state = native.crc32c_head(
+            self.seed, self.stored | (self.content << 32), self.sequence_found, self.timestamp, self.tags
+        )
+        state = native.crc32c(state, self.data, offset + HEADER, self.content)
+        return (state ^ LOW) == self.checksum
+
+    def sequence_at(self, position: int, end: int) -> int:
+        """Return the sequence of the first sound frame at or behind skipped bytes at `position`, or NOTHING."""
+        self.check_open()
+        while position < end:
+            found = self.parse(position, end)
+            if found == SKIP:
+                position += self.stored
+            elif found == FRAME and self.is_sound(position % self.capacity):
+                return self.sequence_found
+            else:
+                break
+        return NOTHING
+
+    def find_frame(self, position: int, end: int, least: int, most: int) -> int:
+        """Return the position of the next sound frame from `position` on whose sequence is least..most, or `end`.
+
+        This is how a reader or a writer finds the chain again behind damage: every 8 bytes may start a frame,
+        and the checksum, which begins with the log id, tells which does.
+        """
+        self.check_open()
+        return self.scan(position, end, least, most)
+
+    def scan(self, position: int, end: int, least: int, most: int) -> int:
+        """Do the work of `find_frame`."""
+        while position < end:
+            found = self.parse(position, end)
+            if found == FRAME:
+                if least <= self.sequence_found <= most and self.is_sound(position % self.capacity):
+                    return position
+            elif found == SKIP and self.stored < HEADER:
+                position += self.stored
+                continue
+            position += 8
+        return end
+
+    def walk(self, position: int, end: int, sequence: int, timestamp: int) -> int:
+        """Follow the chain from `position` to the first frame with at least this sequence and timestamp; or to `end`.
+
+        Stops early at a header that can't be right: the caller reads on from there and finds the damage itself.
+        """
+        self.check_open()
+        while position < end:
+            found = self.parse(position, end)
+            if found == BAD:
+                break
+            if found == FRAME and self.sequence_found >= sequence and self.timestamp >= timestamp:
+                break
+            position += self.stored
+        return position
+
+    def entry(self, block: int) -> tuple[int, int, int]:
+        """Return what the index says of a block: position, sequence and timestamp of a frame; or NOTHING, 0, 0.
+
+        It is a hint: the writer may be changing it, and the frame may be gone. Check it against the frame.
+        """
+        self.check_open()
+        at = INDEX + INDEX_WORDS * block
+        position = native.load(self.control, at)
+        sequence = native.load(self.control, at + 1)
+        timestamp = native.load(self.control, at + 2)
+        if not position & 1 or native.load_after_reads(self.control, at) != position:
+            return NOTHING, 0, 0
+        return position - 1, sequence, timestamp
+
+
+class FrameReader(Ring):
+    """A place in the log from which frames are copied out, one after the other, without a lock.
+
+    `position` and `sequence` say where the next frame should stand and which it should be; `stop` says why the last call
+    stopped: END, FULL (the caller's limit), OVERRUN (the frame at `position` is gone), DAMAGED (its bytes are wrong), or
+    JUMPED (it is sound, but a later one than expected; its sequence is `sequence_found`).
+    """
+
+    def __init__(self, data: memoryview, control: memoryview, seed: int, position: int, sequence: int) -> None:
+        Ring.__init__(self, data, control, seed)
+        self.position = position
+        self.sequence = sequence
+        self.stop = END
+
+    def next_frame(self, end: int) -> bool:
+        """Step over what is no record, and parse the frame at `position`; False if there is none, and `stop` says why."""
+        while self.position < end:
+            found = self.parse(self.position, end)
+            if found == FRAME:
+                return True
+            if native.load_after_reads(self.control, HEAD) > self.position:
+                self.stop = OVERRUN
+                return False
+            if found == BAD:
+                self.stop = DAMAGED
+                return False
+            self.position += self.stored
+        self.stop = END
+        return False
+
+    def accept(self, state: int) -> bool:
+        """Decide on the frame that was copied out: `state` is the CRC32C register over the private copy."""
+        if native.load_after_reads(self.control, HEAD) > self.position:
+            self.stop = OVERRUN
+            return False
+        if (state ^ LOW) != self.checksum or self.sequence_found < self.sequence:
+            self.stop = DAMAGED
+            return False
+        if self.sequence_found > self.sequence:
+            self.stop = JUMPED
+            return False
+        self.position += self.stored
+        self.sequence += 1
+        return True
+
+    def head_state(self) -> int:
+        """Return the CRC32C register over the parsed header."""
+        return native.crc32c_head(
+            self.seed, self.stored | (self.content << 32), self.sequence_found, self.timestamp, self.tags
+        )
+
+    def fetch(self, end: int, limit: int, make: Callable[..., Any] | None) -> list[Any]:
+        """Copy out up to `limit` frames that lie before `end`.
+
+        Each becomes `make(sequence, timestamp, type, key, value, codec)`, or the value alone if `make` is None.
+        """
+        self.check_open()
+        out: list[Any] = []
+        count = 0
+        while count < limit:
+            if not self.next_frame(end):
+                return out
+            at = self.position % self.capacity + HEADER
+            key_length = self.key_length
+            key = native.copy_out(self.data, at, key_length)
+            value = native.copy_out(self.data, at + key_length, self.content - key_length)
+            state = native.crc32c(self.head_state(), native.bytes_of(key), 0, key_length)
+            state = native.crc32c(state, native.bytes_of(value), 0, self.content - key_length)
+            if not self.accept(state):
+                return out
+            if make is None:
+                out.append(value)
+            else:
+                tags = self.tags
+                out.append(
+                    make(
+                        self.sequence_found,
+                        self.timestamp,
+                        tags & 0xFF,
+                        None if tags >> 16 == NO_KEY else key,
+                        value,
+                        (tags >> 8) & 0xFF,
+                    )
+                )
+            count += 1
+        self.stop = FULL
+        return out
+
+    def gather(
+        self,
+        end: int,
+        limit: int,
+        sequences: memoryview,
+        timestamps: memoryview,
+        types: memoryview,
+        key_offsets: memoryview,
+        keys: memoryview,
+        key_bits: memoryview,
+        value_offsets: memoryview,
+        values: memoryview,
+    ) -> int:
+        """Copy up to `limit` frames before `end` into columns as Arrow lays them out, and return how many.
+
+        sequences, timestamps: int64, `limit` long; types: int32, `limit` long; key_offsets, value_offsets: int32, `limit + 1`
+        long; key_bits: zeroed bytes, a set bit for each record that has a key; keys, values: bytes. Stops with FULL where
+        the next record doesn't fit into `keys` or `values`.
+        """
+        self.check_open()
+        key_data = native.bytes_at(keys)
+        value_data = native.bytes_at(values)
+        key_room = len(keys)
+        value_room = len(values)
+        key_at = 0
+        value_at = 0
+        count = 0
+        key_offsets[0] = 0
+        value_offsets[0] = 0
+        self.stop = FULL
+        while count < limit:
+            if not self.next_frame(end):
+                return count
+            key_length = self.key_length
+            value_length = self.content - key_length
+            if key_at + key_length > key_room or value_at + value_length > value_room:
+                self.stop = FULL
+                return count
+            at = self.position % self.capacity + HEADER
+            native.copy_in(key_data, key_at, self.data, at, key_length)
+            native.copy_in(value_data, value_at, self.data, at + key_length, value_length)
+            state = native.crc32c(self.head_state(), key_data, key_at, key_length)
+            state = native.crc32c(state, value_data, value_at, value_length)
+            if not self.accept(state):
+                return count
+            sequences[count] = self.sequence_found
+            timestamps[count] = self.timestamp
+            types[count] = self.tags & 0xFF
+            if self.tags >> 16 != NO_KEY:
+                key_bits[count >> 3] = key_bits[count >> 3] | (1 << (count & 7))
+            key_at += key_length
+            value_at += value_length
+            count += 1
+            key_offsets[count] = key_at
+            value_offsets[count] = value_at
+        self.stop = FULL
+        return count
+
+
+class FrameWriter(Ring):
+    """The writing side: frames are put behind the tail, then published together.
+
+    Everything here happens under the append lock; `append` takes it by itself when nobody else holds it. `bell` is set when a
+    reader asked to be woken and a publication has happened since.
+    """
+
+    def __init__(self, data: memoryview, control: memoryview, seed: int, lock_fd: int, holder: memoryview) -> None:
+        """Look at writable memory; `holder` is the words that name this handle while it holds the lock."""
+        Ring.__init__(self, data, control, seed)
+        self.lock_fd = lock_fd
+        self.holder_owner: Any = holder
+        self.holder: Any = native.words_at(holder)
+        self.process = native.process_id()
+        self.bell = False
+        self.published = 0
+        self.mark_at = 0
+        self.end = 0
+        self.next_sequence = 0
+        self.last_timestamp = 0
+
+    def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
+        """Lock, append one record, publish, unlock; return its sequence, BUSY or FORKED.
+
+        timestamp -1 means now. Raises TooLarge, Poisoned, Corruption.
+        """
+        self.check_open()
+        if native.process_id() != self.process:
+            return FORKED
+        if not native.try_lock(self.lock_fd, APPEND_LOCK):
+            return BUSY
+        try:
+            self.begin()
+            self.put_value(key, value, type, codec, timestamp if timestamp >= 0 else native.now())
+            self.publish()
+            return self.next_sequence - 1
+        finally:
+            native.unlock(self.lock_fd, APPEND_LOCK)
+
+    def begin(self) -> int:
+        """Under the lock: load where the log ends, and return its next sequence."""
+        self.check_open()
+        self.sign()
+        if native.load(self.control, SYNC_ERROR) != 0:
+            raise Poisoned("a flush of this log to disk failed: it takes no more records; copy it to a sound disk")
+        tail = native.load(self.control, TAIL)
+        at = self.find_mark(tail)
+        if at == 0:
+            raise Corruption("the control block has no mark for its tail: it is damaged")
+        self.mark_at = at
+        self.published = self.end = tail
+        self.next_sequence = native.load(self.control, at + 1)
+        self.last_timestamp = native.load(self.control, at + 2)
+        return self.next_sequence
+
+    def sign(self) -> None:
+        """Under the lock: write down who holds it, unless the last holder was this handle too."""
+        if native.load(self.control, HOLDER) == self.holder[0]:
+            return
+        for at in range(HOLDER_WORDS):
+            native.store(self.control, HOLDER + at, self.holder[at])
+
+    def put_value(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> None:
+        """Put one record of Python bytes behind the end."""
+        if key is None:
+            self.put(native.bytes_of(value), 0, NO_KEY, native.bytes_of(value), 0, len(value), type, codec, timestamp)
+        else:
+            self.put(native.bytes_of(key), 0, len(key), native.bytes_of(value), 0, len(value), type, codec, timestamp)
+
+    def put(
+        self,
+        keys: Any,
+        key_at: int,
+        key_tag: int,
+        values: Any,
+        value_at: int,
+        value_length: int,
+        type: int,
+        codec: int,
+        timestamp: int,
+    ) -> None:
+        """Put one frame behind the end, unpublished; the key and the value lie in private memory.
+
+        `key_tag` is the key's length, or NO_KEY. A timestamp smaller than the last one becomes the last one.
+        """
+        key_length = 0 if key_tag == NO_KEY else key_tag
+        content = key_length + value_length
+        stored = (HEADER + content + 7) & ~7
+        quarter = self.capacity >> 2
+        if stored > quarter:
+            raise TooLarge(
+                f"a record of {content} bytes takes {stored} with its header; a ring of {self.capacity} bytes holds at most {quarter}"
+            )
+        if self.end - self.published + stored > quarter and self.end > self.published:
+            # Frames that nobody can read yet must never fill the ring.
+            self.publish()
+        if timestamp < self.last_timestamp:
+            timestamp = self.last_timestamp
+        lengths = stored | (content << 32)
+        tags = type | (codec << 8) | (key_tag << 16)
+        state = native.crc32c_head(self.seed, lengths, self.next_sequence, timestamp, tags)
+        state = native.crc32c(state, keys, key_at, key_length)
+        state = native.crc32c(state, values, value_at, value_length)
+
+        position = self.reserve(stored)
+        offset = position % self.capacity
+        at = offset >> 3
+        self.words[(offset + stored - 8) >> 3] = 0
+        self.words[at] = lengths
+        self.words[at + 1] = self.next_sequence
+        self.words[at + 2] = timestamp
+        self.words[at + 3] = tags | ((state ^ LOW) << 32)
+        native.copy_in(self.data, offset + HEADER, keys, key_at, key_length)
+        native.copy_in(self.data, offset + HEADER + key_length, values, value_at, value_length)
+        self.index(position, offset, timestamp)
+        self.end = position + stored
+        self.next_sequence += 1
+        self.last_timestamp = timestamp
+
+    def reserve(self, stored: int) -> int:
+        """Make room for a frame of `stored` bytes and return its position; a pad fills the end of the ring if it must."""
+        position = self.end
+        room = self.capacity - position % self.capacity
+        if room >= stored:
+            self.make_room(position + stored)
+            return position
+        self.make_room(position + room + stored)
+        if room >= HEADER:
+            at = (position % self.capacity) >> 3
+            state = native.crc32c_head(self.seed, room, self.next_sequence, 0, PAD << 8)
+            self.words[at] = room
+            self.words[at + 1] = self.next_sequence
+            self.words[at + 2] = 0
+            self.words[at + 3] = (PAD << 8) | ((state ^ LOW) << 32)
+        return position + room
+
+    def make_room(self, end: int) -> None:
+        """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten.
+
+        A frame whose header can't be right is passed over to the next sound one: damage never stops a writer.
+        """
+        head = native.load(self.control, HEAD)
+        if end - head <= self.capacity:
+            return
+        least = native.load(self.control, MIN_SEQ)
+        while end - head > self.capacity:
+            found = self.parse(head, self.published)
+            if found == BAD or (found == FRAME and self.sequence_found >= self.next_sequence):
+                head = self.scan(head + 8, self.published, 0, self.next_sequence - 1)
+                continue
+            if found == FRAME:
+                least = self.sequence_found + 1
+            head += self.stored
+        native.store(self.control, MIN_SEQ, least)
+        native.store(self.control, HEAD, head)
+        native.fence()
+
+    def index(self, position: int, offset: int, timestamp: int) -> None:
+        """Enter the frame in the index if it is the first one of its block in this lap."""
+        block = offset >> BLOCK
+        at = INDEX + INDEX_WORDS * block
+        first = position - offset + (block << BLOCK)
+        known = native.load(self.control, at)
+        if known & 1 and first <= known < position:
+            return
+        native.store(self.control, at, 0)
+        native.store(self.control, at + 1, self.next_sequence)
+        native.store(self.control, at + 2, timestamp)
+        native.store(self.control, at, position | 1)
+
+    def publish(self) -> None:
+        """Make every frame that was put visible and safe from the death of this process, with one store."""
+        if self.end == self.published:
+            return
+        other = MARKS + MARK_WORDS if self.mark_at == MARKS else MARKS
+        native.store(self.control, other + 1, self.next_sequence)
+        native.store(self.control, other + 2, self.last_timestamp)
+        native.store(self.control, other, self.end)
+        native.store(self.control, TAIL, self.end)
+        self.mark_at = other
+        self.published = self.end
+        native.fence()
+        if native.load(self.control, WANTED) != 0:
+            native.store(self.control, WANTED, 0)
+            self.bell = True
+
+    def put_many(
+        self, keys: Sequence[bytes | None] | None, values: list[bytes], type: int, codecs: bytes, timestamp: int
+    ) -> None:
+        """Put a record for each value; `codecs` has one byte for each. timestamp -1 means now."""
+        self.check_open()
+        if timestamp < 0:
+            timestamp = native.now()
+        for at, value in enumerate(values):
+            self.put_value(None if keys is None else keys[at], value, type, codecs[at], timestamp)
+
+    def put_columns(
+        self,
+        rows: memoryview,
+        key_offsets: memoryview,
+        keys: memoryview,
+        has_key: memoryview,
+        value_offsets: memoryview,
+        values: memoryview,
+        types: memoryview,
+        codec: int,
+        timestamps: memoryview,
+    ) -> None:
+        """Put a record for each row number in `rows` (int32), out of columns as Arrow lays them out.
+
+        key_offsets, value_offsets: int32, one more than there are rows; has_key: a byte for each row, 0 for no key; types: a byte
+        for each row; timestamps: int64, -1 for now.
+        """
+        self.check_open()
+        key_data = native.bytes_at(keys)
+        value_data = native.bytes_at(values)
+        now = native.now()
+        for at in range(len(rows)):
+            row = rows[at]
+            key_from = key_offsets[row]
+            key_tag = key_offsets[row + 1] - key_from if has_key[row] else NO_KEY
+            value_from = value_offsets[row]
+            timestamp = timestamps[row]
+            self.put(
+                key_data,
+                key_from,
+                key_tag,
+                value_data,
+                value_from,
+                value_offsets[row + 1] - value_from,
+                types[row],
+                codec,
+                timestamp if timestamp >= 0 else now,
+            )

@@ -1,0 +1,150 @@
+"""Everything that can go wrong, one class each.
+
+    KvspoolError
+    |-- Closed                  the handle was closed
+    |-- LogNotFound             nothing lies at the path           (also FileNotFoundError)
+    |-- LogExists               something lies at the path already (also FileExistsError)
+    |-- LogVanished             the log was deleted or replaced while it was open
+    |-- FormatError             what lies there is not ours to read
+    |   |-- NotALog             neither a log nor anything that holds logs
+    |   |-- UnknownVersion      written by a newer kvspool
+    |   `-- MismatchedPair      control block and data file of different logs
+    |-- Corruption              ours, but damaged
+    |   `-- Truncated           a file is shorter than its header says
+    |-- TooLarge                the record can't be held          (also ValueError)
+    |-- Unencodable             no codec takes the value          (also TypeError)
+    |-- Undecodable             the value isn't what its codec says (also ValueError)
+    |-- OutOfRange              no such sequence yet              (also ValueError)
+    |-- UnsafeFilesystem        shared memory doesn't work there
+    |-- LockTimeout             somebody else holds the lock      (also TimeoutError)
+    |-- Poisoned                a flush to disk failed; the log takes no more records
+    `-- GapError                records were lost before they could be read
+
+Wrong arguments raise plain ValueError and TypeError. The system's OSError (disk full, permission denied, no more descriptors) passes
+through untouched, with a note that names the file. `exit_code` is what the command returns for the class.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvspool.record import Gap
+
+
+class KvspoolError(Exception):
+    """Base of every error that is this package's own."""
+
+    exit_code = 1
+
+
+class Closed(KvspoolError):
+    """An operation on a closed handle. Nothing happened; open the log again."""
+
+
+class LogNotFound(KvspoolError, FileNotFoundError):
+    """Nothing lies at the path. Nothing happened; `kvspool.create` makes a log."""
+
+    exit_code = 3
+
+
+class LogExists(KvspoolError, FileExistsError):
+    """Something lies at the path already. It was not touched; `kvspool.open` opens a log."""
+
+    exit_code = 3
+
+
+class LogVanished(KvspoolError):
+    """The log's files were deleted or replaced while it was open. The handle is of no more use; open the path again."""
+
+    exit_code = 3
+
+
+class FormatError(KvspoolError):
+    """What lies at the path can't be read by this version. It was not touched."""
+
+    exit_code = 4
+
+
+class NotALog(FormatError):
+    """The path holds neither a log nor a directory of logs."""
+
+
+class UnknownVersion(FormatError):
+    """The log was written by a newer kvspool. Upgrade, and open it again."""
+
+
+class MismatchedPair(FormatError):
+    """`spool.ctl` and `spool.dat` belong to different logs: one was copied or restored without the other."""
+
+
+class Corruption(KvspoolError):
+    """A part of the log is damaged. Nothing was changed; what is undamaged can still be read."""
+
+    exit_code = 5
+
+
+class Truncated(Corruption):
+    """A file is shorter than its header says. It was not mapped, since a load behind its end would kill the process."""
+
+
+class TooLarge(KvspoolError, ValueError):
+    """The record is larger than the log can hold. Nothing was written; make it smaller, or the log larger."""
+
+    exit_code = 2
+
+
+class Unencodable(KvspoolError, TypeError):
+    """No codec takes a value of this type. Nothing was written; pass bytes, str, a dict or a `msgspec.Struct`."""
+
+    exit_code = 2
+
+
+class Undecodable(KvspoolError, ValueError):
+    """The stored bytes are not what the record's codec says. `record.value` still gives them."""
+
+    exit_code = 5
+
+
+class OutOfRange(KvspoolError, ValueError):
+    """The sequence has not been written yet."""
+
+    exit_code = 2
+
+
+class UnsafeFilesystem(KvspoolError):
+    """Processes don't share memory or locks there. Nothing was created; use a local disk or tmpfs."""
+
+    exit_code = 3
+
+
+class LockTimeout(KvspoolError, TimeoutError):
+    """Somebody else holds the lock. Nothing was written; try again, or look at the holder that the message names.
+
+    A lock is never broken: a dead holder's is freed by the kernel at once, so the holder lives, or is stopped.
+    """
+
+    exit_code = 6
+
+
+class Poisoned(KvspoolError):
+    """A flush to disk failed, so what was written since the last good one may not be on disk.
+
+    The kernel forgets the pages that it could not write; a retry would report success that never was.
+    The log takes no more records. It can be read; copy what it holds to a new log on a sound disk.
+    """
+
+    exit_code = 5
+
+
+class GapError(KvspoolError):
+    """Records were lost before they could be read; `gap` says which and why.
+
+    The reader stands behind them: take the next record to go on.
+    """
+
+    exit_code = 7
+
+    def __init__(self, gap: Gap) -> None:
+        super().__init__(str(gap))
+        self.gap = gap

@@ -1,0 +1,44 @@
+"""One byte of a file, locked exclusively between processes.
+
+What a lock protects is written at its byte's name in `spool.format`. The rules, and why:
+
+- The descriptor belongs to the lock alone. It is never mapped: a mapping duplicates it, and would hold the lock as long as the mapping lives.
+- It is never inherited: closed on exec, and given up in a forked child (`forks`).
+- It excludes other open file descriptions, not threads that share this one: each handle has a thread lock in front.
+- Waiting is bounded. A lock is never broken because time has passed: a dead holder's lock is freed by the kernel at once, so whoever
+  holds one is alive or stopped, and may still be writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kvspool import system
+from kvspool.errors import LockTimeout
+
+FIRST_PAUSE = 20e-6  # seconds; a holder that appends one record needs less
+LONGEST_PAUSE = 2e-3  # seconds; what a waiter may lose after the lock became free
+
+
+def acquire(fd: int, byte: int, timeout: float, holder: Callable[[], str]) -> None:
+    """Lock a byte, waiting up to `timeout` seconds; LockTimeout names the `holder` if that was too short."""
+    if system.port.try_lock(fd, byte):
+        return
+    deadline = system.port.monotonic() + timeout
+    pause = FIRST_PAUSE
+    while not system.port.try_lock(fd, byte):
+        if system.port.monotonic() >= deadline:
+            raise LockTimeout(f"no lock within {timeout:g} s: {holder()}")
+        system.port.sleep(pause)
+        pause = min(pause * 1.5, LONGEST_PAUSE)
+
+
+@contextmanager
+def held(fd: int, byte: int, timeout: float, holder: Callable[[], str]) -> Iterator[None]:
+    """Hold a byte's lock inside the `with` block; see `acquire`."""
+    acquire(fd, byte, timeout, holder)
+    try:
+        yield
+    finally:
+        system.port.unlock(fd, byte)

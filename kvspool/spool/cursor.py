@@ -1,0 +1,237 @@
+"""A place in a spool that moves forward: over frames, and over what was lost, exactly.
+
+A reader takes no lock. It copies frames out, and each time looks again at `head`: what lies before it may have been overwritten
+during the copy and is void. So every sequence from the start on is either handed out, once and in order, or lies in a Gap.
+
+- *overrun*: the position fell behind `head`. The cursor goes on at `head` or, where a fast writer keeps running over that, further ahead;
+  the first sound frame found there says exactly which sequences are gone.
+- *damaged*: the bytes at a live position don't match their checksum. The cursor goes on at the next sound frame.
+- *machine restart*: sequences that were left out on purpose after a crash of the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from kvspool import _frames_py as frames
+from kvspool import system
+from kvspool.errors import Closed, GapError, LogVanished
+from kvspool.record import Gap, Record
+from kvspool.wakeups import BLIND_POLL, CHANGED, POLL, Watcher
+
+if TYPE_CHECKING:
+    from kvspool._frames_py import FrameReader
+    from kvspool.spool.pair import Pair
+
+T = TypeVar("T", bound=Sized)
+OnGap = Literal["raise", "yield", "skip"]
+BATCH = 256  # records copied out at once; small, so that a limit or a slow consumer costs little
+
+
+class Cursor:
+    """Moves a FrameReader over the log, and turns what it can't read into Gaps.
+
+    `end` is where a bounded read stops: a position and the sequence that stands there; None to go on for ever. `lost` counts
+    the sequences that lay in Gaps.
+    """
+
+    def __init__(self, pair: Pair, start: tuple[int, int], end: tuple[int, int] | None, reason: str) -> None:
+        self.pair = pair
+        self.reader: FrameReader = pair.reader(*start)
+        self.end = end
+        self.lost = 0
+        self._reason = reason  # of the gap that a frame later than expected would show
+        self._overruns = 0  # in a row
+
+    @property
+    def sequence(self) -> int:
+        """Return the sequence that comes next."""
+        return int(self.reader.sequence)
+
+    def advance(self, take: Callable[[int], T]) -> T | Gap:
+        """Return what `take(end)` copies out, never blocking; a Gap in its place; an empty result where nothing is there."""
+        if self.pair.is_closed:
+            raise Closed(f"{self.pair.path} was closed; open it again")
+        while True:
+            end = self.reader.tail() if self.end is None else self.end[0]
+            taken = take(end)
+            if len(taken):
+                self._overruns = 0
+                self._reason = "machine restart"
+                return taken
+            stop = self.reader.stop
+            if stop == frames.END or stop == frames.FULL:
+                return taken
+            gap = self._pass_over(stop, end)
+            if gap is not None:
+                self.lost += gap.count
+                return gap
+
+    def _pass_over(self, stop: int, end: int) -> Gap | None:
+        """Move behind what can't be read; the Gap if it is known by now which sequences that costs."""
+        reader = self.reader
+        if stop == frames.JUMPED:
+            return self._gap_to(reader.sequence_found)
+        if stop == frames.OVERRUN:
+            self._reason = "overrun"
+            return self._catch_up()
+        self._reason = "damaged"
+        least, most = reader.sequence, reader.mark()[1] - 1
+        found = reader.find_frame(reader.position + 8, end, least, most)
+        if reader.head() > reader.position:
+            return None  # overrun meanwhile: the next look says so
+        if found < end:
+            reader.position = found
+            return None
+        return self._skip_to(self.end or reader.mark()[:2])
+
+    def _catch_up(self) -> Gap | None:
+        """After an overrun: stand where the writer isn't. At the head first; while that is overrun too, ever further ahead."""
+        reader = self.reader
+        head, tail = reader.head(), reader.tail()
+        self._overruns += 1
+        if self.end is not None and head >= self.end[0]:
+            return self._skip_to(self.end)
+        if self._overruns == 1:
+            reader.position = head
+            return None
+        if self._overruns < 8:
+            block = (head + (tail - head) * self._overruns // 8) % reader.capacity >> frames.BLOCK
+            position = reader.entry(block)[0]
+            if head < position < tail:
+                reader.position = position
+                return None
+        return self._skip_to(reader.mark()[:2])
+
+    def _skip_to(self, place: tuple[int, int]) -> Gap | None:
+        self.reader.position = place[0]
+        return self._gap_to(place[1])
+
+    def _gap_to(self, sequence: int) -> Gap | None:
+        """Expect `sequence` next; the Gap before it, if there is one."""
+        first, self.reader.sequence = self.reader.sequence, sequence
+        if sequence <= first:
+            return None
+        return Gap(first, sequence - 1, self._reason, str(self.pair.path))
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self.reader.close()
+
+
+class Reading(Iterator[Any]):
+    """Iterates over records, and over Gaps as `on_gap` says.
+
+    "raise": GapError, and the next call goes on behind it. "yield": the Gap in place of the records. "skip": only counted, in
+    `lost`. Not to be shared between threads.
+    """
+
+    def __init__(self, cursor: Cursor, limit: int | None, on_gap: OnGap, make: Callable[..., Any] | None = Record) -> None:
+        if on_gap not in ("raise", "yield", "skip"):
+            raise ValueError(f'on_gap is "raise", "yield" or "skip", not {on_gap!r}')
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit is a number of records, not {limit}")
+        self.cursor = cursor
+        self._left = limit
+        self._on_gap = on_gap
+        self._make = make
+        self._items: Iterator[Any] = iter(())
+
+    @property
+    def lost(self) -> int:
+        """Return how many sequences lay in Gaps so far."""
+        return self.cursor.lost
+
+    def poll(self, most: int = BATCH) -> list[Any]:
+        """Return what is there now, up to `most` records, without blocking: records, or one Gap, or nothing.
+
+        Raises nothing for a Gap, whatever `on_gap` is: the caller sees it.
+        """
+        got = self.cursor.advance(lambda end: self.cursor.reader.fetch(end, most, self._make))
+        return [got] if isinstance(got, Gap) else got
+
+    def __next__(self) -> Any:
+        for item in self._items:
+            return item
+        if self._left == 0:
+            raise StopIteration
+        batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
+        while len(batch) == 1 and isinstance(batch[0], Gap):
+            if self._on_gap == "raise":
+                raise GapError(batch[0])
+            if self._on_gap == "yield":
+                return batch[0]
+            batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
+        if not batch:
+            raise StopIteration
+        if self._left is not None:
+            self._left -= len(batch)
+        self._items = iter(batch)
+        return next(self._items)
+
+    def _next_batch(self, most: int) -> list[Any]:
+        return self.poll(most)
+
+    def close(self) -> None:
+        """Let go of the log; the iteration is over."""
+        self._left = 0
+        self._items = iter(())
+        self.cursor.close()
+
+
+class Following(Reading):
+    """Like Reading, and sleeps where nothing is there; ends after `timeout` seconds without a record (None: never)."""
+
+    def __init__(
+        self, cursor: Cursor, limit: int | None, on_gap: OnGap, timeout: float | None, make: Callable[..., Any] | None = Record
+    ) -> None:
+        super().__init__(cursor, limit, on_gap, make)
+        self._timeout = timeout
+        self._watcher: Watcher | None = None
+
+    def _next_batch(self, most: int) -> list[Any]:
+        batch = self.poll(most)
+        if batch:
+            return batch
+        deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
+        if self._watcher is None:
+            self._watcher = Watcher()
+            watch(self._watcher, self.cursor.pair, 0)
+        while True:
+            ask(self.cursor)
+            batch = self.poll(most)
+            if batch:
+                return batch
+            left = POLL if deadline is None else deadline - system.port.monotonic()
+            if left <= 0:
+                return []
+            self._watcher.wait(left if self.cursor.pair.can_ask else min(left, BLIND_POLL))
+            batch = self.poll(most)
+            if batch:
+                return batch
+            refuse_vanished(self.cursor.pair)
+
+    def close(self) -> None:
+        super().close()
+        if self._watcher is not None:
+            self._watcher.close()
+
+
+def watch(watcher: Watcher, pair: Pair, key: object) -> None:
+    """Let the watcher wake when a writer of this log rings."""
+    from kvspool.spool.format import CONTROL_FILE
+
+    watcher.watch(pair.path / CONTROL_FILE, CHANGED, key)
+
+
+def ask(cursor: Cursor) -> None:
+    """Ask the next writer to ring. Look once more after asking and before sleeping."""
+    if cursor.pair.can_ask:
+        cursor.reader.ask_for_bell()
+
+
+def refuse_vanished(pair: Pair) -> None:
+    """Raise LogVanished if the log's files were deleted."""
+    if pair.has_vanished():
+        raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")

@@ -1,0 +1,187 @@
+"""The spool's files, byte for byte.
+
+    NAME/spool.ctl   the control block: small, mapped by everybody
+    NAME/spool.dat   one page of header, then the ring
+
+    spool.ctl    0 HEADER   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   1024 CHECKPOINTS
+                 4096 rates (reserved)   12288 reader slots (reserved)   28672 key table (reserved)   65536 INDEX
+
+Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
+different cache lines. Who may change what stands with each record below. A file is never truncated or shrunk.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+from kvspool import _frames_py as frames
+from kvspool import _machine
+from kvspool.layout import Layout
+
+CONTROL_FILE = "spool.ctl"
+DATA_FILE = "spool.dat"
+CONTROL_MAGIC = b"KVSPOOL2"
+DATA_MAGIC = b"KVSPDAT2"
+VERSION = 1  # of the bytes below; another number is refused
+
+PAGE = 4096
+LEAST_CAPACITY = PAGE
+MOST_CAPACITY = 1 << 42  # the index of a larger ring would not stay small
+LARGEST_KEY = frames.NO_KEY - 1
+
+# Byte ranges of spool.ctl that are locked (open file description locks), one byte each.
+APPEND_LOCK = frames.APPEND_LOCK  # writers: everything in TAIL, HEAD, INDEX and the ring
+SYNC_LOCK = 1  # one process flushes for all who wait: SYNCED and CHECKPOINTS
+ADMIN_LOCK = 2  # recovery, repair, resize (reserved)
+
+POLICIES = ("overwrite",)  # what a writer does with a full ring; the number in the header is the place here
+
+
+class Header(NamedTuple):
+    """Written by the creator, never changed."""
+
+    magic: Annotated[bytes, "8s", "`KVSPOOL2`"]
+    version: Annotated[int, "I", "1"]
+    data_start: Annotated[int, "I", "bytes before the ring in spool.dat"]
+    control_bytes: Annotated[int, "Q", "size of spool.ctl"]
+    capacity: Annotated[int, "Q", "size of the ring; a multiple of 4096"]
+    log_id: Annotated[bytes, "16s", "random; the same in both files"]
+    created: Annotated[int, "q", "ns since the Unix epoch"]
+    policy: Annotated[int, "B", "what a full ring does: 0 overwrite"]
+    codec: Annotated[int, "B", "for values that are neither bytes nor str: 2 JSON, 3 MessagePack"]
+    reserved: Annotated[bytes, "66s", "zeros"]
+    crc: Annotated[int, "I", "CRC32C of the bytes before"]
+
+
+class DataHeader(NamedTuple):
+    """The start of spool.dat. Written by the creator, never changed."""
+
+    magic: Annotated[bytes, "8s", "`KVSPDAT2`"]
+    version: Annotated[int, "I", "1"]
+    data_start: Annotated[int, "I", "bytes before the ring"]
+    capacity: Annotated[int, "Q", "size of the ring"]
+    log_id: Annotated[bytes, "16s", "the same as in spool.ctl"]
+    reserved: Annotated[bytes, "84s", "zeros"]
+    crc: Annotated[int, "I", "CRC32C of the bytes before"]
+
+
+class Control(NamedTuple):
+    """The words that change, from byte 256 of spool.ctl on."""
+
+    head: Annotated[int, "Q", "position of the oldest frame kept; writers, append lock"]
+    min_seq: Annotated[int, "Q", "its sequence, or one up to which a killed writer meant to go; writers, append lock"]
+    head_reserved: Annotated[bytes, "48s", "zeros"]
+    tail: Annotated[int, "Q", "position of the next frame; this store publishes; writers, append lock"]
+    mark_a_tail: Annotated[int, "Q", "the tail that this mark belongs to"]
+    mark_a_next_seq: Annotated[int, "Q", "sequence of the next frame at that tail"]
+    mark_a_timestamp: Annotated[int, "Q", "timestamp of the last frame before that tail"]
+    mark_b_tail: Annotated[int, "Q", "the other mark; the one whose tail is `tail` counts"]
+    mark_b_next_seq: Annotated[int, "Q", ""]
+    mark_b_timestamp: Annotated[int, "Q", ""]
+    tail_reserved: Annotated[bytes, "8s", "zeros"]
+    synced: Annotated[int, "Q", "every frame before this position is on disk; sync lock"]
+    synced_seq: Annotated[int, "Q", "and so every sequence below this one"]
+    sync_error: Annotated[int, "Q", "errno of the first failed flush; not 0: no more records are taken"]
+    synced_reserved: Annotated[bytes, "40s", "zeros"]
+    wanted: Annotated[int, "Q", "not 0: a reader sleeps; readers set it, the next writer clears it and rings"]
+    bell: Annotated[int, "Q", "the writer rings by writing a byte here through the file, which inotify sees"]
+    wanted_reserved: Annotated[bytes, "48s", "zeros"]
+    holder_id_low: Annotated[int, "Q", "who last held the append lock: random id of the handle"]
+    holder_id_high: Annotated[int, "Q", ""]
+    holder_pid: Annotated[int, "Q", "process id"]
+    holder_start: Annotated[int, "Q", "when that process started, clock ticks since boot"]
+    holder_boot: Annotated[int, "Q", "the first 8 bytes of the boot id"]
+    holder_namespace: Annotated[int, "Q", "inode of the process's pid namespace"]
+
+
+class Checkpoint(NamedTuple):
+    """A state of the log that is on disk in full. Two of them, 512 bytes apart; a sync overwrites the older one."""
+
+    generation: Annotated[int, "Q", "1, 2, 3 ...; the sound one with the higher number counts"]
+    head: Annotated[int, "Q", "position of the oldest frame"]
+    min_seq: Annotated[int, "Q", "its sequence"]
+    tail: Annotated[int, "Q", "position behind the last frame that is on disk"]
+    next_seq: Annotated[int, "Q", "sequence of the frame after it"]
+    timestamp: Annotated[int, "Q", "timestamp of the last frame"]
+    boot_id: Annotated[bytes, "16s", "the start of the machine in which it was written"]
+    reserved: Annotated[int, "I", "zero"]
+    crc: Annotated[int, "I", "CRC32C of the log id and the bytes before"]
+
+
+class IndexEntry(NamedTuple):
+    """One for each 64 KiB of the ring: the first frame that starts there in the newest lap. A hint, to be checked."""
+
+    position: Annotated[int, "Q", "its position + 1; 0 while the entry is being changed"]
+    sequence: Annotated[int, "Q", "its sequence"]
+    timestamp: Annotated[int, "Q", "its timestamp"]
+
+
+class Frame(NamedTuple):
+    """A record in the ring; a multiple of 8 bytes, zeros behind the value."""
+
+    stored: Annotated[int, "I", "bytes that the frame takes in the ring"]
+    content: Annotated[int, "I", "bytes of key and value"]
+    sequence: Annotated[int, "Q", ""]
+    timestamp: Annotated[int, "Q", "ns since the Unix epoch"]
+    type: Annotated[int, "B", "the caller's"]
+    codec: Annotated[int, "B", "0 raw, 1 text (UTF-8), 2 JSON, 3 MessagePack, 255 pad"]
+    key_length: Annotated[int, "H", "65535: no key"]
+    crc: Annotated[int, "I", "CRC32C of log id, the 28 bytes before, key and value"]
+
+
+HEADER = Layout(Header)
+DATA_HEADER = Layout(DataHeader)
+CONTROL = Layout(Control)
+CHECKPOINT = Layout(Checkpoint)
+INDEX_ENTRY = Layout(IndexEntry)
+FRAME = Layout(Frame)
+
+HEADER_AT = 0
+CONTROL_AT = 256
+CHECKPOINTS_AT = (1024, 1536)
+INDEX_AT = 65536
+DATA_START = PAGE
+
+SYNCED = (CONTROL_AT + CONTROL.offset("synced")) // 8
+SYNCED_SEQ = (CONTROL_AT + CONTROL.offset("synced_seq")) // 8
+BELL_AT = CONTROL_AT + CONTROL.offset("bell")
+
+assert HEADER.size == DATA_HEADER.size == 128
+assert CHECKPOINT.size == 72
+assert FRAME.size == frames.HEADER
+assert INDEX_ENTRY.size == frames.INDEX_WORDS * 8
+assert frames.INDEX * 8 == INDEX_AT
+for _word, _name in (
+    (frames.HEAD, "head"),
+    (frames.MIN_SEQ, "min_seq"),
+    (frames.TAIL, "tail"),
+    (frames.MARKS, "mark_a_tail"),
+    (frames.MARKS + frames.MARK_WORDS, "mark_b_tail"),
+    (frames.SYNC_ERROR, "sync_error"),
+    (frames.WANTED, "wanted"),
+    (frames.HOLDER, "holder_id_low"),
+):
+    assert _word * 8 == CONTROL_AT + CONTROL.offset(_name)
+
+
+def checksum(*parts: bytes) -> int:
+    """Return the CRC32C of the parts, one after the other."""
+    state = 0xFFFFFFFF
+    for part in parts:
+        state = _machine.crc32c(state, part, 0, len(part))
+    return state ^ 0xFFFFFFFF
+
+
+def frame_seed(log_id: bytes) -> int:
+    """Return the CRC32C register with which the checksum of each frame of this log begins."""
+    return _machine.crc32c(0xFFFFFFFF, log_id, 0, len(log_id))
+
+
+def blocks(capacity: int) -> int:
+    """Return how many entries the index of a ring has."""
+    return -(-capacity >> frames.BLOCK)
+
+
+def control_bytes(capacity: int) -> int:
+    """Return the size of spool.ctl for a ring of `capacity` bytes."""
+    return -(-(INDEX_AT + blocks(capacity) * INDEX_ENTRY.size) // PAGE) * PAGE

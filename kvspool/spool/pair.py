@@ -1,0 +1,284 @@
+"""The two files of a spool: made whole, checked when opened, mapped.
+
+**Durability.** `create` builds both files under a temporary name beside the target, flushes them, and renames the directory into place: no
+process ever sees half a spool, and a spool that can be seen survives a crash of the machine.
+
+**Trust.** Everything in the headers is checked before a byte is mapped: a file shorter than its header says would kill the process with
+SIGBUS at the first load behind its end. For the same reason the disk space is reserved in full when the spool is made.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from kvspool import system
+from kvspool._frames import FrameReader, FrameWriter
+from kvspool.errors import (
+    Corruption,
+    FormatError,
+    LogExists,
+    LogNotFound,
+    MismatchedPair,
+    NotALog,
+    Truncated,
+    UnknownVersion,
+)
+from kvspool.layout import Layout
+from kvspool.spool import format
+
+H = TypeVar("H", format.Header, format.DataHeader)
+_UNWRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM)
+
+
+def create(path: Path, *, capacity: int, codec: int, mode: int) -> None:
+    """Make a spool at `path`, on disk when the call returns.
+
+    capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; the directory can be entered by all
+    who may read them. Raises LogExists, or the system's OSError (no space, no permission), and leaves nothing behind then.
+    """
+    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+        raise LogExists(f"{path} exists already; kvspool.open opens it")
+    log_id = system.port.random(16)
+    building = path.with_name(f".{path.name}.{log_id.hex()}.new")
+    system.port.make_directory(building, 0o700)
+    try:
+        _write_data(building / format.DATA_FILE, log_id, capacity, mode)
+        _write_control(building / format.CONTROL_FILE, log_id, capacity, codec, mode)
+        _flush_directory(building, mode | (mode & 0o444) >> 2)
+        try:
+            system.port.rename(building, path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise LogExists(f"{path} exists already; kvspool.open opens it") from error
+            raise
+        _flush_directory(path.parent, None)
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.add_note(f"while creating the spool {path} of {capacity} bytes; nothing was left behind")
+        _discard(building)
+        raise
+
+
+def _write_data(path: Path, log_id: bytes, capacity: int, mode: int) -> None:
+    header = format.DataHeader(format.DATA_MAGIC, format.VERSION, format.DATA_START, capacity, log_id, b"", 0)
+    _write_file(path, format.DATA_START + capacity, _sealed(format.DATA_HEADER, header), mode)
+
+
+def _write_control(path: Path, log_id: bytes, capacity: int, codec: int, mode: int) -> None:
+    size = format.control_bytes(capacity)
+    now = system.port.now()
+    header = format.Header(
+        format.CONTROL_MAGIC, format.VERSION, format.DATA_START, size, capacity, log_id, now, 0, codec, b"", 0
+    )
+    _write_file(path, size, _sealed(format.HEADER, header), mode)
+
+
+def _sealed(layout: Layout[H], record: H) -> bytes:
+    """Return the bytes of a header whose last field is the checksum of the ones before."""
+    body = layout.pack(record)[:-4]
+    return body + format.checksum(body).to_bytes(4, "little")
+
+
+def _write_file(path: Path, size: int, header: bytes, mode: int) -> None:
+    fd = system.port.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        system.port.allocate(fd, size)
+        system.port.write(fd, header, 0)
+        system.port.set_mode(fd, mode)
+        system.port.flush(fd)
+    finally:
+        system.port.close(fd)
+
+
+def _flush_directory(path: Path, mode: int | None) -> None:
+    fd = system.port.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if mode is not None:
+            system.port.set_mode(fd, mode)
+        system.port.flush(fd)
+    finally:
+        system.port.close(fd)
+
+
+def _discard(building: Path) -> None:
+    """Remove what an unfinished `create` left under its temporary name."""
+    for name in (format.DATA_FILE, format.CONTROL_FILE):
+        try:
+            system.port.remove(building / name)
+        except FileNotFoundError:
+            pass
+    try:
+        system.port.remove_directory(building)
+    except FileNotFoundError:
+        pass
+
+
+class Pair:
+    """An open spool: descriptors and mappings of its two files.
+
+    The ring is mapped for reading; `writer` maps it once more for writing, so that a reader's fault can't touch it. A user who may only
+    read gets everything but `can_ask`: nobody will ring for him, he has to look by himself.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open and check both files. Raises LogNotFound, NotALog, UnknownVersion, MismatchedPair, Truncated, Corruption."""
+        self.path = path
+        self._files: list[int] = []
+        self._maps: list[mmap.mmap] = []
+        self._lock_fd = -1
+        self.is_closed = False
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        self.control_fd, self.can_ask = self._open_file(format.CONTROL_FILE)
+        self.header = self._read_header()
+        self.data_fd, self.can_write = self._open_file(format.DATA_FILE)
+        self._check_data()
+        self.seed = format.frame_seed(self.header.log_id)
+        control_map = self._map(self.control_fd, self.header.control_bytes, self.can_ask)
+        self.control = memoryview(control_map)
+        ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=False)
+        self.ring = memoryview(ring_map)[format.DATA_START :]
+
+    def _open_file(self, name: str) -> tuple[int, bool]:
+        """Return a descriptor of the file, for writing where that is allowed, and whether it was."""
+        path = self.path / name
+        try:
+            try:
+                # For writing even when only reading: on overlayfs that is what makes later stores visible.
+                fd, writable = system.port.open(path, os.O_RDWR), True
+            except OSError as error:
+                if error.errno not in _UNWRITABLE:
+                    raise
+                fd, writable = system.port.open(path, os.O_RDONLY), False
+        except FileNotFoundError:
+            if not os.path.lexists(self.path):
+                raise LogNotFound(f"{self.path} does not exist; kvspool.create makes a log") from None
+            raise NotALog(f"{self.path} is no spool: it has no {name}") from None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+                raise NotALog(f"{path} is not a regular file: {error.strerror}") from error
+            raise
+        self._files.append(fd)
+        if not stat.S_ISREG(system.port.status(fd).st_mode):
+            raise NotALog(f"{path} is not a regular file")
+        return fd, writable
+
+    def _read_header(self) -> format.Header:
+        path = self.path / format.CONTROL_FILE
+        raw = system.port.read(self.control_fd, format.HEADER.size, 0)
+        header = _checked(format.HEADER, raw, path, format.CONTROL_MAGIC)
+        _check_capacity(header.capacity, header.data_start, path)
+        if header.control_bytes != format.control_bytes(header.capacity) or header.policy >= len(format.POLICIES):
+            raise Corruption(f"{path}: its header contradicts itself")
+        self._check_size(self.control_fd, header.control_bytes, path)
+        return header
+
+    def _check_data(self) -> None:
+        path = self.path / format.DATA_FILE
+        raw = system.port.read(self.data_fd, format.DATA_HEADER.size, 0)
+        data = _checked(format.DATA_HEADER, raw, path, format.DATA_MAGIC)
+        if (data.log_id, data.capacity, data.data_start) != (self.header.log_id, self.header.capacity, self.header.data_start):
+            raise MismatchedPair(
+                f"{self.path}: {format.CONTROL_FILE} is of log {self.header.log_id.hex()}, {format.DATA_FILE} of {data.log_id.hex()}"
+            )
+        self._check_size(self.data_fd, format.DATA_START + data.capacity, path)
+
+    def _check_size(self, fd: int, size: int, path: Path) -> None:
+        found = system.port.status(fd).st_size
+        if found < size:
+            raise Truncated(f"{path} has {found} bytes; its header says {size}")
+
+    def _map(self, fd: int, size: int, writable: bool) -> mmap.mmap:
+        mapping = system.port.map(fd, size, writable=writable)
+        self._maps.append(mapping)
+        return mapping
+
+    def reader(self, position: int, sequence: int) -> FrameReader:
+        """Return a reader of frames that stands at `position` and expects `sequence` there."""
+        return FrameReader(self.ring, self.control, self.seed, position, sequence)
+
+    def writer(self, holder: bytes) -> FrameWriter:
+        """Return the writer of frames; `holder` are the words that name it. Raises PermissionError for who may only read."""
+        if not (self.can_write and self.can_ask):
+            raise PermissionError(errno.EACCES, "no permission to append to this spool", os.fspath(self.path))
+        ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True)
+        ring = memoryview(ring_map)[format.DATA_START :]
+        return FrameWriter(ring, self.control, self.seed, self.lock_fd, memoryview(holder))
+
+    @property
+    def lock_fd(self) -> int:
+        """Return the descriptor for the locks: of its own open file description, never mapped."""
+        if self._lock_fd < 0:
+            self._lock_fd = system.port.open(self.path / format.CONTROL_FILE, os.O_RDWR)
+            self._files.append(self._lock_fd)
+            ours, found = system.port.status(self.control_fd), system.port.status(self._lock_fd)
+            if (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino):
+                raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
+        return self._lock_fd
+
+    def ring_bell(self) -> None:
+        """Wake every reader that watches this log: inotify sees a write to the file, never a store through a mapping."""
+        system.port.write(self.control_fd, b"\1", format.BELL_AT)
+
+    def has_vanished(self) -> bool:
+        """Return whether the files were deleted; what is mapped can still be read."""
+        return system.port.status(self.control_fd).st_nlink == 0 or system.port.status(self.data_fd).st_nlink == 0
+
+    def give_up_locks(self) -> None:
+        """In a forked child: close the lock descriptor, which is the parent's."""
+        if self._lock_fd >= 0:
+            self._files.remove(self._lock_fd)
+            system.port.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def close(self) -> None:
+        """Close the descriptors and unmap, except what a view of the memory still needs."""
+        self.is_closed = True
+        self.control = self.ring = memoryview(b"")
+        while self._maps:
+            _close_map(self._maps.pop().close)
+        while self._files:
+            system.port.close(self._files.pop())
+        self._lock_fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _close_map(close: Callable[[], None]) -> None:
+    try:
+        close()
+    except BufferError:
+        pass  # an iterator still looks at it; the mapping goes when the last view does
+
+
+def _checked(layout: Layout[H], raw: bytes, path: Path, magic: bytes) -> H:
+    """Return the header in `raw`, of which no byte was believed before."""
+    if len(raw) < len(magic) or raw[: len(magic)] != magic:
+        raise NotALog(f"{path} is no file of a spool: it doesn't begin with {magic.decode()}")
+    if len(raw) < layout.size:
+        raise Truncated(f"{path} has {len(raw)} bytes, less than its header")
+    record = layout.unpack(raw)
+    if record.version != format.VERSION:
+        raise UnknownVersion(
+            f"{path} has format version {record.version}; this kvspool reads version {format.VERSION}: upgrade to open it"
+        )
+    if format.checksum(raw[: layout.size - 4]) != record.crc:
+        raise Corruption(f"{path}: the checksum of its header doesn't match")
+    return record
+
+
+def _check_capacity(capacity: int, data_start: int, path: Path) -> None:
+    if not format.LEAST_CAPACITY <= capacity <= format.MOST_CAPACITY or capacity % format.PAGE or data_start != format.DATA_START:
+        raise FormatError(f"{path}: a ring of {capacity} bytes at {data_start} is not possible in this version")

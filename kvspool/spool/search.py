@@ -1,0 +1,109 @@
+"""Find a place in a spool: by sequence or by time, in O(log n) through the sparse index.
+
+The index is a hint. Each step checks what it used: the entry lies between head and tail, and the frame there is sound and has the
+sequence that the entry says. From the entry before the target the chain of frames is followed, at most one block of it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from kvspool import _frames_py as frames
+from kvspool.errors import OutOfRange
+
+if TYPE_CHECKING:
+    from kvspool._frames_py import FrameReader
+
+Start = int | str | datetime
+Place = tuple[int, int]  # a position and the sequence expected there
+
+
+def find(reader: FrameReader, start: Start) -> Place:
+    """Return the place of a start: "earliest", "latest", a sequence, or an aware datetime.
+
+    A sequence that was overwritten gives the oldest place, with that sequence expected: the reader then reports the Gap. Raises
+    OutOfRange for a sequence that comes later than the next one, ValueError for anything else.
+    """
+    if start == "latest":
+        return reader.mark()[:2]
+    if start == "earliest":
+        return _earliest(reader)
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise ValueError(f"a time without a zone is ambiguous: {start}; pass an aware datetime")
+        return _at_or_after(reader, 0, round(start.timestamp() * 1e6) * 1000)
+    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+        return _at_sequence(reader, start)
+    raise ValueError(f'start is a sequence, "earliest", "latest" or an aware datetime, not {start!r}')
+
+
+def _earliest(reader: FrameReader) -> Place:
+    """Return the place of the oldest frame, as of one moment."""
+    while True:
+        head = reader.head()
+        tail, next_sequence, _ = reader.mark()
+        sequence = reader.sequence_at(head, tail)
+        if reader.head() != head:
+            continue
+        if sequence != frames.NOTHING:
+            return head, sequence
+        if head >= tail:
+            return tail, next_sequence
+        # The oldest frame is damaged. Its sequence stands in the control block, unless a writer died just there.
+        return head, reader.word(frames.MIN_SEQ)
+
+
+def _at_sequence(reader: FrameReader, sequence: int) -> Place:
+    tail, next_sequence, _ = reader.mark()
+    if sequence > next_sequence:
+        raise OutOfRange(f"sequence {sequence} is not written yet; the next one is {next_sequence}")
+    if sequence == next_sequence:
+        return tail, next_sequence
+    return _at_or_after(reader, sequence, 0)[0], sequence
+
+
+def _at_or_after(reader: FrameReader, sequence: int, timestamp: int) -> Place:
+    """Return the place of the first frame with at least this sequence and at least this timestamp."""
+    tail, next_sequence, _ = reader.mark()
+    head = reader.head()
+    position = reader.walk(_entry_before(reader, head, tail, sequence, timestamp), tail, sequence, timestamp)
+    found = reader.sequence_at(position, tail)
+    if reader.head() > position:
+        return _earliest(reader)
+    if position >= tail:
+        return tail, next_sequence
+    # On damage the walk ended early; the reader goes on from there and reports what it passes over.
+    return position, found if found != frames.NOTHING else sequence
+
+
+def _entry_before(reader: FrameReader, head: int, tail: int, sequence: int, timestamp: int) -> int:
+    """Return the position of an indexed frame before the target, the nearest there is; `head` if there is none."""
+    block_bytes = 1 << frames.BLOCK
+    first = _next_block(head, reader.capacity, block_bytes)
+    low, high = 0, max(0, -(-(tail - first) // block_bytes))
+    best = head
+    while low < high:
+        middle = (low + high) // 2
+        position, found, when = _sound_entry(reader, first + middle * block_bytes, head, tail)
+        if position == frames.NOTHING:
+            # No frame begins in that block, or it was overwritten: try the next one before it.
+            high = middle
+        elif found < sequence or (timestamp and when < timestamp):
+            best, low = position, middle + 1
+        else:
+            high = middle
+    return best
+
+
+def _next_block(position: int, capacity: int, block_bytes: int) -> int:
+    """Return a position in the block after the one that `position` lies in, counted from the ring's start."""
+    offset = position % capacity
+    return position - offset + (offset // block_bytes + 1) * block_bytes
+
+
+def _sound_entry(reader: FrameReader, position: int, head: int, tail: int) -> tuple[int, int, int]:
+    entry = reader.entry(position % reader.capacity >> frames.BLOCK)
+    if entry[0] == frames.NOTHING or not head <= entry[0] < tail:
+        return frames.NOTHING, 0, 0
+    return entry if reader.sequence_at(entry[0], tail) == entry[1] else (frames.NOTHING, 0, 0)

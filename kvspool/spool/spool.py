@@ -1,0 +1,461 @@
+"""The spool: one bounded circular log that any number of processes append to and read at once.
+
+**Durability.** When `append` or `append_many` returns, the records are in the page cache: they survive the death of any process, this one
+included, at any instruction. When `sync` returns, they survive the death of the machine.
+
+**Recovery.** After the death of a process there is nothing to do: its lock is freed by the kernel, what it had not published is not
+there, and the next writer goes on.
+
+**Limits.** A record takes at most a quarter of the ring, a key at most 65,534 bytes. When the ring is full the oldest records go; a
+reader that had not got to them is told which.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvspool import _frames_py as frames
+from kvspool import forks, locks, system
+from kvspool._frames import FrameWriter
+from kvspool.errors import Closed, MismatchedPair, Poisoned, TooLarge
+from kvspool.record import Codec, Record, encode
+from kvspool.spool import format, search
+from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
+from kvspool.spool.pair import Pair
+
+if TYPE_CHECKING:
+    import pyarrow
+
+TIMEOUT = 10.0  # seconds that a writer waits for the lock before it says who holds it
+
+
+class SpoolStats(msgspec.Struct, frozen=True):
+    """What a spool holds at one moment.
+
+    capacity, used: bytes of the ring, in all and with frames in them. first_sequence: of the oldest record kept; next_sequence: of the next
+    one to be appended. first_timestamp, last_timestamp, created: ns since the Unix epoch, 0 where there is no record. synced_sequence:
+    every record below it is on disk. sync_error: errno of the first failed flush, 0 if there was none.
+    """
+
+    path: str
+    format: str
+    log_id: str
+    policy: str
+    codec: str
+    capacity: int
+    used: int
+    records: int
+    first_sequence: int
+    next_sequence: int
+    first_timestamp: int
+    last_timestamp: int
+    synced_sequence: int
+    sync_error: int
+    created: int
+
+
+class Spool:
+    """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
+
+    It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it. It
+    reopens nothing else; a log that was deleted stays deleted.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], timeout: float = TIMEOUT) -> None:
+        """Open the spool at `path`; `timeout` is how long a writer waits for another one, in seconds."""
+        system.refuse_unfit_host()
+        self.path = Path(os.path.abspath(path))
+        self.timeout = timeout
+        self._pair: Pair | None = Pair(self.path)
+        self._log_id = self._pair.header.log_id
+        self._codec = Codec(self._pair.header.codec)
+        self._writer: FrameWriter | None = None
+        self._process = -1  # that opened the writer
+        self._thread_lock = threading.RLock()
+        self._is_forked = False
+        forks.register(self)
+
+    # Writing.
+
+    def append(self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None) -> int:
+        """Append one record and return its sequence; it survives the death of this process when the call returns.
+
+        value: bytes, str, or what the log's codec takes. key: bytes, or None for no key. type: 0..255, the caller's. timestamp: ns
+        since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's.
+
+        Raises Unencodable, TooLarge, LockTimeout, Poisoned, Closed; PermissionError where one may only read. Nothing was
+        written then.
+        """
+        if value.__class__ is bytes:
+            codec = 0
+        else:
+            value, codec = encode(value, self._codec)
+        if key is not None or type or timestamp is not None:
+            _check(key, type, timestamp)
+        with self._thread_lock:
+            writer = self._writer
+            if writer is None or self._is_forked:
+                writer = self._open_writer()
+            sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp)
+            if sequence < 0:
+                writer = self._open_writer()
+                with self._appending(writer):
+                    writer.begin()
+                    writer.put_many([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp)
+                    writer.publish()
+                sequence = writer.next_sequence - 1
+            if writer.bell:
+                self._ring(writer)
+        return sequence
+
+    def append_many(
+        self,
+        values: Iterable[Any],
+        *,
+        keys: Iterable[bytes | None] | None = None,
+        type: int = 0,
+        timestamp: int | None = None,
+    ) -> range:
+        """Append a record for each value under one lock, and return their sequences; see `append`.
+
+        keys: one for each value. Nothing is written if any of them can't be. Up to a quarter of the ring is published at once; more than
+        that becomes visible, and safe, in pieces.
+        """
+        encoded, codecs = _encode_all(values, self._codec)
+        keys = None if keys is None else list(keys)
+        if keys is not None and len(keys) != len(encoded):
+            raise ValueError(f"{len(encoded)} values, but {len(keys)} keys")
+        _check(None, type, timestamp)
+        self._check_sizes(encoded, keys)
+        with self._writing() as writer:
+            first = writer.begin()
+            writer.put_many(keys, encoded, type, codecs, -1 if timestamp is None else timestamp)
+            writer.publish()
+            return range(first, writer.next_sequence)
+
+    def append_arrow(self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW) -> range:
+        """Append a record for each row under one lock, without a Python object for it, and return their sequences.
+
+        Columns: `value` (binary or string, no nulls); if present `key` (binary or string; null: no key), `type` (0..255) and
+        `timestamp` (a timestamp, or int64 in ns; null: now). Others are refused. Needs the extra `arrow`. Durability and errors as `append_many`.
+        """
+        from kvspool import arrow
+
+        return self.append_columns(arrow.Columns(batch), None, codec)
+
+    def append_columns(self, columns: Any, rows: Any, codec: int) -> range:
+        """Append the given rows (int32 numbers; None: all) of `arrow.Columns`; see `append_arrow`."""
+        largest = columns.largest()
+        if _stored(largest) > self._live().header.capacity >> 2:
+            raise TooLarge(_too_large(largest, self._live().header.capacity))
+        with self._writing() as writer:
+            first = writer.begin()
+            columns.put(writer, rows, codec)
+            writer.publish()
+            return range(first, writer.next_sequence)
+
+    def sync(self, timeout: float | None = None) -> int:
+        """Put everything that was appended so far on disk, and return the sequence below which all of it is there.
+
+        Concurrent callers share one flush. Appends go on meanwhile. Raises Poisoned if the disk fails: then no more records are taken, by
+        any process; LockTimeout if another process's flush takes longer than `timeout` seconds (default: the handle's).
+        """
+        with self._thread_lock:
+            self._open_writer()
+            pair = self._live()
+        reader = pair.reader(0, 0)
+        wanted = reader.tail()
+        # A descriptor of its own: threads that sync at once must exclude each other too.
+        fd = system.port.open(self.path / format.CONTROL_FILE, os.O_RDWR)
+        try:
+            with locks.held(fd, format.SYNC_LOCK, self.timeout if timeout is None else timeout, lambda: "another process flushes"):
+                if reader.word(format.SYNCED) < wanted:
+                    self._flush(pair, reader)
+        finally:
+            system.port.close(fd)
+        return int(reader.word(format.SYNCED_SEQ))
+
+    # Reading.
+
+    def read(self, start: search.Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
+        """Iterate over the records that are there now, from `start` on.
+
+        start: "earliest", "latest", a sequence, or an aware datetime (the first record at or after it). limit: at most so many
+        records. on_gap: what becomes of records that were lost before they could be read: "raise" (GapError; the next call
+        goes on behind them), "yield" (the Gap in their place), "skip". Raises OutOfRange, Closed.
+        """
+        return self._reading(start, limit, on_gap, Record)
+
+    def read_values(self, start: search.Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
+        """Iterate over the stored bytes of the values alone; see `read`. The fastest way to Python objects."""
+        return self._reading(start, limit, on_gap, None)
+
+    def follow(
+        self,
+        start: search.Start = "earliest",
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+    ) -> Following:
+        """Iterate over the records from `start` on, and wait for more; see `read`.
+
+        Ends quietly after `timeout` seconds without a record; None: never. Raises LogVanished if the log is deleted meanwhile.
+        """
+        return Following(self.cursor(start), limit, on_gap, timeout)
+
+    def read_arrow(
+        self, start: search.Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise"
+    ) -> pyarrow.Table:
+        """Return the records that are there now as a `pyarrow.Table`, without a Python object for a row.
+
+        Columns: sequence (int64), timestamp (ns, UTC), type (int32), key (binary, null: none), value (binary). Gaps: "skip", or
+        GapError with "raise"; a table has no room for "yield". Needs the extra `arrow`.
+        """
+        from kvspool import arrow
+
+        return arrow.read(self.cursor(start, bounded=True), limit, on_gap)
+
+    def cursor(self, start: search.Start = "earliest", *, bounded: bool = False, end: int | None = None) -> Cursor:
+        """Return a cursor at `start`, for who merges several logs; `bounded`: up to what is there now, or to sequence `end`."""
+        pair = self._live()
+        reader = pair.reader(0, 0)
+        place = search.find(reader, start)
+        stop = None
+        if bounded:
+            stop = reader.mark()[:2] if end is None else search.find(reader, end)
+        return Cursor(pair, place, stop, "overrun")
+
+    def _reading(
+        self, start: search.Start, limit: int | None, on_gap: OnGap, make: Callable[..., Any] | None
+    ) -> Reading:
+        return Reading(self.cursor(start, bounded=True), limit, on_gap, make)
+
+    # Looking after it.
+
+    def stats(self) -> SpoolStats:
+        """Return what the spool holds at this moment."""
+        pair = self._live()
+        reader = pair.reader(0, 0)
+        position, first = search.find(reader, "earliest")
+        tail, next_sequence, last = reader.mark()
+        reader.walk(position, tail, 0, 0)
+        return SpoolStats(
+            path=str(self.path),
+            format="spool",
+            log_id=self._log_id.hex(),
+            policy=format.POLICIES[pair.header.policy],
+            codec=self._codec.name.lower(),
+            capacity=pair.header.capacity,
+            used=tail - position,
+            records=next_sequence - first,
+            first_sequence=first,
+            next_sequence=next_sequence,
+            first_timestamp=reader.timestamp if position < tail else 0,
+            last_timestamp=last,
+            synced_sequence=reader.word(format.SYNCED_SEQ),
+            sync_error=reader.word(frames.SYNC_ERROR),
+            created=pair.header.created,
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the handle was closed."""
+        return self._pair is None
+
+    @property
+    def log_id(self) -> bytes:
+        """Return the 16 random bytes that tell this log from every other one."""
+        return self._log_id
+
+    @property
+    def capacity(self) -> int:
+        """Return the size of the ring in bytes."""
+        return self._live().header.capacity
+
+    def close(self) -> None:
+        """Give back files and memory. Nothing that was appended needs it. Every later call raises Closed."""
+        with self._thread_lock:
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+            if self._pair is not None:
+                self._pair.close()
+                self._pair = None
+
+    def forked(self) -> None:
+        """In a forked child: leave the parent's lock alone, and open everything anew at the next use."""
+        self._thread_lock = threading.RLock()
+        self._is_forked = True
+        if self._pair is not None:
+            self._pair.give_up_locks()
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Reading:
+        return self.read()
+
+    def __repr__(self) -> str:
+        return f"<Spool {self.path}{' closed' if self.closed else ''}>"
+
+    # Inside.
+
+    def _live(self) -> Pair:
+        """Return the open files; in a forked child, files of its own."""
+        if self._is_forked:
+            with self._thread_lock:
+                self._reopen()
+        if self._pair is None:
+            raise Closed(f"{self.path} was closed; open it again")
+        return self._pair
+
+    def _reopen(self) -> None:
+        if not self._is_forked or self._pair is None:
+            return
+        pair = Pair(self.path)
+        if pair.header.log_id != self._log_id:
+            pair.close()
+            raise MismatchedPair(f"{self.path} is another log now than the one that was open before the fork")
+        # Iterators from before the fork still read through the old pair, which closes with the last of them.
+        self._writer = None
+        self._pair = pair
+        self._is_forked = False
+
+    def _open_writer(self) -> FrameWriter:
+        """Return a writer that belongs to this process. Call it with the thread lock held."""
+        pair = self._live()
+        if self._writer is not None and self._process != system.port.process_id():
+            # A raw fork, of which nobody told: the lock's descriptor is the parent's.
+            self.forked()
+            pair = self._live()
+        if self._writer is None:
+            self._process = system.port.process_id()
+            self._writer = pair.writer(self._holder())
+        return self._writer
+
+    def _holder(self) -> bytes:
+        """Return the words that name this handle to who waits for its lock."""
+        pid = system.port.process_id()
+        boot = int.from_bytes(system.port.boot_id()[:8], "little")
+        start, namespace = system.port.process_start(pid), system.port.pid_namespace()
+        return system.port.random(16) + struct.pack("<4Q", pid, start, boot, namespace)
+
+    @contextmanager
+    def _writing(self) -> Iterator[FrameWriter]:
+        """Hold the thread lock and the append lock, and ring afterwards if a reader asked for it."""
+        with self._thread_lock:
+            writer = self._open_writer()
+            with self._appending(writer):
+                yield writer
+            if writer.bell:
+                self._ring(writer)
+
+    @contextmanager
+    def _appending(self, writer: FrameWriter) -> Iterator[None]:
+        pair = self._live()
+        with locks.held(pair.lock_fd, format.APPEND_LOCK, self.timeout, lambda: self._describe_holder(pair)):
+            yield
+
+    def _ring(self, writer: FrameWriter) -> None:
+        writer.bell = False
+        self._live().ring_bell()
+
+    def _describe_holder(self, pair: Pair) -> str:
+        """Say who took the append lock last: a hint, since it may have changed hands meanwhile."""
+        reader = pair.reader(0, 0)
+        pid, start, boot, namespace = (reader.word(frames.HOLDER + 2 + at) for at in range(4))
+        if boot != int.from_bytes(system.port.boot_id()[:8], "little") or namespace != system.port.pid_namespace():
+            return f"{self.path} is locked by process {pid} of another container"
+        if system.port.process_start(pid) != start:
+            return f"{self.path} is locked by a process that is no longer process {pid}, which took it last"
+        return f"{self.path} is locked by process {pid} ({system.port.process_state(pid)})"
+
+    def _check_sizes(self, values: list[bytes], keys: Sequence[bytes | None] | None) -> None:
+        """Raise TooLarge before anything is written."""
+        capacity = self._live().header.capacity
+        largest = max(map(len, values), default=0)
+        if keys is not None:
+            for key in keys:
+                _check(key, 0, None)
+            largest = max((len(v) + len(k or b"") for v, k in zip(values, keys, strict=True)), default=0)
+        if _stored(largest) > capacity >> 2:
+            raise TooLarge(_too_large(largest, capacity))
+
+    def _flush(self, pair: Pair, reader: Any) -> None:
+        """Under the sync lock: flush the data, then a checkpoint that says so, then tell all."""
+        words = pair.control.cast("Q")
+        if words[frames.SYNC_ERROR]:
+            raise Poisoned(f"{self.path}: a flush to disk failed before (errno {words[frames.SYNC_ERROR]}); copy it to a sound disk")
+        head, least = reader.head(), reader.word(frames.MIN_SEQ)
+        tail, next_sequence, timestamp = reader.mark()
+        try:
+            system.port.flush_data(pair.data_fd)
+            at, generation = _older_checkpoint(pair)
+            body = format.CHECKPOINT.pack(
+                format.Checkpoint(generation, head, least, tail, next_sequence, timestamp, system.port.boot_id(), 0, 0)
+            )[:-4]
+            crc = format.checksum(self._log_id, body).to_bytes(4, "little")
+            system.port.write(pair.control_fd, body + crc, at)
+            system.port.flush_data(pair.control_fd)
+        except OSError as error:
+            words[frames.SYNC_ERROR] = error.errno or 5
+            raise Poisoned(f"{self.path}: the flush to disk failed ({error}); it takes no more records") from error
+        words[format.SYNCED_SEQ] = next_sequence
+        words[format.SYNCED] = tail
+
+
+def _older_checkpoint(pair: Pair) -> tuple[int, int]:
+    """Return where the checkpoint to be overwritten stands, and the generation of the new one."""
+    generations = []
+    for at in format.CHECKPOINTS_AT:
+        raw = bytes(pair.control[at : at + format.CHECKPOINT.size])
+        found = format.CHECKPOINT.unpack(raw)
+        is_sound = found.crc == format.checksum(pair.header.log_id, raw[:-4])
+        generations.append((found.generation if is_sound else 0, at))
+    return min(generations)[1], max(generations)[0] + 1
+
+
+def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
+    """Raise for arguments that don't fit into a frame."""
+    if key is not None:
+        if not isinstance(key, bytes):
+            raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
+        if len(key) > format.LARGEST_KEY:
+            raise TooLarge(f"a key of {len(key)} bytes; at most {format.LARGEST_KEY} are possible")
+    if not 0 <= type <= 255:
+        raise ValueError(f"a type is 0..255, not {type}")
+    if timestamp is not None and not 0 <= timestamp < 1 << 63:
+        raise ValueError(f"a timestamp is ns since 1970, 0..2**63-1, not {timestamp}")
+
+
+def _encode_all(values: Iterable[Any], structured: Codec) -> tuple[list[bytes], bytes]:
+    """Return the stored bytes of all values, and a byte for each one's codec."""
+    values = values if isinstance(values, list) else list(values)
+    if set(map(_class_of, values)) <= {bytes}:
+        return values, bytes(len(values))
+    pairs = [encode(value, structured) for value in values]
+    return [value for value, _ in pairs], bytes(codec for _, codec in pairs)
+
+
+def _class_of(value: object) -> type:
+    return value.__class__
+
+
+def _stored(content: int) -> int:
+    return (frames.HEADER + content + 7) & ~7
+
+
+def _too_large(content: int, capacity: int) -> str:
+    return f"a record of {content} bytes takes {_stored(content)} with its header; a ring of {capacity} bytes holds at most {capacity >> 2}"

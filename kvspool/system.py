@@ -1,0 +1,214 @@
+"""The one port to the operating system: files, mappings, locks, clock, entropy.
+
+Every call that this package makes to the system goes through `port`. Tests put another object in its place with
+`replaced(...)` to record the calls, to let the n-th one fail, or to kill the process there. The compiled twin of the frame loops
+takes its lock, clock and process id straight from C; everything else is the same for both.
+
+Locks are *open file description* locks (`F_OFD_SETLK`, Linux 3.15). A POSIX record lock would vanish as soon as any
+descriptor of the file is closed in the process, and it would be shared by all its threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import select
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from inotify_simple import INotify
+
+# struct flock on 64-bit Linux: type, whence, start, length, pid (which must be 0 for these locks).
+_FLOCK = struct.Struct("@hhqqi4x")
+_PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Port:
+    """The real system. A subclass in the tests overrides what it wants to watch or to break."""
+
+    def __init__(self) -> None:
+        self._barrier = threading.Lock()
+
+    # Files. Errors are the system's own OSError, untouched.
+
+    def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
+        """Open a file without following a link in its last component; the descriptor closes on exec."""
+        return os.open(path, flags | _PRIVATE_FILE, mode)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        return os.pread(fd, size, at)
+
+    def write(self, fd: int, data: bytes, at: int) -> None:
+        """Write all of `data` at offset `at`."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(fd, view, at)
+            view, at = view[written:], at + written
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Reserve `size` bytes of disk for the file, so that a later store can't find the disk full."""
+        os.posix_fallocate(fd, 0, size)
+
+    def set_mode(self, fd: int, mode: int) -> None:
+        """Set the permission bits, whatever the umask is."""
+        os.fchmod(fd, mode)
+
+    def status(self, fd: int) -> os.stat_result:
+        return os.fstat(fd)
+
+    def flush_data(self, fd: int) -> None:
+        """Flush the file's data to disk, stores through mappings included."""
+        os.fdatasync(fd)
+
+    def flush(self, fd: int) -> None:
+        """Flush the file, or the entries of a directory, to disk."""
+        os.fsync(fd)
+
+    # Names.
+
+    def make_directory(self, path: str | os.PathLike[str], mode: int = 0o700) -> None:
+        os.mkdir(path, mode)
+
+    def rename(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+        os.rename(source, target)
+
+    def remove(self, path: str | os.PathLike[str]) -> None:
+        os.unlink(path)
+
+    def remove_directory(self, path: str | os.PathLike[str]) -> None:
+        os.rmdir(path)
+
+    def names(self, path: str | os.PathLike[str]) -> list[str]:
+        return os.listdir(path)
+
+    # Memory.
+
+    def map(self, fd: int, size: int, *, writable: bool) -> mmap.mmap:
+        """Map the first `size` bytes of the file, shared between all processes."""
+        rights = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+        return mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=rights)
+
+    def fence(self) -> None:
+        """Order every earlier store before every later load: a lock's atomic exchange does that."""
+        with self._barrier:
+            pass
+
+    # Locks.
+
+    def try_lock(self, fd: int, at: int) -> bool:
+        """Lock byte `at` exclusively for this open file description; False if another one holds it."""
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        return True
+
+    def unlock(self, fd: int, at: int) -> None:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, at, 1, 0))
+
+    # Wake-ups.
+
+    def inotify(self) -> INotify:
+        """Return a new inotify descriptor, not inherited."""
+        return INotify()
+
+    def add_watch(self, notifier: INotify, path: str | os.PathLike[str], mask: int) -> int:
+        """Watch a path; returns the number under which the kernel reports it."""
+        return int(notifier.add_watch(path, mask))
+
+    def wait_readable(self, fd: int, timeout: float) -> bool:
+        """Return whether there is something to read within `timeout` seconds."""
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
+
+    def read_events(self, fd: int) -> bytes:
+        """Return the events that wait on an inotify descriptor; there must be at least one."""
+        return os.read(fd, 65536)
+
+    # Time, identity, entropy.
+
+    def now(self) -> int:
+        """Return the wall clock in ns since the Unix epoch."""
+        return time.time_ns()
+
+    def monotonic(self) -> float:
+        """Return a clock in seconds that never goes back."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+    def random(self, size: int) -> bytes:
+        return os.urandom(size)
+
+    def boot_id(self) -> bytes:
+        """Return the 16 bytes that tell this start of the machine from every other one."""
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return bytes.fromhex(text.strip().replace("-", ""))
+
+    def process_start(self, pid: int) -> int:
+        """Return when a process started, in clock ticks since boot; 0 if there is no such process."""
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return 0
+        # The command's name stands in parentheses and may hold anything, so count from the last one.
+        return int(text.rpartition(")")[2].split()[19])
+
+    def process_state(self, pid: int) -> str:
+        """Return what a process is doing, as its status file names it: "S (sleeping)", "T (stopped)"; "gone" if there is none."""
+        try:
+            text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return "gone"
+        return next((line.split(None, 1)[1] for line in text.splitlines() if line.startswith("State:")), "unknown")
+
+    def pid_namespace(self) -> int:
+        """Return the inode of this process's pid namespace; the same pid means another process in another one."""
+        try:
+            return os.stat("/proc/self/ns/pid").st_ino
+        except OSError:
+            return 0
+
+    def mounts(self) -> str:
+        """Return the kernel's table of the mounted file systems."""
+        return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+
+
+port = Port()
+
+
+@contextmanager
+def replaced(other: Port) -> Iterator[Port]:
+    """Let every call go to `other` inside the `with` block."""
+    global port
+    before, port = port, other
+    try:
+        yield other
+    finally:
+        port = before
+
+
+def refuse_unfit_host() -> None:
+    """Raise OSError where the format's assumptions don't hold: not Linux, or a big-endian processor."""
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, f"kvspool needs Linux (its locks and wake-ups); this is {sys.platform}")
+    if sys.byteorder != "little":
+        raise OSError(errno.ENOSYS, "kvspool's files are shared little-endian memory; this host is big-endian")

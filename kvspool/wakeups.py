@@ -1,0 +1,71 @@
+"""Sleep until one of many files or directories changes: one inotify descriptor for all of them.
+
+The contract: a wait may end early, may end for nothing, and never lasts longer than its timeout. So a wake-up never decides what is true;
+whoever wakes looks again. Where the kernel has no more inotify instances or watches to give, or its queue overflows, the
+wait is cut into short sleeps instead: that costs latency, never a record.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from inotify_simple import INotify, flags, parse_events
+
+from kvspool import system
+
+CHANGED = flags.MODIFY  # a byte of the file was written
+ENTERED = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR  # a name appeared in the directory
+POLL = 0.5  # seconds between two looks at everything, however quiet it is
+BLIND_POLL = 0.005  # seconds between two looks where no event will come
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM)
+
+
+class Watcher:
+    """Watches files and directories, each under a key of the caller's. Use it in one thread and one process."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, object] = {}
+        self._process = system.port.process_id()
+        self._notifier: INotify | None = None
+        self.is_blind = False
+        try:
+            self._notifier = system.port.inotify()
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            self.is_blind = True
+
+    def watch(self, path: str | os.PathLike[str], mask: int, key: object) -> None:
+        """Wake for changes of `path` from now on, and report them as `key`."""
+        if self._notifier is None:
+            return
+        try:
+            self._keys[system.port.add_watch(self._notifier, path, mask)] = key
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            self.is_blind = True
+
+    def wait(self, timeout: float) -> set[object] | None:
+        """Sleep up to `timeout` seconds. Returns the keys of what changed; None: it may be anything, look at all."""
+        if self._notifier is None or self.is_blind or self._process != system.port.process_id():
+            # In a forked child the events would be stolen from the parent.
+            system.port.sleep(min(timeout, BLIND_POLL))
+            return None
+        fd = self._notifier.fileno()
+        if not system.port.wait_readable(fd, min(timeout, POLL)):
+            return set() if timeout < POLL else None
+        keys: set[object] = set()
+        for event in parse_events(system.port.read_events(fd)):
+            if event.mask & flags.Q_OVERFLOW:
+                return None
+            if event.wd in self._keys:
+                keys.add(self._keys[event.wd])
+        return keys
+
+    def close(self) -> None:
+        """Give the descriptor back; a later wait only sleeps."""
+        if self._notifier is not None:
+            self._notifier.close()
+            self._notifier = None

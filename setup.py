@@ -1,0 +1,36 @@
+"""The compiled twins; every static fact about the project is in setup.cfg.
+
+The same source that Python interprets is compiled under another name, with the C types of a .pxd beside it. Where there is no C
+compiler the extensions are left out, and the package works all the same, slower.
+"""
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+
+def twin(package: str, stem: str) -> Extension:
+    """Return the extension that compiles `stem`_py.py of a package to `stem`_c."""
+    return Extension(
+        f"{package}.{stem}_c",
+        [f"{package}/{stem}_py.py"],
+        include_dirs=["kvspool"],
+        depends=["kvspool/_machine.pxd", "kvspool/_crc32c.h", f"{package}/{stem}_c.pxd"],
+        extra_compile_args=["-O3"],
+        optional=True,
+    )
+
+
+setup(
+    ext_modules=cythonize(
+        [twin("kvspool", "_frames"), twin("shard", "_hash")],
+        build_dir="build",
+        compiler_directives={
+            "language_level": 3,
+            "annotation_typing": False,  # the types are those of the .pxd
+            "boundscheck": False,  # every offset is checked in the algorithm, against copied values
+            "wraparound": False,
+            "cdivision": True,
+            "embedsignature": True,
+        },
+    )
+)

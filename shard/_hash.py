@@ -1,0 +1,19 @@
+"""Choose the compiled twin of the hash, or the interpreted one; the same switch as `kvspool._frames`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvspool._frames import TWIN
+
+if TYPE_CHECKING:
+    from shard._hash_py import hash16, hash_column
+else:
+    try:
+        if TWIN == "interpreted":
+            raise ImportError
+        from shard._hash_c import hash16, hash_column
+    except ImportError:
+        from shard._hash_py import hash16, hash_column
+
+__all__ = ["hash16", "hash_column"]

@@ -1,0 +1,15 @@
+# The C types of _hash_py.py, under whose name it is compiled.
+import cython
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+
+cimport kvspool._machine as native
+
+cdef uint32_t BASIS, PRIME
+
+@cython.locals(state=uint32_t, at=Py_ssize_t)
+cdef uint32_t fold(const uint8_t *data, Py_ssize_t start, Py_ssize_t length) noexcept
+cpdef uint32_t hash16(bytes key) except? 0
+@cython.locals(data="const uint8_t *", row=Py_ssize_t)
+cpdef int64_t hash_column(
+    const int32_t[::1] offsets, const uint8_t[::1] keys, const uint8_t[::1] has_key, uint32_t mask, int64_t turn, int32_t[::1] shards
+) except? -1
