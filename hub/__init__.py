@@ -1,0 +1,15 @@
+"""The shards of many clients under one root, read as one. `hub.spark` gives them to Spark.
+
+    import hub
+
+    with hub.open("root") as root:
+        for record in root.follow(timeout=5):
+            print(record.client, record.shard, record.sequence, record.data)
+"""
+
+from hub.root import ClientStats, HubRecord, HubRoot, HubStats
+
+open = HubRoot.open
+create = HubRoot.create
+
+__all__ = ["ClientStats", "HubRecord", "HubRoot", "HubStats", "create", "open"]

@@ -8,22 +8,20 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kvspool import _frames_py
-
 if TYPE_CHECKING:
-    from kvspool._frames_py import FrameReader, FrameWriter, Ring
+    from kvspool._frames_py import FrameReader, FrameWriter, Ring, measure
 
     TWIN = "interpreted"
 else:
     try:
         if os.environ.get("KVSPOOL_NO_EXTENSIONS") == "1":
             raise ImportError
-        from kvspool._frames_c import FrameReader, FrameWriter, Ring
+        from kvspool._frames_c import FrameReader, FrameWriter, Ring, measure
 
         TWIN = "compiled"
     except ImportError:
-        from kvspool._frames_py import FrameReader, FrameWriter, Ring
+        from kvspool._frames_py import FrameReader, FrameWriter, Ring, measure
 
         TWIN = "interpreted"
 
-__all__ = ["TWIN", "FrameReader", "FrameWriter", "Ring", "_frames_py"]
+__all__ = ["TWIN", "FrameReader", "FrameWriter", "Ring", "measure"]

@@ -118,7 +118,11 @@ cdef class FrameWriter(Ring):
         key_from=Py_ssize_t, key_tag=uint32_t, value_from=Py_ssize_t, timestamp=int64_t
     )
     cpdef int put_columns(
-        self, const int32_t[::1] rows, const int32_t[::1] key_offsets, const uint8_t[::1] keys, const uint8_t[::1] has_key,
+        self, const int32_t[::1] rows, Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] keys, const uint8_t[::1] has_key,
         const int32_t[::1] value_offsets, const uint8_t[::1] values, const uint8_t[::1] types, uint32_t codec,
         const int64_t[::1] timestamps
     ) except -1
+
+
+@cython.locals(longest=Py_ssize_t, length=Py_ssize_t)
+cpdef Py_ssize_t measure(list values) except? -2

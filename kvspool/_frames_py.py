@@ -602,7 +602,8 @@ class FrameWriter(Ring):
 
     def put_columns(
         self,
-        rows: memoryview,
+        rows: memoryview | None,
+        count: int,
         key_offsets: memoryview,
         keys: memoryview,
         has_key: memoryview,
@@ -612,7 +613,7 @@ class FrameWriter(Ring):
         codec: int,
         timestamps: memoryview,
     ) -> None:
-        """Put a record for each row number in `rows` (int32), out of columns as Arrow lays them out.
+        """Put a record for each of the `count` row numbers in `rows` (int32; None: 0, 1, 2 ...), out of columns as Arrow lays them out.
 
         key_offsets, value_offsets: int32, one more than there are rows; has_key: a byte for each row, 0 for no key; types: a byte
         for each row; timestamps: int64, -1 for now.
@@ -621,8 +622,8 @@ class FrameWriter(Ring):
         key_data = native.bytes_at(keys)
         value_data = native.bytes_at(values)
         now = native.now()
-        for at in range(len(rows)):
-            row = rows[at]
+        for at in range(count):
+            row = at if rows is None else rows[at]
             key_from = key_offsets[row]
             key_tag = key_offsets[row + 1] - key_from if has_key[row] else NO_KEY
             value_from = value_offsets[row]
@@ -638,3 +639,15 @@ class FrameWriter(Ring):
                 codec,
                 timestamp if timestamp >= 0 else now,
             )
+
+
+def measure(values: list[Any]) -> int:
+    """Return the length of the longest of some `bytes`; -1 if one of them is something else."""
+    longest = 0
+    for value in values:
+        if value.__class__ is not bytes:
+            return -1
+        length = len(value)
+        if length > longest:
+            longest = length
+    return longest

@@ -2,7 +2,7 @@
 
 What a lock protects is written at its byte's name in `spool.format`. The rules, and why:
 
-- The descriptor belongs to the lock alone. It is never mapped: a mapping duplicates it, and would hold the lock as long as the mapping lives.
+- The descriptor belongs to the lock alone. It is never mapped: a mapping duplicates it, and would hold the lock for as long as it lives.
 - It is never inherited: closed on exec, and given up in a forked child (`forks`).
 - It excludes other open file descriptions, not threads that share this one: each handle has a thread lock in front.
 - Waiting is bounded. A lock is never broken because time has passed: a dead holder's lock is freed by the kernel at once, so whoever

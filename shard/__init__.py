@@ -1,0 +1,26 @@
+"""A log spread over shards by key.
+
+    import shard
+
+    shards = shard.create("root", prefix="orders", bits=2)
+    shards.append({"total": 12}, key=b"customer-7")
+    for record in shards.read():
+        print(record.shard, record.sequence, record.data)
+"""
+
+from shard.errors import ConflictingShardSets, IncompleteShardSet, ShardError
+from shard.shardset import Place, ShardRecord, ShardSet
+
+create = ShardSet.create
+open = ShardSet.open
+
+__all__ = [
+    "ConflictingShardSets",
+    "IncompleteShardSet",
+    "Place",
+    "ShardError",
+    "ShardRecord",
+    "ShardSet",
+    "create",
+    "open",
+]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from kvspool._frames import TWIN
 
 if TYPE_CHECKING:
-    from shard._hash_py import hash16, hash_column
+    from shard._hash_py import group, hash16, hash_column
 else:
     try:
         if TWIN == "interpreted":
             raise ImportError
-        from shard._hash_c import hash16, hash_column
+        from shard._hash_c import group, hash16, hash_column
     except ImportError:
-        from shard._hash_py import hash16, hash_column
+        from shard._hash_py import group, hash16, hash_column
 
-__all__ = ["hash16", "hash_column"]
+__all__ = ["group", "hash16", "hash_column"]

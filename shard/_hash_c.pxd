@@ -13,3 +13,5 @@ cpdef uint32_t hash16(bytes key) except? 0
 cpdef int64_t hash_column(
     const int32_t[::1] offsets, const uint8_t[::1] keys, const uint8_t[::1] has_key, uint32_t mask, int64_t turn, int32_t[::1] shards
 ) except? -1
+@cython.locals(row=Py_ssize_t, shard=Py_ssize_t, total=int32_t, count=int32_t)
+cpdef int group(const int32_t[::1] shards, int32_t[::1] ends, int32_t[::1] rows) except -1

@@ -41,3 +41,21 @@ def hash_column(offsets: memoryview, keys: memoryview, has_key: memoryview, mask
             shards[row] = turn & mask
             turn += 1
     return turn
+
+
+def group(shards: memoryview, ends: memoryview, rows: memoryview) -> None:
+    """Sort row numbers by shard, keeping their order: `rows[ends[s-1]:ends[s]]` becomes the rows of shard s.
+
+    shards, rows: int32, one for each row; ends: int32, one for each shard, zeroed.
+    """
+    for row in range(len(shards)):
+        ends[shards[row]] += 1
+    total = 0
+    for shard in range(len(ends)):
+        count = ends[shard]
+        ends[shard] = total
+        total += count
+    for row in range(len(shards)):
+        shard = shards[row]
+        rows[ends[shard]] = row
+        ends[shard] += 1

@@ -15,16 +15,16 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from kvspool import _frames_py as frames
 from kvspool import forks, locks, system
-from kvspool._frames import FrameWriter
+from kvspool._frames import FrameWriter, measure
 from kvspool.errors import Closed, MismatchedPair, Poisoned, TooLarge
 from kvspool.record import Codec, Record, encode
 from kvspool.spool import format, search
@@ -33,6 +33,8 @@ from kvspool.spool.pair import Pair
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from kvspool.arrow import Columns
 
 TIMEOUT = 10.0  # seconds that a writer waits for the lock before it says who holds it
 
@@ -60,6 +62,16 @@ class SpoolStats(msgspec.Struct, frozen=True):
     synced_sequence: int
     sync_error: int
     created: int
+
+
+class Prepared(NamedTuple):
+    """A batch that can be appended: encoded, checked, one byte of `codecs` for each value; timestamp -1 means now."""
+
+    keys: list[bytes | None] | None
+    values: list[bytes]
+    type: int
+    codecs: bytes
+    timestamp: int
 
 
 class Spool:
@@ -129,15 +141,27 @@ class Spool:
         keys: one for each value. Nothing is written if any of them can't be. Up to a quarter of the ring is published at once; more than
         that becomes visible, and safe, in pieces.
         """
-        encoded, codecs = _encode_all(values, self._codec)
-        keys = None if keys is None else list(keys)
-        if keys is not None and len(keys) != len(encoded):
-            raise ValueError(f"{len(encoded)} values, but {len(keys)} keys")
+        return self.append_prepared(self.prepare(values, keys, type, timestamp))
+
+    def prepare(
+        self, values: Iterable[Any], keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
+    ) -> Prepared:
+        """Return what `append_prepared` takes: encoded and checked, with every error that the values can cause raised here."""
+        values = values if isinstance(values, list) else list(values)
+        keys = keys if keys is None or isinstance(keys, list) else list(keys)
         _check(None, type, timestamp)
-        self._check_sizes(encoded, keys)
+        longest, codecs = measure(values), None
+        if longest < 0:
+            values, codecs = _encode_all(values, self._codec)
+            longest = measure(values)
+        self._check_sizes(longest, values, keys)
+        return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp)
+
+    def append_prepared(self, batch: Prepared) -> range:
+        """Append a prepared batch under one lock; see `append_many`."""
         with self._writing() as writer:
             first = writer.begin()
-            writer.put_many(keys, encoded, type, codecs, -1 if timestamp is None else timestamp)
+            writer.put_many(*batch)
             writer.publish()
             return range(first, writer.next_sequence)
 
@@ -145,20 +169,23 @@ class Spool:
         """Append a record for each row under one lock, without a Python object for it, and return their sequences.
 
         Columns: `value` (binary or string, no nulls); if present `key` (binary or string; null: no key), `type` (0..255) and
-        `timestamp` (a timestamp, or int64 in ns; null: now). Others are refused. Needs the extra `arrow`. Durability and errors as `append_many`.
+        `timestamp` (a timestamp, or int64 in ns; null: now). Others are refused. `codec` says what the values are. Needs the extra
+        `arrow`. Durability and errors as `append_many`.
         """
         from kvspool import arrow
 
-        return self.append_columns(arrow.Columns(batch), None, codec)
+        return self.append_columns([arrow.Columns(part) for part in arrow.parts(batch)], None, codec)
 
-    def append_columns(self, columns: Any, rows: Any, codec: int) -> range:
-        """Append the given rows (int32 numbers; None: all) of `arrow.Columns`; see `append_arrow`."""
-        largest = columns.largest()
-        if _stored(largest) > self._live().header.capacity >> 2:
-            raise TooLarge(_too_large(largest, self._live().header.capacity))
+    def append_columns(self, parts: list[Columns], rows: memoryview | None, codec: int) -> range:
+        """Append the given rows (int32 numbers; None: all) of each part; see `append_arrow`."""
+        capacity = self._live().header.capacity
+        largest = max((part.largest() for part in parts), default=0)
+        if _stored(largest) > capacity >> 2:
+            raise TooLarge(_too_large(largest, capacity))
         with self._writing() as writer:
             first = writer.begin()
-            columns.put(writer, rows, codec)
+            for part in parts:
+                part.put(writer, rows, codec)
             writer.publish()
             return range(first, writer.next_sequence)
 
@@ -271,6 +298,10 @@ class Spool:
         """Return whether the handle was closed."""
         return self._pair is None
 
+    def has_vanished(self) -> bool:
+        """Return whether the log's files were deleted; what was read into memory can still be read."""
+        return self._live().has_vanished()
+
     @property
     def log_id(self) -> bytes:
         """Return the 16 random bytes that tell this log from every other one."""
@@ -382,16 +413,17 @@ class Spool:
             return f"{self.path} is locked by a process that is no longer process {pid}, which took it last"
         return f"{self.path} is locked by process {pid} ({system.port.process_state(pid)})"
 
-    def _check_sizes(self, values: list[bytes], keys: Sequence[bytes | None] | None) -> None:
-        """Raise TooLarge before anything is written."""
+    def _check_sizes(self, longest: int, values: list[bytes], keys: list[bytes | None] | None) -> None:
+        """Raise for keys that aren't, and TooLarge for a record, before anything is written."""
         capacity = self._live().header.capacity
-        largest = max(map(len, values), default=0)
         if keys is not None:
+            if len(values) != len(keys):
+                raise ValueError(f"{len(values)} values, but {len(keys)} keys")
             for key in keys:
                 _check(key, 0, None)
-            largest = max((len(v) + len(k or b"") for v, k in zip(values, keys, strict=True)), default=0)
-        if _stored(largest) > capacity >> 2:
-            raise TooLarge(_too_large(largest, capacity))
+            longest = max((len(value) + len(key or b"") for value, key in zip(values, keys, strict=True)), default=0)
+        if _stored(longest) > capacity >> 2:
+            raise TooLarge(_too_large(longest, capacity))
 
     def _flush(self, pair: Pair, reader: Any) -> None:
         """Under the sync lock: flush the data, then a checkpoint that says so, then tell all."""
@@ -440,17 +472,10 @@ def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
         raise ValueError(f"a timestamp is ns since 1970, 0..2**63-1, not {timestamp}")
 
 
-def _encode_all(values: Iterable[Any], structured: Codec) -> tuple[list[bytes], bytes]:
+def _encode_all(values: list[Any], structured: Codec) -> tuple[list[bytes], bytes]:
     """Return the stored bytes of all values, and a byte for each one's codec."""
-    values = values if isinstance(values, list) else list(values)
-    if set(map(_class_of, values)) <= {bytes}:
-        return values, bytes(len(values))
     pairs = [encode(value, structured) for value in values]
     return [value for value, _ in pairs], bytes(codec for _, codec in pairs)
-
-
-def _class_of(value: object) -> type:
-    return value.__class__
 
 
 def _stored(content: int) -> int:

@@ -1,0 +1,266 @@
+"""The hub root: a directory that holds the shards of many clients.
+
+    [root]/[client].[bit].[index]/
+
+On one host the clients write there themselves; whoever follows the root notices new clients by inotify. A client's id is a shard set's prefix,
+and not empty: nothing else could leave the root or be mistaken for another client's shard.
+
+**Order.** That of `shard.merge`: by timestamp within what is there; each shard always in its own order.
+
+**Clients that come and go.** `create` makes a client's shards in order, so a set whose last ones are missing is one that is being made: what is
+there of it is read. A client whose directories are removed is read to its end, and then forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+import kvspool
+from kvspool import Spool, SpoolStats, system
+from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
+from kvspool.spool.cursor import OnGap
+from kvspool.spool.spool import TIMEOUT
+from kvspool.wakeups import ENTERED
+from shard import ShardSet, route
+from shard.merge import FollowingMerge, Merge
+from shard.shardset import ShardRecord
+
+M = TypeVar("M", bound=Merge)
+LONGEST_ID = 100  # bytes of a client's id
+_ROOT = "the root itself"  # the key of its watch; the others are (client, shard)
+
+
+class HubRecord(ShardRecord, frozen=True, gc=False):
+    """A record, the client that it came from, and the shard of that client."""
+
+    client: str = ""
+
+
+class ClientStats(msgspec.Struct, frozen=True):
+    """What a client has under the root: records and bytes over all its shards, and each shard's own figures."""
+
+    client: str
+    bits: int
+    records: int
+    used: int
+    capacity: int
+    last_timestamp: int
+    shards: list[SpoolStats]
+
+
+class HubStats(msgspec.Struct, frozen=True):
+    """What lies under a hub root."""
+
+    path: str
+    records: int
+    used: int
+    capacity: int
+    clients: list[ClientStats]
+
+
+def check_client(client: str) -> str:
+    """Return a client's id, or raise ValueError if it can't be one: empty, too long, or able to leave the root."""
+    if not client:
+        raise ValueError("a client's id is not empty")
+    if len(route.check_prefix(client)) > LONGEST_ID:
+        raise ValueError(f"a client's id has at most {LONGEST_ID} bytes, not {len(client)}")
+    return client
+
+
+class HubRoot:
+    """A handle of a hub root. Get it from `HubRoot.open`; may be used by threads, and survives a fork."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        """Take a directory that exists; `timeout` is how long a writer waits for another one, in seconds."""
+        self.path = path
+        self._timeout = timeout
+        self._logs: dict[tuple[str, int], Spool] = {}
+        self._is_closed = False
+
+    @classmethod
+    def create(cls, root: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> HubRoot:
+        """Make an empty directory for a hub root, with rights for its owner alone, and open it. LogExists if there is something."""
+        path = Path(os.path.abspath(root))
+        try:
+            system.port.make_directory(path)
+        except FileExistsError:
+            raise LogExists(f"{path} exists already; hub.open opens it") from None
+        return cls(path, timeout)
+
+    @classmethod
+    def open(cls, root: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> HubRoot:
+        """Open the hub root at a directory, which may be empty yet. Raises LogNotFound, and NotALog for what is no directory."""
+        path = Path(os.path.abspath(root))
+        if not os.path.lexists(path):
+            raise LogNotFound(f"{path} does not exist; hub.create makes a hub root")
+        if not path.is_dir():
+            raise NotALog(f"{path} is no directory, so no hub root")
+        return cls(path, timeout)
+
+    # Clients.
+
+    def clients(self) -> list[str]:
+        """Return the ids of the clients that are there now, sorted."""
+        self._check_open()
+        return [prefix for prefix in route.scan(self.path) if _is_client(prefix)]
+
+    def client(self, client: str) -> ShardSet:
+        """Open a client's shards, for reading and writing; the caller closes them. Raises as `ShardSet.open`; ValueError for a bad id."""
+        self._check_open()
+        return ShardSet.open(self.path, prefix=check_client(client), timeout=self._timeout)
+
+    def create_client(self, client: str, *, bits: int, **options: Any) -> ShardSet:
+        """Make a client's shards and open them; `options` are those of `ShardSet.create`. ValueError for a bad id."""
+        self._check_open()
+        return ShardSet.create(self.path, prefix=check_client(client), bits=bits, timeout=self._timeout, **options)
+
+    # Reading.
+
+    def read(
+        self, start: str | datetime = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise"
+    ) -> Merge:
+        """Iterate over the records (`HubRecord`) of all clients that are there now. start: "earliest", "latest", an aware datetime.
+
+        limit and on_gap as `kvspool.Spool.read` has them. Raises ShardError for shards that make up no set.
+        """
+        merge = Merge(limit, on_gap)
+        self._add_new(merge, start, bounded=True)
+        return merge
+
+    def follow(
+        self,
+        start: str | datetime = "earliest",
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+    ) -> FollowingMerge:
+        """Iterate over the records from `start` on, and wait for more; clients that appear later are read from their earliest record.
+
+        One inotify descriptor serves the root and all shards. Ends quietly after `timeout` seconds without a record; None: never.
+        """
+        merge = _FollowingRoot(self, limit, on_gap, timeout)
+        self._add_new(merge, start, bounded=False)
+        return merge
+
+    def _add_new(self, merge: M, start: str | datetime, bounded: bool) -> None:
+        """Add every shard to the merge that it doesn't read yet."""
+        self._check_open()
+        for key, path in self._shard_paths():
+            if key not in merge.sources:
+                log = self._open_log(key, path)
+                if log is not None:
+                    make = partial(HubRecord, client=key[0], shard=key[1])
+                    merge.add(key, log.cursor(start, bounded=bounded), make)
+
+    def _shard_paths(self) -> list[tuple[tuple[str, int], Path]]:
+        """Return client, index and path of each shard that is there; ShardError where a client's make up no set."""
+        shards = []
+        for prefix, found in route.scan(self.path).items():
+            if _is_client(prefix):
+                if not found.is_being_made:
+                    found.check_complete(self.path)
+                shards += [((prefix, index), path) for index, path in found.paths(self.path)]
+        return shards
+
+    def _open_log(self, key: tuple[str, int], path: Path) -> Spool | None:
+        """Return the open log of a shard; None if it was removed just now."""
+        log = self._logs.get(key)
+        if log is None or log.closed or log.has_vanished():
+            try:
+                log = self._logs[key] = kvspool.open(path, timeout=self._timeout)
+            except LogNotFound:
+                return None
+        return log
+
+    # Looking after it.
+
+    def stats(self) -> HubStats:
+        """Return what all clients have at this moment."""
+        self._check_open()
+        shards: dict[str, list[SpoolStats]] = {}
+        for key, path in self._shard_paths():
+            log = self._open_log(key, path)
+            if log is not None:
+                shards.setdefault(key[0], []).append(log.stats())
+        clients = [_client_stats(client, stats) for client, stats in shards.items()]
+        return HubStats(
+            path=str(self.path),
+            records=sum(stats.records for stats in clients),
+            used=sum(stats.used for stats in clients),
+            capacity=sum(stats.capacity for stats in clients),
+            clients=clients,
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the handle was closed."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Close all logs. Every later call raises Closed."""
+        self._is_closed = True
+        while self._logs:
+            self._logs.popitem()[1].close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed(f"{self.path} was closed; open it again")
+
+    def __enter__(self) -> HubRoot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Merge:
+        return self.read()
+
+    def __repr__(self) -> str:
+        return f"<HubRoot {self.path}{' closed' if self.closed else ''}>"
+
+
+class _FollowingRoot(FollowingMerge):
+    """A merge that takes in the shards of new clients, and lets go of those that were removed."""
+
+    def __init__(self, root: HubRoot, limit: int | None, on_gap: OnGap, timeout: float | None) -> None:
+        super().__init__(limit, on_gap, timeout)
+        self._root = root
+        # Watched before the first look, so that no client can come between the two.
+        self.watcher.watch(root.path, ENTERED, _ROOT)
+
+    def notice(self, keys: set[Any] | None) -> None:
+        if keys is None:
+            for key, source in list(self._silent.items()):
+                # Appended before it was removed, and not read yet, is still in memory: only a silent log is let go.
+                if source.cursor.pair.has_vanished() and not self.look({key}):
+                    self.drop(key)
+        if keys is None or _ROOT in keys:
+            self._root._add_new(self, "earliest", bounded=False)
+
+
+def _is_client(prefix: str) -> bool:
+    try:
+        check_client(prefix)
+    except ValueError:
+        return False
+    return True
+
+
+def _client_stats(client: str, shards: list[SpoolStats]) -> ClientStats:
+    return ClientStats(
+        client=client,
+        bits=len(shards).bit_length() - 1,
+        records=sum(stats.records for stats in shards),
+        used=sum(stats.used for stats in shards),
+        capacity=sum(stats.capacity for stats in shards),
+        last_timestamp=max((stats.last_timestamp for stats in shards), default=0),
+        shards=shards,
+    )
+

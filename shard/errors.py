@@ -1,0 +1,25 @@
+"""What can be wrong with a root of shard directories.
+
+    KvspoolError
+    `-- ShardError
+        |-- IncompleteShardSet      an index is missing
+        `-- ConflictingShardSets    the same prefix has two numbers of shards, or an index that its bits don't allow
+"""
+
+from __future__ import annotations
+
+from kvspool import KvspoolError
+
+
+class ShardError(KvspoolError):
+    """The shard directories under a root don't make up a shard set. Nothing was changed."""
+
+    exit_code = 4
+
+
+class IncompleteShardSet(ShardError):
+    """Shards are missing: their directories were removed, or `create` died before it was done; `create` again adds them, empty."""
+
+
+class ConflictingShardSets(ShardError):
+    """One prefix with two numbers of shards, or with an index beyond them: a key has no single shard. Move one of them away."""

@@ -1,0 +1,172 @@
+"""Many logs read as one: by timestamp within what is there, each log in its own order.
+
+A record is handed out when it has the smallest timestamp of all that can be read at that moment; nothing waits for a log that is silent.
+So over logs that were written before, the order is that of the timestamps; while following, a record that arrives later than another
+one comes after it, whatever its timestamp. Within one log the order is always that of its sequences.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+from kvspool import GapError, system
+from kvspool.record import Gap
+from kvspool.spool.cursor import BATCH, Cursor, OnGap, Reading, ask, refuse_vanished, watch
+from kvspool.wakeups import BLIND_POLL, POLL, Watcher
+
+LOOK_AROUND = 256  # records after which silent logs are looked at again
+
+
+class Source:
+    """One log of a merge: what was copied out of it, and what comes next."""
+
+    def __init__(self, key: Hashable, order: int, cursor: Cursor, make: Callable[..., Any]) -> None:
+        self.key = key
+        self.order = order  # breaks ties, so that equal timestamps always come in the same order
+        self.reading = Reading(cursor, None, "yield", make)
+        self.timestamp = 0
+        self.item: Any = None
+        self._items: Iterator[Any] = iter(())
+
+    @property
+    def cursor(self) -> Cursor:
+        """Return the place in the log."""
+        return self.reading.cursor
+
+    def step(self) -> bool:
+        """Take the next item, never blocking; False if there is none now."""
+        for item in self._items:
+            self.item = item
+            break
+        else:
+            batch = self.reading.poll(BATCH)
+            if not batch:
+                return False
+            self._items = iter(batch)
+            self.item = next(self._items)
+        if not isinstance(self.item, Gap):
+            # A gap has no time of its own: it comes out at once.
+            self.timestamp = self.item.timestamp
+        return True
+
+    def __lt__(self, other: Source) -> bool:
+        return (self.timestamp, self.order) < (other.timestamp, other.order)
+
+
+class Merge(Iterator[Any]):
+    """Iterates over several logs that are bounded. `limit` and `on_gap` as `kvspool.Spool.read` has them."""
+
+    def __init__(self, limit: int | None = None, on_gap: OnGap = "raise") -> None:
+        if on_gap not in ("raise", "yield", "skip"):
+            raise ValueError(f'on_gap is "raise", "yield" or "skip", not {on_gap!r}')
+        self.sources: dict[Hashable, Source] = {}
+        self.lost = 0
+        self._left = limit
+        self._on_gap = on_gap
+        self._ready: list[Source] = []
+        self._silent: dict[Hashable, Source] = {}
+        self._taken = 0
+        self._orders = 0
+
+    def add(self, key: Hashable, cursor: Cursor, make: Callable[..., Any]) -> None:
+        """Read one more log; `make` makes its records, and `key` tells it from the others."""
+        source = Source(key, self._orders, cursor, make)
+        self._orders += 1
+        self.sources[key] = source
+        self._silent[key] = source
+
+    def drop(self, key: Hashable) -> None:
+        """Read a log no more; only where nothing of it waits to be handed out."""
+        self._silent.pop(key).reading.close()
+        del self.sources[key]
+
+    def __next__(self) -> Any:
+        while True:
+            if self._left == 0:
+                raise StopIteration
+            if not self._ready or self._taken % LOOK_AROUND == 0:
+                self.look(None)
+            if not self._ready and not self.wait():
+                raise StopIteration
+            if self._ready:
+                item = self._take()
+                if isinstance(item, Gap):
+                    self.lost += item.count
+                    if self._on_gap == "raise":
+                        raise GapError(item)
+                    if self._on_gap == "skip":
+                        continue
+                elif self._left is not None:
+                    self._left -= 1
+                return item
+
+    def _take(self) -> Any:
+        self._taken += 1
+        source = self._ready[0]
+        item = source.item
+        if source.step():
+            heapq.heapreplace(self._ready, source)
+        else:
+            heapq.heappop(self._ready)
+            self._silent[source.key] = source
+        return item
+
+    def look(self, keys: set[Any] | None) -> bool:
+        """Look at silent logs, those of `keys` or all; return whether one has something."""
+        sources = self._silent.values() if keys is None else (self._silent[key] for key in keys if key in self._silent)
+        spoke = [source for source in sources if source.step()]
+        for source in spoke:
+            del self._silent[source.key]
+            heapq.heappush(self._ready, source)
+        return bool(spoke)
+
+    def wait(self) -> bool:
+        """Return whether there may be more, after everything was read: never, of bounded logs."""
+        return False
+
+    def close(self) -> None:
+        """Let go of all logs; the iteration is over."""
+        self._left = 0
+        for source in self.sources.values():
+            source.reading.close()
+
+
+class FollowingMerge(Merge):
+    """Like Merge, and sleeps on one inotify descriptor where nothing is there; ends after `timeout` seconds without a record."""
+
+    def __init__(self, limit: int | None = None, on_gap: OnGap = "raise", timeout: float | None = None) -> None:
+        super().__init__(limit, on_gap)
+        self._timeout = timeout
+        self.watcher = Watcher()
+
+    def add(self, key: Hashable, cursor: Cursor, make: Callable[..., Any]) -> None:
+        super().add(key, cursor, make)
+        watch(self.watcher, cursor.pair, key)
+
+    def wait(self) -> bool:
+        deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
+        while True:
+            for source in self._silent.values():
+                ask(source.cursor)
+            if self.look(None):
+                return True
+            left = POLL if deadline is None else deadline - system.port.monotonic()
+            if left <= 0:
+                return False
+            is_rung = all(source.cursor.pair.can_ask for source in self._silent.values())
+            keys = self.watcher.wait(left if is_rung else min(left, BLIND_POLL))
+            self.notice(keys)
+            if self.look(keys if is_rung else None):
+                return True
+
+    def notice(self, keys: set[Any] | None) -> None:
+        """Look after what isn't records: `keys` is what woke us, None that it may be anything. Raises LogVanished."""
+        if keys is None:
+            for source in self._silent.values():
+                refuse_vanished(source.cursor.pair)
+
+    def close(self) -> None:
+        super().close()
+        self.watcher.close()

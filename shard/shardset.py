@@ -1,0 +1,277 @@
+"""A sharded log: 2^bits logs under one root, and a hash that says which of them a key belongs to.
+
+**Durability.** As each of its logs: what `append` returned survives the death of any process, what `sync` returned that of the machine.
+
+**Order.** Records of the same key stay in order, since they lie in one shard. Over all shards there is the order of `merge`.
+
+**Limits.** 1 to 1024 shards. A batch goes to several shards one after the other: whoever reads may see a part of it first.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import kvspool
+from kvspool import Record, Spool, SpoolStats, system
+from kvspool.errors import LogExists, LogNotFound
+from kvspool.record import Codec
+from kvspool.spool.cursor import OnGap
+from kvspool.spool.spool import TIMEOUT
+from shard import route
+from shard._hash import group, hash_column
+from shard.errors import ConflictingShardSets
+from shard.merge import FollowingMerge, Merge
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Start = str | datetime | Mapping[int, int]
+M = TypeVar("M", bound=Merge)
+
+
+class ShardRecord(Record, frozen=True, gc=False):
+    """A record and the shard that it lies in."""
+
+    shard: int = 0
+
+
+class Place(NamedTuple):
+    """Where a record went: its shard, and its sequence there."""
+
+    shard: int
+    sequence: int
+
+
+class ShardSet:
+    """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`; may be used by threads, and survives a fork."""
+
+    def __init__(self, root: Path, prefix: str, shards: list[Spool]) -> None:
+        """Take over the open logs of a complete set, in order."""
+        self.root = root
+        self.prefix = prefix
+        self.shards = shards
+        self.bits = len(shards).bit_length() - 1
+        # Writers without keys start at different shards, or all would queue for the first one.
+        self._turn = int.from_bytes(system.port.random(2), "little")
+
+    @classmethod
+    def create(
+        cls,
+        root: str | os.PathLike[str],
+        *,
+        prefix: str = "",
+        bits: int,
+        capacity: int | str = "64MiB",
+        codec: str = "json",
+        mode: int = 0o600,
+        timeout: float = TIMEOUT,
+        exist_ok: bool = False,
+        allow_unsafe_fs: bool = False,
+    ) -> ShardSet:
+        """Make a set of 2^bits shards under `root` and open it; `root` is made too, but not its parent.
+
+        prefix, bits: see `route`. capacity: of each shard's ring. The others as `kvspool.create` has them. A set that an earlier call left
+        incomplete is completed. Raises LogExists if it is there in full, unless `exist_ok`; ValueError for a bad prefix or bits;
+        ConflictingShardSets if the prefix has another number of shards already.
+        """
+        base = Path(os.path.abspath(root))
+        names = [route.directory_name(prefix, bits, index) for index in range(1 << route.check_bits(bits))]
+        if not base.is_dir():
+            system.port.make_directory(base)
+        found = route.scan(base).get(prefix)
+        if found is not None:
+            if found.bits != bits:
+                raise ConflictingShardSets(f"{base}: prefix {prefix!r} has {found.bits} bits already, not {bits}")
+            if not found.missing and not exist_ok:
+                raise LogExists(f"{base} has a shard set with prefix {prefix!r} already; shard.open opens it")
+        for name in names:
+            try:
+                kvspool.create(base / name, capacity=capacity, codec=codec, mode=mode, allow_unsafe_fs=allow_unsafe_fs).close()
+            except LogExists:
+                pass  # left by an earlier call, or made by another process at this moment
+        return cls.open(base, prefix=prefix, timeout=timeout)
+
+    @classmethod
+    def open(cls, root: str | os.PathLike[str], *, prefix: str | None = None, timeout: float = TIMEOUT) -> ShardSet:
+        """Open the set with this prefix; without one, the only set that lies under `root`.
+
+        Raises LogNotFound, IncompleteShardSet, ConflictingShardSets, ValueError for a bad prefix, and what `kvspool.open` raises.
+        """
+        base = Path(os.path.abspath(root))
+        if prefix is not None:
+            route.check_prefix(prefix)
+        if not base.is_dir():
+            raise LogNotFound(f"{base} is no directory")
+        sets = route.scan(base)
+        if prefix is None:
+            if len(sets) > 1:
+                raise ValueError(f"{base} holds several shard sets; say which prefix: {', '.join(map(repr, sets))}")
+            prefix = next(iter(sets), "")
+        if prefix not in sets:
+            raise LogNotFound(f"{base} has no shard set with prefix {prefix!r}; it has {', '.join(map(repr, sets)) or 'none'}")
+        found = sets[prefix]
+        found.check_complete(base)
+        shards: list[Spool] = []
+        try:
+            shards.extend(kvspool.open(path, timeout=timeout) for _, path in found.paths(base))
+        except BaseException:
+            for shard in shards:
+                shard.close()
+            raise
+        return cls(base, prefix, shards)
+
+    # Writing.
+
+    def shard_of(self, key: bytes | None) -> int:
+        """Return the shard of a key. Records without a key (None) take turns; an empty key is a key."""
+        if key is None:
+            self._turn += 1
+            return self._turn & (len(self.shards) - 1)
+        return route.shard_of(key, self.bits)
+
+    def append(self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None) -> Place:
+        """Append one record to its key's shard and return where it went; see `kvspool.Spool.append`."""
+        if key is not None and not isinstance(key, bytes):
+            raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
+        shard = self.shard_of(key)
+        return Place(shard, self.shards[shard].append(value, key=key, type=type, timestamp=timestamp))
+
+    def append_many(
+        self,
+        values: Iterable[Any],
+        *,
+        keys: Iterable[bytes | None] | None = None,
+        type: int = 0,
+        timestamp: int | None = None,
+    ) -> dict[int, range]:
+        """Append a record for each value, each shard's part under one lock; return the sequences for each shard.
+
+        Nothing is written if one of the values can't be. A lock or a disk that fails half-way leaves the parts before it written; a
+        note on the error says to which shards.
+        """
+        values = values if isinstance(values, list) else list(values)
+        keys = [None] * len(values) if keys is None else list(keys)
+        if len(keys) != len(values):
+            raise ValueError(f"{len(values)} values, but {len(keys)} keys")
+        parts: dict[int, tuple[list[Any], list[bytes | None]]] = {}
+        for value, key in zip(values, keys, strict=True):
+            if key is not None and not isinstance(key, bytes):
+                raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
+            part = parts.setdefault(self.shard_of(key), ([], []))
+            part[0].append(value)
+            part[1].append(key)
+        prepared = {shard: self.shards[shard].prepare(*part, type, timestamp) for shard, part in parts.items()}
+        return self._append_parts({shard: partial(self.shards[shard].append_prepared, batch) for shard, batch in prepared.items()})
+
+    def append_arrow(self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW) -> dict[int, list[range]]:
+        """Append a record for each row without a Python object for it; return the sequences for each shard.
+
+        Columns as `kvspool.Spool.append_arrow` has them; what is written after an error as `append_many`.
+        """
+        from kvspool import arrow
+
+        sequences: dict[int, list[range]] = {}
+        for columns in [arrow.Columns(part) for part in arrow.parts(batch)]:
+            for shard, written in self._append_parts(self._split(columns, codec)).items():
+                sequences.setdefault(shard, []).append(written)
+        return sequences
+
+    def _split(self, columns: Any, codec: int) -> dict[int, Any]:
+        """Return for each shard that gets rows the call that appends them."""
+        shards, rows = array("i", bytes(4 * columns.rows)), array("i", bytes(4 * columns.rows))
+        ends = array("i", bytes(4 * len(self.shards)))
+        if columns.rows:
+            self._turn = hash_column(
+                columns.key_offsets, columns.keys, columns.has_key, len(self.shards) - 1, self._turn, memoryview(shards)
+            )
+            group(memoryview(shards), memoryview(ends), memoryview(rows))
+        starts = [0, *ends[:-1]]
+        return {
+            shard: partial(self.shards[shard].append_columns, [columns], memoryview(rows)[start:end], codec)
+            for shard, (start, end) in enumerate(zip(starts, ends, strict=True))
+            if end > start
+        }
+
+    def _append_parts(self, calls: dict[int, Any]) -> dict[int, range]:
+        """Do the calls, each of which appends to one shard; note on an error which were done."""
+        done: dict[int, range] = {}
+        for shard in sorted(calls):
+            try:
+                done[shard] = calls[shard]()
+            except Exception as error:
+                if done:
+                    error.add_note(f"the parts of this batch for shards {sorted(done)} of {len(calls)} were appended before")
+                raise
+        return done
+
+    def sync(self) -> dict[int, int]:
+        """Put everything that was appended so far on disk; return for each shard the sequence below which all is there."""
+        return {index: shard.sync() for index, shard in enumerate(self.shards)}
+
+    # Reading.
+
+    def read(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Merge:
+        """Iterate over the records (`ShardRecord`) of all shards that are there now, in the order of `merge`.
+
+        start: "earliest", "latest", an aware datetime, or a sequence for each shard (the others from the earliest on). Raises
+        OutOfRange; limit and on_gap as `kvspool.Spool.read` has them.
+        """
+        return self._fill(Merge(limit, on_gap), start, bounded=True)
+
+    def follow(
+        self,
+        start: Start = "earliest",
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+    ) -> FollowingMerge:
+        """Iterate over the records from `start` on and wait for more, on one inotify descriptor for all shards; see `read`.
+
+        Ends quietly after `timeout` seconds without a record; None: never.
+        """
+        return self._fill(FollowingMerge(limit, on_gap, timeout), start, bounded=False)
+
+    def _fill(self, merge: M, start: Start, bounded: bool) -> M:
+        starts = start if isinstance(start, Mapping) else {}
+        if any(index not in range(len(self.shards)) for index in starts):
+            raise ValueError(f"start names shards {sorted(starts)}; there are 0..{len(self.shards) - 1}")
+        default = "earliest" if isinstance(start, Mapping) else start
+        for index, shard in enumerate(self.shards):
+            cursor = shard.cursor(starts.get(index, default), bounded=bounded)
+            merge.add(index, cursor, partial(ShardRecord, shard=index))
+        return merge
+
+    # Looking after it.
+
+    def stats(self) -> list[SpoolStats]:
+        """Return what each shard holds, in order."""
+        return [shard.stats() for shard in self.shards]
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the handle was closed."""
+        return all(shard.closed for shard in self.shards)
+
+    def close(self) -> None:
+        """Close all shards."""
+        for shard in self.shards:
+            shard.close()
+
+    def __enter__(self) -> ShardSet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Merge:
+        return self.read()
+
+    def __repr__(self) -> str:
+        return f"<ShardSet {self.root} prefix={self.prefix!r} bits={self.bits}{' closed' if self.closed else ''}>"
