@@ -2,13 +2,13 @@
 
     [root]/[client].[bit].[index]/
 
-On one host the clients write there themselves; whoever follows the root notices new clients by inotify. A client's id is a shard set's prefix,
-and not empty: nothing else could leave the root or be mistaken for another client's shard.
+On one host the clients write there themselves; whoever follows the root notices new clients by inotify. A client's id is a shard set's
+prefix, and not empty: nothing else could leave the root or be mistaken for another client's shard.
 
 **Order.** That of `shard.merge`: by timestamp within what is there; each shard always in its own order.
 
-**Clients that come and go.** `create` makes a client's shards in order, so a set whose last ones are missing is one that is being made: what is
-there of it is read. A client whose directories are removed is read to its end, and then forgotten.
+**Clients that come and go.** `create` makes a client's shards in order, so a set whose last ones are missing is one that is being made:
+what is there of it is read. A client whose directories are removed is read to its end, and then forgotten.
 """
 
 from __future__ import annotations
@@ -152,19 +152,23 @@ class HubRoot:
     def _add_new(self, merge: M, start: str | datetime, bounded: bool) -> None:
         """Add every shard to the merge that it doesn't read yet."""
         self._check_open()
-        for key, path in self._shard_paths():
+        known = {source.key[0] for source in merge.sources.values() if isinstance(source.key, tuple)}
+        for key, path in self._shard_paths(known):
             if key not in merge.sources:
                 log = self._open_log(key, path)
                 if log is not None:
                     make = partial(HubRecord, client=key[0], shard=key[1])
                     merge.add(key, log.cursor(start, bounded=bounded), make)
 
-    def _shard_paths(self) -> list[tuple[tuple[str, int], Path]]:
-        """Return client, index and path of each shard that is there; ShardError where a client's make up no set."""
+    def _shard_paths(self, known: frozenset[str] | set[str] = frozenset()) -> list[tuple[tuple[str, int], Path]]:
+        """Return client, index and path of each shard that is there; ShardError where a client's make up no set.
+
+        Of a client that is `known`, shards may be missing: it is being removed.
+        """
         shards = []
         for prefix, found in route.scan(self.path).items():
             if _is_client(prefix):
-                if not found.is_being_made:
+                if prefix not in known and not found.is_being_made:
                     found.check_complete(self.path)
                 shards += [((prefix, index), path) for index, path in found.paths(self.path)]
         return shards

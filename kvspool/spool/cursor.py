@@ -61,16 +61,22 @@ class Cursor:
                 self._reason = "machine restart"
                 return taken
             stop = self.reader.stop
-            if stop == frames.END or stop == frames.FULL:
+            if stop == frames.FULL or (stop == frames.END and not self._ends_short()):
                 return taken
             gap = self._pass_over(stop, end)
             if gap is not None:
                 self.lost += gap.count
                 return gap
 
+    def _ends_short(self) -> bool:
+        """Return whether a bounded read has come to its end without the sequences that should be before it: they are gone."""
+        return self.end is not None and self.reader.position >= self.end[0] and self.reader.sequence < self.end[1]
+
     def _pass_over(self, stop: int, end: int) -> Gap | None:
         """Move behind what can't be read; the Gap if it is known by now which sequences that costs."""
         reader = self.reader
+        if self.end is not None and stop == frames.END:
+            return self._skip_to(self.end)
         if stop == frames.JUMPED:
             return self._gap_to(reader.sequence_found)
         if stop == frames.OVERRUN:
