@@ -12,6 +12,7 @@ cdef extern from "_crc32c.h":
 cdef extern from *:
     """
     #include <fcntl.h>
+    #include <pthread.h>
     #include <stdint.h>
     #include <time.h>
     #include <unistd.h>
@@ -31,6 +32,15 @@ cdef extern from *:
         clock_gettime(CLOCK_REALTIME, &t);
         return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
     }
+    /* The process id without a system call: whoever forks through libc, Python or not, runs the handler in the child. */
+    static int kv_process = 0;
+    static void kv_note_process(void) { kv_process = (int)getpid(); }
+    __attribute__((constructor)) static void kv_watch_forks(void) {
+        kv_note_process();
+        pthread_atfork(NULL, NULL, kv_note_process);
+    }
+    static inline int kv_process_id(void) { return kv_process; }
+
     static inline int kv_set_lock(int fd, int64_t at, short kind) {
         struct flock request = {0};
         request.l_type = kind;
@@ -49,7 +59,7 @@ cdef extern from *:
     int64_t kv_now() noexcept nogil
     int kv_lock(int fd, int64_t at) noexcept nogil
     int kv_unlock(int fd, int64_t at) noexcept nogil
-    int getpid() noexcept nogil
+    int kv_process_id() noexcept nogil
 
 
 cdef inline uint8_t *bytes_at(const uint8_t[::1] view) except NULL:
@@ -114,7 +124,7 @@ cdef inline int64_t now() noexcept:
 
 
 cdef inline int process_id() noexcept:
-    return getpid()
+    return kv_process_id()
 
 
 cdef inline bint try_lock(int fd, int64_t at) except -1:

@@ -82,7 +82,10 @@ def now() -> int:
 
 
 def process_id() -> int:
-    """Return the id of this process, asked from the kernel each time, so that a raw fork is noticed."""
+    """Return the id of this process, so that a fork which Python wasn't told of is noticed.
+
+    The C form keeps it in memory, and libc changes it there in every child that is forked through libc.
+    """
     return system.port.process_id()
 
 
