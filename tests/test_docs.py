@@ -1,0 +1,34 @@
+"""The format page says what the code does: its tables are the layouts, its example is what a writer writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvspool import _frames_py
+from kvspool.layout import Layout
+from kvspool.spool import format
+
+PAGE = (Path(__file__).parent.parent / "docs" / "format.md").read_text(encoding="utf-8")
+LAYOUTS = [format.HEADER, format.CONTROL, format.CHECKPOINT, format.INDEX_ENTRY, format.DATA_HEADER, format.FRAME]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.record.__name__)
+def test_the_format_page_has_the_table_of_each_layout(layout: Layout) -> None:
+    assert layout.table() in PAGE
+
+
+def test_the_format_page_names_the_version_that_is_written() -> None:
+    assert PAGE.startswith(f"# The spool's format, version {format.VERSION}\n")
+
+
+def test_the_example_frame_is_what_a_writer_writes() -> None:
+    ring, control = bytearray(4096), bytearray(format.control_bytes(4096))
+    seed = format.frame_seed(bytes(range(16)))
+    writer = _frames_py.FrameWriter(memoryview(ring), memoryview(control), seed, -1, memoryview(bytes(48)))
+    writer.begin()
+    writer.put_many([b"k"], [b"hi"], 7, b"\0", 1)
+    writer.publish()
+    frame = PAGE.split("timestamp 1, type 7:")[1].split("```")[1]
+    assert bytes.fromhex(frame) == ring[:40]
