@@ -26,7 +26,7 @@ from kvspool import Spool, SpoolStats, system
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
 from kvspool.spool.cursor import OnGap
 from kvspool.spool.spool import TIMEOUT
-from kvspool.wakeups import ENTERED
+from kvspool.wakeups import ENTERED, Watcher
 from shard import ShardSet, route
 from shard.merge import FollowingMerge, Merge
 from shard.shardset import ShardRecord
@@ -236,8 +236,11 @@ class _FollowingRoot(FollowingMerge):
     def __init__(self, root: HubRoot, limit: int | None, on_gap: OnGap, timeout: float | None) -> None:
         super().__init__(limit, on_gap, timeout)
         self._root = root
-        # Watched before the first look, so that no client can come between the two.
-        self.watcher.watch(root.path, ENTERED, _ROOT)
+
+    def arm(self) -> Watcher:
+        watcher = super().arm()
+        watcher.watch(self._root.path, ENTERED, _ROOT)
+        return watcher
 
     def notice(self, keys: set[Any] | None) -> None:
         if keys is None:

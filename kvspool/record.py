@@ -89,6 +89,8 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
         return self.last - self.first + 1
 
     def __str__(self) -> str:
+        if self.count == 1:
+            return f"1 record lost ({self.reason}): sequence {self.first} of {self.path}"
         return f"{self.count} records lost ({self.reason}): sequences {self.first} to {self.last} of {self.path}"
 
 

@@ -25,9 +25,9 @@ class Watcher:
     """Watches files and directories, each under a key of the caller's. Use it in one thread and one process."""
 
     def __init__(self) -> None:
+        self._notifier: INotify | None = None
         self._keys: dict[int, object] = {}
         self._process = system.port.process_id()
-        self._notifier: INotify | None = None
         self.is_blind = False
         try:
             self._notifier = system.port.inotify()
@@ -69,3 +69,6 @@ class Watcher:
         if self._notifier is not None:
             self._notifier.close()
             self._notifier = None
+
+    def __del__(self) -> None:
+        self.close()

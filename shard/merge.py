@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, Self
 
 from kvspool import GapError, system
 from kvspool.record import Gap
@@ -85,10 +85,12 @@ class Merge(Iterator[Any]):
     def __next__(self) -> Any:
         while True:
             if self._left == 0:
+                self.end()
                 raise StopIteration
             if not self._ready or self._taken % LOOK_AROUND == 0:
                 self.look(None)
             if not self._ready and not self.wait():
+                self.end()
                 raise StopIteration
             if self._ready:
                 item = self._take()
@@ -126,11 +128,20 @@ class Merge(Iterator[Any]):
         """Return whether there may be more, after everything was read: never, of bounded logs."""
         return False
 
+    def end(self) -> None:
+        """Give back what only waiting needs; a later call may go on."""
+
     def close(self) -> None:
         """Let go of all logs; the iteration is over."""
         self._left = 0
         for source in self.sources.values():
             source.reading.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class FollowingMerge(Merge):
@@ -139,14 +150,25 @@ class FollowingMerge(Merge):
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise", timeout: float | None = None) -> None:
         super().__init__(limit, on_gap)
         self._timeout = timeout
-        self.watcher = Watcher()
+        self._watcher: Watcher | None = None
 
     def add(self, key: Hashable, cursor: Cursor, make: Callable[..., Any]) -> None:
         super().add(key, cursor, make)
-        watch(self.watcher, cursor.pair, key)
+        if self._watcher is not None:
+            watch(self._watcher, cursor.pair, key)
+
+    def arm(self) -> Watcher:
+        """Return a watcher of all there is to wait for."""
+        watcher = Watcher()
+        for source in self.sources.values():
+            watch(watcher, source.cursor.pair, source.key)
+        return watcher
 
     def wait(self) -> bool:
         deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
+        if self._watcher is None:
+            self._watcher = self.arm()
+            self.notice(None)  # what came before the watch
         while True:
             for source in self._silent.values():
                 ask(source.cursor)
@@ -156,7 +178,7 @@ class FollowingMerge(Merge):
             if left <= 0:
                 return False
             is_rung = all(source.cursor.pair.can_ask for source in self._silent.values())
-            keys = self.watcher.wait(left if is_rung else min(left, BLIND_POLL))
+            keys = self._watcher.wait(left if is_rung else min(left, BLIND_POLL))
             self.notice(keys)
             if self.look(keys if is_rung else None):
                 return True
@@ -167,6 +189,11 @@ class FollowingMerge(Merge):
             for source in self._silent.values():
                 refuse_vanished(source.cursor.pair)
 
+    def end(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+
     def close(self) -> None:
         super().close()
-        self.watcher.close()
+        self.end()

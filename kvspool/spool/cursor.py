@@ -12,7 +12,7 @@ during the copy and is void. So every sequence from the start on is either hande
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kvspool import _frames_py as frames
 from kvspool import system
@@ -161,6 +161,7 @@ class Reading(Iterator[Any]):
         for item in self._items:
             return item
         if self._left == 0:
+            self.end()
             raise StopIteration
         batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
         while len(batch) == 1 and isinstance(batch[0], Gap):
@@ -170,6 +171,7 @@ class Reading(Iterator[Any]):
                 return batch[0]
             batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
         if not batch:
+            self.end()
             raise StopIteration
         if self._left is not None:
             self._left -= len(batch)
@@ -179,11 +181,20 @@ class Reading(Iterator[Any]):
     def _next_batch(self, most: int) -> list[Any]:
         return self.poll(most)
 
+    def end(self) -> None:
+        """Give back what only waiting needs; a later call may go on."""
+
     def close(self) -> None:
         """Let go of the log; the iteration is over."""
         self._left = 0
         self._items = iter(())
         self.cursor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Following(Reading):
@@ -192,9 +203,9 @@ class Following(Reading):
     def __init__(
         self, cursor: Cursor, limit: int | None, on_gap: OnGap, timeout: float | None, make: Callable[..., Any] | None = Record
     ) -> None:
+        self._watcher: Watcher | None = None
         super().__init__(cursor, limit, on_gap, make)
         self._timeout = timeout
-        self._watcher: Watcher | None = None
 
     def _next_batch(self, most: int) -> list[Any]:
         batch = self.poll(most)
@@ -218,10 +229,14 @@ class Following(Reading):
                 return batch
             refuse_vanished(self.cursor.pair)
 
-    def close(self) -> None:
-        super().close()
+    def end(self) -> None:
         if self._watcher is not None:
             self._watcher.close()
+            self._watcher = None
+
+    def close(self) -> None:
+        super().close()
+        self.end()
 
 
 def watch(watcher: Watcher, pair: Pair, key: object) -> None:

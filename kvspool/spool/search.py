@@ -15,6 +15,7 @@ from kvspool.errors import OutOfRange
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
 
+LAST_TIME = (1 << 63) - 1  # ns; a timestamp can't be later
 Start = int | str | datetime
 Place = tuple[int, int]  # a position and the sequence expected there
 
@@ -32,7 +33,7 @@ def find(reader: FrameReader, start: Start) -> Place:
     if isinstance(start, datetime):
         if start.tzinfo is None:
             raise ValueError(f"a time without a zone is ambiguous: {start}; pass an aware datetime")
-        return _at_or_after(reader, 0, round(start.timestamp() * 1e6) * 1000)
+        return _at_or_after(reader, 0, min(max(round(start.timestamp() * 1e6) * 1000, 0), LAST_TIME))
     if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
         return _at_sequence(reader, start)
     raise ValueError(f'start is a sequence, "earliest", "latest" or an aware datetime, not {start!r}')

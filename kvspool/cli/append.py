@@ -1,0 +1,106 @@
+"""`kvspool append`: records from the lines of standard input."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+import kvspool
+from kvspool import Spool
+from kvspool.cli import options
+from kvspool.cli.lines import Batch, LineReader
+from kvspool.cli.options import BadInput
+from kvspool.cli.summary import Summary
+from kvspool.errors import TooLarge, Unencodable
+
+NAME = "append"
+SUMMARY = "append each line of standard input as a record"
+DESCRIPTION = """\
+Append each line of standard input as one record: as text, or, with --json-lines, as the data that it holds. A line that is not UTF-8 is
+stored as the bytes that it is. Lines are appended in batches, and at once where the input pauses. A bad line ends the command: nothing
+of its batch is appended, and the summary says what was."""
+EXAMPLES = """\
+  tail -f access.log | kvspool append events --key web
+  kvspool append events --json-lines --key-field user < events.jsonl
+  echo done | kvspool append events --sync --json"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    options.add_path(parser, "the log")
+    parser.add_argument("--json-lines", action="store_true", help="each line is JSON, and is stored as structured data")
+    keys = parser.add_mutually_exclusive_group()
+    keys.add_argument("--key", metavar="TEXT", help="the key of every record")
+    keys.add_argument(
+        "--key-field", metavar="NAME", help="with --json-lines: the member that is the key (text as it is, null: no key, others as JSON)"
+    )
+    parser.add_argument("--type", type=options.count(0, 255), default=0, metavar="N", help="type of every record, 0 to 255")
+    parser.add_argument(
+        "--batch", type=options.count(1), default=1000, metavar="N", help="at most so many lines at once (default: %(default)s)"
+    )
+    parser.add_argument("--sync", action="store_true", help="put each batch on disk before the next one is read")
+    options.add_json(parser, "print the summary as a JSON object on standard output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Append the lines, and say what was appended, whatever ends it."""
+    if arguments.key_field is not None and not arguments.json_lines:
+        raise BadInput("--key-field needs --json-lines: a line of text has no members")
+    if sys.stdin is None:
+        raise BadInput("standard input is closed; append reads the records from it")
+    fd = sys.stdin.fileno()
+    if os.isatty(fd):
+        print("one record a line; Ctrl-D ends", file=sys.stderr)
+    summary = Summary(shows_progress=sys.stderr.isatty() and not os.isatty(fd))
+    with kvspool.open(arguments.path) as log:
+        try:
+            for batch in LineReader(fd, most=arguments.batch, longest=log.capacity).batches():
+                summary.add(_append(log, batch, arguments))
+        finally:
+            summary.print(arguments)
+    return 0
+
+
+def _append(log: Spool, batch: Batch, arguments: argparse.Namespace) -> range:
+    values: list[Any] = []
+    keys: list[bytes | None] = []
+    for number, line in enumerate(batch.lines, start=batch.first):
+        value = _parsed(line, number) if arguments.json_lines else _text(line)
+        values.append(value)
+        keys.append(_key(value, number, arguments))
+    try:
+        sequences = log.append_many(values, keys=keys, type=arguments.type)
+    except (TooLarge, Unencodable) as error:
+        raise BadInput(f"{batch}: {error}") from error
+    if arguments.sync:
+        log.sync()
+    return sequences
+
+
+def _parsed(line: bytes, number: int) -> Any:
+    try:
+        return msgspec.json.decode(line)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"line {number} is no JSON: {error}") from error
+
+
+def _text(line: bytes) -> str | bytes:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return line
+
+
+def _key(value: Any, number: int, arguments: argparse.Namespace) -> bytes | None:
+    if arguments.key_field is None:
+        return None if arguments.key is None else os.fsencode(arguments.key)
+    if not isinstance(value, dict) or arguments.key_field not in value:
+        raise BadInput(f"line {number} has no member {arguments.key_field!r} to be its key")
+    member = value[arguments.key_field]
+    if isinstance(member, str):
+        return member.encode()
+    return None if member is None else msgspec.json.encode(member)

@@ -1,0 +1,258 @@
+"""What `kvspool doctor` looks at, one function for each: what was found, whether that is good, and what to do if it isn't."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import msgspec
+
+from kvspool import _frames, filesystems, sizes, system
+from kvspool.cli import plugins
+from kvspool.errors import KvspoolError, LogNotFound, NotALog
+from kvspool.record import Gap
+from kvspool.wakeups import CHANGED, Watcher
+
+LEAST_FREE = 1 << 30  # bytes; below that the next log may not fit
+LEAST_SHARED_MEMORY = 256 << 20  # bytes; a container has 64 MiB by default
+LEAST_INSTANCES = 128  # one for each reader that follows, in all processes of a user together
+LEAST_JAVA = 17  # for PySpark 4
+WAIT = 5.0  # seconds for an event that takes microseconds
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at. advice: what to do where the state isn't ok."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+def of_host() -> Iterator[Check]:
+    """Look at what every log needs, and at what runs on top of it."""
+    yield _python()
+    yield _twin()
+    yield _machine()
+    yield _shared_memory()
+    yield from _inotify_limits()
+    yield from _write_back()
+    yield _package("pyarrow", "arrow")
+    yield _package("pyspark", "spark")
+    yield _java()
+
+
+def of_place(path: Path) -> Iterator[Check]:
+    """Look at the file system that a path lies on, or would lie on, and try there what logs do."""
+    place = next(parent for parent in (path, *path.parents) if parent.is_dir())
+    yield _file_system(place)
+    yield _free_space(place)
+    # Files to try with must not get among those of a log.
+    fits = place == path and os.access(place, os.W_OK) and not any(place.glob("*.ctl"))
+    trial = place if fits else place.parent if os.access(place.parent, os.W_OK) else Path(tempfile.gettempdir())
+    with tempfile.NamedTemporaryFile(dir=trial, prefix=".kvspool-doctor-") as file:
+        yield _locks(Path(file.name))
+        yield _wakeups(Path(file.name))
+
+
+def of_log(path: Path, found: list[ModuleType]) -> Iterator[Check]:
+    """Open the log and read all of it; every record's checksum is checked by that."""
+    try:
+        with plugins.opened(path, found) as log:
+            yield from _sync_errors(log.stats())
+            yield from _records(log)
+    except LogNotFound:
+        yield Check("log", "warn", f"nothing lies at {path}", f"kvspool create {path}")
+    except NotALog as error:
+        is_only_a_place = path.is_dir() and not any(path.glob("*.ctl"))
+        yield Check("log", "warn" if is_only_a_place else "fail", str(error), "give the path of a log to have it checked")
+    except (KvspoolError, OSError) as error:
+        yield Check("log", "fail", str(error), "restore it from where it was copied to, or make a new one")
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if (3, 11) <= sys.version_info < (3, 14):
+        return Check("Python", "ok", version)
+    return Check("Python", "warn", version, "kvspool is tested with Python 3.11 to 3.13")
+
+
+def _twin() -> Check:
+    if _frames.TWIN == "compiled":
+        return Check("frame loops", "ok", "compiled")
+    if os.environ.get("KVSPOOL_NO_EXTENSIONS") == "1":
+        return Check("frame loops", "warn", "interpreted: slower", "unset KVSPOOL_NO_EXTENSIONS")
+    return Check("frame loops", "warn", "interpreted: slower", "install a C compiler and reinstall kvspool")
+
+
+def _machine() -> Check:
+    found = f"{sys.platform}, {sys.byteorder}-endian"
+    try:
+        system.refuse_unfit_host()
+    except OSError as error:
+        return Check("machine", "fail", found, str(error.strerror))
+    return Check("machine", "ok", found)
+
+
+def _shared_memory() -> Check:
+    try:
+        total, _, free = shutil.disk_usage("/dev/shm")
+    except OSError:
+        return Check("/dev/shm", "warn", "not there", "mount a tmpfs at /dev/shm to keep logs in memory")
+    found = f"{sizes.show(total)}, {sizes.show(free)} free"
+    if total < LEAST_SHARED_MEMORY:
+        return Check("/dev/shm", "warn", found, "for logs in memory make it larger; containers: --shm-size=1g")
+    return Check("/dev/shm", "ok", found)
+
+
+def _inotify_limits() -> Iterator[Check]:
+    for name, meaning, least in (
+        ("max_user_instances", "readers that follow, per user", LEAST_INSTANCES),
+        ("max_user_watches", "files watched, per user", 8192),
+        ("max_queued_events", "events that wait", 1024),
+    ):
+        value = _setting(f"fs/inotify/{name}")
+        if value is None:
+            yield Check(f"inotify {name}", "warn", "unknown", "mount /proc to see it")
+        elif value < least:
+            advice = f"sysctl fs.inotify.{name}={least}; readers beyond the limit look every 5 ms instead of being woken"
+            yield Check(f"inotify {name}", "warn", f"{value:,} ({meaning})", advice)
+        else:
+            yield Check(f"inotify {name}", "ok", f"{value:,} ({meaning})")
+
+
+def _write_back() -> Iterator[Check]:
+    """Say what a crash of the machine may cost without `sync`, and from when on writers have to wait for the disk."""
+    expire, period = _setting("vm/dirty_expire_centisecs"), _setting("vm/dirty_writeback_centisecs")
+    if expire is None or period is None:
+        yield Check("write-back", "warn", "unknown", "mount /proc to see it")
+    elif period == 0:
+        yield Check("write-back", "warn", "vm.dirty_writeback_centisecs is 0: nothing is written by age", "call sync, or set it to 500")
+    else:
+        yield Check("write-back", "ok", f"what was not synced is written within about {(expire + period) / 100:.0f} s")
+    limits = []
+    for name in ("dirty_background", "dirty"):
+        size = _setting(f"vm/{name}_bytes")
+        limits.append(sizes.show(size) if size else f"{_setting(f'vm/{name}_ratio')} %")
+    yield Check("unwritten memory", "ok", f"written from {limits[0]} on, writers wait from {limits[1]} on (vm.dirty_*)")
+
+
+def _setting(name: str) -> int | None:
+    try:
+        return int(Path("/proc/sys", name).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _package(name: str, extra: str) -> Check:
+    try:
+        return Check(name, "ok", metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Check(name, "warn", "not installed", f"pip install 'kvspool[{extra}]'")
+
+
+def _java() -> Check:
+    """Only Spark needs Java, so nothing fails without it."""
+    advice = f"Spark needs Java {LEAST_JAVA} or later: install it (apt install openjdk-17-jre-headless) or set JAVA_HOME"
+    home = os.environ.get("JAVA_HOME")
+    program = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if program is None:
+        return Check("Java", "warn", "neither JAVA_HOME nor java on PATH", advice)
+    try:
+        done = subprocess.run([program, "-version"], capture_output=True, text=True, errors="replace", timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check("Java", "warn", f"{program} doesn't run: {error}", advice)
+    found = re.search(r'version "(?:1\.)?(\d+)[^"]*"', done.stderr + done.stdout)
+    state: Literal["ok", "warn"] = "ok" if found and int(found[1]) >= LEAST_JAVA else "warn"
+    return Check("Java", state, f"{found[0] if found else 'unknown version'} ({program})", "" if state == "ok" else advice)
+
+
+def _file_system(place: Path) -> Check:
+    name = filesystems.of(place)
+    if name in filesystems.SAFE:
+        return Check("file system", "ok", f"{name} at {place}")
+    return Check("file system", "fail", f"{name} at {place}: memory and locks may not be shared there", "use a local disk or tmpfs")
+
+
+def _free_space(place: Path) -> Check:
+    total, _, free = shutil.disk_usage(place)
+    found = f"{sizes.show(free)} of {sizes.show(total)}"
+    if free < LEAST_FREE:
+        return Check("free space", "warn", found, "a new log reserves its whole capacity; make room first")
+    return Check("free space", "ok", found)
+
+
+def _locks(file: Path) -> Check:
+    """See whether a second open file description is refused, and gets the lock when the first one lets go."""
+    first, second = system.port.open(file, os.O_RDWR), system.port.open(file, os.O_RDWR)
+    advice = "writers would damage the log here; use a local disk or tmpfs, and Linux 3.15 or later"
+    try:
+        got, got_too = system.port.try_lock(first, 0), system.port.try_lock(second, 0)
+        system.port.unlock(first, 0)
+        got_later = system.port.try_lock(second, 0)
+    except OSError as error:
+        return Check("locks", "fail", f"refused: {error}", advice)
+    finally:
+        system.port.close(first)
+        system.port.close(second)
+    if (got, got_too, got_later) == (True, False, True):
+        return Check("locks", "ok", f"exclude each other in {file.parent}")
+    return Check("locks", "fail", f"don't exclude each other in {file.parent}", advice)
+
+
+def _wakeups(file: Path) -> Check:
+    """See whether a write wakes who watches the file."""
+    try:
+        with closing(Watcher()) as watcher:
+            return _woken(watcher, file)
+    except OSError as error:
+        return Check("wake-ups", "fail", f"inotify fails: {error}", "readers that follow need it; look at the sandbox or container")
+
+
+def _woken(watcher: Watcher, file: Path) -> Check:
+    watcher.watch(file, CHANGED, file)
+    if watcher.is_blind:
+        return Check("wake-ups", "warn", "no inotify instance is left", "end other watchers, or raise fs.inotify.max_user_instances")
+    file.write_bytes(b"\1")
+    deadline = system.port.monotonic() + WAIT
+    while system.port.monotonic() < deadline:
+        if file in (watcher.wait(WAIT) or ()):
+            return Check("wake-ups", "ok", f"inotify works in {file.parent}")
+    return Check("wake-ups", "warn", "no event came", "readers look every half second here; use a local disk or tmpfs")
+
+
+def _sync_errors(stats: Any) -> Iterator[Check]:
+    for one in stats if isinstance(stats, list) else [stats]:
+        if getattr(one, "sync_error", 0):
+            found = f"{one.path}: a flush to disk failed: {os.strerror(one.sync_error)}"
+            yield Check("disk", "fail", found, "it takes no more records; copy what it holds to a new log on a sound disk")
+
+
+def _records(log: plugins.Log) -> Iterator[Check]:
+    """Read all of the log. Only damage is a fault of what is stored; the other gaps tell what happened to it."""
+    count = 0
+    lost: Counter[str] = Counter()
+    for item in log.read(on_gap="yield"):
+        if isinstance(item, Gap):
+            lost[item.reason] += item.count
+        else:
+            count += 1
+    yield Check("records", "ok", f"{count:,} read, their checksums match")
+    for reason, number in lost.items():
+        if reason == "damaged":
+            yield Check("damage", "fail", f"{number:,} records don't match their checksums", "all the others can be read")
+        elif reason == "overrun":
+            yield Check("overrun", "warn", f"{number:,} records were overwritten during the check", "writers go on; nothing is damaged")
+        else:
+            yield Check(reason, "warn", f"{number:,} sequences are missing", "records that were not synced when it happened are lost")

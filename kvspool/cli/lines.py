@@ -1,0 +1,76 @@
+"""Lines that may trickle in: what is there now, in batches, never held back by what is still to come."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvspool import sizes
+from kvspool.cli.options import BadInput
+
+CHUNK = 1 << 16  # bytes; what a pipe holds
+BATCH_BYTES = 1 << 20  # bytes; a batch of long lines stays small however many lines it may have
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some lines, without their line ends; `first` is the number of the first of them, counted from 1."""
+
+    first: int
+    lines: list[bytes]
+
+    def __str__(self) -> str:
+        last = self.first + len(self.lines) - 1
+        return f"line {last}" if last == self.first else f"lines {self.first} to {last}"
+
+
+class LineReader:
+    """Reads lines from a descriptor. It reads past Python's buffers, so that `select` tells whether more is there."""
+
+    def __init__(self, fd: int, *, most: int, longest: int) -> None:
+        """Read from `fd`, in batches of `most` lines at most; a line of more than `longest` bytes is BadInput."""
+        self._fd = fd
+        self._most = most
+        self._longest = longest
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self._first = 1
+        self._rest = bytearray()
+
+    def batches(self) -> Iterator[Batch]:
+        """Return the batches. One is handed out when it is full, when the input pauses, and at its end."""
+        while True:
+            ready, _, _ = select.select([self._fd], [], [], 0 if self._lines else None)
+            if not ready:
+                yield self._take()
+                continue
+            chunk = os.read(self._fd, CHUNK)
+            if not chunk:
+                break
+            *lines, end = chunk.split(b"\n")
+            for line in lines:
+                self._add(line)
+                if len(self._lines) == self._most or self._bytes >= BATCH_BYTES:
+                    yield self._take()
+            self._rest += end
+            if len(self._rest) > self._longest:
+                raise BadInput(f"line {self._first + len(self._lines)} is longer than {sizes.show(self._longest)}")
+        if self._rest:
+            self._add(b"")
+        if self._lines:
+            yield self._take()
+
+    def _add(self, line: bytes) -> None:
+        if self._rest:
+            line = bytes(self._rest) + line
+            self._rest.clear()
+        self._lines.append(line)
+        self._bytes += len(line)
+
+    def _take(self) -> Batch:
+        batch = Batch(self._first, self._lines)
+        self._first += len(self._lines)
+        self._lines, self._bytes = [], 0
+        return batch

@@ -1,0 +1,104 @@
+"""The values that options take, and the options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from kvspool import sizes
+from kvspool.errors import KvspoolError
+from kvspool.spool.search import Start
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+END = datetime(2262, 1, 1, tzinfo=timezone.utc)  # 2**63 ns after the epoch is later in that year
+
+
+class BadInput(KvspoolError, ValueError):
+    """What the user gave can't be used. Nothing of it was stored."""
+
+    exit_code = 2
+
+
+def add_path(parser: argparse.ArgumentParser, words: str) -> None:
+    """Add the argument PATH."""
+    parser.add_argument("path", metavar="PATH", type=Path, help=words)
+
+
+def add_json(parser: argparse._ActionsContainer, words: str) -> None:
+    """Add the option --json."""
+    parser.add_argument("--json", action="store_true", help=words)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how records are shown."""
+    parser.add_argument(
+        "--gaps",
+        choices=("raise", "yield", "skip"),
+        default="yield",
+        help="lost records: show the gap in their place (yield, the default), end with code 7 (raise), or go on silently (skip)",
+    )
+    forms = parser.add_mutually_exclusive_group()
+    add_json(forms, "one JSON object for each record, with everything that it holds")
+    forms.add_argument("--values", action="store_true", help="the stored bytes of the values alone, one a line, as they are")
+
+
+def size(text: str) -> int:
+    """Return a size in bytes."""
+    try:
+        return sizes.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def mode(text: str) -> int:
+    """Return permission bits, which are written in octal."""
+    try:
+        return int(text, 8)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a mode is octal digits such as 600 or 640, not {text!r}") from None
+
+
+def start(text: str) -> Start:
+    """Return the place to begin at. Times are printed in UTC, so one without a zone is taken as UTC."""
+    if text in ("earliest", "latest"):
+        return text
+    try:
+        if text.isascii() and text.isdigit():
+            return int(text)
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        words = "a start is earliest, latest, a sequence or a time such as 2026-01-31T12:00:00Z"
+        raise argparse.ArgumentTypeError(f"{words}, not {text!r}") from None
+    when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+    if not EPOCH <= when < END:
+        raise argparse.ArgumentTypeError(f"records have times from {EPOCH:%Y} to {END:%Y}, not {text!r}")
+    return when
+
+
+def count(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return the parser of a whole number within limits."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least or (most is not None and number > most):
+            limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"a whole number {limits}, not {text!r}")
+        return number
+
+    return parse
+
+
+def seconds(text: str) -> float:
+    """Return a duration."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e9:
+        raise argparse.ArgumentTypeError(f"a number of seconds, not {text!r}")
+    return number

@@ -1,0 +1,230 @@
+"""What the commands write: records as lines, as JSON or as bytes; words on stderr.
+
+A record may come from anybody, so nothing of it reaches a terminal as a control character: a hostile value can't move the cursor,
+change the title, or turn the direction of the line. Only `--values` hands out bytes as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from kvspool import sizes
+from kvspool.errors import Undecodable
+from kvspool.record import Codec, Gap, Record
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from rich.console import Console
+
+LONGEST = 500  # characters of a value in the form for people; --json has all of it
+WIDEST = 1000  # characters of a table that doesn't go to a terminal
+_MARKS = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # what JSON leaves as it is, and a terminal obeys
+_UNSAFE = re.compile(f"[\x00-\x1f{_MARKS}\ud800-\udfff]")
+_UNSAFE_IN_JSON = re.compile(f"[{_MARKS}]")
+_BEYOND_JSON = (Undecodable, TypeError, ValueError, OverflowError, RecursionError)
+_encode = msgspec.json.Encoder().encode
+
+Show = Callable[[Any], None]
+
+
+def prepare() -> None:
+    """Let both streams take any text, whatever the terminal's encoding is."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def settle() -> None:
+    """Write out what is left; where nobody takes it any more, let go of it, so that the interpreter's end stays silent."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def complain(words: str) -> None:
+    """Write one line to stderr."""
+    print(f"kvspool: {escape(words)}", file=sys.stderr)
+
+
+def escape(text: str) -> str:
+    """Return the text with everything that a terminal would obey written as \\x1b."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a rich console, which is costly to import and so is made where it is needed."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    # What is piped on isn't wrapped.
+    return Console(stderr=stderr, width=None if stream.isatty() else WIDEST, highlight=False, markup=False, emoji=False)
+
+
+def print_records(items: Iterable[Any], arguments: Namespace, *, live: bool = False) -> None:
+    """Write records and gaps in the form that was asked for; `live`: each at once, since the next one may be long in coming.
+
+    Iterators of logs hold descriptors, so they are closed in the end.
+    """
+    show = _form(arguments)
+    try:
+        for item in items:
+            show(item)
+            if live:
+                sys.stdout.flush()
+    finally:
+        if hasattr(items, "close"):
+            items.close()
+
+
+def _form(arguments: Namespace) -> Show:
+    if arguments.json:
+        return lambda item: print_json(_gap_members(item) if isinstance(item, Gap) else _members(item))
+    if arguments.values:
+        return _print_value
+    if sys.stdout.isatty():
+        return _terminal()
+    return lambda item: print("  ".join(text for text, _ in parts(item)))
+
+
+def _print_value(item: Any) -> None:
+    if isinstance(item, Gap):
+        complain(str(item))
+    else:
+        sys.stdout.buffer.write(item.value + b"\n")
+
+
+def _terminal() -> Show:
+    """Return what shows an item in colours, cut to the width of the terminal."""
+    from rich.text import Text
+
+    screen = console()
+
+    def show(item: Any) -> None:
+        text = Text("  ").join(Text(words, style) for words, style in parts(item))
+        screen.print(text, no_wrap=True, overflow="ellipsis")
+
+    return show
+
+
+def parts(item: Any) -> list[tuple[str, str]]:
+    """Return the columns of an item's line, each with the style that it has on a terminal."""
+    if isinstance(item, Gap):
+        return [(escape(f"-- {item}"), "bold red")]
+    further = [(escape(f"{name}={_plain(value)}"), "magenta") for name, value in _further(item).items()]
+    kind = [(f"type={item.type}", "blue")] if item.type else []
+    return [
+        (moment(item.time), "dim"),
+        (f"{item.sequence:>8}", "yellow"),
+        *further,
+        *kind,
+        (_short("-" if item.key is None else _plain(item.key) or '""'), "cyan"),
+        (_short(_value_text(item)), ""),
+    ]
+
+
+def moment(when: datetime) -> str:
+    """Return a time in UTC as 2026-01-31T12:00:00.000000Z, in which --start takes it back."""
+    return when.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _further(record: Record) -> dict[str, Any]:
+    """Return what a log of several logs adds to its records, such as `shard` or `client`."""
+    if type(record) is Record:
+        return {}
+    return {name: getattr(record, name) for name in record.__struct_fields__ if name not in Record.__struct_fields__}
+
+
+def _plain(value: Any) -> str:
+    """Return a value for people; bytes as text where they are UTF-8."""
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return repr(value)
+
+
+def _value_text(record: Record) -> str:
+    if record.codec != Codec.MSGPACK:
+        return _plain(record.value)
+    try:
+        return _encode(record.data).decode()
+    except _BEYOND_JSON:
+        return repr(record.value)
+
+
+def _short(text: str) -> str:
+    if len(text) <= LONGEST:
+        return escape(text)
+    return f"{escape(text[:LONGEST])}… ({sizes.show(len(text))})"
+
+
+def print_json(value: Any) -> None:
+    """Write a value as one line of JSON."""
+    try:
+        line = _encode(value)
+    except UnicodeEncodeError:
+        # A path whose bytes are not UTF-8 holds lone surrogates, which only escapes can write.
+        line = json.dumps(msgspec.to_builtins(value)).encode()
+    if not line.isascii() or b"\x7f" in line:
+        line = _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", line.decode()).encode()
+    sys.stdout.buffer.write(line + b"\n")
+
+
+def _members(record: Record) -> dict[str, Any]:
+    return {
+        "sequence": record.sequence,
+        "timestamp": record.timestamp,
+        "time": moment(record.time),
+        **{name: _text_or_base64(value) if isinstance(value, bytes) else value for name, value in _further(record).items()},
+        "type": record.type,
+        "codec": _codec_name(record.codec),
+        "key": None if record.key is None else _text_or_base64(record.key),
+        "value": _value_member(record),
+    }
+
+
+def _codec_name(codec: int) -> str | int:
+    try:
+        return Codec(codec).name.lower()
+    except ValueError:
+        return codec
+
+
+def _value_member(record: Record) -> Any:
+    """Return the value as it was appended, if JSON can say it; its bytes in base64 otherwise."""
+    try:
+        data = record.data
+        return _text_or_base64(data) if isinstance(data, bytes) else msgspec.Raw(_encode(data))
+    except _BEYOND_JSON:
+        return _base64(record.value)
+
+
+def _text_or_base64(value: bytes) -> str | dict[Literal["base64"], str]:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return _base64(value)
+
+
+def _base64(value: bytes) -> dict[Literal["base64"], str]:
+    return {"base64": base64.b64encode(value).decode()}
+
+
+def _gap_members(gap: Gap) -> dict[str, Any]:
+    members = {name: getattr(gap, name) for name in gap.__struct_fields__}
+    path = members.pop("path")
+    return {"gap": {**members, "count": gap.count, "path": path}}

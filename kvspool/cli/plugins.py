@@ -1,0 +1,106 @@
+"""Commands and logs of packages above this one, found through the entry-point group `kvspool.commands`.
+
+An entry point names a module that offers
+
+    add_commands(subparsers) -> None     add sub-parsers, each with `set_defaults(run=...)`
+    open_log(path) -> Log | None         optional: open what this package knows lies at the path, None if it isn't its own
+
+so that `read`, `tail` and `stats` open everything that is installed, while this package imports nothing above it. A plugin that fails
+costs one line on stderr, never the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import kvspool
+from kvspool.cli import output
+from kvspool.errors import KvspoolError, NotALog
+from kvspool.spool.cursor import OnGap
+from kvspool.spool.search import Start
+
+GROUP = "kvspool.commands"
+
+
+class Log(Protocol):
+    """What the commands need of a log, wherever it comes from.
+
+    `stats` returns a `msgspec.Struct`, or a list of them where the log is made of several. Records are `kvspool.Record`, or a subclass
+    whose further fields are shown too.
+    """
+
+    def read(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Iterator[Any]: ...
+
+    def follow(
+        self, start: Start = "earliest", *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise"
+    ) -> Iterator[Any]: ...
+
+    def stats(self) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+def load() -> list[ModuleType]:
+    """Return the modules of all plugins, in the order of their names; those that can't be imported are warned of and left out."""
+    modules = []
+    for entry_point in sorted(metadata.entry_points(group=GROUP), key=lambda found: found.name):
+        try:
+            modules.append(entry_point.load())
+        except Exception as error:
+            _warn(entry_point.name, error)
+    return modules
+
+
+def add_commands(subparsers: Any, plugins: list[ModuleType]) -> None:
+    """Let each plugin add its commands."""
+    for plugin in plugins:
+        try:
+            plugin.add_commands(subparsers)
+        except Exception as error:
+            _warn(plugin.__name__, error)
+
+
+@contextmanager
+def opened(path: Path, plugins: list[ModuleType]) -> Iterator[Log]:
+    """Open the log at `path`, ours or a plugin's, inside the `with` block. Raises what `kvspool.open` raises if it is nobody's."""
+    log = _open(path, plugins)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def _open(path: Path, plugins: list[ModuleType]) -> Log:
+    try:
+        return kvspool.open(path)
+    except NotALog:
+        for plugin in plugins:
+            log = _ask(plugin, path)
+            if log is not None:
+                return log
+        raise
+
+
+def _ask(plugin: ModuleType, path: Path) -> Log | None:
+    """Return the plugin's log at `path`. Its own log's damage, and the system's refusal, are the user's business; its bugs aren't."""
+    open_log = getattr(plugin, "open_log", None)
+    try:
+        log: Log | None = None if open_log is None else open_log(path)
+        return log
+    except NotALog:
+        return None
+    except (KvspoolError, OSError):
+        raise
+    except Exception as error:
+        _warn(plugin.__name__, error)
+        return None
+
+
+def _warn(name: str, error: Exception) -> None:
+    lines = str(error).splitlines() or [""]
+    output.complain(f"warning: the plugin {name} was left out: {type(error).__name__}: {lines[0]}")

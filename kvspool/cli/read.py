@@ -1,0 +1,40 @@
+"""`kvspool read`: the records that are there now."""
+
+from __future__ import annotations
+
+import argparse
+
+from kvspool.cli import options, output, plugins
+
+NAME = "read"
+SUMMARY = "print the records that are there now"
+DESCRIPTION = f"""\
+Print records, one a line: time (UTC), sequence, key, value. Long values are cut at {output.LONGEST} characters, or to the width of
+the terminal; --json has all of them. Where records were lost, a line in their place says which and why.
+
+With --json each line is an object with sequence, timestamp (ns since 1970), time, type, codec, key and value. Keys and values that
+are not text are {{"base64": ...}}. Lost records are {{"gap": {{first, last, reason, count, path}}}}."""
+EXAMPLES = """\
+  kvspool read events --start 1000 --limit 20
+  kvspool read events --start 2026-01-31T12:00:00Z --json | jq .value
+  kvspool read events --values --gaps raise > values.txt"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    options.add_path(parser, "the log")
+    parser.add_argument(
+        "--start",
+        type=options.start,
+        default="earliest",
+        help="earliest, latest, a sequence, or an ISO time (without a zone: UTC) (default: %(default)s)",
+    )
+    parser.add_argument("--limit", type=options.count(0), metavar="N", help="at most so many records")
+    options.add_output(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the records."""
+    with plugins.opened(arguments.path, arguments.plugins) as log:
+        output.print_records(log.read(start=arguments.start, limit=arguments.limit, on_gap=arguments.gaps), arguments)
+    return 0

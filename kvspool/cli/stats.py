@@ -1,0 +1,113 @@
+"""`kvspool stats`: what a log holds at this moment."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from kvspool import sizes
+from kvspool.cli import options, output, plugins
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+NAME = "stats"
+SUMMARY = "show what a log holds"
+DESCRIPTION = """\
+Show what a log holds at this moment: size, records, sequences, ages. A log of several logs gets a row for each of them.
+With --json it is one object, or a list of them, with the field names of the library; times are ns since 1970."""
+EXAMPLES = """\
+  kvspool stats events
+  kvspool stats events --json | jq .records"""
+
+_TIMES = ("first_timestamp", "last_timestamp", "created")
+_SIZES = ("capacity", "used", "bytes", "size")
+_DETAILS = ("path", "format", "log_id", "policy", "codec", "created", "first_timestamp", "synced_sequence", "sync_error")
+_UNITS = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    options.add_path(parser, "the log")
+    options.add_json(parser, "the same as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the statistics."""
+    with plugins.opened(arguments.path, arguments.plugins) as log:
+        stats = log.stats()
+    if arguments.json:
+        output.print_json(stats)
+    else:
+        output.console().print(_rows(stats) if isinstance(stats, list) else _card(stats))
+    return 0
+
+
+def _card(stats: Any) -> Table:
+    """Return one log's fields, one below the other."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name in stats.__struct_fields__:
+        table.add_row(name.replace("_", " "), _cell(stats, name))
+        if name == "used" and getattr(stats, "capacity", 0):
+            table.add_row("percent used", _bar(stats))
+    return table
+
+
+def _rows(many: list[Any]) -> Table:
+    """Return a row for each of several logs, with what tells them apart and what changes."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    table.add_column("log", overflow="fold")
+    names = [name for name in (many[0].__struct_fields__ if many else ()) if name not in _DETAILS]
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="left" if name in _TIMES else "right")
+    for stats in many:
+        label = str(getattr(stats, "path", "")).rpartition("/")[2]
+        table.add_row(Text(output.escape(label)), *(_cell(stats, name) for name in names))
+    return table
+
+
+def _cell(stats: Any, name: str) -> RenderableType:
+    from rich.text import Text
+
+    value: Any = getattr(stats, name, "")
+    if name in _TIMES:
+        return Text(_when(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Text(sizes.show(value) if name.rpartition("_")[2] in _SIZES else f"{value:,}")
+    return Text(output.escape(str(value)))
+
+
+def _bar(stats: Any) -> RenderableType:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(f"{100 * stats.used / stats.capacity:.1f} %", ProgressBar(total=stats.capacity, completed=stats.used, width=20))
+    return grid
+
+
+def _when(timestamp: int) -> str:
+    """Return a time and how long ago it was; nothing for 0, which stands for no record."""
+    if not timestamp:
+        return "-"
+    when = datetime.fromtimestamp(timestamp // 1_000_000_000, timezone.utc)
+    return f"{when:%Y-%m-%d %H:%M:%S} UTC ({_age(time.time() - timestamp / 1e9)})"
+
+
+def _age(seconds: float) -> str:
+    if seconds < 0:
+        return "in the future"
+    for least, length, words in _UNITS:
+        if seconds >= least:
+            return f"{seconds / length:.0f} {words} ago"
+    raise AssertionError("the last unit takes every age")

@@ -1,0 +1,51 @@
+"""What `kvspool append` has appended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+from typing import Any
+
+from kvspool.cli import output
+
+PATIENCE = 1.0  # seconds before the count is shown while it grows
+
+
+class Summary:
+    """What was appended so far: shown while it grows, if that takes long, and in the end."""
+
+    def __init__(self, *, shows_progress: bool) -> None:
+        self.count = 0
+        self.first: int | None = None
+        self.last: int | None = None
+        self._began = time.monotonic() if shows_progress else float("inf")
+        self._status: Any = None
+
+    def add(self, sequences: range) -> None:
+        """Count a batch in."""
+        self.count += len(sequences)
+        self.first = sequences[0] if self.first is None else self.first
+        self.last = sequences[-1]
+        seconds = time.monotonic() - self._began
+        if seconds < PATIENCE:
+            return
+        words = f"appended {self.count:,} records, {self.count / seconds:,.0f}/s"
+        if self._status is None:
+            self._status = output.console(stderr=True).status(words)
+            self._status.start()
+        self._status.update(words)
+
+    def print(self, arguments: Namespace) -> None:
+        """Write the summary."""
+        if self._status is not None:
+            self._status.stop()
+        if arguments.json:
+            output.print_json({"appended": self.count, "first_sequence": self.first, "last_sequence": self.last, "synced": arguments.sync})
+            return
+        words = f"appended {self.count:,} {'record' if self.count == 1 else 'records'}"
+        if self.first is not None and self.last is not None:
+            words += f": sequences {self.first} to {self.last}"
+            if self.last - self.first >= self.count:
+                words += ", with records of others in between"
+        print(words + (", on disk" if arguments.sync and self.count else ""), file=sys.stderr)

@@ -1,0 +1,110 @@
+"""`kvspool tail`: the last records, and those that come.
+
+The last records of one log are found by their sequences. A log of several logs has no common sequence, so there the search goes back
+in time, further at each step. A step that finds too few, because numbers were left out or records lost, is followed by a longer one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+from kvspool.cli import options, output, plugins
+from kvspool.cli.plugins import Log
+from kvspool.errors import GapError
+from kvspool.record import Gap
+from kvspool.spool.search import Start
+
+NAME = "tail"
+SUMMARY = "print the last records, and follow what comes"
+DESCRIPTION = """\
+Print the last records of a log; with --follow go on with those that are appended, until Ctrl-C (exit code 130) or --timeout. The lines
+are those of `kvspool read`."""
+EXAMPLES = """\
+  kvspool tail events -n 100
+  kvspool tail events --follow --json
+  kvspool tail events -n 0 -f --timeout 5        what is new, until nothing came for 5 seconds"""
+
+_STEPS = 12  # each four times as long as the one before; behind the last one everything is read
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    options.add_path(parser, "the log")
+    parser.add_argument("-n", type=options.count(0), default=10, dest="lines", metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with the records that come")
+    parser.add_argument(
+        "--timeout", type=options.seconds, metavar="S", help="with --follow: end after so many seconds without a record"
+    )
+    options.add_output(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the last records, then those that come."""
+    with plugins.opened(arguments.path, arguments.plugins) as log:
+        stats = log.stats()
+        last = _last(log, stats, arguments.lines)
+        if not arguments.follow:
+            output.print_records(_gaps_as(arguments.gaps, last), arguments)
+            return 0
+        items = log.follow(start=_place(last, stats, arguments.lines), timeout=arguments.timeout, on_gap=arguments.gaps)
+        output.print_records(items, arguments, live=True)
+    return 0
+
+
+def _last(log: Log, stats: Any, count: int) -> deque[Any]:
+    """Return the last `count` records and gaps of what is there now."""
+    last: deque[Any] = deque(maxlen=count)
+    for start in _starts(stats, count) if count else ():
+        last = deque(log.read(start=start, on_gap="yield"), maxlen=count)
+        if len(last) == count:
+            break
+    return last
+
+
+def _starts(stats: Any, count: int) -> Iterator[Start]:
+    """Return ever earlier places to begin at."""
+    if _has_sequences(stats):
+        for step in range(_STEPS):
+            sequence = stats.next_sequence - count * 4**step
+            if sequence <= stats.first_sequence:
+                break
+            yield sequence
+    else:
+        logs = stats if isinstance(stats, list) else [stats]
+        newest = max((getattr(one, "last_timestamp", 0) for one in logs), default=0)
+        for step in range(_STEPS if newest else 0):
+            yield datetime.fromtimestamp(max(0, newest / 1e9 - 4**step), timezone.utc)
+    yield "earliest"
+
+
+def _has_sequences(stats: Any) -> bool:
+    return hasattr(stats, "next_sequence") and hasattr(stats, "first_sequence")
+
+
+def _place(last: deque[Any], stats: Any, count: int) -> Start:
+    """Return where to follow from, so that the last records come first and nothing between them and the new ones is missed.
+
+    In a log of several logs that is the time of the first of them: others of the same microsecond are shown with it.
+    """
+    if _has_sequences(stats):
+        return int(_sequence(last[0]) if last else stats.next_sequence)
+    times = [item.time for item in last if not isinstance(item, Gap)]
+    earliest: datetime | None = min(times, default=None)
+    return earliest or ("earliest" if count else "latest")
+
+
+def _sequence(item: Any) -> int:
+    return int(item.first if isinstance(item, Gap) else item.sequence)
+
+
+def _gaps_as(wish: str, items: deque[Any]) -> Iterator[Any]:
+    """Return the items with gaps raised, or left out, as wished."""
+    for item in items:
+        if isinstance(item, Gap) and wish == "raise":
+            raise GapError(item)
+        if not isinstance(item, Gap) or wish == "yield":
+            yield item
