@@ -25,6 +25,7 @@ import kvspool
 from kvspool import Spool, SpoolStats, system
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
 from kvspool.spool.cursor import OnGap
+from kvspool.spool.pair import Pair
 from kvspool.spool.spool import TIMEOUT
 from kvspool.wakeups import ENTERED, Watcher
 from shard import ShardSet, route
@@ -155,7 +156,7 @@ class HubRoot:
         known = {source.key[0] for source in merge.sources.values() if isinstance(source.key, tuple)}
         for key, path in self._shard_paths(known):
             if key not in merge.sources:
-                log = self._open_log(key, path)
+                log = self._open_log(key, path, is_known=key[0] in known)
                 if log is not None:
                     make = partial(HubRecord, client=key[0], shard=key[1])
                     merge.add(key, log.cursor(start, bounded=bounded), make)
@@ -173,27 +174,39 @@ class HubRoot:
                 shards += [((prefix, index), path) for index, path in found.paths(self.path)]
         return shards
 
-    def _open_log(self, key: tuple[str, int], path: Path) -> Spool | None:
-        """Return the open log of a shard; None if it was removed just now."""
+    def _open_log(self, key: tuple[str, int], path: Path, is_known: bool = False) -> Spool | None:
+        """Return the open log of a shard; None if it was removed just now, or is being removed from a client that is known."""
         log = self._logs.get(key)
         if log is None or log.closed or log.has_vanished():
             try:
                 log = self._logs[key] = kvspool.open(path, timeout=self._timeout)
             except LogNotFound:
                 return None
+            except NotALog:
+                if is_known:
+                    return None
+                raise
         return log
+
+    def forget(self, pair: Pair) -> None:
+        """Close the log of a shard that was removed, so that its disk space is given back."""
+        for key, log in list(self._logs.items()):
+            if log.owns(pair):
+                self._logs.pop(key).close()
+        pair.close()
 
     # Looking after it.
 
     def stats(self) -> HubStats:
         """Return what all clients have at this moment."""
         self._check_open()
-        shards: dict[str, list[SpoolStats]] = {}
+        bits = {prefix: found.bits for prefix, found in route.scan(self.path).items() if _is_client(prefix)}
+        shards: dict[str, list[SpoolStats]] = {client: [] for client in bits}
         for key, path in self._shard_paths():
             log = self._open_log(key, path)
             if log is not None:
                 shards.setdefault(key[0], []).append(log.stats())
-        clients = [_client_stats(client, stats) for client, stats in shards.items()]
+        clients = [_client_stats(client, bits[client], stats) for client, stats in shards.items() if client in bits]
         return HubStats(
             path=str(self.path),
             records=sum(stats.records for stats in clients),
@@ -248,6 +261,7 @@ class _FollowingRoot(FollowingMerge):
                 # Appended before it was removed, and not read yet, is still in memory: only a silent log is let go.
                 if source.cursor.pair.has_vanished() and not self.look({key}):
                     self.drop(key)
+                    self._root.forget(source.cursor.pair)
         if keys is None or _ROOT in keys:
             self._root._add_new(self, "earliest", bounded=False)
 
@@ -260,10 +274,10 @@ def _is_client(prefix: str) -> bool:
     return True
 
 
-def _client_stats(client: str, shards: list[SpoolStats]) -> ClientStats:
+def _client_stats(client: str, bits: int, shards: list[SpoolStats]) -> ClientStats:
     return ClientStats(
         client=client,
-        bits=len(shards).bit_length() - 1,
+        bits=bits,
         records=sum(stats.records for stats in shards),
         used=sum(stats.used for stats in shards),
         capacity=sum(stats.capacity for stats in shards),

@@ -6,6 +6,7 @@ The frame loops copy straight between the ring and the buffers of Arrow arrays, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -158,6 +159,7 @@ class Columns:
         self._types = _cast(batch, "type", pa.uint8(), 0)
         self._timestamps = _cast(batch, "timestamp", pa.timestamp("ns"), None)
 
+    @cached_property
     def largest(self) -> int:
         """Return the bytes of key and value of the largest record."""
         if not self.rows:

@@ -12,7 +12,7 @@ from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, format, pair
 from kvspool.spool.spool import TIMEOUT
 
-_SHARD_NAME = re.compile(r"(?:[A-Za-z0-9_-]*\.)?[1-9a]\.[0-3][0-9a-f]{2}")
+_SHARD_NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?[1-9a]\.[0-3][0-9a-f]{2}")
 
 
 def create(

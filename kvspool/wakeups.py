@@ -37,11 +37,13 @@ class Watcher:
             self.is_blind = True
 
     def watch(self, path: str | os.PathLike[str], mask: int, key: object) -> None:
-        """Wake for changes of `path` from now on, and report them as `key`."""
+        """Wake for changes of `path` from now on, and report them as `key`. What is not there any more will not change."""
         if self._notifier is None:
             return
         try:
             self._keys[system.port.add_watch(self._notifier, path, mask)] = key
+        except (FileNotFoundError, NotADirectoryError):
+            return
         except OSError as error:
             if error.errno not in _EXHAUSTED:
                 raise

@@ -61,6 +61,8 @@ class Merge(Iterator[Any]):
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise") -> None:
         if on_gap not in ("raise", "yield", "skip"):
             raise ValueError(f'on_gap is "raise", "yield" or "skip", not {on_gap!r}')
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit is a number of records, not {limit}")
         self.sources: dict[Hashable, Source] = {}
         self.lost = 0
         self._left = limit
@@ -87,8 +89,10 @@ class Merge(Iterator[Any]):
             if self._left == 0:
                 self.end()
                 raise StopIteration
-            if not self._ready or self._taken % LOOK_AROUND == 0:
+            if not self._ready:
                 self.look(None)
+            elif self._taken % LOOK_AROUND == 0:
+                self.look_around()
             if not self._ready and not self.wait():
                 self.end()
                 raise StopIteration
@@ -114,6 +118,10 @@ class Merge(Iterator[Any]):
             heapq.heappop(self._ready)
             self._silent[source.key] = source
         return item
+
+    def look_around(self) -> None:
+        """Once in a while, where one log alone would keep us busy: look at the others too."""
+        self.look(None)
 
     def look(self, keys: set[Any] | None) -> bool:
         """Look at silent logs, those of `keys` or all; return whether one has something."""
@@ -164,11 +172,20 @@ class FollowingMerge(Merge):
             watch(watcher, source.cursor.pair, source.key)
         return watcher
 
-    def wait(self) -> bool:
-        deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
+    def look_around(self) -> None:
+        self.notice(self._armed().wait(0))
+        self.look(None)
+
+    def _armed(self) -> Watcher:
+        """Return the watcher; after it was made, what came before is looked at."""
         if self._watcher is None:
             self._watcher = self.arm()
-            self.notice(None)  # what came before the watch
+            self.notice(None)
+        return self._watcher
+
+    def wait(self) -> bool:
+        deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
+        watcher = self._armed()
         while True:
             for source in self._silent.values():
                 ask(source.cursor)
@@ -178,7 +195,7 @@ class FollowingMerge(Merge):
             if left <= 0:
                 return False
             is_rung = all(source.cursor.pair.can_ask for source in self._silent.values())
-            keys = self._watcher.wait(left if is_rung else min(left, BLIND_POLL))
+            keys = watcher.wait(left if is_rung else min(left, BLIND_POLL))
             self.notice(keys)
             if self.look(keys if is_rung else None):
                 return True

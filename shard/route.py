@@ -21,7 +21,7 @@ from shard.errors import ConflictingShardSets, IncompleteShardSet
 
 MOST_BITS = 10
 _PREFIX = re.compile(r"[a-zA-Z0-9_-]*")
-_NAME = re.compile(r"(?:(?P<prefix>[a-zA-Z0-9_-]*)\.)?(?P<bits>[1-9a])\.(?P<index>[0-3][0-9a-f]{2})")
+_NAME = re.compile(r"(?:(?P<prefix>[a-zA-Z0-9_-]+)\.)?(?P<bits>[1-9a])\.(?P<index>[0-3][0-9a-f]{2})")
 
 
 def shard_of(key: bytes, bits: int) -> int:
@@ -46,7 +46,7 @@ def check_bits(bits: int) -> int:
 def directory_name(prefix: str, bits: int, index: int) -> str:
     """Return the name of a shard's directory; ValueError for a prefix, bits or an index that can't be."""
     check_prefix(prefix)
-    if not 0 <= index < 1 << check_bits(bits):
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < 1 << check_bits(bits):
         raise ValueError(f"with {bits} bits an index is 0..{(1 << bits) - 1}, not {index}")
     if bits == 0:
         if not prefix:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -83,7 +84,8 @@ class ShardSet:
         base = Path(os.path.abspath(root))
         names = [route.directory_name(prefix, bits, index) for index in range(1 << route.check_bits(bits))]
         if not base.is_dir():
-            system.port.make_directory(base)
+            with suppress(FileExistsError):  # another process made it at this moment
+                system.port.make_directory(base)
         found = route.scan(base).get(prefix)
         if found is not None:
             if found.bits != bits:
@@ -91,10 +93,8 @@ class ShardSet:
             if not found.missing and not exist_ok:
                 raise LogExists(f"{base} has a shard set with prefix {prefix!r} already; shard.open opens it")
         for name in names:
-            try:
+            with suppress(LogExists):  # left by an earlier call, or made by another process at this moment
                 kvspool.create(base / name, capacity=capacity, codec=codec, mode=mode, allow_unsafe_fs=allow_unsafe_fs).close()
-            except LogExists:
-                pass  # left by an earlier call, or made by another process at this moment
         return cls.open(base, prefix=prefix, timeout=timeout)
 
     @classmethod
@@ -176,8 +176,11 @@ class ShardSet:
         """
         from kvspool import arrow
 
+        columns_of_parts = [arrow.Columns(part) for part in arrow.parts(batch)]
+        for shard_log in self.shards:
+            shard_log.check_columns(columns_of_parts)
         sequences: dict[int, list[range]] = {}
-        for columns in [arrow.Columns(part) for part in arrow.parts(batch)]:
+        for columns in columns_of_parts:
             for shard, written in self._append_parts(self._split(columns, codec)).items():
                 sequences.setdefault(shard, []).append(written)
         return sequences

@@ -178,16 +178,20 @@ class Spool:
 
     def append_columns(self, parts: list[Columns], rows: memoryview | None, codec: int) -> range:
         """Append the given rows (int32 numbers; None: all) of each part; see `append_arrow`."""
-        capacity = self._live().header.capacity
-        largest = max((part.largest() for part in parts), default=0)
-        if _stored(largest) > capacity >> 2:
-            raise TooLarge(_too_large(largest, capacity))
+        self.check_columns(parts)
         with self._writing() as writer:
             first = writer.begin()
             for part in parts:
                 part.put(writer, rows, codec)
             writer.publish()
             return range(first, writer.next_sequence)
+
+    def check_columns(self, parts: list[Columns]) -> None:
+        """Raise TooLarge if a row can't be a record of this log."""
+        capacity = self._live().header.capacity
+        largest = max((part.largest for part in parts), default=0)
+        if _stored(largest) > capacity >> 2:
+            raise TooLarge(_too_large(largest, capacity))
 
     def sync(self, timeout: float | None = None) -> int:
         """Put everything that was appended so far on disk, and return the sequence below which all of it is there.
@@ -297,6 +301,10 @@ class Spool:
     def closed(self) -> bool:
         """Return whether the handle was closed."""
         return self._pair is None
+
+    def owns(self, pair: Pair) -> bool:
+        """Return whether these are the files that this handle has open."""
+        return self._pair is pair
 
     def has_vanished(self) -> bool:
         """Return whether the log's files were deleted; what was read into memory can still be read."""
