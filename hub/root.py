@@ -156,7 +156,7 @@ class HubRoot:
         known = {source.key[0] for source in merge.sources.values() if isinstance(source.key, tuple)}
         for key, path in self._shard_paths(known):
             if key not in merge.sources:
-                log = self._open_log(key, path, is_known=key[0] in known)
+                log = self._open_log(key, path, may_be_gone=not bounded)
                 if log is not None:
                     make = partial(HubRecord, client=key[0], shard=key[1])
                     merge.add(key, log.cursor(start, bounded=bounded), make)
@@ -174,8 +174,8 @@ class HubRoot:
                 shards += [((prefix, index), path) for index, path in found.paths(self.path)]
         return shards
 
-    def _open_log(self, key: tuple[str, int], path: Path, is_known: bool = False) -> Spool | None:
-        """Return the open log of a shard; None if it was removed just now, or is being removed from a client that is known."""
+    def _open_log(self, key: tuple[str, int], path: Path, may_be_gone: bool = False) -> Spool | None:
+        """Return the open log of a shard; None if it was removed just now, or if only its empty directory is left."""
         log = self._logs.get(key)
         if log is None or log.closed or log.has_vanished():
             try:
@@ -183,7 +183,7 @@ class HubRoot:
             except LogNotFound:
                 return None
             except NotALog:
-                if is_known:
+                if may_be_gone:
                     return None
                 raise
         return log
