@@ -16,21 +16,22 @@ def twin(package: str, stem: str) -> Extension:
         include_dirs=["kvspool"],
         depends=["kvspool/_machine.pxd", "kvspool/_crc32c.h", f"{package}/{stem}_c.pxd"],
         extra_compile_args=["-O3"],
-        optional=True,
     )
 
 
-setup(
-    ext_modules=cythonize(
-        [twin("kvspool", "_frames"), twin("shard", "_hash")],
-        build_dir="build",
-        compiler_directives={
-            "language_level": 3,
-            "annotation_typing": False,  # the types are those of the .pxd
-            "boundscheck": False,  # every offset is checked in the algorithm, against copied values
-            "wraparound": False,
-            "cdivision": True,
-            "embedsignature": True,
-        },
-    )
+extensions = cythonize(
+    [twin("kvspool", "_frames"), twin("shard", "_hash")],
+    build_dir="build",
+    compiler_directives={
+        "language_level": 3,
+        "annotation_typing": False,  # the types are those of the .pxd
+        "boundscheck": False,  # every offset is checked in the algorithm, against copied values
+        "wraparound": False,
+        "cdivision": True,
+        "embedsignature": True,
+    },
 )
+for extension in extensions:
+    extension.optional = True  # cythonize makes new ones, and forgets it
+
+setup(ext_modules=extensions)

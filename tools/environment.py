@@ -1,0 +1,468 @@
+"""Make the .venv in which tools/run and tools/test work, and find Java for Spark.
+
+Nothing but the standard library, in a syntax that Python 3.8 reads: whoever comes with an old python3 is told in a sentence what
+is missing, not by a SyntaxError.
+
+The set-up is remembered in a stamp file inside .venv, so that a second call costs nothing. A mark in the same place says that an
+installation is under way; if it is still there at the next call, that one was interrupted, and .venv is made anew.
+"""
+
+from __future__ import annotations
+
+import configparser
+import fcntl
+import hashlib
+import json
+import os
+import queue
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+HOME = ROOT / ".venv"
+PYTHON = HOME / "bin" / "python"
+STAMP = HOME / "kvspool-setup.json"
+STAMP_KEYS = {"root", "extras", "metadata", "sources", "compiler", "header", "seems_to_compile", "can_compile", "built"}
+UNFINISHED = HOME / "kvspool-setup.unfinished"
+
+PYTHONS = ((3, 13), (3, 12), (3, 11))
+JAVA = 17
+JAVA_PACKAGE = "openjdk-17-jre-headless"
+HEARTBEAT = 10.0  # seconds of silence after which a line says that it goes on
+
+# What pip says, and what of it a waiting person wants to see; the first that fits counts.
+SHORT = (
+    (r"(?:Downloading|Using cached) \S+\.metadata", ""),
+    (r"(?:Downloading|Using cached) (?:\S*/)?(\S+?)(?:-(?:py|cp)\d\S*|\.tar\.gz|\.zip)( \(.*\))?$", r"fetching \1\2"),
+    (r"Installing build dependencies: started", "fetching what builds it"),
+    (r"Building (?:wheel|editable) for (\S+) .*: started", r"building \1"),
+    (r"Building (?:wheel|editable) for (\S+) .*: finished", r"built \1"),
+    (r"Installing collected packages: ", "installing the packages, which takes a while"),
+    (r"((?:WARNING|ERROR|error): .*)", r"\1"),
+)
+
+
+class SetupError(Exception):
+    """Something is missing that can't be got from here; the message says what, and how to get it."""
+
+
+def prepare(extras, *, may_install_compiler=False):
+    """Return the path of a Python in .venv that has the project, editable, with `extras` and its compiled twins.
+
+    Takes no time when nothing changed since the last call. What an earlier call installed stays. Without a C compiler the twins are left
+    out, and that is said; with `may_install_compiler`, root on Debian or Ubuntu gets one first. Raises SetupError.
+    """
+    if _is_ready(_stamp(), extras, may_install_compiler):
+        return PYTHON
+    with _alone() as lock:
+        stamp = _stamp()  # perhaps another call was waited for
+        if not _is_ready(stamp, extras, may_install_compiler):
+            _set_up(stamp, extras, may_install_compiler, lock)
+    return PYTHON
+
+
+def twins():
+    """Return the names of the modules that a C compiler makes, each with its declarations in a .pxd."""
+    return [f"{path.parent.name}.{path.stem}" for path in sorted(ROOT.glob("*/_*_c.pxd"))]
+
+
+def has_compiler():
+    """Return whether the last set-up found a working C compiler and the headers of Python."""
+    return bool(_stamp().get("can_compile"))
+
+
+def has_twins():
+    """Return whether every compiled twin is there and can be imported."""
+    return _is_fine([PYTHON, "-c", f"import {', '.join(twins())}"])
+
+
+def require_java(*, may_install=False):
+    """Make sure that Spark will find a Java of at least 17, in JAVA_HOME or on the PATH. Raises SetupError.
+
+    A JAVA_HOME that is unfit is taken out of this process's environment, where the PATH has a fit one. With `may_install`, root on
+    Debian or Ubuntu gets one.
+    """
+    if _has_java():
+        return
+    found = shutil.which("java")
+    missing = f"java on the PATH is not Java {JAVA} or newer ({found})" if found else "there is no java"
+    if os.environ.get("JAVA_HOME"):
+        missing += f", and JAVA_HOME ({os.environ['JAVA_HOME']}) holds no Java {JAVA} or newer"
+    if may_install and _can_apt():
+        _apt_install([JAVA_PACKAGE])
+        if _has_java():
+            return
+    raise SetupError(
+        f"Spark needs Java {JAVA} or newer, but {missing}. On Debian or Ubuntu: sudo apt-get install {JAVA_PACKAGE}. Elsewhere, install "
+        f"a JDK or JRE of version {JAVA} or 21 and set JAVA_HOME to its folder. (Writers run on Linux only, not on macOS or Windows.)"
+    )
+
+
+# Setting up.
+
+
+def _set_up(stamp, extras, may_install, lock):
+    """With the lock held: bring .venv to where `extras` and the sources want it."""
+    if not sys.platform.startswith("linux"):
+        raise SetupError(f"kvspool writes on Linux only; this is {sys.platform}")
+    started = time.monotonic()
+    if not _is_usable() or stamp.get("root", str(ROOT)) != str(ROOT):
+        _make_venv(_find_python())
+        stamp = {}
+    python = _ask_python()
+    can_compile = _can_compile(python, may_install)
+    known = stamp.get("extras", [])
+    extras = sorted({*extras, *known} & {*_extras()})
+    only_twins = stamp.get("metadata") == _metadata() and _requirements(extras) == _requirements(known)
+    UNFINISHED.touch()
+    _remove_twins(python["suffix"])
+    if only_twins:
+        _say("Building the compiled twins again.")
+        _pip(["--no-deps", "--no-build-isolation", "--editable", str(ROOT)], lock)
+    else:
+        _say(f"Installing kvspool[{','.join(extras)}] into {HOME}")
+        _pip([*python["builders"], "--editable", f"{ROOT}[{','.join(extras)}]"], lock)
+    built = has_twins() or can_compile and _build_in_sight()
+    stamp = {
+        "root": str(ROOT),
+        "extras": extras,
+        "metadata": _metadata(),
+        "sources": _sources(),
+        "compiler": python["compiler"],
+        "header": python["header"],
+        "seems_to_compile": _seems_to_compile(python),
+        "can_compile": can_compile,
+        "built": built,
+    }
+    STAMP.write_text(json.dumps(stamp, indent=1))
+    UNFINISHED.unlink()
+    _say(f"Ready after {time.monotonic() - started:.0f} s: Python {python['version']}, {'compiled' if built else 'interpreted'} twins.")
+
+
+def _is_ready(stamp, extras, may_install):
+    """Return whether the last set-up still holds: nothing that it was made from has changed."""
+    return (
+        stamp.get("root") == str(ROOT)
+        and not UNFINISHED.exists()
+        and PYTHON.exists()
+        and stamp["metadata"] == _metadata()
+        and stamp["sources"] == _sources()
+        and _requirements(extras) <= _requirements(stamp["extras"])
+        and stamp["seems_to_compile"] == _seems_to_compile(stamp)
+        and (_twins_lie_there() if stamp["can_compile"] else not (may_install and _can_apt()))
+    )
+
+
+def _is_usable():
+    """Return whether .venv is whole: made to the end, no installation interrupted, its Python one of ours."""
+    if UNFINISHED.exists() or not _is_fine([PYTHON, "-m", "pip", "--version"]):
+        return False
+    return _version(PYTHON) in PYTHONS
+
+
+def _stamp():
+    """Return what the last set-up wrote down; nothing if there is none, or one of another form."""
+    try:
+        stamp = json.loads(STAMP.read_text())
+    except (OSError, ValueError):
+        return {}
+    return stamp if stamp.keys() == STAMP_KEYS else {}
+
+
+@contextmanager
+def _alone():
+    """Hold a lock against other set-ups in this folder, and give out its descriptor.
+
+    It is a lock on the folder itself, so that no file is left behind. Who installs inherits the descriptor: if this process is killed,
+    the lock stays taken until its pip has ended too.
+    """
+    fd = os.open(ROOT, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            _say("Another set-up is under way in this folder; waiting for its end.")
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+# Python.
+
+
+def _find_python():
+    """Return the path of a Python that kvspool runs on, the running one first."""
+    candidates = [sys.executable, *(shutil.which("python{}.{}".format(*version)) for version in PYTHONS)]
+    for candidate in candidates:
+        if candidate and _version(candidate) in PYTHONS:
+            return candidate
+    raise SetupError(
+        "kvspool needs Python 3.11, 3.12 or 3.13; this is {}.{}, and there is no python3.13, python3.12 or python3.11 on the PATH. "
+        "Debian 12 and Ubuntu 24.04 have one: sudo apt-get install python3 python3-venv python3-dev".format(*sys.version_info)
+    )
+
+
+def _version(python):
+    """Return (major, minor) of the Python at a path, or None if it does not run, as a shim of a version that isn't there."""
+    answer = _answer([python, "-c", "import sys; print(*sys.version_info[:2])"])
+    return tuple(map(int, answer.split())) if re.fullmatch(r"\d+ \d+\s*", answer) else None
+
+
+def _make_venv(python):
+    """Make .venv anew, whatever is there of an earlier attempt."""
+    major, minor = _version(python)
+    if HOME.exists():
+        _say(f"{HOME} is not whole, or not of this place and Python: making it anew.")
+    if not _is_fine([python, "-c", "import ensurepip, venv"]):
+        packages = [f"python{major}.{minor}-venv", f"python{major}.{minor}-dev"]
+        if not _can_apt():
+            raise SetupError(f"{python} comes without venv and pip. On Debian or Ubuntu: sudo apt-get install {' '.join(packages)}")
+        _apt_install(packages)
+    _say(f"Making {HOME} with {python} (Python {major}.{minor})")
+    old = HOME.with_name(".venv.old")  # moved first: half deleted, it could pass for a whole one
+    shutil.rmtree(old, ignore_errors=True)
+    if HOME.exists():
+        HOME.rename(old)
+    HOME.mkdir()
+    UNFINISHED.touch()
+    shutil.rmtree(old, ignore_errors=True)
+    done = subprocess.run([python, "-m", "venv", str(HOME)], stdin=subprocess.DEVNULL)
+    if done.returncode or not _is_fine([PYTHON, "-m", "pip", "--version"]):
+        raise SetupError(f"{python} -m venv {HOME} failed; its own words are above")
+
+
+def _ask_python():
+    """Return what .venv's Python knows: its version, how extensions are called and compiled, and what builds the project."""
+    program = (
+        "import json, sys, sysconfig, tomllib\n"
+        "print(json.dumps({'version': '.'.join(map(str, sys.version_info[:3])), 'include': sysconfig.get_path('include'),\n"
+        "    'suffix': sysconfig.get_config_var('EXT_SUFFIX'), 'compiler': sysconfig.get_config_var('CC') or 'cc',\n"
+        "    'builders': tomllib.load(open(sys.argv[1], 'rb'))['build-system']['requires']}))"
+    )
+    answer = _answer([PYTHON, "-c", program, ROOT / "pyproject.toml"])
+    if not answer:
+        raise SetupError(f"{PYTHON} or {ROOT / 'pyproject.toml'} is broken; delete {HOME} and try again")
+    known = json.loads(answer)
+    known["header"] = os.path.join(known["include"], "Python.h")
+    return known
+
+
+# The C compiler and the twins that it makes.
+
+
+def _can_compile(python, may_install):
+    """Return whether a C compiler works with Python's headers, and say so if not."""
+    if _compiles(python):
+        return True
+    if may_install and _can_apt():
+        try:
+            _apt_install(["gcc", "libc6-dev", "python{}.{}-dev".format(*python["version"].split("."))])
+        except SetupError as error:
+            _say(str(error))
+        if _compiles(python):
+            return True
+    command = _compiler(python)
+    if shutil.which(command) is None:
+        reason = f"there is no C compiler ({command})"
+    elif not os.path.exists(python["header"]):
+        reason = f"there is no {python['header']}"
+    else:
+        reason = f"the C compiler ({command}) does not work"
+    help = "On Debian or Ubuntu: sudo apt-get install gcc libc6-dev python3-dev"
+    _say(f"The compiled twins are left out, since {reason}. Everything works all the same, slower. {help}")
+    return False
+
+
+def _compiles(python):
+    command = [*shlex.split(os.environ.get("CC") or python["compiler"]), "-I", python["include"], "-fsyntax-only", "-x", "c", "-"]
+    return _seems_to_compile(python) and _is_fine(command, "#include <Python.h>\n")
+
+
+def _seems_to_compile(python):
+    """Return whether compiler and header are there at all; cheap enough for every call."""
+    return shutil.which(_compiler(python)) is not None and os.path.exists(python["header"])
+
+
+def _compiler(python):
+    """Return the program of a compiler command such as "gcc -pthread"; CC in the environment goes first, as in the build."""
+    return shlex.split(os.environ.get("CC") or python["compiler"])[0]
+
+
+def _build_in_sight():
+    """Build the twins once more with all that the compiler says, since pip hides it, and return whether they work now."""
+    _say(f"The C compiler is there, but no working {' and '.join(twins())} came of it; once more, with its own words:")
+    subprocess.run([str(PYTHON), "setup.py", "build_ext", "--inplace"], cwd=str(ROOT), stdin=subprocess.DEVNULL)
+    return has_twins()
+
+
+def _twins_lie_there():
+    return all(list(ROOT.glob(f"{name.replace('.', '/')}.*.so")) for name in twins())
+
+
+def _remove_twins(suffix):
+    """Remove the compiled twins of this Python: after a build that fails, none is better than one of older sources."""
+    for name in twins():
+        path = ROOT / f"{name.replace('.', '/')}{suffix}"
+        if path.exists():
+            path.unlink()
+
+
+# What the installation depends on.
+
+
+def _sources():
+    """Return a hash of all that the compiled twins are made from."""
+    return _hash(path for pattern in ("*/_*.pxd", "*/_*_py.py", "*/_*.h") for path in ROOT.glob(pattern))
+
+
+def _metadata():
+    """Return a hash of what says how to build and what to install."""
+    return _hash(ROOT / name for name in ("setup.cfg", "pyproject.toml", "setup.py"))
+
+
+def _hash(paths):
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _extras():
+    """Return the names of all extras."""
+    return _configuration().options("options.extras_require")
+
+
+def _requirements(extras):
+    """Return the requirements that the extras come to: "all" holds those of "demo"."""
+    configuration = _configuration()
+    given = (configuration.get("options.extras_require", extra, fallback="") for extra in extras)
+    return {line for text in given for line in text.split("\n") if line.strip()}
+
+
+def _configuration():
+    configuration = configparser.ConfigParser()
+    configuration.read(ROOT / "setup.cfg")
+    return configuration
+
+
+# Commands.
+
+
+def _pip(arguments, lock):
+    """Run `pip install`, and show what it does in short lines. Raises SetupError if it fails."""
+    command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off", *arguments]
+    lines = []
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        pass_fds=(lock,),
+    ) as process:
+        try:
+            for line in _with_heartbeat(process.stdout):
+                lines.append(line)
+                short = _shorten(line)
+                if short:
+                    print(f"   {short}", flush=True)
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode:
+        if not any(line.startswith("Installing collected packages") for line in lines):
+            UNFINISHED.unlink()  # nothing was touched yet
+        print("".join(lines[-40:]), file=sys.stderr)
+        raise SetupError("pip could not install the project; its last words are above. Is the network there? Then call again")
+
+
+def _shorten(line):
+    """Return what a line of pip's tells a waiting person, or nothing."""
+    for pattern, short in SHORT:
+        match = re.match(pattern, line.strip())
+        if match:
+            return match.expand(short).rstrip()
+    return ""
+
+
+def _with_heartbeat(stream):
+    """Yield the lines of a stream; when none comes for a while, say on the terminal that it goes on."""
+    lines = queue.Queue()
+    threading.Thread(target=lambda: deque(map(lines.put, chain(stream, [None])), maxlen=0), daemon=True).start()
+    started = time.monotonic()
+    while True:
+        try:
+            line = lines.get(timeout=HEARTBEAT)
+        except queue.Empty:
+            print(f"   ... {time.monotonic() - started:.0f} s", flush=True)
+            continue
+        if line is None:
+            return
+        yield line
+
+
+def _can_apt():
+    """Return whether this process may install Debian packages."""
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def _apt_install(packages):
+    """Install Debian packages, as root. Whether that helped is the caller's to find out."""
+    _say(f"Installing {' '.join(packages)} with apt-get")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for arguments in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0", *packages]):
+        done = subprocess.run(["apt-get", *arguments], stdin=subprocess.DEVNULL, env=environment)
+        if done.returncode:
+            raise SetupError(f"apt-get {arguments[0]} failed; its own words are above")
+
+
+def _has_java():
+    """Return whether Spark finds a fit Java; it looks into JAVA_HOME first, so an unfit one there must go."""
+    home = os.environ.get("JAVA_HOME")
+    if home and _java_version(os.path.join(home, "bin", "java")) >= JAVA:
+        return True
+    if _java_version("java") < JAVA:
+        return False
+    os.environ.pop("JAVA_HOME", None)
+    return True
+
+
+def _java_version(java):
+    """Return the major version of a Java, 0 if there is none: `version "17.0.2"` is 17, `version "1.8.0"` is 8."""
+    match = re.search(r'version "(?:1\.)?(\d+)', _answer([java, "-version"], stderr=subprocess.STDOUT))
+    return int(match.group(1)) if match else 0
+
+
+def _is_fine(command, text=""):
+    """Return whether a command runs and ends well."""
+    try:
+        return subprocess.run([str(word) for word in command], input=text.encode(), capture_output=True, cwd=str(ROOT)).returncode == 0
+    except OSError:
+        return False
+
+
+def _answer(command, stderr=subprocess.DEVNULL):
+    """Return what a command prints, nothing if it fails or is not there."""
+    words = [str(word) for word in command]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "" if done.returncode else done.stdout
+
+
+def _say(sentence):
+    print(sentence, flush=True)
