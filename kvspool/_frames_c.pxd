@@ -20,6 +20,7 @@ cdef class Ring:
     cdef uint8_t *data
     cdef uint64_t *words
     cdef uint64_t *control
+    cdef uint8_t *flags
     cdef readonly uint64_t capacity
     cdef uint32_t seed
     cdef readonly bint closed
@@ -34,7 +35,7 @@ cdef class Ring:
     cdef int check_open(self) except -1
     cpdef uint64_t head(self) except? 0
     cpdef uint64_t tail(self) except? 0
-    cpdef uint64_t ask_for_bell(self) except? 0
+    cpdef uint64_t ask_for_bell(self, Py_ssize_t seat) except? 0
     cpdef uint64_t word(self, Py_ssize_t at) except? 0
     @cython.locals(tail=uint64_t, sequence=uint64_t, timestamp=uint64_t, at=Py_ssize_t)
     cpdef tuple mark(self)
@@ -82,7 +83,7 @@ cdef class FrameWriter(Ring):
     cdef object holder_owner
     cdef uint64_t *holder
     cdef int process
-    cdef public bint bell
+    cdef public uint64_t bell
     cdef uint64_t published
     cdef Py_ssize_t mark_at
     cdef readonly uint64_t end

@@ -79,6 +79,7 @@ class Ring:
         self.data: Any = native.bytes_at(data)
         self.words: Any = native.words_at(data)
         self.control: Any = native.words_at(control)
+        self.flags: Any = native.bytes_at(control)
         self.capacity = len(data)
         self.seed = seed
         self.closed = False
@@ -94,7 +95,7 @@ class Ring:
         """Let go of the memory. Every later call raises Closed."""
         self.closed = True
         self.owner = None
-        self.data = native.no_bytes()
+        self.data = self.flags = native.no_bytes()
         self.words = self.control = native.no_words()
 
     def check_open(self) -> None:
@@ -112,10 +113,13 @@ class Ring:
         self.check_open()
         return native.load(self.control, TAIL)
 
-    def ask_for_bell(self) -> int:
-        """Set the word that makes the next writer ring, and return the tail as it is after that."""
+    def ask_for_bell(self, seat: int) -> int:
+        """Set the flag that makes the next writer wake `seat` (0: who watches by inotify), and return the tail as it is after that.
+
+        Each seat has a byte of its own, so that readers who ask at once don't undo each other's asking.
+        """
         self.check_open()
-        native.store(self.control, WANTED, 1)
+        self.flags[WANTED * 8 + seat] = 1
         native.fence()
         return native.load(self.control, TAIL)
 
@@ -407,8 +411,8 @@ class FrameReader(Ring):
 class FrameWriter(Ring):
     """The writing side: frames are put behind the tail, then published together.
 
-    Everything here happens under the append lock; `append` takes it by itself when nobody else holds it. `bell` is set when a
-    reader asked to be woken and a publication has happened since.
+    Everything here happens under the append lock; `append` takes it by itself when nobody else holds it. `bell` has a byte set for
+    each seat that asked to be woken before a publication.
     """
 
     def __init__(self, data: memoryview, control: memoryview, seed: int, lock_fd: int, holder: memoryview) -> None:
@@ -418,7 +422,7 @@ class FrameWriter(Ring):
         self.holder_owner: Any = holder
         self.holder: Any = native.words_at(holder)
         self.process = native.process_id()
-        self.bell = False
+        self.bell = 0
         self.published = 0
         self.mark_at = 0
         self.end = 0
@@ -587,8 +591,7 @@ class FrameWriter(Ring):
         self.published = self.end
         native.fence()
         if native.load(self.control, WANTED) != 0:
-            native.store(self.control, WANTED, 0)
-            self.bell = True
+            self.bell |= native.exchange(self.control, WANTED, 0)
 
     def put_many(
         self, keys: Sequence[bytes | None] | None, values: list[bytes], type: int, codecs: bytes, timestamp: int

@@ -26,6 +26,7 @@ cdef extern from *:
         return __atomic_load_n(at, __ATOMIC_ACQUIRE);
     }
     static inline void kv_store_release(uint64_t *at, uint64_t value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
+    static inline uint64_t kv_exchange(uint64_t *at, uint64_t value) { return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST); }
     static inline void kv_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
     static inline int64_t kv_now(void) {
         struct timespec t;
@@ -55,6 +56,7 @@ cdef extern from *:
     uint64_t kv_load_acquire(const uint64_t *at) noexcept nogil
     uint64_t kv_load_after_reads(const uint64_t *at) noexcept nogil
     void kv_store_release(uint64_t *at, uint64_t value) noexcept nogil
+    uint64_t kv_exchange(uint64_t *at, uint64_t value) noexcept nogil
     void kv_fence() noexcept nogil
     int64_t kv_now() noexcept nogil
     int kv_lock(int fd, int64_t at) noexcept nogil
@@ -100,6 +102,10 @@ cdef inline uint64_t load_after_reads(const uint64_t *words, Py_ssize_t at) noex
 
 cdef inline void store(uint64_t *words, Py_ssize_t at, uint64_t value) noexcept:
     kv_store_release(words + at, value)
+
+
+cdef inline uint64_t exchange(uint64_t *words, Py_ssize_t at, uint64_t value) noexcept:
+    return kv_exchange(words + at, value)
 
 
 cdef inline void fence() noexcept:

@@ -71,6 +71,13 @@ def store(words: memoryview, at: int, value: int) -> None:
     words[at] = value
 
 
+def exchange(words: memoryview, at: int, value: int) -> int:
+    """Store word `at` and return what it was. At once when compiled; here something stored between the two is lost."""
+    before = words[at]
+    words[at] = value
+    return before
+
+
 def fence() -> None:
     """Let no store before it move behind a load after it."""
     system.port.fence()

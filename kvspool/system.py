@@ -20,9 +20,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import posix_ipc
 from inotify_simple import INotify
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid (which must be 0 for these locks).
@@ -138,6 +139,23 @@ class Port:
     def read_events(self, fd: int) -> bytes:
         """Return the events that wait on an inotify descriptor; there must be at least one."""
         return os.read(fd, 65536)
+
+    def make_semaphore(self, name: str, mode: int) -> posix_ipc.Semaphore:
+        """Return a new semaphore with this name and the value 0; one that has the name already is removed."""
+        with suppress(posix_ipc.ExistentialError):
+            posix_ipc.unlink_semaphore(name)
+        return posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=mode, initial_value=0)
+
+    def open_semaphore(self, name: str) -> posix_ipc.Semaphore | None:
+        """Return the semaphore with this name; None if there is none, or it isn't ours to use."""
+        try:
+            return posix_ipc.Semaphore(name)
+        except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
+            return None
+
+    def remove_semaphore(self, name: str) -> None:
+        with suppress(posix_ipc.ExistentialError):
+            posix_ipc.unlink_semaphore(name)
 
     # Time, identity, entropy.
 

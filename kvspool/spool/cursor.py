@@ -18,6 +18,8 @@ from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool.errors import Closed, GapError, LogVanished
 from kvspool.record import Gap, Record
+from kvspool.spool import seats
+from kvspool.spool.format import CONTROL_FILE
 from kvspool.wakeups import BLIND_POLL, CHANGED, POLL, Watcher
 
 if TYPE_CHECKING:
@@ -204,6 +206,7 @@ class Following(Reading):
         self, cursor: Cursor, limit: int | None, on_gap: OnGap, timeout: float | None, make: Callable[..., Any] | None = Record
     ) -> None:
         self._watcher: Watcher | None = None
+        self._seat: seats.Seat | None = None
         super().__init__(cursor, limit, on_gap, make)
         self._timeout = timeout
 
@@ -211,28 +214,47 @@ class Following(Reading):
         batch = self.poll(most)
         if batch:
             return batch
-        deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
+        return self._wait(most, None if self._timeout is None else system.port.monotonic() + self._timeout)
+
+    def _wait(self, most: int, deadline: float | None) -> list[Any]:
+        """Return the next records as soon as there are any; nothing once the deadline has passed."""
+        pair = self.cursor.pair
+        sleep, seat = self._bed()
+        while True:
+            if pair.can_ask:
+                self.cursor.reader.ask_for_bell(seat)
+            batch = self.poll(most)
+            if batch:
+                return batch
+            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
+            if left <= 0:
+                return []
+            sleep(left if pair.can_ask else min(left, BLIND_POLL))
+            batch = self.poll(most)
+            if batch:
+                return batch
+            refuse_vanished(pair)
+
+    def _bed(self) -> tuple[Callable[[float], object], int]:
+        """Return how to sleep, and what to ask for first: a semaphore where there is a seat left, inotify otherwise."""
+        if self._seat is not None and not self._seat.is_ours:
+            self._seat = None  # the parent's, before a fork
+        if self._seat is None and self._watcher is None and self.cursor.pair.can_ask:
+            self._seat = seats.take(self.cursor.pair.path, self.cursor.pair.header.log_id, self.cursor.pair.control)
+        if self._seat is not None:
+            return self._seat.wait, self._seat.number
         if self._watcher is None:
             self._watcher = Watcher()
             watch(self._watcher, self.cursor.pair, 0)
-        while True:
-            ask(self.cursor)
-            batch = self.poll(most)
-            if batch:
-                return batch
-            left = POLL if deadline is None else deadline - system.port.monotonic()
-            if left <= 0:
-                return []
-            self._watcher.wait(left if self.cursor.pair.can_ask else min(left, BLIND_POLL))
-            batch = self.poll(most)
-            if batch:
-                return batch
-            refuse_vanished(self.cursor.pair)
+        return self._watcher.wait, 0
 
     def end(self) -> None:
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
+        if self._seat is not None:
+            self._seat.leave()
+            self._seat = None
 
     def close(self) -> None:
         super().close()
@@ -241,15 +263,13 @@ class Following(Reading):
 
 def watch(watcher: Watcher, pair: Pair, key: object) -> None:
     """Let the watcher wake when a writer of this log rings."""
-    from kvspool.spool.format import CONTROL_FILE
-
     watcher.watch(pair.path / CONTROL_FILE, CHANGED, key)
 
 
 def ask(cursor: Cursor) -> None:
-    """Ask the next writer to ring. Look once more after asking and before sleeping."""
+    """Ask the next writer to wake who watches by inotify. Look once more after asking and before sleeping."""
     if cursor.pair.can_ask:
-        cursor.reader.ask_for_bell()
+        cursor.reader.ask_for_bell(0)
 
 
 def refuse_vanished(pair: Pair) -> None:

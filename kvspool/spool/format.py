@@ -33,6 +33,7 @@ LARGEST_KEY = frames.NO_KEY - 1
 APPEND_LOCK = frames.APPEND_LOCK  # writers: everything in TAIL, HEAD, INDEX and the ring
 SYNC_LOCK = 1  # one process flushes for all who wait: SYNCED and CHECKPOINTS
 ADMIN_LOCK = 2  # recovery, repair, resize (reserved)
+SEAT_LOCKS = 512  # + seat: the reader that sleeps there
 
 POLICIES = ("overwrite",)  # what a writer does with a full ring; the number in the header is the place here
 
@@ -83,9 +84,9 @@ class Control(NamedTuple):
     synced_seq: Annotated[int, "Q", "and so every sequence below this one"]
     sync_error: Annotated[int, "Q", "errno of the first failed flush; not 0: no more records are taken"]
     synced_reserved: Annotated[bytes, "40s", "zeros"]
-    wanted: Annotated[int, "Q", "not 0: a reader sleeps; readers set it, the next writer clears it and rings"]
-    bell: Annotated[int, "Q", "the writer rings by writing a byte here through the file, which inotify sees"]
-    wanted_reserved: Annotated[bytes, "48s", "zeros"]
+    wanted: Annotated[int, "Q", "byte 0: a reader sleeps on inotify; 1..6: on that seat's semaphore; a writer clears and wakes"]
+    bell: Annotated[int, "Q", "a writer wakes by writing a byte here through the file, which inotify sees"]
+    seats: Annotated[bytes, "48s", "6 words: how often each seat was taken, so that a writer knows a new semaphore"]
     holder_id_low: Annotated[int, "Q", "who last held the append lock: random id of the handle"]
     holder_id_high: Annotated[int, "Q", ""]
     holder_pid: Annotated[int, "Q", "process id"]
@@ -144,6 +145,8 @@ DATA_START = PAGE
 
 SYNCED = (CONTROL_AT + CONTROL.offset("synced")) // 8
 SYNCED_SEQ = (CONTROL_AT + CONTROL.offset("synced_seq")) // 8
+SEATS = range(1, 7)
+SEAT_WORDS = (CONTROL_AT + CONTROL.offset("seats")) // 8 - 1  # + seat
 BELL_AT = CONTROL_AT + CONTROL.offset("bell")
 
 assert HEADER.size == DATA_HEADER.size == 128

@@ -31,6 +31,7 @@ from kvspool.errors import (
 )
 from kvspool.layout import Layout
 from kvspool.spool import format
+from kvspool.spool.seats import Bells
 
 H = TypeVar("H", format.Header, format.DataHeader)
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM)
@@ -149,6 +150,7 @@ class Pair:
         self.control = memoryview(control_map)
         ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=False)
         self.ring = memoryview(ring_map)[format.DATA_START :]
+        self._bells = Bells(self.header.log_id, self.control)
 
     def _open_file(self, name: str) -> tuple[int, bool]:
         """Return a descriptor of the file, for writing where that is allowed, and whether it was."""
@@ -227,9 +229,17 @@ class Pair:
                 raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
         return self._lock_fd
 
-    def ring_bell(self) -> None:
-        """Wake every reader that watches this log: inotify sees a write to the file, never a store through a mapping."""
-        system.port.write(self.control_fd, b"\1", format.BELL_AT)
+    def wake(self, wanted: int) -> None:
+        """Wake who asked for it: `wanted` is the word with a byte for each seat.
+
+        Inotify sees a write to the file, never a store through a mapping.
+        """
+        if wanted & 0xFF:
+            system.port.write(self.control_fd, b"\1", format.BELL_AT)
+        if wanted >> 8:
+            for seat in format.SEATS:
+                if wanted >> (8 * seat) & 0xFF:
+                    self._bells.post(seat)
 
     def has_vanished(self) -> bool:
         """Return whether the files were deleted; what is mapped can still be read."""
@@ -245,6 +255,7 @@ class Pair:
     def close(self) -> None:
         """Close the descriptors and unmap, except what a view of the memory still needs."""
         self.is_closed = True
+        self._bells = Bells(b"", memoryview(b""))
         self.control = self.ring = memoryview(b"")
         while self._maps:
             _close_map(self._maps.pop().close)

@@ -408,8 +408,8 @@ class Spool:
             yield
 
     def _ring(self, writer: FrameWriter) -> None:
-        writer.bell = False
-        self._live().ring_bell()
+        wanted, writer.bell = writer.bell, 0
+        self._live().wake(wanted)
 
     def _describe_holder(self, pair: Pair) -> str:
         """Say who took the append lock last: a hint, since it may have changed hands meanwhile."""
