@@ -41,6 +41,7 @@ NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
 # Words of the control block; `spool.format` declares them and asserts that they agree.
 HEAD = 32
 MIN_SEQ = 33
+SLOTS_CHANGED = 34
 TAIL = 40
 MARKS = 41
 MARK_WORDS = 3
@@ -48,6 +49,13 @@ SYNC_ERROR = 50
 WANTED = 56
 HOLDER = 64
 HOLDER_WORDS = 6
+SLOTS_AT = 1536
+SLOTS = 64
+SLOT_WORDS = 32
+SLOT_EVICTED = 1  # words within a slot, as the next two
+SLOT_NAME = 8
+SLOT_COMMITS = 16
+COMMIT_WORDS = 4
 INDEX = 8192
 INDEX_WORDS = 3
 

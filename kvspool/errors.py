@@ -17,6 +17,9 @@
     |-- OutOfRange              no such sequence yet              (also ValueError)
     |-- UnsafeFilesystem        shared memory doesn't work there
     |-- LockTimeout             somebody else holds the lock      (also TimeoutError)
+    |-- ReaderBusy              somebody else has this durable reader open
+    |-- NoSuchReader            the log has no durable reader of this name (also LookupError)
+    |-- TooManyReaders          every reader's slot is taken
     |-- Poisoned                a flush to disk failed; the log takes no more records
     `-- GapError                records were lost before they could be read
 
@@ -125,6 +128,27 @@ class LockTimeout(KvspoolError, TimeoutError):
     """
 
     exit_code = 6
+
+
+class ReaderBusy(KvspoolError):
+    """Somebody else has this durable reader open. Its place was not touched; the message names the holder.
+
+    The slot of a dead holder is free at once, so the holder lives, or is stopped.
+    """
+
+    exit_code = 6
+
+
+class NoSuchReader(KvspoolError, LookupError):
+    """The log has no durable reader of this name. Nothing was changed."""
+
+    exit_code = 2
+
+
+class TooManyReaders(KvspoolError):
+    """Every reader's slot of the log is taken. Nothing was changed; delete a reader that is no longer needed."""
+
+    exit_code = 8
 
 
 class Poisoned(KvspoolError):

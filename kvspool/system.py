@@ -120,6 +120,11 @@ class Port:
     def unlock(self, fd: int, at: int) -> None:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, at, 1, 0))
 
+    def is_locked(self, fd: int, at: int) -> bool:
+        """Return whether another open file description holds byte `at`, without taking it."""
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
     # Wake-ups.
 
     def inotify(self) -> INotify:

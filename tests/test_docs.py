@@ -11,7 +11,16 @@ from kvspool.layout import Layout
 from kvspool.spool import format
 
 PAGE = (Path(__file__).parent.parent / "docs" / "format.md").read_text(encoding="utf-8")
-LAYOUTS = [format.HEADER, format.CONTROL, format.CHECKPOINT, format.INDEX_ENTRY, format.DATA_HEADER, format.FRAME]
+LAYOUTS = [
+    format.HEADER,
+    format.CONTROL,
+    format.CHECKPOINT,
+    format.SLOT,
+    format.COMMIT,
+    format.INDEX_ENTRY,
+    format.DATA_HEADER,
+    format.FRAME,
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.record.__name__)

@@ -70,6 +70,10 @@ class Cursor:
                 self.lost += gap.count
                 return gap
 
+    def overrun_reason(self) -> str:
+        """Return why frames are gone that the cursor stood before."""
+        return "overrun"
+
     def _ends_short(self) -> bool:
         """Return whether a bounded read has come to its end without the sequences that should be before it: they are gone."""
         return self.end is not None and self.reader.position >= self.end[0] and self.reader.sequence < self.end[1]
@@ -82,7 +86,7 @@ class Cursor:
         if stop == frames.JUMPED:
             return self._gap_to(reader.sequence_found)
         if stop == frames.OVERRUN:
-            self._reason = "overrun"
+            self._reason = self.overrun_reason()
             return self._catch_up()
         self._reason = "damaged"
         least, most = reader.sequence, reader.mark()[1] - 1

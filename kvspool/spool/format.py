@@ -4,7 +4,7 @@
     NAME/spool.dat   one page of header, then the ring
 
     spool.ctl    0 HEADER   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   1024 CHECKPOINTS
-                 4096 rates (reserved)   12288 reader slots (reserved)   28672 key table (reserved)   65536 INDEX
+                 4096 rates (reserved)   12288 SLOTS   28672 key table (reserved)   65536 INDEX
 
 Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
 different cache lines. Who may change what stands with each record below. A file is never truncated or shrunk.
@@ -32,8 +32,9 @@ LARGEST_KEY = frames.NO_KEY - 1
 # Byte ranges of spool.ctl that are locked (open file description locks), one byte each.
 APPEND_LOCK = frames.APPEND_LOCK  # writers: everything in TAIL, HEAD, INDEX and the ring
 SYNC_LOCK = 1  # one process flushes for all who wait: SYNCED and CHECKPOINTS
-ADMIN_LOCK = 2  # recovery, repair, resize (reserved)
+ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair, resize (reserved)
 SEAT_LOCKS = 512  # + seat: the reader that sleeps there
+READER_LOCKS = 1024  # + slot: the durable reader that is open
 
 POLICIES = ("overwrite",)  # what a writer does with a full ring; the number in the header is the place here
 
@@ -71,7 +72,8 @@ class Control(NamedTuple):
 
     head: Annotated[int, "Q", "position of the oldest frame kept; writers, append lock"]
     min_seq: Annotated[int, "Q", "its sequence, or one up to which a killed writer meant to go; writers, append lock"]
-    head_reserved: Annotated[bytes, "48s", "zeros"]
+    slots_changed: Annotated[int, "Q", "counts how often a reader's slot was taken or went back; readers, append lock"]
+    head_reserved: Annotated[bytes, "40s", "zeros"]
     tail: Annotated[int, "Q", "position of the next frame; this store publishes; writers, append lock"]
     mark_a_tail: Annotated[int, "Q", "the tail that this mark belongs to"]
     mark_a_next_seq: Annotated[int, "Q", "sequence of the next frame at that tail"]
@@ -109,6 +111,29 @@ class Checkpoint(NamedTuple):
     crc: Annotated[int, "I", "CRC32C of the log id and the bytes before"]
 
 
+class Slot(NamedTuple):
+    """A durable reader; 64 of them, 256 bytes each: this, two commits, 64 bytes of zeros. Changed under the slot's lock."""
+
+    taken: Annotated[int, "Q", "0: free, and nothing else here counts; this store takes and frees; admin lock"]
+    evicted: Annotated[int, "Q", "2^32 + generation of the commit for which writers wait no more; writers, append lock; 0: none"]
+    holder_pid: Annotated[int, "Q", "who opened it last: process id"]
+    holder_start: Annotated[int, "Q", "when that process started, clock ticks since boot"]
+    holder_boot: Annotated[int, "Q", "the first 8 bytes of the boot id"]
+    holder_namespace: Annotated[int, "Q", "inode of the process's pid namespace"]
+    reserved: Annotated[bytes, "16s", "zeros"]
+    name: Annotated[bytes, "64s", "UTF-8, zeros behind it"]
+
+
+class Commit(NamedTuple):
+    """A place that a durable reader has committed. Two of them, for even and for odd generations; its last word is stored last."""
+
+    position: Annotated[int, "Q", "position behind the last frame that is done with"]
+    sequence: Annotated[int, "Q", "sequence of the next one"]
+    updated: Annotated[int, "q", "when it was committed, ns since the Unix epoch"]
+    generation: Annotated[int, "I", "1, 2, 3 ... modulo 2^32; the sound one that is further on counts"]
+    crc: Annotated[int, "I", "CRC32C of the log id, the 64 bytes of the name, and the 28 bytes before"]
+
+
 class IndexEntry(NamedTuple):
     """One for each 64 KiB of the ring: the first frame that starts there in the newest lap. A hint, to be checked."""
 
@@ -134,12 +159,16 @@ HEADER = Layout(Header)
 DATA_HEADER = Layout(DataHeader)
 CONTROL = Layout(Control)
 CHECKPOINT = Layout(Checkpoint)
+SLOT = Layout(Slot)
+COMMIT = Layout(Commit)
 INDEX_ENTRY = Layout(IndexEntry)
 FRAME = Layout(Frame)
 
 HEADER_AT = 0
 CONTROL_AT = 256
 CHECKPOINTS_AT = (1024, 1536)
+SLOTS_AT = frames.SLOTS_AT * 8
+SLOTS = range(frames.SLOTS)
 INDEX_AT = 65536
 DATA_START = PAGE
 
@@ -152,11 +181,16 @@ BELL_AT = CONTROL_AT + CONTROL.offset("bell")
 assert HEADER.size == DATA_HEADER.size == 128
 assert CHECKPOINT.size == 72
 assert FRAME.size == frames.HEADER
+assert SLOT.size == frames.SLOT_COMMITS * 8 == 128
+assert COMMIT.size == frames.COMMIT_WORDS * 8 == 32
+assert SLOTS_AT + frames.SLOTS * frames.SLOT_WORDS * 8 == 28672
+assert (SLOT.offset("evicted"), SLOT.offset("name")) == (frames.SLOT_EVICTED * 8, frames.SLOT_NAME * 8)
 assert INDEX_ENTRY.size == frames.INDEX_WORDS * 8
 assert frames.INDEX * 8 == INDEX_AT
 for _word, _name in (
     (frames.HEAD, "head"),
     (frames.MIN_SEQ, "min_seq"),
+    (frames.SLOTS_CHANGED, "slots_changed"),
     (frames.TAIL, "tail"),
     (frames.MARKS, "mark_a_tail"),
     (frames.MARKS + frames.MARK_WORDS, "mark_b_tail"),

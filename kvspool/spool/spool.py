@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from kvspool import _frames_py as frames
-from kvspool import forks, locks, system
+from kvspool import forks, holders, locks, system
 from kvspool._frames import FrameWriter, measure
 from kvspool.errors import Closed, MismatchedPair, Poisoned, TooLarge
 from kvspool.record import Codec, Record, encode
 from kvspool.spool import format, search
 from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
 from kvspool.spool.pair import Pair
+from kvspool.spool.reader import Reader, ReaderStats, delete, listing
 
 if TYPE_CHECKING:
     import pyarrow
@@ -270,6 +271,28 @@ class Spool:
     ) -> Reading:
         return Reading(self.cursor(start, bounded=True), limit, on_gap, make)
 
+    # Durable readers.
+
+    def reader(self, name: str, start: search.Start = "earliest") -> Reader:
+        """Open the durable reader `name`: it keeps its place in the log, goes on there next time, and is open only once.
+
+        name: 1 to 64 bytes of UTF-8 without control characters. start: where a new reader begins, as in `read`; one that exists goes on
+        behind its last `commit`. Raises ReaderBusy (naming who has it open), TooManyReaders, Corruption (its slot is damaged),
+        OutOfRange, LockTimeout; PermissionError where one may only read: `read` and `follow` work there too.
+        """
+        return Reader(self._live, name, start, self.timeout)
+
+    def readers(self) -> list[ReaderStats]:
+        """Return what is known of each durable reader: name, place, lag, when it last committed, whether it is open."""
+        return listing(self._live())
+
+    def delete_reader(self, name: str | int) -> None:
+        """Forget a durable reader; a new one of the same name starts anew. A damaged one can be named by its slot's number.
+
+        Raises NoSuchReader, ReaderBusy while it is open; PermissionError where one may only read.
+        """
+        delete(self._live(), name, self.timeout)
+
     # Looking after it.
 
     def stats(self) -> SpoolStats:
@@ -386,10 +409,7 @@ class Spool:
 
     def _holder(self) -> bytes:
         """Return the words that name this handle to who waits for its lock."""
-        pid = system.port.process_id()
-        boot = int.from_bytes(system.port.boot_id()[:8], "little")
-        start, namespace = system.port.process_start(pid), system.port.pid_namespace()
-        return system.port.random(16) + struct.pack("<4Q", pid, start, boot, namespace)
+        return system.port.random(16) + struct.pack("<4Q", *holders.ours())
 
     @contextmanager
     def _writing(self) -> Iterator[FrameWriter]:
@@ -414,12 +434,8 @@ class Spool:
     def _describe_holder(self, pair: Pair) -> str:
         """Say who took the append lock last: a hint, since it may have changed hands meanwhile."""
         reader = pair.reader(0, 0)
-        pid, start, boot, namespace = (reader.word(frames.HOLDER + 2 + at) for at in range(4))
-        if boot != int.from_bytes(system.port.boot_id()[:8], "little") or namespace != system.port.pid_namespace():
-            return f"{self.path} is locked by process {pid} of another container"
-        if system.port.process_start(pid) != start:
-            return f"{self.path} is locked by a process that is no longer process {pid}, which took it last"
-        return f"{self.path} is locked by process {pid} ({system.port.process_state(pid)})"
+        words = [reader.word(frames.HOLDER + 2 + at) for at in range(4)]
+        return f"{self.path} is locked by {holders.describe(words)}"
 
     def _check_sizes(self, longest: int, values: list[bytes], keys: list[bytes | None] | None) -> None:
         """Raise for keys that aren't, and TooLarge for a record, before anything is written."""

@@ -1,0 +1,28 @@
+"""Who holds a lock: four words that its holder writes down, so that whoever waits can be told.
+
+A hint. The kernel decides who holds the lock; the words say who took it last. A process id alone would not do: it means another process in
+another container, after a restart of the machine, or once it was used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvspool import system
+
+
+def ours() -> tuple[int, int, int, int]:
+    """Return the words of this process: id, start in clock ticks since boot, the boot, the pid namespace."""
+    pid = system.port.process_id()
+    boot = int.from_bytes(system.port.boot_id()[:8], "little")
+    return pid, system.port.process_start(pid), boot, system.port.pid_namespace()
+
+
+def describe(words: Sequence[int]) -> str:
+    """Return the holder in words for people, as far as it can be known here."""
+    pid, start, boot, namespace = words
+    if boot != int.from_bytes(system.port.boot_id()[:8], "little") or namespace != system.port.pid_namespace():
+        return f"process {pid} of another container"
+    if system.port.process_start(pid) != start:
+        return f"a process that is no longer process {pid}, which took it last"
+    return f"process {pid} ({system.port.process_state(pid)})"

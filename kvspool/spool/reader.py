@@ -1,0 +1,450 @@
+"""A durable reader: a name, and a place in the log that outlives the process.
+
+A reader is open in one place at a time: it holds the lock of its slot, on a descriptor of its own, which the kernel frees when the process
+dies. Its place moves with each record and Gap that is handed out; `commit` stores it, in two alternating records, so that it
+is either the place before or the one after.
+
+**Durability.** What `commit` stored survives the death of any process. The death of the machine may take it back to an earlier commit,
+unless the log was synced since: records are then read again, never passed over.
+
+**After a crash of the machine** a place may lie where the log was cut off or written anew. So a place counts only if the frame there has
+the sequence that was committed; otherwise the sequence is looked up.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from operator import length_hint
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from kvspool import _frames_py as frames
+from kvspool import _machine, forks, locks, system
+from kvspool.errors import Closed, Corruption, GapError, MismatchedPair, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
+from kvspool.record import Gap, Record
+from kvspool.spool import format, search, slots
+from kvspool.spool.cursor import BATCH, Cursor, Following, OnGap, Reading
+
+if TYPE_CHECKING:
+    from kvspool._frames_py import FrameReader
+    from kvspool.spool.pair import Pair
+    from kvspool.spool.search import Place
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """How far a reader is behind the end of the log, counting only what it can still read.
+
+    records: by their sequences. bytes: of the ring, headers and padding included. seconds: age of the oldest record that it has
+    yet to read; 0 where there is none.
+    """
+
+    records: int
+    bytes: int
+    seconds: float
+
+
+class ReaderStats(msgspec.Struct, frozen=True):
+    """A durable reader as others see it.
+
+    sequence: of the first record that is not committed. lag: from there; both None where the slot is damaged. updated: when it last
+    committed, ns since the Unix epoch. open: somebody has it open now. expired: writers wait no more for it, until it
+    commits again. slot: its number, 0..63.
+    """
+
+    name: str
+    sequence: int | None
+    lag: Lag | None
+    updated: int
+    open: bool
+    expired: bool
+    damaged: bool
+    slot: int
+
+
+class Reader:
+    """A durable reader that is open. Get it from `Spool.reader`; use it in one thread.
+
+    Closing does not commit. In a forked child it opens anew when it is used, from the last commit, which fails with ReaderBusy as long as
+    the parent has it open.
+    """
+
+    _slots: slots.Slots
+    _slot: slots.Slot
+    _committed: format.Commit
+    _place: Place  # behind what was handed out
+
+    def __init__(self, live: Callable[[], Pair], name: str, start: search.Start, timeout: float) -> None:
+        self.name = name
+        self._raw_name = slots.encode_name(name)
+        self._live = live
+        self._start = start
+        self._timeout = timeout
+        self._fd = -1
+        self._is_closed = False
+        self._turn: object = None  # of the iterator that may have copied records out in advance
+        self._attach()
+        forks.register(self)
+
+    # Reading.
+
+    def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
+        """Iterate over the records that are there now, from the reader's place on; see `Spool.read`."""
+        end = self._pair().reader(0, 0).mark()[:2]
+        return _Taking(self, limit, on_gap, end)
+
+    def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> Following:
+        """Iterate over the records from the reader's place on, and wait for more; see `Spool.follow`."""
+        return _Waiting(self, limit, on_gap, timeout)
+
+    def commit(self) -> int:
+        """Store the reader's place: behind everything that was handed out so far, exactly. Return the sequence that comes next.
+
+        The next one to open the reader begins there, whatever becomes of this process.
+        """
+        pair = self._pair()
+        if not pair.header.policy:
+            self._committed = self._slot.move(self._place, system.port.now(), self._committed)
+        elif self._place[0] < self._committed.position or self._slot.is_evicted(self._committed):
+            # No writer may overwrite anything meanwhile, and all must look again afterwards.
+            with self._appending():
+                self._slots.announce()
+                self._committed = self._slot.move(self._place, system.port.now(), self._committed)
+        else:
+            before = self._committed
+            self._committed = self._slot.move(self._place, system.port.now(), before)
+            _machine.fence()
+            if self._slot.is_evicted(before):
+                # A writer gave the reader up just now, and may not have seen this commit.
+                with self._appending():
+                    self._slots.announce()
+        return self.sequence
+
+    # Moving.
+
+    @property
+    def sequence(self) -> int:
+        """Return the sequence that comes next."""
+        return self._place[1]
+
+    @property
+    def committed(self) -> int:
+        """Return the sequence that came next at the last commit."""
+        return self._committed.sequence
+
+    def seek(self, sequence: int) -> None:
+        """Go on at `sequence`; one that was overwritten gives a Gap. Not committed yet. Raises OutOfRange."""
+        self._go(sequence)
+
+    def seek_time(self, time: datetime) -> None:
+        """Go on at the first record at or after an aware datetime. Not committed yet."""
+        if not isinstance(time, datetime):
+            raise TypeError(f"a time is an aware datetime, not {type(time).__name__}")
+        self._go(time)
+
+    def rewind(self) -> None:
+        """Go on at the oldest record that is kept. Not committed yet."""
+        self._go("earliest")
+
+    def lag(self) -> Lag:
+        """Return how far the reader's place is behind the end of the log."""
+        return measure(self._pair().reader(0, 0), self._place)
+
+    # Open and closed.
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the reader was closed."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Give the reader up, for others to open. Nothing is committed."""
+        self._is_closed = True
+        self._let_go()
+
+    def forked(self) -> None:
+        """In a forked child: the lock is the parent's; only our copy of its descriptor goes."""
+        self._let_go()
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._let_go()
+
+    def __repr__(self) -> str:
+        return f"<Reader {self.name!r} at {self.sequence}{' closed' if self.closed else ''}>"
+
+    # Inside.
+
+    def _pair(self) -> Pair:
+        """Return the open files; in a forked child, take the slot anew first."""
+        if self._is_closed:
+            raise Closed(f"the reader {self.name!r} was closed; open it again")
+        if self._fd < 0:
+            self._attach()
+        return self._live()
+
+    def _attach(self) -> None:
+        """Take the slot and its lock, and stand at the place that was committed."""
+        pair = self._live()
+        with _administering(pair, self._timeout) as admin:
+            self._slots = slots.Slots(pair.control, pair.header.log_id)
+            slot = self._slots.find(self._raw_name)
+            if slot is not None:
+                admin.lock(slot)
+                self._committed = slot.commit()
+                self._place = resume(pair.reader(0, 0), self.name, self._committed)
+                slot.sign()
+            else:
+                slot = admin.lock_free(self._slots)
+                slot.sign()
+                self._take(pair, admin.fd, slot)
+            self._slot = slot
+            self._fd = admin.keep()
+
+    def _take(self, pair: Pair, fd: int, slot: slots.Slot) -> None:
+        """Make a free slot this reader's. Where writers wait for readers, none may overwrite anything meanwhile."""
+        with _appending(fd, self._timeout) if pair.header.policy else _nothing():
+            self._place = search.find(pair.reader(0, 0), self._start)
+            if pair.header.policy:
+                self._slots.announce()
+            self._committed = slot.take(self._raw_name, self._place, system.port.now())
+
+    @contextmanager
+    def _appending(self) -> Iterator[None]:
+        with _appending(self._fd, self._timeout):
+            yield
+
+    def _go(self, start: search.Start) -> None:
+        self._place = search.find(self._pair().reader(0, 0), start)
+        self._turn = None
+
+    def _let_go(self) -> None:
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        self._turn = None
+        if fd >= 0:
+            system.port.close(fd)
+
+    # For the iterators.
+
+    def _cursor(self, end: Place | None) -> Cursor:
+        return _Cursor(self._pair(), self._place, end, self)
+
+    def _may_wait_for(self, sequence: int) -> bool:
+        """Return whether writers were to keep the record `sequence` for this reader."""
+        return bool(self._live().header.policy) and sequence >= self._committed.sequence
+
+
+class _Cursor(Cursor):
+    """A cursor that knows whether the writers should have waited for it."""
+
+    def __init__(self, pair: Pair, place: Place, end: Place | None, owner: Reader) -> None:
+        super().__init__(pair, place, end, "overrun")
+        self._owner = owner
+
+    def overrun_reason(self) -> str:
+        return "expired" if self._owner._may_wait_for(self.sequence) else "overrun"
+
+
+class _Turns(Reading):
+    """Moves the reader's place with everything that it hands out.
+
+    Several iterators of a reader take turns: each begins where the reader stands, and what another one had copied out in advance is
+    dropped. `seek` works the same way, even in the midst of a loop.
+    """
+
+    _owner: Reader
+    _turn: object
+    _places: dict[int, Place]  # behind each record that was copied out, by its sequence
+
+    def _belong_to(self, owner: Reader) -> None:
+        self._owner = owner
+        self._places = {}
+        self._make = self._note
+        self._turn = owner._turn = object()
+
+    def _note(self, sequence: int, *fields: Any) -> Record:
+        self._places[sequence] = (self.cursor.reader.position, sequence + 1)
+        return Record(sequence, *fields)
+
+    def poll(self, most: int = BATCH) -> list[Any]:
+        self._places.clear()
+        return super().poll(most)
+
+    def __next__(self) -> Any:
+        owner = self._owner
+        if owner._turn is not self._turn or owner._fd < 0:
+            self._begin_anew()
+        try:
+            for item in self._items:
+                owner._place = self._places[item.sequence]
+                return item
+            return self._next_item()
+        except (GapError, StopIteration):
+            raise
+        except BaseException:
+            owner._turn = None  # interrupted: what was copied out counts as not handed out
+            raise
+
+    def _next_item(self) -> Any:
+        try:
+            item = super().__next__()
+        except (GapError, StopIteration):
+            if self.cursor.sequence > self._owner.sequence:  # behind a Gap that was raised or skipped
+                self._owner._place = (self.cursor.reader.position, self.cursor.reader.sequence)
+            raise
+        if isinstance(item, Gap):
+            self._owner._place = (self.cursor.reader.position, self.cursor.reader.sequence)
+        else:
+            self._owner._place = self._places[item.sequence]
+        return item
+
+    def _begin_anew(self) -> None:
+        """Go on where the reader stands now."""
+        lost = self.cursor.lost
+        self.cursor = self._owner._cursor(self.cursor.end)
+        self.cursor.lost = lost
+        if self._left is not None:
+            self._left += length_hint(self._items)
+        self._items = iter(())
+        self._places.clear()
+        self._owner._turn = self._turn
+
+
+class _Taking(_Turns):
+    """What is there now."""
+
+    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, end: Place) -> None:
+        super().__init__(owner._cursor(end), limit, on_gap)
+        self._belong_to(owner)
+
+
+class _Waiting(_Turns, Following):
+    """What is there, and what comes."""
+
+    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, timeout: float | None) -> None:
+        Following.__init__(self, owner._cursor(None), limit, on_gap, timeout)
+        self._belong_to(owner)
+
+
+class _Admin:
+    """A descriptor that holds the admin lock, and what else was locked through it."""
+
+    def __init__(self, pair: Pair, fd: int) -> None:
+        self._pair = pair
+        self.fd = fd
+        self.is_kept = False
+
+    def lock(self, slot: slots.Slot) -> None:
+        """Take the lock of a reader's slot. Raises ReaderBusy."""
+        if not system.port.try_lock(self.fd, format.READER_LOCKS + slot.number):
+            raise ReaderBusy(f"the reader {slot.name!r} of {self._pair.path} is open in {slot.holder}")
+
+    def lock_free(self, all_slots: slots.Slots) -> slots.Slot:
+        """Return a free slot, locked. Raises TooManyReaders."""
+        for slot in map(all_slots.slot, format.SLOTS):
+            if not slot.is_taken and system.port.try_lock(self.fd, format.READER_LOCKS + slot.number):
+                return slot
+        raise TooManyReaders(f"{self._pair.path} has {len(format.SLOTS)} durable readers, which is all that it can have; delete one")
+
+    def keep(self) -> int:
+        """Return the descriptor with its slot's lock; it stays open."""
+        self.is_kept = True
+        return self.fd
+
+
+@contextmanager
+def _administering(pair: Pair, timeout: float) -> Iterator[_Admin]:
+    """Hold the admin lock inside the `with` block, on a descriptor of its own."""
+    if not pair.can_ask:
+        raise PermissionError(errno.EACCES, "no permission to keep readers in this spool", os.fspath(pair.path))
+    fd = system.port.open(pair.path / format.CONTROL_FILE, os.O_RDWR)
+    admin = _Admin(pair, fd)
+    try:
+        ours, found = system.port.status(pair.control_fd), system.port.status(fd)
+        if (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino):
+            raise MismatchedPair(f"{pair.path} was replaced by another log while it was open; open it again")
+        with locks.held(fd, format.ADMIN_LOCK, timeout, lambda: "another process opens or deletes a reader"):
+            yield admin
+    finally:
+        if not admin.is_kept:
+            system.port.close(fd)
+
+
+@contextmanager
+def _appending(fd: int, timeout: float) -> Iterator[None]:
+    with locks.held(fd, format.APPEND_LOCK, timeout, lambda: "another process appends"):
+        yield
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def resume(reader: FrameReader, name: str, commit: format.Commit) -> Place:
+    """Return the place that a commit stands for now."""
+    tail, next_sequence, _ = reader.mark()
+    if commit.position < reader.head():
+        return commit.position, commit.sequence  # overrun: the next look says what is lost
+    if commit.position < tail and reader.sequence_at(commit.position, tail) == commit.sequence:
+        return commit.position, commit.sequence
+    if (commit.position, commit.sequence) == (tail, next_sequence):
+        return tail, next_sequence
+    try:
+        return search.find(reader, commit.sequence)
+    except OutOfRange as error:
+        raise Corruption(f"the reader {name!r} is ahead of the log: {error}; delete it, and begin with a new one") from error
+
+
+def measure(reader: FrameReader, place: Place) -> Lag:
+    """Return the lag of a place."""
+    tail, next_sequence, _ = reader.mark()
+    position, sequence = place
+    if position < reader.head() or position > tail:
+        position, first = search.find(reader, "earliest")
+        sequence = max(sequence, first)
+    found = reader.sequence_at(position, tail) if position < tail else frames.NOTHING
+    age = 0.0 if found == frames.NOTHING else max(0.0, (system.port.now() - reader.timestamp) / 1e9)
+    return Lag(max(0, next_sequence - sequence), max(0, tail - position), age)
+
+
+def listing(pair: Pair) -> list[ReaderStats]:
+    """Return what is known of each durable reader, by name."""
+    found = []
+    for slot in slots.Slots(pair.control, pair.header.log_id).taken():
+        is_open = system.port.is_locked(pair.control_fd, format.READER_LOCKS + slot.number)
+        commit = slot.newest()
+        if commit is None:
+            found.append(ReaderStats(slot.name, None, None, 0, is_open, False, True, slot.number))
+            continue
+        lag = measure(pair.reader(0, 0), (commit.position, commit.sequence))
+        is_expired = slot.is_evicted(commit)
+        found.append(ReaderStats(slot.name, commit.sequence, lag, commit.updated, is_open, is_expired, False, slot.number))
+    return sorted(found, key=lambda one: (one.name, one.slot))
+
+
+def delete(pair: Pair, name: str | int, timeout: float) -> None:
+    """Free the slot of a reader, or the slot of this number."""
+    with _administering(pair, timeout) as admin:
+        all_slots = slots.Slots(pair.control, pair.header.log_id)
+        if isinstance(name, str):
+            slot = all_slots.find(slots.encode_name(name))
+        else:
+            slot = all_slots.slot(name) if name in format.SLOTS else None
+        if slot is None or not slot.is_taken:
+            _refuse_unknown(pair, name)
+        admin.lock(slot)
+        slot.release()
+
+
+def _refuse_unknown(pair: Pair, name: str | int) -> NoReturn:
+    raise NoSuchReader(f"{pair.path} has no durable reader {name!r}")

@@ -1,0 +1,409 @@
+"""Durable readers: exclusive, exact about what was committed, through kills, forks, overruns and restarts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kvspool
+from kvspool import Gap, GapError, Spool, system
+from kvspool.errors import Closed, Corruption, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
+from kvspool.spool import format
+from kvspool.spool.slots import Slots, encode_name
+
+HOLDER = """
+import sys, kvspool
+with kvspool.open(sys.argv[1]) as log:
+    reader = log.reader(sys.argv[2])
+    taken = [record.sequence for record in reader.read(limit=3)]
+    reader.commit()
+    next(reader.read())
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    with kvspool.create(tmp_path / "log", capacity="64KiB") as log:
+        yield log
+
+
+@pytest.fixture
+def holder(spool: Spool) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has read 4 of 10 records as "billing", and committed 3."""
+    spool.append_many([b"%d" % at for at in range(10)])
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(spool.path), "billing"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(kvspool.__file__).parents[1])},
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"open\n"
+        yield process
+        process.kill()
+
+
+def sequences(items: Any) -> list[int]:
+    return [item.sequence for item in items]
+
+
+def test_a_reader_goes_on_behind_its_last_commit(spool: Spool) -> None:
+    spool.append_many([b"%d" % at for at in range(1000)])
+    with spool.reader("billing") as reader:
+        for record in reader.follow(timeout=5):
+            if record.sequence == 599:
+                break  # far more than that was copied out in advance
+        assert reader.commit() == reader.committed == reader.sequence == 600
+        next(reader.read())
+    with spool.reader("billing", start="latest") as reader:
+        assert reader.sequence == 600
+        assert sequences(reader.read()) == list(range(600, 1000))
+
+
+def test_closing_does_not_commit(spool: Spool) -> None:
+    spool.append(b"x")
+    with spool.reader("billing") as reader:
+        assert sequences(reader.read()) == [0]
+    with spool.reader("billing") as reader:
+        assert sequences(reader.read()) == [0]
+
+
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [("earliest", 0), ("latest", 10), (4, 4), (datetime(1970, 1, 1, 0, 0, 0, 6, timezone.utc), 6), (10, 10)],
+)
+def test_a_new_reader_begins_at_start(spool: Spool, start: Any, first: int) -> None:
+    for at in range(10):
+        spool.append(b"x", timestamp=at * 1000)
+    with spool.reader("new", start=start) as reader:
+        assert reader.sequence == first
+    with spool.reader("new") as reader:
+        assert reader.sequence == first
+        reader.seek_time(datetime(1970, 1, 1, 0, 0, 0, 3, timezone.utc))
+        assert next(reader.read()).sequence == 3
+        with pytest.raises(TypeError):
+            reader.seek_time(3)  # type: ignore[arg-type]
+
+
+def test_a_start_that_is_not_there_takes_no_slot(spool: Spool) -> None:
+    with pytest.raises(OutOfRange):
+        spool.reader("new", start=1)
+    with pytest.raises(ValueError):
+        spool.reader("new", start="soon")
+    assert spool.readers() == []
+    with spool.reader("new"):
+        pass
+
+
+def test_seek_and_rewind_in_the_midst_of_a_loop(spool: Spool) -> None:
+    spool.append_many([b"x"] * 20)
+    with spool.reader("r") as reader:
+        seen = []
+        for record in reader.read(limit=12):
+            seen.append(record.sequence)
+            if len(seen) == 3:
+                reader.seek(15)
+            if record.sequence == 18:
+                reader.rewind()
+        assert seen == [0, 1, 2, 15, 16, 17, 18, 0, 1, 2, 3, 4]
+        assert reader.sequence == 5
+        with pytest.raises(OutOfRange):
+            reader.seek(21)
+        assert reader.sequence == 5 and reader.committed == 0
+
+
+def test_iterators_of_a_reader_take_turns(spool: Spool) -> None:
+    spool.append_many([b"x"] * 20)
+    with spool.reader("r") as reader:
+        first, second = reader.read(limit=4), reader.follow(limit=4, timeout=0)
+        assert [next(it).sequence for it in (first, second, second, first)] == [0, 1, 2, 3]
+        assert sequences(first) == [4, 5] and sequences(second) == [6, 7]
+        assert reader.commit() == 8
+
+
+def test_interrupted_while_it_copies_out_nothing_is_passed_over(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool.append_many([b"x"] * 20)
+    with spool.reader("r") as reader:
+        items = reader.read()
+        note, left = items._make, [7]
+
+        def interrupted(*fields: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            return note(*fields)  # type: ignore[misc]
+
+        items._make = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            next(items)
+        assert reader.sequence == 0
+        assert sequences(items) == list(range(20))
+
+
+def test_a_second_opener_is_told_who_has_it(spool: Spool, holder: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(ReaderBusy, match=f"'billing'.*process {holder.pid} "):
+        spool.reader("billing")
+    with pytest.raises(ReaderBusy):
+        spool.delete_reader("billing")
+    with spool.reader("other") as reader:
+        assert reader.sequence == 0
+    (billing, other) = spool.readers()
+    assert (billing.name, billing.sequence, billing.open) == ("billing", 3, True)
+    assert (other.name, other.sequence, other.open) == ("other", 0, False)
+
+
+def test_a_killed_holder_frees_the_name_and_keeps_the_commit(spool: Spool, holder: subprocess.Popen[bytes]) -> None:
+    holder.kill()
+    holder.wait()
+    with spool.reader("billing") as reader:
+        assert sequences(reader.read()) == list(range(3, 10))
+
+
+def test_a_stopped_holder_is_named(spool: Spool, holder: subprocess.Popen[bytes]) -> None:
+    os.kill(holder.pid, signal.SIGSTOP)
+    os.waitpid(holder.pid, os.WUNTRACED)
+    with pytest.raises(ReaderBusy, match=rf"process {holder.pid} \(T \(stopped\)\)"):
+        spool.reader("billing")
+
+
+def test_two_readers_in_one_process_exclude_each_other(spool: Spool) -> None:
+    with spool.reader("r"), pytest.raises(ReaderBusy, match=f"process {os.getpid()} "):
+        spool.reader("r")
+    with spool.reader("r"):
+        pass
+
+
+def test_a_forked_child_does_not_share_the_lock(spool: Spool) -> None:
+    spool.append_many([b"x"] * 5)
+    with spool.reader("r") as reader:
+        items = reader.read()
+        next(items)
+        reader.commit()
+        next(items)
+        come, go = os.pipe()
+        heard, said = os.pipe()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.close(go)
+                try:
+                    reader.commit()
+                except ReaderBusy:
+                    code = 2
+                os.write(said, b"1")
+                os.read(come, 1)  # until the parent has closed it
+                code = code * 10 + next(items).sequence
+            finally:
+                os._exit(code)
+        os.close(come)
+        try:
+            assert os.read(heard, 1) == b"1"
+            next(items)
+            reader.commit()
+            with pytest.raises(ReaderBusy):  # whatever the child closed
+                spool.reader("r")
+        finally:
+            reader.close()
+            for fd in (go, heard, said):
+                os.close(fd)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 23
+
+
+def test_an_overrun_commit_gives_the_exact_gap(spool: Spool) -> None:
+    spool.append_many([b"x"] * 10)
+    with spool.reader("r", start=5) as reader:
+        assert sequences(reader.read(limit=2)) == [5, 6]
+        reader.commit()
+    spool.append_many([bytes(1000)] * 200)
+    first = spool.stats().first_sequence
+    with spool.reader("r") as reader:
+        assert reader.lag().records == 210 - first
+        with pytest.raises(GapError) as caught:
+            next(reader.read())
+        assert caught.value.gap == Gap(7, first - 1, "overrun", str(spool.path))
+        assert reader.sequence == first
+        assert next(reader.read()).sequence == first
+    with spool.reader("r") as reader:
+        assert [item for item in reader.read(on_gap="yield") if isinstance(item, Gap)] == [caught.value.gap]
+        reader.commit()
+    with spool.reader("r") as reader:
+        assert sequences(reader.read()) == []
+
+
+def test_a_skipped_gap_is_done_with(spool: Spool) -> None:
+    with spool.reader("r") as reader:
+        spool.append_many([bytes(1000)] * 200)
+        items = reader.read(on_gap="skip", limit=1)
+        assert sequences(items) == [spool.stats().first_sequence]
+        assert items.lost == spool.stats().first_sequence
+
+
+def test_lag(spool: Spool) -> None:
+    with spool.reader("r") as reader:
+        assert (reader.lag().records, reader.lag().bytes, reader.lag().seconds) == (0, 0, 0)
+        spool.append_many([b"x"] * 3, timestamp=system.port.now() - 10**10)
+        assert (reader.lag().records, reader.lag().bytes) == (3, 120) and reader.lag().seconds >= 10
+        next(reader.read())
+        assert (reader.lag().records, reader.lag().bytes) == (2, 80)
+        (listed,) = spool.readers()
+        assert listed.lag is not None and listed.lag.records == 3  # of what is committed
+
+
+def test_there_are_64_readers(spool: Spool) -> None:
+    for at in range(64):
+        spool.reader(f"r{at}").close()
+    with pytest.raises(TooManyReaders):
+        spool.reader("r64")
+    spool.delete_reader("r17")
+    spool.reader("r64").close()
+    spool.reader("r63").close()
+    assert len(spool.readers()) == 64
+
+
+def test_a_deleted_reader_begins_anew(spool: Spool) -> None:
+    spool.append_many([b"x"] * 3)
+    with spool.reader("r", start=2):
+        pass
+    spool.delete_reader("r")
+    with pytest.raises(NoSuchReader):
+        spool.delete_reader("r")
+    for number in (0, 64, -1):
+        with pytest.raises(NoSuchReader):
+            spool.delete_reader(number)
+    with spool.reader("r") as reader:
+        assert reader.sequence == 0
+
+
+def test_a_damaged_slot_is_refused_and_others_work(spool: Spool) -> None:
+    spool.append_many([b"x"] * 3)
+    spool.reader("one").close()
+    spool.reader("two").close()
+    for at in (format.SLOTS_AT + 64, format.SLOTS_AT + 256 + 160):  # a name; the only commit
+        with open(spool.path / format.CONTROL_FILE, "r+b") as file:
+            file.seek(at)
+            file.write(b"\xff")
+    for name in ("one", "two"):
+        with pytest.raises(Corruption, match="damaged"):
+            spool.reader(name)
+    with spool.reader("three") as reader:
+        assert sequences(reader.read()) == [0, 1, 2]
+    assert sorted((one.slot, one.damaged) for one in spool.readers()) == [(0, True), (1, True), (2, False)]
+    spool.delete_reader(0)
+    spool.delete_reader("two")
+    for name in ("one", "two"):
+        with spool.reader(name) as reader:
+            assert reader.sequence == 0
+
+
+def test_a_place_that_is_not_the_committed_record_is_looked_up(spool: Spool) -> None:
+    """As after a crash of the machine: the log was cut off before the place, or is another one there."""
+    spool.append_many([b"x"] * 3)
+    pair = spool._live()
+    for number, (position, sequence, found) in enumerate([(8, 1, 1), (80, 1, 1), (4000, 2, 2), (120, 2, 2), (40, 1, 1), (9999, 3, 3)]):
+        Slots(pair.control, pair.header.log_id).slot(number).take(encode_name(f"r{number}"), (position, sequence), 1)
+        with spool.reader(f"r{number}") as reader:
+            assert sequences(reader.read()) == list(range(found, 3))
+    Slots(pair.control, pair.header.log_id).slot(7).take(encode_name("ahead"), (9999, 4), 1)
+    with pytest.raises(Corruption, match="ahead of the log"):
+        spool.reader("ahead")
+
+
+class ReadOnlyPort(system.Port):
+    """Files that this user may only read."""
+
+    def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return super().open(path, flags, mode)
+
+
+def test_who_may_only_read_has_no_reader_and_reads_all_the_same(spool: Spool) -> None:
+    spool.append_many([b"x"] * 3)
+    with spool.reader("r"), system.replaced(ReadOnlyPort()), kvspool.open(spool.path) as log:
+        with pytest.raises(PermissionError):
+            log.reader("r")
+        with pytest.raises(PermissionError):
+            log.delete_reader("r")
+        assert sequences(log.read()) == sequences(log.follow(timeout=0)) == [0, 1, 2]
+        assert [one.open for one in log.readers()] == [True]
+
+
+def test_after_close(spool: Spool) -> None:
+    spool.append(b"x")
+    reader = spool.reader("r")
+    items = reader.read()
+    reader.close()
+    reader.close()
+    for act in (reader.commit, reader.read, reader.lag, reader.rewind, lambda: next(items)):
+        with pytest.raises(Closed):
+            act()
+    assert reader.closed and "closed" in repr(reader)
+
+
+def test_readers_leave_no_descriptor_behind(spool: Spool) -> None:
+    spool.append(b"x")
+    spool.reader("warm").close()
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with spool.reader("r") as reader:
+            for _record in reader.follow(timeout=0):
+                break
+            with pytest.raises(ReaderBusy):
+                spool.reader("r")
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_resuming_is_exact(tmp_path: Path, data: st.DataObject) -> None:
+    """Against a model: any mix of appending, reading, seeking, committing and dying; a ring that now and then overruns the reader."""
+    path = tmp_path / os.urandom(8).hex()
+    with kvspool.create(path, capacity=4096) as log:
+        written, place, committed = 0, 0, 0
+        reader = log.reader("r")
+        steps = data.draw(st.lists(st.sampled_from(["append", "append", "read", "read", "follow", "commit", "seek", "die"]), max_size=30))
+        for step in steps:
+            first = log.stats().first_sequence
+            if step == "append":
+                count = data.draw(st.integers(1, 30))
+                log.append_many([b"%d" % at for at in range(written, written + count)])
+                written += count
+            elif step in ("read", "follow"):
+                limit = data.draw(st.integers(0, 40))
+                options: dict[str, Any] = {"limit": limit, "on_gap": "yield", **({"timeout": 0} if step == "follow" else {})}
+                for item in getattr(reader, step)(**options):
+                    if isinstance(item, Gap):
+                        assert (item.first, item.last) == (place, first - 1)
+                        place = first
+                    else:
+                        assert (item.sequence, item.value) == (place, b"%d" % place)
+                        place += 1
+                        limit -= 1
+                assert limit == 0 or place == written
+            elif step == "commit":
+                assert reader.commit() == place
+                committed = place
+            elif step == "seek":
+                place = data.draw(st.integers(first, written))
+                reader.seek(place)
+            else:
+                reader.close()
+                reader = log.reader("r", start="latest")
+                place = committed
+            assert (reader.sequence, reader.committed) == (place, committed)
+        reader.close()
+
+
