@@ -4,15 +4,17 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cimport kvspool._machine as native
 
-cdef uint64_t HEADER, LOW, NOTHING
+cdef uint64_t HEADER, LOW, NOTHING, EVICTED
 cdef uint32_t PAD, NO_KEY
 cdef int BLOCK
+cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
+cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNC_ERROR, WANTED
 cdef Py_ssize_t HOLDER, HOLDER_WORDS, INDEX, INDEX_WORDS
 cdef int64_t APPEND_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED
+cdef int64_t BUSY, FORKED, NO_ROOM
 
 
 cdef class Ring:
@@ -89,12 +91,43 @@ cdef class FrameWriter(Ring):
     cdef readonly uint64_t end
     cdef readonly uint64_t next_sequence
     cdef readonly int64_t last_timestamp
+    cdef readonly bint keeps_unread
+    cdef int64_t expiry
+    cdef readonly uint64_t floor
+    cdef uint64_t slots_seen
+    cdef uint64_t place
+    cdef int64_t moved
+    cdef uint32_t generation
 
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0
     @cython.locals(at=Py_ssize_t)
     cdef void sign(self) noexcept
+    @cython.locals(changed=uint64_t)
+    cpdef bint admits(self, uint64_t end) except -1
+    @cython.locals(head=uint64_t, floor=uint64_t, place=uint64_t, slot=Py_ssize_t, at=Py_ssize_t)
+    cdef uint64_t find_floor(self, uint64_t end) except? 0
+    @cython.locals(mark=uint64_t, place=uint64_t)
+    cdef uint64_t held_at(self, Py_ssize_t at, uint64_t head, uint64_t end) except? 0
+    @cython.locals(now=int64_t, since=int64_t, written=int64_t)
+    cdef bint is_expired(self, uint64_t place) except -1
+    @cython.locals(
+        state=uint32_t, found=bint, which=Py_ssize_t, commit=Py_ssize_t, place=uint64_t, sequence=uint64_t, moved=uint64_t,
+        tags=uint64_t, generation=uint32_t, newer=uint32_t
+    )
+    cdef bint find_commit(self, Py_ssize_t at) noexcept
+    @cython.locals(stored=uint64_t, room=uint64_t)
+    cdef uint64_t end_of(self, uint64_t position, uint64_t content) noexcept
+    @cython.locals(content=uint64_t)
+    cdef uint64_t end_of_value(self, uint64_t position, bytes key, bytes value) except? 0
+    @cython.locals(at=Py_ssize_t, value=bytes)
+    cpdef uint64_t end_of_many(self, uint64_t position, object keys, list values) except? 0
+    @cython.locals(at=Py_ssize_t, row=Py_ssize_t, content=uint64_t)
+    cpdef uint64_t end_of_columns(
+        self, uint64_t position, const int32_t[::1] rows, Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] has_key,
+        const int32_t[::1] value_offsets
+    ) except? 0
     cdef int put_value(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except -1
     @cython.locals(
         key_length=Py_ssize_t, content=uint64_t, stored=uint64_t, quarter=uint64_t, lengths=uint64_t, tags=uint64_t,

@@ -35,6 +35,7 @@ HEADER = 32  # bytes before the key
 PAD = 255  # codec of a pad frame
 NO_KEY = 0xFFFF  # key length of a record without a key
 LOW = 0xFFFFFFFF  # the low half of a word
+EVICTED = 1 << 32  # added to the generation of a commit that writers wait no more for
 BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
 NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
 
@@ -56,6 +57,7 @@ SLOT_EVICTED = 1  # words within a slot, as the next two
 SLOT_NAME = 8
 SLOT_COMMITS = 16
 COMMIT_WORDS = 4
+TRIES = 100  # looks at a slot whose reader commits all the while
 INDEX = 8192
 INDEX_WORDS = 3
 
@@ -76,6 +78,7 @@ FULL = 4
 # What `append` returns in place of a sequence.
 BUSY = -1
 FORKED = -2
+NO_ROOM = -3
 
 
 class Ring:
@@ -423,8 +426,21 @@ class FrameWriter(Ring):
     each seat that asked to be woken before a publication.
     """
 
-    def __init__(self, data: memoryview, control: memoryview, seed: int, lock_fd: int, holder: memoryview) -> None:
-        """Look at writable memory; `holder` is the words that name this handle while it holds the lock."""
+    def __init__(
+        self,
+        data: memoryview,
+        control: memoryview,
+        seed: int,
+        lock_fd: int,
+        holder: memoryview,
+        keeps_unread: bool = False,
+        expiry: int = 0,
+    ) -> None:
+        """Look at writable memory; `holder` is the words that name this handle while it holds the lock.
+
+        keeps_unread: what a durable reader has yet to read is not overwritten. expiry: ns after which one that hasn't moved is given up;
+        0: never.
+        """
         Ring.__init__(self, data, control, seed)
         self.lock_fd = lock_fd
         self.holder_owner: Any = holder
@@ -436,9 +452,16 @@ class FrameWriter(Ring):
         self.end = 0
         self.next_sequence = 0
         self.last_timestamp = 0
+        self.keeps_unread = keeps_unread
+        self.expiry = expiry
+        self.floor = 0
+        self.slots_seen = 0
+        self.place = 0
+        self.moved = 0
+        self.generation = 0
 
     def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
-        """Lock, append one record, publish, unlock; return its sequence, BUSY or FORKED.
+        """Lock, append one record, publish, unlock; return its sequence, BUSY, FORKED or NO_ROOM.
 
         timestamp -1 means now. Raises TooLarge, Poisoned, Corruption.
         """
@@ -449,6 +472,8 @@ class FrameWriter(Ring):
             return BUSY
         try:
             self.begin()
+            if self.keeps_unread and not self.admits(self.end_of_value(self.end, key, value)):
+                return NO_ROOM
             self.put_value(key, value, type, codec, timestamp if timestamp >= 0 else native.now())
             self.publish()
             return self.next_sequence - 1
@@ -477,6 +502,127 @@ class FrameWriter(Ring):
             return
         for at in range(HOLDER_WORDS):
             native.store(self.control, HOLDER + at, self.holder[at])
+
+    def admits(self, end: int) -> bool:
+        """Under the lock, after `begin`: return whether frames up to `end` overwrite nothing that a durable reader has yet to read.
+
+        The slots are looked at only where the `floor`, the lowest place that was found the last time, stands in the way, or one was taken
+        or went back since. A reader that moved on meanwhile makes the floor too low, never too high.
+        """
+        if not self.keeps_unread:
+            return True
+        changed = native.load(self.control, SLOTS_CHANGED)
+        if changed != self.slots_seen or end > self.floor + self.capacity:
+            self.floor = self.find_floor(end)
+            self.slots_seen = changed
+        return end <= self.floor + self.capacity
+
+    def find_floor(self, end: int) -> int:
+        """Return the lowest place at which a durable reader holds the log; `end` if none does."""
+        head = native.load(self.control, HEAD)
+        floor = end
+        for slot in range(SLOTS):
+            at = SLOTS_AT + slot * SLOT_WORDS
+            if native.load(self.control, at) != 0:
+                place = self.held_at(at, head, end)
+                if place < floor:
+                    floor = place
+        return floor
+
+    def held_at(self, at: int, head: int, end: int) -> int:
+        """Return the place at which the reader in the slot at word `at` holds the log; `end` if it was given up.
+
+        One whose place can't be known, because its slot is damaged, holds everything: a person has to decide.
+        """
+        if not self.find_commit(at):
+            return head
+        mark = EVICTED | self.generation
+        if native.load(self.control, at + SLOT_EVICTED) == mark:
+            return end
+        place = self.place if self.place > head else head
+        if end <= place + self.capacity or not self.is_expired(place):
+            return place
+        native.store(self.control, at + SLOT_EVICTED, mark)
+        native.fence()
+        # The reader commits, then looks whether it was given up; we do it the other way round. One of us sees the other.
+        if self.find_commit(at) and (EVICTED | self.generation) != mark:
+            return self.place if self.place > head else head
+        return end
+
+    def is_expired(self, place: int) -> bool:
+        """Return whether a reader that last moved at `moved` has had something to read at `place` for longer than `expiry`."""
+        if self.expiry == 0 or place >= self.published:
+            return False
+        now = native.now()
+        since = self.moved
+        if self.sequence_at(place, self.published) != NOTHING:
+            written = self.timestamp
+            if since < written <= now:
+                since = written
+        return now - since > self.expiry
+
+    def find_commit(self, at: int) -> bool:
+        """Find the commit that counts of the slot at word `at`, in `place`, `moved` and `generation`; False if none is sound."""
+        for _ in range(TRIES):
+            state = native.crc32c(self.seed, self.flags, (at + SLOT_NAME) * 8, (SLOT_COMMITS - SLOT_NAME) * 8)
+            found = False
+            for which in range(2):
+                commit = at + SLOT_COMMITS + which * COMMIT_WORDS
+                place = native.load(self.control, commit)
+                sequence = native.load(self.control, commit + 1)
+                moved = native.load(self.control, commit + 2)
+                tags = native.load(self.control, commit + 3)
+                generation = tags & LOW
+                if (native.crc32c_head(state, place, sequence, moved, generation) ^ LOW) != tags >> 32:
+                    continue
+                newer = (generation - self.generation) & LOW
+                if not found or 0 < newer < 0x80000000:
+                    found = True
+                    self.place = place
+                    self.moved = moved
+                    self.generation = generation
+            if found:
+                return True
+        return False
+
+    def end_of(self, position: int, content: int) -> int:
+        """Return the position behind a frame with `content` bytes of key and value that is put at `position` or behind a pad there."""
+        stored = (HEADER + content + 7) & ~7
+        room = self.capacity - position % self.capacity
+        if room < stored:
+            position += room
+        return position + stored
+
+    def end_of_value(self, position: int, key: bytes | None, value: bytes) -> int:
+        """Return the position behind a record that is put at `position`; a record that is too large is left to `put` to refuse."""
+        content = len(value) if key is None else len(key) + len(value)
+        if HEADER + content > self.capacity >> 2:
+            return position
+        return self.end_of(position, content)
+
+    def end_of_many(self, position: int, keys: Sequence[bytes | None] | None, values: list[bytes]) -> int:
+        """Return the position behind the records that `put_many` would put at `position`."""
+        for at, value in enumerate(values):
+            position = self.end_of_value(position, None if keys is None else keys[at], value)
+        return position
+
+    def end_of_columns(
+        self,
+        position: int,
+        rows: memoryview | None,
+        count: int,
+        key_offsets: memoryview,
+        has_key: memoryview,
+        value_offsets: memoryview,
+    ) -> int:
+        """Return the position behind the records that `put_columns` would put at `position`."""
+        for at in range(count):
+            row = at if rows is None else rows[at]
+            content = value_offsets[row + 1] - value_offsets[row]
+            if has_key[row]:
+                content += key_offsets[row + 1] - key_offsets[row]
+            position = self.end_of(position, content)
+        return position
 
     def put_value(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> None:
         """Put one record of Python bytes behind the end."""

@@ -172,6 +172,11 @@ class Columns:
             lengths = pc.add(lengths, key_lengths)
         return int(pc.max(lengths).as_py())
 
+    def end(self, writer: Any, position: int, rows: Any) -> int:
+        """Under the append lock: return the position behind the frames of the given rows, were they put at `position`."""
+        count = self.rows if rows is None else len(rows)
+        return int(writer.end_of_columns(position, rows, count, self.key_offsets, self.has_key, self.value_offsets))
+
     def put(self, writer: Any, rows: Any, codec: int) -> None:
         """Under the append lock: put the frames of the given rows, or of all for None."""
         writer.put_columns(

@@ -17,6 +17,7 @@
     |-- OutOfRange              no such sequence yet              (also ValueError)
     |-- UnsafeFilesystem        shared memory doesn't work there
     |-- LockTimeout             somebody else holds the lock      (also TimeoutError)
+    |-- SpoolFull               no room until a durable reader moves on
     |-- ReaderBusy              somebody else has this durable reader open
     |-- NoSuchReader            the log has no durable reader of this name (also LookupError)
     |-- TooManyReaders          every reader's slot is taken
@@ -128,6 +129,15 @@ class LockTimeout(KvspoolError, TimeoutError):
     """
 
     exit_code = 6
+
+
+class SpoolFull(KvspoolError):
+    """No room for the records until a durable reader moves on. Nothing was written; the message names the reader.
+
+    Logs with the policy "block" raise it after the writer's timeout, those with "raise" at once.
+    """
+
+    exit_code = 8
 
 
 class ReaderBusy(KvspoolError):

@@ -12,6 +12,7 @@ from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, format, pair
 from kvspool.spool.spool import TIMEOUT
 
+LONGEST_EXPIRY = 1e9  # seconds, some 30 years
 _SHARD_NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?[1-9a]\.[0-3][0-9a-f]{2}")
 
 
@@ -21,6 +22,8 @@ def create(
     capacity: int | str = "64MiB",
     codec: str = "json",
     mode: int = 0o600,
+    policy: str = "overwrite",
+    reader_expiry: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
 ) -> Spool:
@@ -29,6 +32,10 @@ def create(
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
     ever take. codec: how values that are neither bytes nor str are stored, "json" or "msgpack". mode: permission bits of the
     files; 0o600 by default, with 0o640 the group may read. timeout: see `open`.
+
+    policy: what a writer does when the ring is full of records that a durable reader has yet to commit: "overwrite" them, "block" up
+    to its timeout, or "raise" SpoolFull. Records that no durable reader waits for are always overwritten. reader_expiry: seconds
+    after which writers wait no more for a reader that hasn't moved although it had something to read; None: they always wait.
 
     Raises LogExists, UnsafeFilesystem (a network file system, unless `allow_unsafe_fs`), ValueError, or the system's OSError (no
     space, no permission); nothing is left behind then.
@@ -40,13 +47,22 @@ def create(
         raise ValueError(f"a capacity is {format.LEAST_CAPACITY} bytes to {sizes.show(format.MOST_CAPACITY)}, not {capacity}")
     if codec not in STRUCTURED:
         raise ValueError(f"a codec is one of {', '.join(STRUCTURED)}, not {codec!r}")
+    if policy not in format.POLICIES:
+        raise ValueError(f"a policy is one of {', '.join(format.POLICIES)}, not {policy!r}")
+    if reader_expiry is not None and policy == "overwrite":
+        raise ValueError("reader_expiry needs the policy block or raise: with overwrite nobody waits for a reader")
+    if reader_expiry is not None and not 1e-9 <= reader_expiry <= LONGEST_EXPIRY:
+        raise ValueError(f"reader_expiry is a number of seconds up to {LONGEST_EXPIRY:.0f}, not {reader_expiry}")
     if not 0o600 <= mode <= 0o666 or mode & 0o111:
         raise ValueError(f"mode is 0o600 with rights for others added, not {mode:#o}")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent} is no directory; make it first")
     if not allow_unsafe_fs:
         filesystems.refuse_unsafe(target.parent)
-    pair.create(target, capacity=size, codec=STRUCTURED[codec], mode=mode)
+    expiry = 0 if reader_expiry is None else round(reader_expiry * 1e9)
+    pair.create(
+        target, capacity=size, codec=STRUCTURED[codec], mode=mode, policy=format.POLICIES.index(policy), reader_expiry=expiry
+    )
     return Spool(target, timeout)
 
 

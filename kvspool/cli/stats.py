@@ -25,7 +25,7 @@ EXAMPLES = """\
 
 _TIMES = ("first_timestamp", "last_timestamp", "created")
 _SIZES = ("capacity", "used", "bytes", "size")
-_DETAILS = ("path", "format", "log_id", "policy", "codec", "created", "first_timestamp", "synced_sequence", "sync_error")
+_DETAILS = ("path", "format", "log_id", "policy", "reader_expiry", "codec", "created", "first_timestamp", "synced_sequence", "sync_error")
 _UNITS = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
 
 

@@ -36,7 +36,8 @@ ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair, resize (
 SEAT_LOCKS = 512  # + seat: the reader that sleeps there
 READER_LOCKS = 1024  # + slot: the durable reader that is open
 
-POLICIES = ("overwrite",)  # what a writer does with a full ring; the number in the header is the place here
+POLICIES = ("overwrite", "block", "raise")  # what a writer does with a full ring; the number in the header is the place here
+BLOCK = POLICIES.index("block")
 
 
 class Header(NamedTuple):
@@ -49,9 +50,11 @@ class Header(NamedTuple):
     capacity: Annotated[int, "Q", "size of the ring; a multiple of 4096"]
     log_id: Annotated[bytes, "16s", "random; the same in both files"]
     created: Annotated[int, "q", "ns since the Unix epoch"]
-    policy: Annotated[int, "B", "what a full ring does: 0 overwrite"]
+    policy: Annotated[int, "B", "what a writer does with a full ring: 0 overwrite, 1 block, 2 raise"]
     codec: Annotated[int, "B", "for values that are neither bytes nor str: 2 JSON, 3 MessagePack"]
-    reserved: Annotated[bytes, "66s", "zeros"]
+    spare: Annotated[bytes, "6s", "zeros"]
+    reader_expiry: Annotated[int, "Q", "ns after which writers wait no more for a reader that hasn't moved; 0: never"]
+    reserved: Annotated[bytes, "52s", "zeros"]
     crc: Annotated[int, "I", "CRC32C of the bytes before"]
 
 

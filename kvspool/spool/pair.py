@@ -37,11 +37,12 @@ H = TypeVar("H", format.Header, format.DataHeader)
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM)
 
 
-def create(path: Path, *, capacity: int, codec: int, mode: int) -> None:
+def create(path: Path, *, capacity: int, codec: int, mode: int, policy: int = 0, reader_expiry: int = 0) -> None:
     """Make a spool at `path`, on disk when the call returns.
 
     capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; the directory can be entered by all
-    who may read them. Raises LogExists, or the system's OSError (no space, no permission), and leaves nothing behind then.
+    who may read them. policy: its place in `format.POLICIES`. reader_expiry: ns, 0 for never. Raises LogExists, or the system's OSError
+    (no space, no permission), and leaves nothing behind then.
     """
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
         raise LogExists(f"{path} exists already; kvspool.open opens it")
@@ -50,7 +51,7 @@ def create(path: Path, *, capacity: int, codec: int, mode: int) -> None:
     system.port.make_directory(building, 0o700)
     try:
         _write_data(building / format.DATA_FILE, log_id, capacity, mode)
-        _write_control(building / format.CONTROL_FILE, log_id, capacity, codec, mode)
+        _write_control(building / format.CONTROL_FILE, log_id, capacity, codec, mode, policy, reader_expiry)
         _flush_directory(building, mode | (mode & 0o444) >> 2)
         try:
             system.port.rename(building, path)
@@ -71,11 +72,11 @@ def _write_data(path: Path, log_id: bytes, capacity: int, mode: int) -> None:
     _write_file(path, format.DATA_START + capacity, _sealed(format.DATA_HEADER, header), mode)
 
 
-def _write_control(path: Path, log_id: bytes, capacity: int, codec: int, mode: int) -> None:
+def _write_control(path: Path, log_id: bytes, capacity: int, codec: int, mode: int, policy: int, reader_expiry: int) -> None:
     size = format.control_bytes(capacity)
     now = system.port.now()
     header = format.Header(
-        format.CONTROL_MAGIC, format.VERSION, format.DATA_START, size, capacity, log_id, now, 0, codec, b"", 0
+        format.CONTROL_MAGIC, format.VERSION, format.DATA_START, size, capacity, log_id, now, policy, codec, b"", reader_expiry, b"", 0
     )
     _write_file(path, size, _sealed(format.HEADER, header), mode)
 
@@ -216,7 +217,9 @@ class Pair:
             raise PermissionError(errno.EACCES, "no permission to append to this spool", os.fspath(self.path))
         ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True)
         ring = memoryview(ring_map)[format.DATA_START :]
-        return FrameWriter(ring, self.control, self.seed, self.lock_fd, memoryview(holder))
+        return FrameWriter(
+            ring, self.control, self.seed, self.lock_fd, memoryview(holder), self.header.policy != 0, self.header.reader_expiry
+        )
 
     @property
     def lock_fd(self) -> int:

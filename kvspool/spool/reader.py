@@ -432,6 +432,23 @@ def listing(pair: Pair) -> list[ReaderStats]:
     return sorted(found, key=lambda one: (one.name, one.slot))
 
 
+def slowest(pair: Pair) -> str:
+    """Say which reader the writers wait for; a hint, since all of them may have moved on meanwhile."""
+    waited_for = None
+    for slot in slots.Slots(pair.control, pair.header.log_id).taken():
+        commit = slot.newest()
+        if commit is None:
+            return f"the reader {slot.name!r} is damaged (slot {slot.number}); delete it"
+        if not slot.is_evicted(commit) and (waited_for is None or commit.position < waited_for[1].position):
+            waited_for = slot, commit
+    if waited_for is None:
+        return "no reader is left to wait for; try again"
+    slot, commit = waited_for
+    is_open = system.port.is_locked(pair.control_fd, format.READER_LOCKS + slot.number)
+    behind = measure(pair.reader(0, 0), (commit.position, commit.sequence)).records
+    return f"the reader {slot.name!r} has {behind} records to go ({f'open in {slot.holder}' if is_open else 'not open'})"
+
+
 def delete(pair: Pair, name: str | int, timeout: float) -> None:
     """Free the slot of a reader, or the slot of this number."""
     with _administering(pair, timeout) as admin:

@@ -21,8 +21,6 @@ from kvspool.errors import Corruption
 from kvspool.spool import format
 
 NAME_BYTES = 64
-TRIES = 100  # looks at a slot whose holder commits all the while
-_EVICTED = 1 << 32
 _MODULUS = 1 << 32
 _PLACE = struct.Struct("<QQqI")
 _HOLDER = format.SLOT.offset("holder_pid") // 8
@@ -101,7 +99,7 @@ class Slot:
 
     def newest(self, name: bytes | None = None) -> format.Commit | None:
         """Return the commit that counts, None if none is sound; `name` stands in for the name in the slot."""
-        for _ in range(TRIES):
+        for _ in range(frames.TRIES):
             sound = [found for found, is_sound in self._commits(name) if is_sound]
             if sound:
                 return sound[0] if len(sound) == 1 or _is_later(sound[0], sound[1]) else sound[1]
@@ -117,7 +115,7 @@ class Slot:
 
     def is_evicted(self, commit: format.Commit) -> bool:
         """Return whether writers wait no more for the reader as long as this is its commit."""
-        return bool(self._words[self._at + frames.SLOT_EVICTED] == _EVICTED | commit.generation)
+        return bool(self._words[self._at + frames.SLOT_EVICTED] == frames.EVICTED | commit.generation)
 
     def sign(self) -> None:
         """Under the slot's lock: write down who holds it."""

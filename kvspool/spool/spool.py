@@ -6,8 +6,12 @@ included, at any instruction. When `sync` returns, they survive the death of the
 **Recovery.** After the death of a process there is nothing to do: its lock is freed by the kernel, what it had not published is not
 there, and the next writer goes on.
 
-**Limits.** A record takes at most a quarter of the ring, a key at most 65,534 bytes. When the ring is full the oldest records go; a
-reader that had not got to them is told which.
+**Limits.** A record takes at most a quarter of the ring, a key at most 65,534 bytes.
+
+**When the ring is full** the policy decides, which was chosen when the log was made and never changes. "overwrite": the oldest records
+go; a reader that had not got to them is told which. "block": a writer waits for the slowest durable reader, up to its timeout, then
+SpoolFull. "raise": SpoolFull at once. For the last two only durable readers count, and only what they have not committed: a log that has
+none overwrites. One that hasn't moved for `reader_expiry` although there was something to read is given up, and told when it comes back.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,12 +29,12 @@ import msgspec
 from kvspool import _frames_py as frames
 from kvspool import forks, holders, locks, system
 from kvspool._frames import FrameWriter, measure
-from kvspool.errors import Closed, MismatchedPair, Poisoned, TooLarge
+from kvspool.errors import Closed, MismatchedPair, Poisoned, SpoolFull, TooLarge
 from kvspool.record import Codec, Record, encode
 from kvspool.spool import format, search
 from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
 from kvspool.spool.pair import Pair
-from kvspool.spool.reader import Reader, ReaderStats, delete, listing
+from kvspool.spool.reader import Reader, ReaderStats, delete, listing, slowest
 
 if TYPE_CHECKING:
     import pyarrow
@@ -45,13 +49,14 @@ class SpoolStats(msgspec.Struct, frozen=True):
 
     capacity, used: bytes of the ring, in all and with frames in them. first_sequence: of the oldest record kept; next_sequence: of the next
     one to be appended. first_timestamp, last_timestamp, created: ns since the Unix epoch, 0 where there is no record. synced_sequence:
-    every record below it is on disk. sync_error: errno of the first failed flush, 0 if there was none.
+    every record below it is on disk. reader_expiry: seconds, 0 for never. sync_error: errno of the first failed flush, 0 if there was none.
     """
 
     path: str
     format: str
     log_id: str
     policy: str
+    reader_expiry: float
     codec: str
     capacity: int
     used: int
@@ -98,13 +103,16 @@ class Spool:
 
     # Writing.
 
-    def append(self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None) -> int:
+    def append(
+        self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None, timeout: float | None = None
+    ) -> int:
         """Append one record and return its sequence; it survives the death of this process when the call returns.
 
         value: bytes, str, or what the log's codec takes. key: bytes, or None for no key. type: 0..255, the caller's. timestamp: ns
-        since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's.
+        since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's. timeout: seconds to
+        wait for the lock and for room (default: the handle's).
 
-        Raises Unencodable, TooLarge, LockTimeout, Poisoned, Closed; PermissionError where one may only read. Nothing was
+        Raises Unencodable, TooLarge, LockTimeout, SpoolFull, Poisoned, Closed; PermissionError where one may only read. Nothing was
         written then.
         """
         if value.__class__ is bytes:
@@ -118,15 +126,11 @@ class Spool:
             if writer is None or self._is_forked:
                 writer = self._open_writer()
             sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp)
-            if sequence < 0:
-                writer = self._open_writer()
-                with self._appending(writer):
-                    writer.begin()
-                    writer.put_many([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp)
-                    writer.publish()
-                sequence = writer.next_sequence - 1
             if writer.bell:
                 self._ring(writer)
+        if sequence < 0:
+            batch = Prepared([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp)
+            return self.append_prepared(batch, timeout)[0]
         return sequence
 
     def append_many(
@@ -136,13 +140,14 @@ class Spool:
         keys: Iterable[bytes | None] | None = None,
         type: int = 0,
         timestamp: int | None = None,
+        timeout: float | None = None,
     ) -> range:
         """Append a record for each value under one lock, and return their sequences; see `append`.
 
-        keys: one for each value. Nothing is written if any of them can't be. Up to a quarter of the ring is published at once; more than
-        that becomes visible, and safe, in pieces.
+        keys: one for each value. Nothing is written if any of them can't be, or if there is no room for all. Up to a quarter of the
+        ring is published at once; more than that becomes visible, and safe, in pieces.
         """
-        return self.append_prepared(self.prepare(values, keys, type, timestamp))
+        return self.append_prepared(self.prepare(values, keys, type, timestamp), timeout)
 
     def prepare(
         self, values: Iterable[Any], keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
@@ -158,15 +163,15 @@ class Spool:
         self._check_sizes(longest, values, keys)
         return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp)
 
-    def append_prepared(self, batch: Prepared) -> range:
+    def append_prepared(self, batch: Prepared, timeout: float | None = None) -> range:
         """Append a prepared batch under one lock; see `append_many`."""
-        with self._writing() as writer:
-            first = writer.begin()
-            writer.put_many(*batch)
-            writer.publish()
-            return range(first, writer.next_sequence)
+        return self._write(
+            lambda writer: writer.put_many(*batch), lambda writer: writer.end_of_many(writer.end, batch.keys, batch.values), timeout
+        )
 
-    def append_arrow(self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW) -> range:
+    def append_arrow(
+        self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW, timeout: float | None = None
+    ) -> range:
         """Append a record for each row under one lock, without a Python object for it, and return their sequences.
 
         Columns: `value` (binary or string, no nulls); if present `key` (binary or string; null: no key), `type` (0..255) and
@@ -175,17 +180,23 @@ class Spool:
         """
         from kvspool import arrow
 
-        return self.append_columns([arrow.Columns(part) for part in arrow.parts(batch)], None, codec)
+        return self.append_columns([arrow.Columns(part) for part in arrow.parts(batch)], None, codec, timeout)
 
-    def append_columns(self, parts: list[Columns], rows: memoryview | None, codec: int) -> range:
+    def append_columns(self, parts: list[Columns], rows: memoryview | None, codec: int, timeout: float | None = None) -> range:
         """Append the given rows (int32 numbers; None: all) of each part; see `append_arrow`."""
         self.check_columns(parts)
-        with self._writing() as writer:
-            first = writer.begin()
+
+        def put(writer: FrameWriter) -> None:
             for part in parts:
                 part.put(writer, rows, codec)
-            writer.publish()
-            return range(first, writer.next_sequence)
+
+        def end(writer: FrameWriter) -> int:
+            position: int = writer.end
+            for part in parts:
+                position = part.end(writer, position, rows)
+            return position
+
+        return self._write(put, end, timeout)
 
     def check_columns(self, parts: list[Columns]) -> None:
         """Raise TooLarge if a row can't be a record of this log."""
@@ -307,6 +318,7 @@ class Spool:
             format="spool",
             log_id=self._log_id.hex(),
             policy=format.POLICIES[pair.header.policy],
+            reader_expiry=pair.header.reader_expiry / 1e9,
             codec=self._codec.name.lower(),
             capacity=pair.header.capacity,
             used=tail - position,
@@ -411,21 +423,39 @@ class Spool:
         """Return the words that name this handle to who waits for its lock."""
         return system.port.random(16) + struct.pack("<4Q", *holders.ours())
 
-    @contextmanager
-    def _writing(self) -> Iterator[FrameWriter]:
-        """Hold the thread lock and the append lock, and ring afterwards if a reader asked for it."""
-        with self._thread_lock:
-            writer = self._open_writer()
-            with self._appending(writer):
-                yield writer
-            if writer.bell:
-                self._ring(writer)
+    def _write(self, put: Callable[[FrameWriter], Any], end: Callable[[FrameWriter], int], timeout: float | None) -> range:
+        """Append under one lock what `put` puts, which would end at position `end`; all of it or nothing.
 
-    @contextmanager
-    def _appending(self, writer: FrameWriter) -> Iterator[None]:
-        pair = self._live()
-        with locks.held(pair.lock_fd, format.APPEND_LOCK, self.timeout, lambda: self._describe_holder(pair)):
-            yield
+        Waits for the lock, and for room where the policy says so; in between neither lock is held.
+        """
+        timeout = self.timeout if timeout is None else timeout
+        deadline = system.port.monotonic() + timeout
+        pause = locks.FIRST_PAUSE
+        left = timeout
+        while True:
+            with self._thread_lock:
+                writer = self._open_writer()
+                pair = self._live()
+                with locks.held(pair.lock_fd, format.APPEND_LOCK, left, partial(self._describe_holder, pair)):
+                    first = writer.begin()
+                    ends_at = end(writer) if writer.keeps_unread else 0
+                    has_room = writer.admits(ends_at)
+                    if has_room:
+                        put(writer)
+                        writer.publish()
+                        appended = range(first, writer.next_sequence)
+                    elif ends_at - writer.end > pair.header.capacity:
+                        raise TooLarge(f"a batch of {ends_at - writer.end} bytes; a ring of {pair.header.capacity} never has room for it")
+                if writer.bell:
+                    self._ring(writer)
+            if has_room:
+                return appended
+            left = deadline - system.port.monotonic()
+            if left <= 0 or pair.header.policy != format.BLOCK:
+                waited = f" within {timeout:g} s" if pair.header.policy == format.BLOCK else ""
+                raise SpoolFull(f"{self.path} has no room{waited}: {slowest(pair)}")
+            system.port.sleep(min(pause, left))
+            pause = min(pause * 1.5, locks.LONGEST_PAUSE)
 
     def _ring(self, writer: FrameWriter) -> None:
         wanted, writer.bell = writer.bell, 0
