@@ -91,14 +91,14 @@ def test_installed_command_shows_its_version() -> None:
 def test_help_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(re.search(rf"^    {name} ", shown, re.M) for name in ("create", "append", "read", "tail", "stats", "doctor"))
+    assert all(re.search(rf"^    {name} ", shown, re.M) for name in ("create", "append", "read", "tail", "readers", "stats", "doctor"))
     classes = [kvspool.KvspoolError]
     for found in classes:
         classes.extend(found.__subclasses__())
     assert all(re.search(rf"^  {code}  ", shown, re.M) for code in {0, 130, *(found.exit_code for found in classes)})
 
 
-@pytest.mark.parametrize("name", ["create", "append", "read", "tail", "stats", "doctor"])
+@pytest.mark.parametrize("name", ["create", "append", "read", "tail", "readers", "stats", "doctor"])
 def test_help_of_a_command_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     assert capsys.readouterr().out.count(f"kvspool {name}") >= 3  # the usage, and two examples at least

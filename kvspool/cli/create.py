@@ -9,15 +9,18 @@ from kvspool import sizes
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
 from kvspool.record import STRUCTURED
+from kvspool.spool import format
 
 NAME = "create"
 SUMMARY = "make a log"
 DESCRIPTION = """\
 Make a log at PATH. Its whole capacity is reserved on disk at once, and bounds what it will ever take: when it is full the
-oldest records make room for new ones. The log is on disk, complete, when the command returns."""
+oldest records make room for new ones, unless --policy says that writers wait for durable readers. The log is on disk,
+complete, when the command returns."""
 EXAMPLES = """\
   kvspool create events
   kvspool create events --capacity 1GiB --codec msgpack
+  kvspool create events --policy block --reader-expiry 86400
   kvspool create /dev/shm/events --mode 640        in memory, readable by the group"""
 
 
@@ -29,6 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--codec", choices=tuple(STRUCTURED), default="json", help="how structured values are stored (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--policy",
+        choices=format.POLICIES,
+        default="overwrite",
+        help="when the ring is full of what a durable reader has yet to commit: overwrite it, block until the reader moves on, "
+        "or raise an error (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--reader-expiry",
+        type=options.seconds,
+        metavar="S",
+        help="with block and raise: wait no more for a reader that has not moved for so many seconds (default: always wait)",
     )
     parser.add_argument(
         "--mode", type=options.mode, default="600", help="permission bits of the files, in octal (default: %(default)s)"
@@ -49,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
             capacity=arguments.capacity,
             codec=arguments.codec,
             mode=arguments.mode,
+            policy=arguments.policy,
+            reader_expiry=arguments.reader_expiry,
             allow_unsafe_fs=arguments.allow_unsafe_fs,
         )
     except ValueError as error:

@@ -41,8 +41,8 @@ def create(path: Path, *, capacity: int, codec: int, mode: int, policy: int = 0,
     """Make a spool at `path`, on disk when the call returns.
 
     capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; the directory can be entered by all
-    who may read them. policy: its place in `format.POLICIES`. reader_expiry: ns, 0 for never. Raises LogExists, or the system's OSError
-    (no space, no permission), and leaves nothing behind then.
+    who may read them. policy: its place in `format.POLICIES`. reader_expiry: ns, 0 for never. Raises LogExists, or the system's OSError (no
+    space, no permission), and leaves nothing behind then.
     """
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
         raise LogExists(f"{path} exists already; kvspool.open opens it")

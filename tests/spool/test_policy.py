@@ -42,8 +42,9 @@ WRITER = """
 import sys, kvspool
 with kvspool.open(sys.argv[1], timeout=60) as log:
     number = 0
-    while number < int(sys.argv[3]):
-        batch = [b"%s %d " % (sys.argv[2].encode(), at) + bytes(at % 50) for at in range(number, min(number + number % 5, int(sys.argv[3])))]
+    count = int(sys.argv[3])
+    while number < count:
+        batch = [b"%s %d " % (sys.argv[2].encode(), at) + bytes(at % 50) for at in range(number, min(number + number % 5, count))]
         if len(batch) > 1:
             log.append_many(batch)
             number += len(batch)
