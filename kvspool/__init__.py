@@ -13,8 +13,22 @@ See README.md for what an `append` promises, `kvspool.errors` for what can go wr
 from kvspool.errors import GapError, KvspoolError
 from kvspool.logs import create, open
 from kvspool.record import Codec, Gap, Record
-from kvspool.spool import Spool, SpoolStats
+from kvspool.spool import Lag, Reader, ReaderStats, Spool, SpoolStats
 
 __version__ = "0.1.0"
 
-__all__ = ["Codec", "Gap", "GapError", "KvspoolError", "Record", "Spool", "SpoolStats", "__version__", "create", "open"]
+__all__ = [
+    "Codec",
+    "Gap",
+    "GapError",
+    "KvspoolError",
+    "Lag",
+    "Reader",
+    "ReaderStats",
+    "Record",
+    "Spool",
+    "SpoolStats",
+    "__version__",
+    "create",
+    "open",
+]

@@ -85,6 +85,7 @@ class Reader:
         self._start = start
         self._timeout = timeout
         self._fd = -1
+        self._process = -1  # that took the lock
         self._is_closed = False
         self._turn: object = None  # of the iterator that may have copied records out in advance
         self._attach()
@@ -188,6 +189,8 @@ class Reader:
         """Return the open files; in a forked child, take the slot anew first."""
         if self._is_closed:
             raise Closed(f"the reader {self.name!r} was closed; open it again")
+        if self._fd >= 0 and self._process != system.port.process_id():
+            self.forked()  # a raw fork, of which nobody told
         if self._fd < 0:
             self._attach()
         return self._live()
@@ -208,6 +211,7 @@ class Reader:
                 slot.sign()
                 self._take(pair, admin.fd, slot)
             self._slot = slot
+            self._process = system.port.process_id()
             self._fd = admin.keep()
 
     def _take(self, pair: Pair, fd: int, slot: slots.Slot) -> None:

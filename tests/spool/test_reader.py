@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -220,6 +221,23 @@ def test_a_forked_child_does_not_share_the_lock(spool: Spool) -> None:
             for fd in (go, heard, said):
                 os.close(fd)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 23
+
+
+def test_after_a_raw_fork_the_child_does_not_share_the_lock(spool: Spool) -> None:
+    with spool.reader("r") as reader:
+        child = ctypes.PyDLL(None).fork()
+        if child == 0:
+            code = 1
+            try:
+                reader.commit()
+            except ReaderBusy:
+                code = 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        reader.commit()
+        with pytest.raises(ReaderBusy):
+            spool.reader("r")
 
 
 def test_an_overrun_commit_gives_the_exact_gap(spool: Spool) -> None:
