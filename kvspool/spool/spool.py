@@ -19,7 +19,8 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -433,29 +434,38 @@ class Spool:
         pause = locks.FIRST_PAUSE
         left = timeout
         while True:
-            with self._thread_lock:
-                writer = self._open_writer()
-                pair = self._live()
-                with locks.held(pair.lock_fd, format.APPEND_LOCK, left, partial(self._describe_holder, pair)):
-                    first = writer.begin()
-                    ends_at = end(writer) if writer.keeps_unread else 0
-                    has_room = writer.admits(ends_at)
-                    if has_room:
-                        put(writer)
-                        writer.publish()
-                        appended = range(first, writer.next_sequence)
-                    elif ends_at - writer.end > pair.header.capacity:
-                        raise TooLarge(f"a batch of {ends_at - writer.end} bytes; a ring of {pair.header.capacity} never has room for it")
-                if writer.bell:
-                    self._ring(writer)
+            with self._writing(left) as writer:
+                capacity = writer.capacity
+                first = writer.begin()
+                ends_at = end(writer) if writer.keeps_unread else 0
+                has_room = writer.admits(ends_at)
+                if has_room:
+                    put(writer)
+                    writer.publish()
+                    appended = range(first, writer.next_sequence)
+                elif ends_at - writer.end > capacity:
+                    raise TooLarge(f"a batch of {ends_at - writer.end} bytes; a ring of {capacity} never has room for it")
             if has_room:
                 return appended
+            pair = self._live()
             left = deadline - system.port.monotonic()
             if left <= 0 or pair.header.policy != format.BLOCK:
                 waited = f" within {timeout:g} s" if pair.header.policy == format.BLOCK else ""
                 raise SpoolFull(f"{self.path} has no room{waited}: {slowest(pair)}")
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
+
+    @contextmanager
+    def _writing(self, timeout: float | None = None) -> Iterator[FrameWriter]:
+        """Hold the thread lock and the append lock, and ring afterwards if a reader asked for it."""
+        with self._thread_lock:
+            writer = self._open_writer()
+            pair = self._live()
+            patience = self.timeout if timeout is None else timeout
+            with locks.held(pair.lock_fd, format.APPEND_LOCK, patience, partial(self._describe_holder, pair)):
+                yield writer
+            if writer.bell:
+                self._ring(writer)
 
     def _ring(self, writer: FrameWriter) -> None:
         wanted, writer.bell = writer.bell, 0
