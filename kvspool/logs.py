@@ -27,7 +27,8 @@ def create(
     """Make a spool at `path` and open it. It is on disk, complete, when the call returns.
 
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
-    ever take. codec: how values that are neither bytes nor str are stored, "json" or "msgpack". mode: permission bits of the
+    ever take. codec: how values that are neither bytes nor str are stored: "json", "msgpack", or "keyed",
+    which is MessagePack with repeated keys stored once. mode: permission bits of the
     files; 0o600 by default, with 0o640 the group may read. timeout: see `open`.
 
     Raises LogExists, UnsafeFilesystem (a network file system, unless `allow_unsafe_fs`), ValueError, or the system's OSError (no

@@ -17,7 +17,7 @@ Make a log at PATH. Its whole capacity is reserved on disk at once, and bounds w
 oldest records make room for new ones. The log is on disk, complete, when the command returns."""
 EXAMPLES = """\
   kvspool create events
-  kvspool create events --capacity 1GiB --codec msgpack
+  kvspool create events --capacity 1GiB --codec keyed
   kvspool create /dev/shm/events --mode 640        in memory, readable by the group"""
 
 
@@ -28,7 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--capacity", type=options.size, default="64MiB", metavar="SIZE", help="bytes, or with a unit (default: %(default)s)"
     )
     parser.add_argument(
-        "--codec", choices=tuple(STRUCTURED), default="json", help="how structured values are stored (default: %(default)s)"
+        "--codec",
+        choices=tuple(STRUCTURED),
+        default="json",
+        help="how structured values are stored; keyed is MessagePack with each key of a map stored once (default: %(default)s)",
     )
     parser.add_argument(
         "--mode", type=options.mode, default="600", help="permission bits of the files, in octal (default: %(default)s)"

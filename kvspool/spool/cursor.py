@@ -12,6 +12,7 @@ during the copy and is void. So every sequence from the start on is either hande
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kvspool import _frames_py as frames
@@ -24,6 +25,7 @@ from kvspool.wakeups import BLIND_POLL, CHANGED, POLL, Watcher
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
+    from kvspool.spool.keys import KeyTable
     from kvspool.spool.pair import Pair
 
 T = TypeVar("T", bound=Sized)
@@ -35,8 +37,10 @@ class Cursor:
     """Moves a FrameReader over the log, and turns what it can't read into Gaps.
 
     `end` is where a bounded read stops: a position and the sequence that stands there; None to go on for ever. `lost` counts
-    the sequences that lay in Gaps.
+    the sequences that lay in Gaps. `key_table` is the log's, if it has one.
     """
+
+    key_table: KeyTable | None = None
 
     def __init__(self, pair: Pair, start: tuple[int, int], end: tuple[int, int] | None, reason: str) -> None:
         self.pair = pair
@@ -143,7 +147,8 @@ class Reading(Iterator[Any]):
         self.cursor = cursor
         self._left = limit
         self._on_gap = on_gap
-        self._make = make
+        self._key_table = None if make is None else cursor.key_table
+        self._make = make if self._key_table is None or make is None else partial(make, key_table=self._key_table.keys)
         self._items: Iterator[Any] = iter(())
 
     @property
@@ -157,6 +162,8 @@ class Reading(Iterator[Any]):
         Raises nothing for a Gap, whatever `on_gap` is: the caller sees it.
         """
         got = self.cursor.advance(lambda end: self.cursor.reader.fetch(end, most, self._make))
+        if self._key_table is not None:
+            self._key_table.look()  # now, so that the records can be decoded when the log is closed
         return [got] if isinstance(got, Gap) else got
 
     def __next__(self) -> Any:

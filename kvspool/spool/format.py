@@ -4,7 +4,7 @@
     NAME/spool.dat   one page of header, then the ring
 
     spool.ctl    0 HEADER   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   1024 CHECKPOINTS
-                 4096 rates (reserved)   12288 reader slots (reserved)   28672 key table (reserved)   65536 INDEX
+                 4096 rates (reserved)   12288 reader slots (reserved)   28672 KEY TABLE   65536 INDEX
 
 Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
 different cache lines. Who may change what stands with each record below. A file is never truncated or shrunk.
@@ -33,6 +33,7 @@ LARGEST_KEY = frames.NO_KEY - 1
 APPEND_LOCK = frames.APPEND_LOCK  # writers: everything in TAIL, HEAD, INDEX and the ring
 SYNC_LOCK = 1  # one process flushes for all who wait: SYNCED and CHECKPOINTS
 ADMIN_LOCK = 2  # recovery, repair, resize (reserved)
+KEYS_LOCK = 3  # who adds to the key table
 SEAT_LOCKS = 512  # + seat: the reader that sleeps there
 
 POLICIES = ("overwrite",)  # what a writer does with a full ring; the number in the header is the place here
@@ -49,7 +50,7 @@ class Header(NamedTuple):
     log_id: Annotated[bytes, "16s", "random; the same in both files"]
     created: Annotated[int, "q", "ns since the Unix epoch"]
     policy: Annotated[int, "B", "what a full ring does: 0 overwrite"]
-    codec: Annotated[int, "B", "for values that are neither bytes nor str: 2 JSON, 3 MessagePack"]
+    codec: Annotated[int, "B", "for values that are neither bytes nor str: 2 JSON, 3 MessagePack, 4 keyed MessagePack"]
     reserved: Annotated[bytes, "66s", "zeros"]
     crc: Annotated[int, "I", "CRC32C of the bytes before"]
 
@@ -109,6 +110,20 @@ class Checkpoint(NamedTuple):
     crc: Annotated[int, "I", "CRC32C of the log id and the bytes before"]
 
 
+class KeyTable(NamedTuple):
+    """The head of the key table; entries follow it, one behind the other, from index 0 on."""
+
+    used: Annotated[int, "Q", "bytes of entries that are published; key lock"]
+    reserved: Annotated[bytes, "56s", "zeros"]
+
+
+class KeyEntry(NamedTuple):
+    """A key in the table; its UTF-8 follows. Never changed once it is published."""
+
+    length: Annotated[int, "H", "bytes of the key, 1..64; the first entry that isn't sound is the end of the table"]
+    crc: Annotated[int, "I", "CRC32C of log id, index (4 bytes) and key"]
+
+
 class IndexEntry(NamedTuple):
     """One for each 64 KiB of the ring: the first frame that starts there in the newest lap. A hint, to be checked."""
 
@@ -125,7 +140,7 @@ class Frame(NamedTuple):
     sequence: Annotated[int, "Q", ""]
     timestamp: Annotated[int, "Q", "ns since the Unix epoch"]
     type: Annotated[int, "B", "the caller's"]
-    codec: Annotated[int, "B", "0 raw, 1 text (UTF-8), 2 JSON, 3 MessagePack, 255 pad"]
+    codec: Annotated[int, "B", "0 raw, 1 text (UTF-8), 2 JSON, 3 MessagePack, 4 keyed MessagePack, 255 pad"]
     key_length: Annotated[int, "H", "65535: no key"]
     crc: Annotated[int, "I", "CRC32C of log id, the 28 bytes before, key and value"]
 
@@ -134,12 +149,15 @@ HEADER = Layout(Header)
 DATA_HEADER = Layout(DataHeader)
 CONTROL = Layout(Control)
 CHECKPOINT = Layout(Checkpoint)
+KEY_TABLE = Layout(KeyTable)
+KEY_ENTRY = Layout(KeyEntry)
 INDEX_ENTRY = Layout(IndexEntry)
 FRAME = Layout(Frame)
 
 HEADER_AT = 0
 CONTROL_AT = 256
 CHECKPOINTS_AT = (1024, 1536)
+KEYS_AT = 28672
 INDEX_AT = 65536
 DATA_START = PAGE
 

@@ -30,7 +30,9 @@ from kvspool.errors import (
     UnknownVersion,
 )
 from kvspool.layout import Layout
+from kvspool.record import Codec
 from kvspool.spool import format
+from kvspool.spool.keys import KeyTable
 from kvspool.spool.seats import Bells
 
 H = TypeVar("H", format.Header, format.DataHeader)
@@ -134,6 +136,7 @@ class Pair:
         self._maps: list[mmap.mmap] = []
         self._lock_fd = -1
         self.is_closed = False
+        self.key_table: KeyTable | None = None
         try:
             self._open()
         except BaseException:
@@ -151,6 +154,8 @@ class Pair:
         ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=False)
         self.ring = memoryview(ring_map)[format.DATA_START :]
         self._bells = Bells(self.header.log_id, self.control)
+        if self.header.codec == Codec.KEYED:
+            self.key_table = KeyTable(self.control[format.KEYS_AT : format.INDEX_AT], self.header.log_id)
 
     def _open_file(self, name: str) -> tuple[int, bool]:
         """Return a descriptor of the file, for writing where that is allowed, and whether it was."""
@@ -255,6 +260,8 @@ class Pair:
     def close(self) -> None:
         """Close the descriptors and unmap, except what a view of the memory still needs."""
         self.is_closed = True
+        if self.key_table is not None:
+            self.key_table.close()
         self._bells = Bells(b"", memoryview(b""))
         self.control = self.ring = memoryview(b"")
         while self._maps:

@@ -26,7 +26,8 @@ from kvspool import _frames_py as frames
 from kvspool import forks, locks, system
 from kvspool._frames import FrameWriter, measure
 from kvspool.errors import Closed, MismatchedPair, Poisoned, TooLarge
-from kvspool.record import Codec, Record, encode
+from kvspool.keyed import Packer
+from kvspool.record import Codec, Record, decode, encode
 from kvspool.spool import format, search
 from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
 from kvspool.spool.pair import Pair
@@ -89,6 +90,7 @@ class Spool:
         self._pair: Pair | None = Pair(self.path)
         self._log_id = self._pair.header.log_id
         self._codec = Codec(self._pair.header.codec)
+        self._pack = Packer(self._intern).pack if self._codec == Codec.KEYED else None
         self._writer: FrameWriter | None = None
         self._process = -1  # that opened the writer
         self._thread_lock = threading.RLock()
@@ -109,7 +111,7 @@ class Spool:
         if value.__class__ is bytes:
             codec = 0
         else:
-            value, codec = encode(value, self._codec)
+            value, codec = encode(value, self._codec, self._pack)
         if key is not None or type or timestamp is not None:
             _check(key, type, timestamp)
         with self._thread_lock:
@@ -152,7 +154,7 @@ class Spool:
         _check(None, type, timestamp)
         longest, codecs = measure(values), None
         if longest < 0:
-            values, codecs = _encode_all(values, self._codec)
+            values, codecs = _encode_all(values, self._codec, self._pack)
             longest = measure(values)
         self._check_sizes(longest, values, keys)
         return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp)
@@ -178,6 +180,8 @@ class Spool:
 
     def append_columns(self, parts: list[Columns], rows: memoryview | None, codec: int) -> range:
         """Append the given rows (int32 numbers; None: all) of each part; see `append_arrow`."""
+        if codec == Codec.KEYED:
+            raise ValueError("keyed values belong to the log whose key table they name; append them decoded, or as MessagePack")
         self.check_columns(parts)
         with self._writing() as writer:
             first = writer.begin()
@@ -263,7 +267,17 @@ class Spool:
         stop = None
         if bounded:
             stop = reader.mark()[:2] if end is None else search.find(reader, end)
-        return Cursor(pair, place, stop, "overrun")
+        cursor = Cursor(pair, place, stop, "overrun")
+        cursor.key_table = pair.key_table
+        return cursor
+
+    def decode(self, value: bytes, codec: int = Codec.KEYED) -> Any:
+        """Return what a stored value of this log means, as `read_values` and `read_arrow` give it: what `Record.data` would be.
+
+        Raises Undecodable.
+        """
+        table = self._live().key_table
+        return decode(value, codec, None, msgspec.UNSET if table is None else table.keys)
 
     def _reading(
         self, start: search.Start, limit: int | None, on_gap: OnGap, make: Callable[..., Any] | None
@@ -433,6 +447,27 @@ class Spool:
         if _stored(longest) > capacity >> 2:
             raise TooLarge(_too_large(longest, capacity))
 
+    def _intern(self, keys: list[str]) -> dict[str, int]:
+        """Add keys to the key table, as far as there is room, and return the indexes of all that are there."""
+        with self._thread_lock:
+            self._open_writer()
+            pair = self._live()
+            table = pair.key_table
+            assert table is not None
+            table.look()
+            if not table.is_full and any(key not in table.indexes for key in keys):
+                with locks.held(pair.lock_fd, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
+                    table.add(keys, lambda: self._flush_control(pair))
+            return table.indexes
+
+    def _flush_control(self, pair: Pair) -> None:
+        """Flush spool.ctl; a failure poisons the log, since the next flush would not report it again."""
+        try:
+            system.port.flush_data(pair.control_fd)
+        except OSError as error:
+            pair.control.cast("Q")[frames.SYNC_ERROR] = error.errno or 5
+            raise Poisoned(f"{self.path}: the flush to disk failed ({error}); it takes no more records") from error
+
     def _flush(self, pair: Pair, reader: Any) -> None:
         """Under the sync lock: flush the data, then a checkpoint that says so, then tell all."""
         words = pair.control.cast("Q")
@@ -480,9 +515,9 @@ def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
         raise ValueError(f"a timestamp is ns since 1970, 0..2**63-1, not {timestamp}")
 
 
-def _encode_all(values: list[Any], structured: Codec) -> tuple[list[bytes], bytes]:
+def _encode_all(values: list[Any], structured: Codec, pack: Callable[[Any], bytes] | None) -> tuple[list[bytes], bytes]:
     """Return the stored bytes of all values, and a byte for each one's codec."""
-    pairs = [encode(value, structured) for value in values]
+    pairs = [encode(value, structured, pack) for value in values]
     return [value for value, _ in pairs], bytes(codec for _, codec in pairs)
 
 
