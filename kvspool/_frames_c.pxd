@@ -8,7 +8,7 @@ cdef uint64_t HEADER, LOW, NOTHING
 cdef uint32_t PAD, NO_KEY
 cdef int BLOCK
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNC_ERROR, WANTED
-cdef Py_ssize_t HOLDER, HOLDER_WORDS, INDEX, INDEX_WORDS
+cdef Py_ssize_t HOLDER, HOLDER_WORDS, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS
 cdef int64_t APPEND_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
@@ -89,6 +89,8 @@ cdef class FrameWriter(Ring):
     cdef readonly uint64_t end
     cdef readonly uint64_t next_sequence
     cdef readonly int64_t last_timestamp
+    cdef uint64_t counted
+    cdef int64_t clock
 
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
@@ -112,6 +114,8 @@ cdef class FrameWriter(Ring):
     cdef void index(self, uint64_t position, uint64_t offset, int64_t timestamp) noexcept
     @cython.locals(other=Py_ssize_t)
     cpdef void publish(self) noexcept
+    @cython.locals(at=Py_ssize_t, number=uint64_t, _series=int, bucket=Py_ssize_t)
+    cdef void count(self) noexcept
     @cython.locals(at=Py_ssize_t, value=bytes)
     cpdef int put_many(self, object keys, list values, uint32_t type, const uint8_t[::1] codecs, int64_t timestamp) except -1
     @cython.locals(

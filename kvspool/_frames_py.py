@@ -48,6 +48,9 @@ SYNC_ERROR = 50
 WANTED = 56
 HOLDER = 64
 HOLDER_WORDS = 6
+RATES = 512
+RATE_WORDS = 3  # of a bucket
+BUCKETS = 64  # of a series; there are three, one behind the other: seconds, minutes, hours
 INDEX = 8192
 INDEX_WORDS = 3
 
@@ -428,6 +431,8 @@ class FrameWriter(Ring):
         self.end = 0
         self.next_sequence = 0
         self.last_timestamp = 0
+        self.counted = 0
+        self.clock = 0
 
     def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
         """Lock, append one record, publish, unlock; return its sequence, BUSY or FORKED.
@@ -441,7 +446,9 @@ class FrameWriter(Ring):
             return BUSY
         try:
             self.begin()
-            self.put_value(key, value, type, codec, timestamp if timestamp >= 0 else native.now())
+            if timestamp < 0:
+                timestamp = self.clock = native.now()
+            self.put_value(key, value, type, codec, timestamp)
             self.publish()
             return self.next_sequence - 1
         finally:
@@ -461,6 +468,8 @@ class FrameWriter(Ring):
         self.published = self.end = tail
         self.next_sequence = native.load(self.control, at + 1)
         self.last_timestamp = native.load(self.control, at + 2)
+        self.counted = self.next_sequence
+        self.clock = 0
         return self.next_sequence
 
     def sign(self) -> None:
@@ -587,11 +596,33 @@ class FrameWriter(Ring):
         native.store(self.control, other + 2, self.last_timestamp)
         native.store(self.control, other, self.end)
         native.store(self.control, TAIL, self.end)
+        self.count()
         self.mark_at = other
         self.published = self.end
         native.fence()
         if native.load(self.control, WANTED) != 0:
             self.bell |= native.exchange(self.control, WANTED, 0)
+
+    def count(self) -> None:
+        """Enter what was just published in the rates: under the clock's time where it was read, else under the last timestamp.
+
+        A bucket of another time is emptied first, whether that was before or, by a clock that has been set back, after. A writer
+        that is killed here leaves a publication that was not counted, or not in all three series.
+        """
+        at = RATES
+        number = (self.clock if self.clock > 0 else self.last_timestamp) // 1_000_000_000
+        for _series in range(3):
+            bucket = at + RATE_WORDS * (number & (BUCKETS - 1))
+            if native.load(self.control, bucket) != number:
+                native.store(self.control, bucket, 0)
+                native.store(self.control, bucket + 1, 0)
+                native.store(self.control, bucket + 2, 0)
+                native.store(self.control, bucket, number)
+            native.store(self.control, bucket + 1, (native.load(self.control, bucket + 1) + self.next_sequence - self.counted) & NOTHING)
+            native.store(self.control, bucket + 2, (native.load(self.control, bucket + 2) + self.end - self.published) & NOTHING)
+            at += RATE_WORDS * BUCKETS
+            number //= 60
+        self.counted = self.next_sequence
 
     def put_many(
         self, keys: Sequence[bytes | None] | None, values: list[bytes], type: int, codecs: bytes, timestamp: int
@@ -599,7 +630,7 @@ class FrameWriter(Ring):
         """Put a record for each value; `codecs` has one byte for each. timestamp -1 means now."""
         self.check_open()
         if timestamp < 0:
-            timestamp = native.now()
+            timestamp = self.clock = native.now()
         for at, value in enumerate(values):
             self.put_value(None if keys is None else keys[at], value, type, codecs[at], timestamp)
 
@@ -631,6 +662,8 @@ class FrameWriter(Ring):
             key_tag = key_offsets[row + 1] - key_from if has_key[row] else NO_KEY
             value_from = value_offsets[row]
             timestamp = timestamps[row]
+            if timestamp < 0:
+                timestamp = self.clock = now
             self.put(
                 key_data,
                 key_from,
@@ -640,7 +673,7 @@ class FrameWriter(Ring):
                 value_offsets[row + 1] - value_from,
                 types[row],
                 codec,
-                timestamp if timestamp >= 0 else now,
+                timestamp,
             )
 
 

@@ -37,10 +37,11 @@ class Cursor:
     """Moves a FrameReader over the log, and turns what it can't read into Gaps.
 
     `end` is where a bounded read stops: a position and the sequence that stands there; None to go on for ever. `lost` counts
-    the sequences that lay in Gaps. `key_table` is the log's, if it has one.
+    the sequences that lay in Gaps. `key_table` is the log's, if it has one; `count_gap` is called for each Gap.
     """
 
     key_table: KeyTable | None = None
+    count_gap: Callable[[], None] | None = None
 
     def __init__(self, pair: Pair, start: tuple[int, int], end: tuple[int, int] | None, reason: str) -> None:
         self.pair = pair
@@ -72,6 +73,8 @@ class Cursor:
             gap = self._pass_over(stop, end)
             if gap is not None:
                 self.lost += gap.count
+                if self.count_gap is not None:
+                    self.count_gap()
                 return gap
 
     def _ends_short(self) -> bool:

@@ -4,7 +4,7 @@
     NAME/spool.dat   one page of header, then the ring
 
     spool.ctl    0 HEADER   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   1024 CHECKPOINTS
-                 4096 rates (reserved)   12288 reader slots (reserved)   28672 KEY TABLE   65536 INDEX
+                 4096 RATES   8704 GAPS   12288 reader slots (reserved)   28672 KEY TABLE   65536 INDEX
 
 Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
 different cache lines. Who may change what stands with each record below. A file is never truncated or shrunk.
@@ -110,6 +110,21 @@ class Checkpoint(NamedTuple):
     crc: Annotated[int, "I", "CRC32C of the log id and the bytes before"]
 
 
+class RateBucket(NamedTuple):
+    """What was published in one second, minute or hour; writers, append lock."""
+
+    time: Annotated[int, "Q", "number of the second, minute or hour since the Unix epoch; the bucket is number this modulo 64"]
+    records: Annotated[int, "Q", "records that were published in it"]
+    bytes: Annotated[int, "Q", "bytes of the ring that they take"]
+
+
+class GapBucket(NamedTuple):
+    """How many Gaps readers were given in one second, minute or hour; readers that may write, without a lock."""
+
+    time: Annotated[int, "Q", "as in the other buckets"]
+    gaps: Annotated[int, "Q", "roughly: readers that count at the same moment may lose one"]
+
+
 class KeyTable(NamedTuple):
     """The head of the key table; entries follow it, one behind the other, from index 0 on."""
 
@@ -149,6 +164,8 @@ HEADER = Layout(Header)
 DATA_HEADER = Layout(DataHeader)
 CONTROL = Layout(Control)
 CHECKPOINT = Layout(Checkpoint)
+RATE_BUCKET = Layout(RateBucket)
+GAP_BUCKET = Layout(GapBucket)
 KEY_TABLE = Layout(KeyTable)
 KEY_ENTRY = Layout(KeyEntry)
 INDEX_ENTRY = Layout(IndexEntry)
@@ -157,6 +174,8 @@ FRAME = Layout(Frame)
 HEADER_AT = 0
 CONTROL_AT = 256
 CHECKPOINTS_AT = (1024, 1536)
+RATES_AT = PAGE
+GAPS_AT = 8704
 KEYS_AT = 28672
 INDEX_AT = 65536
 DATA_START = PAGE
@@ -172,6 +191,9 @@ assert CHECKPOINT.size == 72
 assert FRAME.size == frames.HEADER
 assert INDEX_ENTRY.size == frames.INDEX_WORDS * 8
 assert frames.INDEX * 8 == INDEX_AT
+assert frames.RATES * 8 == RATES_AT and frames.RATE_WORDS * 8 == RATE_BUCKET.size
+assert RATES_AT + 3 * frames.BUCKETS * RATE_BUCKET.size == GAPS_AT
+assert GAPS_AT + 3 * frames.BUCKETS * GAP_BUCKET.size <= 12288
 for _word, _name in (
     (frames.HEAD, "head"),
     (frames.MIN_SEQ, "min_seq"),

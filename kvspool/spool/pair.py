@@ -31,7 +31,7 @@ from kvspool.errors import (
 )
 from kvspool.layout import Layout
 from kvspool.record import Codec
-from kvspool.spool import format
+from kvspool.spool import format, rates
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.seats import Bells
 
@@ -245,6 +245,11 @@ class Pair:
             for seat in format.SEATS:
                 if wanted >> (8 * seat) & 0xFF:
                     self._bells.post(seat)
+
+    def count_gap(self) -> None:
+        """Count a Gap that a reader was given, where we may write."""
+        if self.can_ask and not self.is_closed:
+            rates.count_gap(self.control.cast("Q"), system.port.now())
 
     def has_vanished(self) -> bool:
         """Return whether the files were deleted; what is mapped can still be read."""

@@ -28,7 +28,7 @@ from kvspool._frames import FrameWriter, measure
 from kvspool.errors import Closed, MismatchedPair, Poisoned, TooLarge
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Record, decode, encode
-from kvspool.spool import format, search
+from kvspool.spool import format, rates, search
 from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
 from kvspool.spool.pair import Pair
 
@@ -45,7 +45,7 @@ class SpoolStats(msgspec.Struct, frozen=True):
 
     capacity, used: bytes of the ring, in all and with frames in them. first_sequence: of the oldest record kept; next_sequence: of the next
     one to be appended. first_timestamp, last_timestamp, created: ns since the Unix epoch, 0 where there is no record. synced_sequence:
-    every record below it is on disk. sync_error: errno of the first failed flush, 0 if there was none.
+    every record below it is on disk. sync_error: errno of the first failed flush, 0 if there was none. rates: of appends and Gaps.
     """
 
     path: str
@@ -63,6 +63,7 @@ class SpoolStats(msgspec.Struct, frozen=True):
     synced_sequence: int
     sync_error: int
     created: int
+    rates: rates.Rates
 
 
 class Prepared(NamedTuple):
@@ -269,6 +270,7 @@ class Spool:
             stop = reader.mark()[:2] if end is None else search.find(reader, end)
         cursor = Cursor(pair, place, stop, "overrun")
         cursor.key_table = pair.key_table
+        cursor.count_gap = pair.count_gap
         return cursor
 
     def decode(self, value: bytes, codec: int = Codec.KEYED) -> Any:
@@ -309,6 +311,7 @@ class Spool:
             synced_sequence=reader.word(format.SYNCED_SEQ),
             sync_error=reader.word(frames.SYNC_ERROR),
             created=pair.header.created,
+            rates=rates.rates(pair.control.cast("Q"), system.port.now()),
         )
 
     @property
