@@ -591,12 +591,12 @@ class FrameWriter(Ring):
         """Make every frame that was put visible and safe from the death of this process, with one store."""
         if self.end == self.published:
             return
+        self.count()
         other = MARKS + MARK_WORDS if self.mark_at == MARKS else MARKS
         native.store(self.control, other + 1, self.next_sequence)
         native.store(self.control, other + 2, self.last_timestamp)
         native.store(self.control, other, self.end)
         native.store(self.control, TAIL, self.end)
-        self.count()
         self.mark_at = other
         self.published = self.end
         native.fence()
@@ -604,10 +604,10 @@ class FrameWriter(Ring):
             self.bell |= native.exchange(self.control, WANTED, 0)
 
     def count(self) -> None:
-        """Enter what was just published in the rates: under the clock's time where it was read, else under the last timestamp.
+        """Enter what is about to be published in the rates: under the clock's time where it was read, else under the last timestamp.
 
         A bucket of another time is emptied first, whether that was before or, by a clock that has been set back, after. A writer
-        that is killed here leaves a publication that was not counted, or not in all three series.
+        that is killed here has counted what it never published, perhaps not in all three series.
         """
         at = RATES
         number = (self.clock if self.clock > 0 else self.last_timestamp) // 1_000_000_000

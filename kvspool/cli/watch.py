@@ -12,7 +12,7 @@ from kvspool.cli import output
 from kvspool.spool.rates import Bucket, Rates, together
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.text import Text
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 
@@ -38,24 +38,23 @@ def run(log: Any, interval: float, *, is_json: bool) -> None:
             system.port.sleep(interval)
 
 
-def charts(rates: Rates) -> RenderableType:
+def charts(rates: Rates) -> Text:
     """Return the charts: records and bytes a second, by second and by minute."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold cyan")
-    for name in ("", "", "newest at the right", "now", "most"):
-        table.add_column(name, justify="right" if name in ("now", "most") else "left", no_wrap=True)
+    text = Text(no_wrap=True)
     shown = (("64 seconds", rates.seconds, 1, rates.last_second), ("64 minutes", rates.minutes, 60, rates.last_minute))
     for span, series, length, last in shown:
         for what, style, now in (("records", "green", last.records), ("bytes", "blue", last.bytes)):
             values = _values(series, what, rates.time // length, length)
-            show = _count if what == "records" else _size
-            table.add_row(span if what == "records" else "", f"{what}/s", Text(bars(values), style), show(now), show(max(values)))
+            show = _count if what == "records" else sizes.show
+            label = f"{what}/s, last {span}"
+            text.append(f"{label:<32}", "bold").append(f"now {show(now):>11}   most {show(max(values)):>11}\n")
+            text.append(f"{bars(values)}\n", style).append("─" * frames.BUCKETS + "\n", "dim")
     gaps = sum(bucket.gaps for bucket in rates.hours)
     if gaps:
-        table.add_row("64 hours", "gaps", Text("given to readers", "bold red"), "", f"{gaps:,}")
-    return table
+        text.append(f"gaps given to readers in the last 64 hours: {gaps:,}\n", "bold red")
+    return text
 
 
 def bars(values: list[float]) -> str:
@@ -72,10 +71,6 @@ def _values(series: list[Bucket], what: str, last: int, length: int) -> list[flo
 
 def _count(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.2f}"
-
-
-def _size(value: float) -> str:
-    return sizes.show(value)
 
 
 def _rates(log: Any) -> Rates:

@@ -1,8 +1,8 @@
 """Rates: what was appended, and what readers lost, in the last 64 seconds, 64 minutes and 64 hours.
 
 Writers count while they publish, readers that may write count the Gaps they get. It is a picture, not an account: a publication counts as
-a whole in the second in which the clock was read for it, or, with timestamps of the caller's, at the last one; a killed writer may not
-have counted its last publication, and two readers that count at once may lose a Gap. A bucket says itself which time it is of, so a
+a whole in the second in which the clock was read for it, or, with timestamps of the caller's, at the last one; a killed writer may
+have counted what it didn't publish, and two readers that count at once may lose a Gap. A bucket says itself which time it is of, so a
 clock that jumps leaves holes in the picture, and nothing that stays wrong.
 """
 

@@ -240,8 +240,9 @@ def test_watch_draws_until_it_is_interrupted(log: Spool, clock: Clock, capsys: p
     clock.waits = 2
     assert main(["stats", str(log.path), "--watch"]) == 130
     shown = capsys.readouterr().out
-    assert shown.count("64 seconds") == shown.count("64 minutes") == 2
+    assert shown.count("last 64 seconds") == shown.count("last 64 minutes") == 4
     assert "records/s" in shown and "bytes/s" in shown and "█▁" in shown and "800" in shown
+    assert max(map(len, shown.splitlines())) < 80
 
 
 def test_watch_as_json_is_an_object_for_each_interval(log: Spool, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
