@@ -32,7 +32,9 @@ cdef class Ring:
     cdef uint32_t key_length
 
     cdef int check_open(self) except -1
+    @cython.locals(head=uint64_t)
     cpdef uint64_t head(self) except? 0
+    cdef uint64_t bounded_head(self, uint64_t head, uint64_t tail) noexcept
     cpdef uint64_t tail(self) except? 0
     cpdef uint64_t ask_for_bell(self) except? 0
     cpdef uint64_t word(self, Py_ssize_t at) except? 0

@@ -105,7 +105,16 @@ class Ring:
     def head(self) -> int:
         """Return the position of the oldest frame kept."""
         self.check_open()
-        return native.load(self.control, HEAD)
+        head = native.load(self.control, HEAD)
+        return self.bounded_head(head, native.load_after_reads(self.control, TAIL))
+
+    def bounded_head(self, head: int, tail: int) -> int:
+        """Return `head`, or what it can be at most or at least if that is not possible: the control block is not to be trusted."""
+        if head > tail:
+            return tail
+        if tail - head > self.capacity:
+            return tail - self.capacity
+        return head
 
     def tail(self) -> int:
         """Return the position where the next frame will be written."""
@@ -545,7 +554,7 @@ class FrameWriter(Ring):
 
         A frame whose header can't be right is passed over to the next sound one: damage never stops a writer.
         """
-        head = native.load(self.control, HEAD)
+        head = self.bounded_head(native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
             return
         least = native.load(self.control, MIN_SEQ)

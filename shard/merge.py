@@ -168,8 +168,12 @@ class FollowingMerge(Merge):
     def arm(self) -> Watcher:
         """Return a watcher of all there is to wait for."""
         watcher = Watcher()
-        for source in self.sources.values():
-            watch(watcher, source.cursor.pair, source.key)
+        try:
+            for source in self.sources.values():
+                watch(watcher, source.cursor.pair, source.key)
+        except BaseException:
+            watcher.close()
+            raise
         return watcher
 
     def look_around(self) -> None:

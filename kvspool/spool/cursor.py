@@ -90,7 +90,11 @@ class Cursor:
         if found < end:
             reader.position = found
             return None
-        return self._skip_to(self.end or reader.mark()[:2])
+        if self.end is not None:
+            return self._skip_to(self.end)
+        place = reader.mark()[:2]
+        # What came while we looked is behind the damage: look again, there is a sound frame now.
+        return self._skip_to(place) if place[0] == end else None
 
     def _catch_up(self) -> Gap | None:
         """After an overrun: stand where the writer isn't. At the head first; while that is overrun too, ever further ahead."""
@@ -105,10 +109,11 @@ class Cursor:
         if self._overruns < 8:
             block = (head + (tail - head) * self._overruns // 8) % reader.capacity >> frames.BLOCK
             position = reader.entry(block)[0]
-            if head < position < tail:
+            if head < position < (tail if self.end is None else self.end[0]):
                 reader.position = position
                 return None
-        return self._skip_to(reader.mark()[:2])
+        place = reader.mark()[:2]
+        return self._skip_to(place if self.end is None or place < self.end else self.end)
 
     def _skip_to(self, place: tuple[int, int]) -> Gap | None:
         self.reader.position = place[0]
@@ -213,8 +218,9 @@ class Following(Reading):
             return batch
         deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
         if self._watcher is None:
-            self._watcher = Watcher()
-            watch(self._watcher, self.cursor.pair, 0)
+            watcher = Watcher()
+            watch(watcher, self.cursor.pair, 0)
+            self._watcher = watcher
         while True:
             ask(self.cursor)
             batch = self.poll(most)

@@ -12,12 +12,10 @@ reader that had not got to them is told which.
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -81,14 +79,13 @@ class Spool:
     reopens nothing else; a log that was deleted stays deleted.
     """
 
-    def __init__(self, path: str | os.PathLike[str], timeout: float = TIMEOUT) -> None:
-        """Open the spool at `path`; `timeout` is how long a writer waits for another one, in seconds."""
-        system.refuse_unfit_host()
-        self.path = Path(os.path.abspath(path))
+    def __init__(self, pair: Pair, timeout: float = TIMEOUT) -> None:
+        """Take over open files; `timeout` is how long a writer waits for another one, in seconds."""
+        self.path = pair.path
         self.timeout = timeout
-        self._pair: Pair | None = Pair(self.path)
-        self._log_id = self._pair.header.log_id
-        self._codec = Codec(self._pair.header.codec)
+        self._pair: Pair | None = pair
+        self._log_id = pair.header.log_id
+        self._codec = Codec(pair.header.codec)
         self._writer: FrameWriter | None = None
         self._process = -1  # that opened the writer
         self._thread_lock = threading.RLock()
@@ -205,7 +202,7 @@ class Spool:
         reader = pair.reader(0, 0)
         wanted = reader.tail()
         # A descriptor of its own: threads that sync at once must exclude each other too.
-        fd = system.port.open(self.path / format.CONTROL_FILE, os.O_RDWR)
+        fd = pair.open_lock()
         try:
             with locks.held(fd, format.SYNC_LOCK, self.timeout if timeout is None else timeout, lambda: "another process flushes"):
                 if reader.word(format.SYNCED) < wanted:
