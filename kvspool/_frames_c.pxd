@@ -12,7 +12,7 @@ cdef Py_ssize_t HOLDER, HOLDER_WORDS, INDEX, INDEX_WORDS
 cdef int64_t APPEND_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED
+cdef int64_t BUSY, FORKED, LOOK, LOOK_EVERY
 
 
 cdef class Ring:
@@ -84,6 +84,7 @@ cdef class FrameWriter(Ring):
     cdef object holder_owner
     cdef uint64_t *holder
     cdef int process
+    cdef public int64_t look_at
     cdef public bint bell
     cdef uint64_t published
     cdef Py_ssize_t mark_at
@@ -91,6 +92,7 @@ cdef class FrameWriter(Ring):
     cdef readonly uint64_t next_sequence
     cdef readonly int64_t last_timestamp
 
+    @cython.locals(now=int64_t)
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0

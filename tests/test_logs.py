@@ -70,7 +70,7 @@ def test_nobody_else_may_enter_or_read_whatever_the_umask(tmp_path: Path, mask: 
     assert modes(tmp_path / "log") == (0o700, 0o600, 0o600)
 
 
-@pytest.mark.parametrize(("mode", "directory"), [(0o640, 0o750), (0o644, 0o755), (0o660, 0o770)])
+@pytest.mark.parametrize(("mode", "directory"), [(0o640, 0o750), (0o644, 0o755), (0o660, 0o750), (0o666, 0o755)])
 @pytest.mark.parametrize("mask", [0, 0o077])
 def test_who_may_read_the_files_may_enter_the_directory(
     tmp_path: Path, mode: int, directory: int, mask: int

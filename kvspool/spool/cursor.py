@@ -166,7 +166,6 @@ class Reading(Iterator[Any]):
         for item in self._items:
             return item
         if self._left == 0:
-            self.end()
             raise StopIteration
         batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
         while len(batch) == 1 and isinstance(batch[0], Gap):
@@ -176,7 +175,6 @@ class Reading(Iterator[Any]):
                 return batch[0]
             batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
         if not batch:
-            self.end()
             raise StopIteration
         if self._left is not None:
             self._left -= len(batch)
@@ -185,9 +183,6 @@ class Reading(Iterator[Any]):
 
     def _next_batch(self, most: int) -> list[Any]:
         return self.poll(most)
-
-    def end(self) -> None:
-        """Give back what only waiting needs; a later call may go on."""
 
     def close(self) -> None:
         """Let go of the log; the iteration is over."""
@@ -235,14 +230,10 @@ class Following(Reading):
                 return batch
             refuse_vanished(self.cursor.pair)
 
-    def end(self) -> None:
-        if self._watcher is not None:
-            self._watcher.close()
-            self._watcher = None
-
     def close(self) -> None:
         super().close()
-        self.end()
+        if self._watcher is not None:
+            self._watcher.close()
 
 
 def watch(watcher: Watcher, pair: Pair, key: object) -> None:

@@ -53,7 +53,7 @@ def create(path: Path, *, capacity: int, codec: int, mode: int) -> Pair:
         system.port.make_directory(building, 0o700)
         _write_data(building / format.DATA_FILE, log_id, capacity, mode)
         _write_control(building / format.CONTROL_FILE, log_id, capacity, codec, mode)
-        _flush_directory(building, mode | (mode & 0o444) >> 2)
+        _flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
         pair = Pair(building)  # opened first: once the log can be seen, nothing but a broken disk can fail
         try:
             _publish(building, path)
@@ -247,10 +247,13 @@ class Pair:
             fd = system.port.open(path, os.O_RDWR | os.O_NONBLOCK)
         except FileNotFoundError:
             raise LogVanished(f"{self.path} was deleted while it was open; open it again if it exists") from None
-        ours, found = system.port.status(self.control_fd), system.port.status(fd)
-        if (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino):
+        try:
+            ours, found = system.port.status(self.control_fd), system.port.status(fd)
+            if (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino):
+                raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
+        except BaseException:
             system.port.close(fd)
-            raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
+            raise
         return fd
 
     def ring_bell(self) -> None:

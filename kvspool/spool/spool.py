@@ -26,7 +26,7 @@ from kvspool._frames import FrameWriter, measure
 from kvspool.errors import Closed, MismatchedPair, Poisoned, TooLarge
 from kvspool.record import Codec, Record, encode
 from kvspool.spool import format, search
-from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
+from kvspool.spool.cursor import Cursor, Following, OnGap, Reading, refuse_vanished
 from kvspool.spool.pair import Pair
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Spool:
         since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's.
 
         Raises Unencodable, TooLarge, LockTimeout, Poisoned, Closed; PermissionError where one may only read. Nothing was
-        written then.
+        written then. A log that was deleted is noticed within a second: LogVanished.
         """
         if value.__class__ is bytes:
             codec = 0
@@ -379,6 +379,10 @@ class Spool:
         if self._writer is None:
             self._process = system.port.process_id()
             self._writer = pair.writer(self._holder())
+        now = system.port.now()
+        if not 0 <= self._writer.look_at - now <= frames.LOOK_EVERY:
+            refuse_vanished(pair)
+            self._writer.look_at = now + frames.LOOK_EVERY
         return self._writer
 
     def _holder(self) -> bytes:

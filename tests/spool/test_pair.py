@@ -435,3 +435,42 @@ def test_the_first_append_to_a_log_that_was_deleted_says_that_it_vanished(path: 
         shutil.rmtree(path)
         with pytest.raises(errors.LogVanished):
             log.append(b"lost")
+
+
+def test_an_open_writer_notices_within_a_second_that_its_log_was_deleted(path: Path) -> None:
+    with kvspool.open(path) as log:
+        log.append(b"four")
+        shutil.rmtree(path)
+        assert log._writer is not None
+        log._writer.look_at = 0  # as if a second had gone by
+        for _ in range(2):
+            with pytest.raises(errors.LogVanished):
+                log.append(b"lost")
+        with pytest.raises(errors.LogVanished):
+            log.append_many([b"lost"])
+        assert [record.value for record in log] == [b"one", b"two", b"three", b"four"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE], ids=errno.errorcode.get)
+def test_a_first_append_or_sync_that_fails_at_any_call_leaks_nothing_and_the_next_one_works(
+    path: Path, number: int, open_files: Callable[[], set[str]]
+) -> None:
+    for use, calls in ((lambda log: log.append(b"x"), ("open", "status", "map")), (lambda log: log.sync(), ("open", "status", "map"))):
+        held = open_files()
+        failures = []
+        nth = 0
+        while True:
+            nth += 1
+            port = FailingPort(nth, number, calls)
+            with kvspool.open(path) as log:
+                with system.replaced(port):
+                    try:
+                        use(log)
+                    except OSError as error:
+                        assert error.errno == number
+                        failures.append(port.failed)
+                use(log)
+            assert open_files() == held, f"call {nth}, {port.failed}"
+            if not port.failed:
+                break
+        assert {"open", "status", "map"} <= set(failures)
