@@ -68,6 +68,9 @@ FULL = 4
 # What `append` returns in place of a sequence.
 BUSY = -1
 FORKED = -2
+LOOK = -3
+
+LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
 
 
 class Ring:
@@ -106,7 +109,16 @@ class Ring:
     def head(self) -> int:
         """Return the position of the oldest frame kept."""
         self.check_open()
-        return native.load(self.control, HEAD)
+        head = native.load(self.control, HEAD)
+        return self.bounded_head(head, native.load_after_reads(self.control, TAIL))
+
+    def bounded_head(self, head: int, tail: int) -> int:
+        """Return `head`, or what it can be at most or at least if that is not possible: the control block is not to be trusted."""
+        if head > tail:
+            return tail
+        if tail - head > self.capacity:
+            return tail - self.capacity
+        return head
 
     def tail(self) -> int:
         """Return the position where the next frame will be written."""
@@ -422,6 +434,7 @@ class FrameWriter(Ring):
         self.holder_owner: Any = holder
         self.holder: Any = native.words_at(holder)
         self.process = native.process_id()
+        self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
         self.bell = 0
         self.published = 0
         self.mark_at = 0
@@ -430,18 +443,21 @@ class FrameWriter(Ring):
         self.last_timestamp = 0
 
     def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
-        """Lock, append one record, publish, unlock; return its sequence, BUSY or FORKED.
+        """Lock, append one record, publish, unlock; return its sequence, or BUSY, FORKED or LOOK, and then nothing was done.
 
         timestamp -1 means now. Raises TooLarge, Poisoned, Corruption.
         """
         self.check_open()
         if native.process_id() != self.process:
             return FORKED
+        now = native.now()
+        if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
+            return LOOK
         if not native.try_lock(self.lock_fd, APPEND_LOCK):
             return BUSY
         try:
             self.begin()
-            self.put_value(key, value, type, codec, timestamp if timestamp >= 0 else native.now())
+            self.put_value(key, value, type, codec, timestamp if timestamp >= 0 else now)
             self.publish()
             return self.next_sequence - 1
         finally:
@@ -461,6 +477,8 @@ class FrameWriter(Ring):
         self.published = self.end = tail
         self.next_sequence = native.load(self.control, at + 1)
         self.last_timestamp = native.load(self.control, at + 2)
+        if self.next_sequence >> 63:
+            raise Corruption("the control block says that 2^63 records were appended: it is damaged")
         return self.next_sequence
 
     def sign(self) -> None:
@@ -549,7 +567,7 @@ class FrameWriter(Ring):
 
         A frame whose header can't be right is passed over to the next sound one: damage never stops a writer.
         """
-        head = native.load(self.control, HEAD)
+        head = self.bounded_head(native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
             return
         least = native.load(self.control, MIN_SEQ)

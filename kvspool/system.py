@@ -153,6 +153,11 @@ class Port:
         except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
             return None
 
+    def wait_semaphore(self, semaphore: posix_ipc.Semaphore, timeout: float) -> None:
+        """Take one from the semaphore's value; sleep for that, `timeout` seconds at most."""
+        with suppress(posix_ipc.BusyError, posix_ipc.SignalError):
+            semaphore.acquire(timeout)
+
     def remove_semaphore(self, name: str) -> None:
         with suppress(posix_ipc.ExistentialError):
             posix_ipc.unlink_semaphore(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,14 @@ def test_the_example_frame_is_what_a_writer_writes() -> None:
     writer.publish()
     frame = PAGE.split("timestamp 1, type 7:")[1].split("```")[1]
     assert bytes.fromhex(frame) == ring[:40]
+
+
+GUARANTEES = (Path(__file__).parent.parent / "docs" / "guarantees.md").read_text(encoding="utf-8")
+PROOFS = sorted(set(re.findall(r"`(tests/[^`]+)`", GUARANTEES)))
+
+
+@pytest.mark.parametrize("proof", [proof for proof in PROOFS if proof.endswith(".py") or "::" in proof])
+def test_each_promise_is_proven_by_a_test_that_is_there(proof: str) -> None:
+    path, _, name = proof.partition("::")
+    text = (Path(__file__).parent.parent / path).read_text(encoding="utf-8")
+    assert f"def {name}(" in text if name else "def test_" in text or "TestCase" in text

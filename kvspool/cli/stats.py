@@ -81,7 +81,7 @@ def _cell(stats: Any, name: str) -> RenderableType:
 
     value: Any = getattr(stats, name, "")
     if name in _TIMES:
-        return Text(_when(value))
+        return Text(when(value))
     if isinstance(value, int) and not isinstance(value, bool):
         return Text(sizes.show(value) if name.rpartition("_")[2] in _SIZES else f"{value:,}")
     return Text(output.escape(str(value)))
@@ -96,7 +96,7 @@ def _bar(stats: Any) -> RenderableType:
     return grid
 
 
-def _when(timestamp: int) -> str:
+def when(timestamp: int) -> str:
     """Return a time and how long ago it was; nothing for 0, which stands for no record."""
     if not timestamp:
         return "-"

@@ -12,12 +12,10 @@ reader that had not got to them is told which.
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -28,7 +26,7 @@ from kvspool._frames import FrameWriter, measure
 from kvspool.errors import Closed, MismatchedPair, Poisoned, TooLarge
 from kvspool.record import Codec, Record, encode
 from kvspool.spool import format, search
-from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
+from kvspool.spool.cursor import Cursor, Following, OnGap, Reading, refuse_vanished
 from kvspool.spool.pair import Pair
 
 if TYPE_CHECKING:
@@ -81,14 +79,13 @@ class Spool:
     reopens nothing else; a log that was deleted stays deleted.
     """
 
-    def __init__(self, path: str | os.PathLike[str], timeout: float = TIMEOUT) -> None:
-        """Open the spool at `path`; `timeout` is how long a writer waits for another one, in seconds."""
-        system.refuse_unfit_host()
-        self.path = Path(os.path.abspath(path))
+    def __init__(self, pair: Pair, timeout: float = TIMEOUT) -> None:
+        """Take over open files; `timeout` is how long a writer waits for another one, in seconds."""
+        self.path = pair.path
         self.timeout = timeout
-        self._pair: Pair | None = Pair(self.path)
-        self._log_id = self._pair.header.log_id
-        self._codec = Codec(self._pair.header.codec)
+        self._pair: Pair | None = pair
+        self._log_id = pair.header.log_id
+        self._codec = Codec(pair.header.codec)
         self._writer: FrameWriter | None = None
         self._process = -1  # that opened the writer
         self._thread_lock = threading.RLock()
@@ -104,7 +101,7 @@ class Spool:
         since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's.
 
         Raises Unencodable, TooLarge, LockTimeout, Poisoned, Closed; PermissionError where one may only read. Nothing was
-        written then.
+        written then. A log that was deleted is noticed within a second: LogVanished.
         """
         if value.__class__ is bytes:
             codec = 0
@@ -205,7 +202,7 @@ class Spool:
         reader = pair.reader(0, 0)
         wanted = reader.tail()
         # A descriptor of its own: threads that sync at once must exclude each other too.
-        fd = system.port.open(self.path / format.CONTROL_FILE, os.O_RDWR)
+        fd = pair.open_lock()
         try:
             with locks.held(fd, format.SYNC_LOCK, self.timeout if timeout is None else timeout, lambda: "another process flushes"):
                 if reader.word(format.SYNCED) < wanted:
@@ -382,6 +379,10 @@ class Spool:
         if self._writer is None:
             self._process = system.port.process_id()
             self._writer = pair.writer(self._holder())
+        now = system.port.now()
+        if not 0 <= self._writer.look_at - now <= frames.LOOK_EVERY:
+            refuse_vanished(pair)
+            self._writer.look_at = now + frames.LOOK_EVERY
         return self._writer
 
     def _holder(self) -> bytes:
