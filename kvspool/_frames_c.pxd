@@ -85,6 +85,8 @@ cdef class FrameWriter(Ring):
     cdef object holder_owner
     cdef uint64_t *holder
     cdef int process
+    cdef object gate
+    cdef bint is_held
     cdef public int64_t look_at
     cdef public uint64_t bell
     cdef uint64_t published
@@ -95,6 +97,9 @@ cdef class FrameWriter(Ring):
 
     @cython.locals(now=int64_t)
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
+    cdef int64_t append_alone(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
+    cpdef int hold(self) except -1
+    cpdef int let_go(self) except -1
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0
     @cython.locals(at=Py_ssize_t)

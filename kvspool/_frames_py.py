@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import kvspool._machine as native
-from kvspool.errors import Closed, Corruption, Poisoned, TooLarge
+from kvspool.errors import Closed, Corruption, Poisoned, Reentered, TooLarge
 
 HEADER = 32  # bytes before the key
 PAD = 255  # codec of a pad frame
@@ -423,7 +423,8 @@ class FrameReader(Ring):
 class FrameWriter(Ring):
     """The writing side: frames are put behind the tail, then published together.
 
-    Everything here happens under the append lock; `append` takes it by itself when nobody else holds it. `bell` has a byte set for
+    Everything here happens under the append lock; `append` takes it by itself when nobody else holds it, and may be called by several
+    threads; the other methods are for one thread, between `hold` and `let_go`. `bell` has a byte set for
     each seat that asked to be woken before a publication.
     """
 
@@ -434,6 +435,8 @@ class FrameWriter(Ring):
         self.holder_owner: Any = holder
         self.holder: Any = native.words_at(holder)
         self.process = native.process_id()
+        self.gate = native.new_gate()
+        self.is_held = False
         self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
         self.bell = 0
         self.published = 0
@@ -453,15 +456,45 @@ class FrameWriter(Ring):
         now = native.now()
         if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
             return LOOK
+        native.enter(self.gate)
+        try:
+            if self.is_held:
+                return BUSY
+            self.is_held = True
+            try:
+                return self.append_alone(key, value, type, codec, timestamp if timestamp >= 0 else now)
+            finally:
+                self.is_held = False
+        finally:
+            native.leave(self.gate)
+
+    def append_alone(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
+        """Do the work of `append`, with the writer held against every other thread."""
         if not native.try_lock(self.lock_fd, APPEND_LOCK):
             return BUSY
         try:
             self.begin()
-            self.put_value(key, value, type, codec, timestamp if timestamp >= 0 else now)
+            self.put_value(key, value, type, codec, timestamp)
             self.publish()
             return self.next_sequence - 1
         finally:
             native.unlock(self.lock_fd, APPEND_LOCK)
+
+    def hold(self) -> None:
+        """Keep `append` away, which other threads may call, until `let_go`: this thread works with the writer in several steps.
+
+        Raises Reentered where this thread is at it already: the lock would let it in, and two appends would run into each other.
+        """
+        native.enter(self.gate)
+        if self.is_held:
+            native.leave(self.gate)
+            raise Reentered("a signal handler or destructor may not append to a handle in the middle of an append to it; open another one")
+        self.is_held = True
+
+    def let_go(self) -> None:
+        """Undo `hold`."""
+        self.is_held = False
+        native.leave(self.gate)
 
     def begin(self) -> int:
         """Under the lock: load where the log ends, and return its next sequence."""

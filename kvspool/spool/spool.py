@@ -109,21 +109,14 @@ class Spool:
             value, codec = encode(value, self._codec)
         if key is not None or type or timestamp is not None:
             _check(key, type, timestamp)
-        with self._thread_lock:
-            writer = self._writer
-            if writer is None or self._is_forked:
-                writer = self._open_writer()
+        writer = self._writer
+        if writer is not None:
             sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp)
-            if sequence < 0:
-                writer = self._open_writer()
-                with self._appending(writer):
-                    writer.begin()
-                    writer.put_many([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp)
-                    writer.publish()
-                sequence = writer.next_sequence - 1
-            if writer.bell:
-                self._ring(writer)
-        return sequence
+            if sequence >= 0:
+                if writer.bell:
+                    self._ring(writer)
+                return sequence
+        return self.append_prepared(Prepared([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp))[0]
 
     def append_many(
         self,
@@ -394,19 +387,18 @@ class Spool:
 
     @contextmanager
     def _writing(self) -> Iterator[FrameWriter]:
-        """Hold the thread lock and the append lock, and ring afterwards if a reader asked for it."""
+        """Hold the writer against other threads, and the append lock; ring afterwards if a reader asked for it."""
         with self._thread_lock:
             writer = self._open_writer()
-            with self._appending(writer):
-                yield writer
+            pair = self._live()
+            writer.hold()
+            try:
+                with locks.held(pair.lock_fd, format.APPEND_LOCK, self.timeout, lambda: self._describe_holder(pair)):
+                    yield writer
+            finally:
+                writer.let_go()
             if writer.bell:
                 self._ring(writer)
-
-    @contextmanager
-    def _appending(self, writer: FrameWriter) -> Iterator[None]:
-        pair = self._live()
-        with locks.held(pair.lock_fd, format.APPEND_LOCK, self.timeout, lambda: self._describe_holder(pair)):
-            yield
 
     def _ring(self, writer: FrameWriter) -> None:
         wanted, writer.bell = writer.bell, 0

@@ -764,3 +764,28 @@ def test_an_interrupt_between_any_two_calls_leaves_the_lock_free(interpreted: No
         with kvspool.open(log.path, timeout=0.0) as other:
             other.append(b"y")
     assert in_child(lambda: values(kvspool.open(log.path))) == [b"y", b"y"]
+
+
+@pytest.mark.parametrize("append", [lambda log: log.append(b"outer"), lambda log: log.append_many([b"outer"])], ids=["one", "many"])
+def test_an_append_in_the_middle_of_another_one_is_refused_and_harms_neither(
+    interpreted: None, log: Spool, append: Callable[[Spool], object]
+) -> None:
+    log.append(b"first")
+    refused: list[errors.Reentered] = []
+
+    class Interrupted(system.Port):
+        """A signal arrives just when the lock was taken, and its handler appends to the same handle."""
+
+        def try_lock(self, fd: int, at: int) -> bool:
+            got = super().try_lock(fd, at)
+            for inner in (lambda: log.append(b"inner"), lambda: log.append_many([b"inner"])):
+                with pytest.raises(errors.Reentered) as caught:
+                    inner()
+                refused.append(caught.value)
+            return got
+
+    with system.replaced(Interrupted()):
+        append(log)
+    assert len(refused) == 2
+    assert log.append(b"last") == 2
+    assert values(log) == [b"first", b"outer", b"last"]
