@@ -12,7 +12,7 @@ cdef Py_ssize_t HOLDER, HOLDER_WORDS, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_W
 cdef int64_t APPEND_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED
+cdef int64_t BUSY, FORKED, LOOK, LOOK_EVERY
 
 
 cdef class Ring:
@@ -33,7 +33,9 @@ cdef class Ring:
     cdef uint32_t key_length
 
     cdef int check_open(self) except -1
+    @cython.locals(head=uint64_t)
     cpdef uint64_t head(self) except? 0
+    cdef uint64_t bounded_head(self, uint64_t head, uint64_t tail) noexcept
     cpdef uint64_t tail(self) except? 0
     cpdef uint64_t ask_for_bell(self, Py_ssize_t seat) except? 0
     cpdef uint64_t word(self, Py_ssize_t at) except? 0
@@ -83,6 +85,9 @@ cdef class FrameWriter(Ring):
     cdef object holder_owner
     cdef uint64_t *holder
     cdef int process
+    cdef object gate
+    cdef bint is_held
+    cdef public int64_t look_at
     cdef public uint64_t bell
     cdef uint64_t published
     cdef Py_ssize_t mark_at
@@ -92,7 +97,11 @@ cdef class FrameWriter(Ring):
     cdef uint64_t counted
     cdef int64_t clock
 
+    @cython.locals(now=int64_t)
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
+    cdef int64_t append_alone(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
+    cpdef int hold(self) except -1
+    cpdef int let_go(self) except -1
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0
     @cython.locals(at=Py_ssize_t)

@@ -17,6 +17,7 @@
     |-- OutOfRange              no such sequence yet              (also ValueError)
     |-- UnsafeFilesystem        shared memory doesn't work there
     |-- LockTimeout             somebody else holds the lock      (also TimeoutError)
+    |-- Reentered               an append in the middle of another one, from a signal handler (also RuntimeError)
     |-- Poisoned                a flush to disk failed; the log takes no more records
     `-- GapError                records were lost before they could be read
 
@@ -125,6 +126,13 @@ class LockTimeout(KvspoolError, TimeoutError):
     """
 
     exit_code = 6
+
+
+class Reentered(KvspoolError, RuntimeError):
+    """A signal handler or destructor appended to a handle in the middle of an append to it. Nothing was written by it.
+
+    The interrupted append goes on. Let the handler use a handle of its own, or only leave a note for later.
+    """
 
 
 class Poisoned(KvspoolError):

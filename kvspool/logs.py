@@ -47,8 +47,7 @@ def create(
         raise FileNotFoundError(f"{target.parent} is no directory; make it first")
     if not allow_unsafe_fs:
         filesystems.refuse_unsafe(target.parent)
-    pair.create(target, capacity=size, codec=STRUCTURED[codec], mode=mode)
-    return Spool(target, timeout)
+    return Spool(pair.create(target, capacity=size, codec=STRUCTURED[codec], mode=mode), timeout)
 
 
 def open(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> Spool:
@@ -59,7 +58,8 @@ def open(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> Spool:
     """
     target = Path(os.path.abspath(path))
     if os.path.lexists(target / format.CONTROL_FILE):
-        return Spool(target, timeout)
+        system.refuse_unfit_host()
+        return Spool(pair.Pair(target), timeout)
     if not os.path.lexists(target):
         raise LogNotFound(f"{target} does not exist; kvspool.create makes a log")
     if target.is_dir() and any(_SHARD_NAME.fullmatch(name) for name in system.port.names(target)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,14 @@ def test_the_example_of_a_key_table_is_what_a_writer_writes() -> None:
 def test_the_example_of_a_keyed_value_is_what_a_packer_writes() -> None:
     example = PAGE.split("whose table has `a`, `b`:")[1].split("```")[1]
     assert bytes.fromhex(example) == Packer(lambda _: {"a": 0, "b": 1}).pack({"a": 1, "b": {"a": [True]}, 5: None})
+
+
+GUARANTEES = (Path(__file__).parent.parent / "docs" / "guarantees.md").read_text(encoding="utf-8")
+PROOFS = sorted(set(re.findall(r"`(tests/[^`]+)`", GUARANTEES)))
+
+
+@pytest.mark.parametrize("proof", [proof for proof in PROOFS if proof.endswith(".py") or "::" in proof])
+def test_each_promise_is_proven_by_a_test_that_is_there(proof: str) -> None:
+    path, _, name = proof.partition("::")
+    text = (Path(__file__).parent.parent / path).read_text(encoding="utf-8")
+    assert f"def {name}(" in text if name else "def test_" in text or "TestCase" in text

@@ -90,7 +90,7 @@ def _cell(stats: Any, name: str) -> RenderableType:
 
     value: Any = getattr(stats, name, "")
     if name in _TIMES:
-        return Text(_when(value))
+        return Text(when(value))
     if isinstance(value, Rates):
         return Text(_rates(value))
     if isinstance(value, int) and not isinstance(value, bool):
@@ -112,7 +112,7 @@ def _bar(stats: Any) -> RenderableType:
     return grid
 
 
-def _when(timestamp: int) -> str:
+def when(timestamp: int) -> str:
     """Return a time and how long ago it was; nothing for 0, which stands for no record."""
     if not timestamp:
         return "-"

@@ -99,7 +99,11 @@ class Cursor:
         if found < end:
             reader.position = found
             return None
-        return self._skip_to(self.end or reader.mark()[:2])
+        if self.end is not None:
+            return self._skip_to(self.end)
+        place = reader.mark()[:2]
+        # What came while we looked is behind the damage: look again, there is a sound frame now.
+        return self._skip_to(place) if place[0] == end else None
 
     def _catch_up(self) -> Gap | None:
         """After an overrun: stand where the writer isn't. At the head first; while that is overrun too, ever further ahead."""
@@ -114,10 +118,11 @@ class Cursor:
         if self._overruns < 8:
             block = (head + (tail - head) * self._overruns // 8) % reader.capacity >> frames.BLOCK
             position = reader.entry(block)[0]
-            if head < position < tail:
+            if head < position < (tail if self.end is None else self.end[0]):
                 reader.position = position
                 return None
-        return self._skip_to(reader.mark()[:2])
+        place = reader.mark()[:2]
+        return self._skip_to(place if self.end is None or place < self.end else self.end)
 
     def _skip_to(self, place: tuple[int, int]) -> Gap | None:
         self.reader.position = place[0]
@@ -173,7 +178,6 @@ class Reading(Iterator[Any]):
         for item in self._items:
             return item
         if self._left == 0:
-            self.end()
             raise StopIteration
         batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
         while len(batch) == 1 and isinstance(batch[0], Gap):
@@ -183,7 +187,6 @@ class Reading(Iterator[Any]):
                 return batch[0]
             batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
         if not batch:
-            self.end()
             raise StopIteration
         if self._left is not None:
             self._left -= len(batch)
@@ -192,9 +195,6 @@ class Reading(Iterator[Any]):
 
     def _next_batch(self, most: int) -> list[Any]:
         return self.poll(most)
-
-    def end(self) -> None:
-        """Give back what only waiting needs; a later call may go on."""
 
     def close(self) -> None:
         """Let go of the log; the iteration is over."""
@@ -250,25 +250,21 @@ class Following(Reading):
         if self._seat is not None and not self._seat.is_ours:
             self._seat = None  # the parent's, before a fork
         if self._seat is None and self._watcher is None and self.cursor.pair.can_ask:
-            self._seat = seats.take(self.cursor.pair.path, self.cursor.pair.header.log_id, self.cursor.pair.control)
+            self._seat = seats.take(self.cursor.pair)
         if self._seat is not None:
             return self._seat.wait, self._seat.number
         if self._watcher is None:
-            self._watcher = Watcher()
-            watch(self._watcher, self.cursor.pair, 0)
+            watcher = Watcher()
+            watch(watcher, self.cursor.pair, 0)
+            self._watcher = watcher
         return self._watcher.wait, 0
-
-    def end(self) -> None:
-        if self._watcher is not None:
-            self._watcher.close()
-            self._watcher = None
-        if self._seat is not None:
-            self._seat.leave()
-            self._seat = None
 
     def close(self) -> None:
         super().close()
-        self.end()
+        if self._watcher is not None:
+            self._watcher.close()
+        if self._seat is not None:
+            self._seat.leave()
 
 
 def watch(watcher: Watcher, pair: Pair, key: object) -> None:

@@ -176,6 +176,7 @@ CONTROL_AT = 256
 CHECKPOINTS_AT = (1024, 1536)
 RATES_AT = PAGE
 GAPS_AT = 8704
+SLOTS_AT = 12288
 KEYS_AT = 28672
 INDEX_AT = 65536
 DATA_START = PAGE
@@ -193,7 +194,7 @@ assert INDEX_ENTRY.size == frames.INDEX_WORDS * 8
 assert frames.INDEX * 8 == INDEX_AT
 assert frames.RATES * 8 == RATES_AT and frames.RATE_WORDS * 8 == RATE_BUCKET.size
 assert RATES_AT + 3 * frames.BUCKETS * RATE_BUCKET.size == GAPS_AT
-assert GAPS_AT + 3 * frames.BUCKETS * GAP_BUCKET.size <= 12288
+assert GAPS_AT + 3 * frames.BUCKETS * GAP_BUCKET.size <= SLOTS_AT
 for _word, _name in (
     (frames.HEAD, "head"),
     (frames.MIN_SEQ, "min_seq"),

@@ -14,6 +14,7 @@ import mmap
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,13 +25,14 @@ from kvspool.errors import (
     FormatError,
     LogExists,
     LogNotFound,
+    LogVanished,
     MismatchedPair,
     NotALog,
     Truncated,
     UnknownVersion,
 )
 from kvspool.layout import Layout
-from kvspool.record import Codec
+from kvspool.record import STRUCTURED, Codec
 from kvspool.spool import format, rates
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.seats import Bells
@@ -39,8 +41,8 @@ H = TypeVar("H", format.Header, format.DataHeader)
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM)
 
 
-def create(path: Path, *, capacity: int, codec: int, mode: int) -> None:
-    """Make a spool at `path`, on disk when the call returns.
+def create(path: Path, *, capacity: int, codec: int, mode: int) -> Pair:
+    """Make a spool at `path`, on disk when the call returns, and return its open files.
 
     capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; the directory can be entered by all
     who may read them. Raises LogExists, or the system's OSError (no space, no permission), and leaves nothing behind then.
@@ -49,22 +51,37 @@ def create(path: Path, *, capacity: int, codec: int, mode: int) -> None:
         raise LogExists(f"{path} exists already; kvspool.open opens it")
     log_id = system.port.random(16)
     building = path.with_name(f".{path.name}.{log_id.hex()}.new")
-    system.port.make_directory(building, 0o700)
     try:
+        system.port.make_directory(building, 0o700)
         _write_data(building / format.DATA_FILE, log_id, capacity, mode)
         _write_control(building / format.CONTROL_FILE, log_id, capacity, codec, mode)
-        _flush_directory(building, mode | (mode & 0o444) >> 2)
+        _flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
+        pair = Pair(building)  # opened first: once the log can be seen, nothing but a broken disk can fail
         try:
-            system.port.rename(building, path)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise LogExists(f"{path} exists already; kvspool.open opens it") from error
+            _publish(building, path)
+        except BaseException:
+            pair.close()
             raise
-        _flush_directory(path.parent, None)
+        pair.path = path
+        return pair
     except BaseException as error:
         if isinstance(error, OSError):
             error.add_note(f"while creating the spool {path} of {capacity} bytes; nothing was left behind")
         _discard(building)
+        raise
+
+
+def _publish(building: Path, path: Path) -> None:
+    try:
+        system.port.rename(building, path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise LogExists(f"{path} exists already; kvspool.open opens it") from error
+        raise
+    try:
+        _flush_directory(path.parent, None)
+    except BaseException:
+        system.port.rename(path, building)
         raise
 
 
@@ -112,14 +129,10 @@ def _flush_directory(path: Path, mode: int | None) -> None:
 def _discard(building: Path) -> None:
     """Remove what an unfinished `create` left under its temporary name."""
     for name in (format.DATA_FILE, format.CONTROL_FILE):
-        try:
+        with suppress(FileNotFoundError):
             system.port.remove(building / name)
-        except FileNotFoundError:
-            pass
-    try:
+    with suppress(FileNotFoundError):
         system.port.remove_directory(building)
-    except FileNotFoundError:
-        pass
 
 
 class Pair:
@@ -162,18 +175,19 @@ class Pair:
         path = self.path / name
         try:
             try:
-                # For writing even when only reading: on overlayfs that is what makes later stores visible.
-                fd, writable = system.port.open(path, os.O_RDWR), True
+                # For writing even when only reading: on overlayfs that is what makes later stores visible. Not blocking, since
+                # what lies there may turn out to be a FIFO.
+                fd, writable = system.port.open(path, os.O_RDWR | os.O_NONBLOCK), True
             except OSError as error:
                 if error.errno not in _UNWRITABLE:
                     raise
-                fd, writable = system.port.open(path, os.O_RDONLY), False
+                fd, writable = system.port.open(path, os.O_RDONLY | os.O_NONBLOCK), False
         except FileNotFoundError:
             if not os.path.lexists(self.path):
                 raise LogNotFound(f"{self.path} does not exist; kvspool.create makes a log") from None
             raise NotALog(f"{self.path} is no spool: it has no {name}") from None
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
                 raise NotALog(f"{path} is not a regular file: {error.strerror}") from error
             raise
         self._files.append(fd)
@@ -186,7 +200,8 @@ class Pair:
         raw = system.port.read(self.control_fd, format.HEADER.size, 0)
         header = _checked(format.HEADER, raw, path, format.CONTROL_MAGIC)
         _check_capacity(header.capacity, header.data_start, path)
-        if header.control_bytes != format.control_bytes(header.capacity) or header.policy >= len(format.POLICIES):
+        is_known = header.policy < len(format.POLICIES) and header.codec in STRUCTURED.values()
+        if header.control_bytes != format.control_bytes(header.capacity) or not is_known:
             raise Corruption(f"{path}: its header contradicts itself")
         self._check_size(self.control_fd, header.control_bytes, path)
         return header
@@ -225,14 +240,27 @@ class Pair:
 
     @property
     def lock_fd(self) -> int:
-        """Return the descriptor for the locks: of its own open file description, never mapped."""
+        """Return the descriptor for the append lock: of its own open file description, never mapped."""
         if self._lock_fd < 0:
-            self._lock_fd = system.port.open(self.path / format.CONTROL_FILE, os.O_RDWR)
+            self._lock_fd = self.open_lock()
             self._files.append(self._lock_fd)
-            ours, found = system.port.status(self.control_fd), system.port.status(self._lock_fd)
+        return self._lock_fd
+
+    def open_lock(self) -> int:
+        """Return a new descriptor for locks of this log. Raises LogVanished or MismatchedPair if another file lies there now."""
+        path = self.path / format.CONTROL_FILE
+        try:
+            fd = system.port.open(path, os.O_RDWR | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise LogVanished(f"{self.path} was deleted while it was open; open it again if it exists") from None
+        try:
+            ours, found = system.port.status(self.control_fd), system.port.status(fd)
             if (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino):
                 raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
-        return self._lock_fd
+        except BaseException:
+            system.port.close(fd)
+            raise
+        return fd
 
     def wake(self, wanted: int) -> None:
         """Wake who asked for it: `wanted` is the word with a byte for each seat.
@@ -280,10 +308,8 @@ class Pair:
 
 
 def _close_map(close: Callable[[], None]) -> None:
-    try:
+    with suppress(BufferError):  # an iterator still looks at it; the mapping goes when the last view does
         close()
-    except BufferError:
-        pass  # an iterator still looks at it; the mapping goes when the last view does
 
 
 def _checked(layout: Layout[H], raw: bytes, path: Path, magic: bytes) -> H:

@@ -1,7 +1,7 @@
 """Rates: what was appended, and what readers lost, in the last 64 seconds, 64 minutes and 64 hours.
 
 Writers count while they publish, readers that may write count the Gaps they get. It is a picture, not an account: a publication counts as
-a whole in the second in which the clock was read for it, or, with timestamps of the caller's, at the last one; a killed writer may
+a whole in the second in which it was made, whatever timestamps its records have; a killed writer may
 have counted what it didn't publish, and two readers that count at once may lose a Gap. A bucket says itself which time it is of, so a
 clock that jumps leaves holes in the picture, and nothing that stays wrong.
 """

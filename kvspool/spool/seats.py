@@ -10,23 +10,26 @@ post that goes astray costs latency, never a record: no sleep is longer than `wa
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import posix_ipc
 
 from kvspool import forks, system
 from kvspool.spool import format
 
+if TYPE_CHECKING:
+    from kvspool.spool.pair import Pair
 
-def take(path: Path, log_id: bytes, control: memoryview) -> Seat | None:
-    """Return a free seat of the log at `path`; None if there is none, or semaphores can't be had here."""
-    fd = system.port.open(path / format.CONTROL_FILE, os.O_RDWR)
+
+def take(pair: Pair) -> Seat | None:
+    """Return a free seat of a log; None if there is none, or semaphores can't be had here."""
+    log_id = pair.header.log_id
+    fd = pair.open_lock()
     try:
         for number in format.SEATS:
             if system.port.try_lock(fd, format.SEAT_LOCKS + number):
-                semaphore = system.port.make_semaphore(_name(log_id, number), 0o666 & os.fstat(fd).st_mode)
-                words = control.cast("Q")
+                semaphore = system.port.make_semaphore(_name(log_id, number), 0o666 & system.port.status(fd).st_mode)
+                words = pair.control.cast("Q")
                 words[format.SEAT_WORDS + number] = (words[format.SEAT_WORDS + number] + 1) % (1 << 64)
                 return Seat(number, _name(log_id, number), fd, semaphore)
     except (posix_ipc.Error, OSError):
@@ -48,10 +51,7 @@ class Seat:
 
     def wait(self, timeout: float) -> None:
         """Sleep until a writer posts, `timeout` seconds at most."""
-        try:
-            self._semaphore.acquire(timeout)
-        except (posix_ipc.BusyError, posix_ipc.SignalError):
-            pass
+        system.port.wait_semaphore(self._semaphore, timeout)
 
     def leave(self) -> None:
         """Give the seat back, its semaphore removed."""

@@ -12,12 +12,10 @@ reader that had not got to them is told which.
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -29,7 +27,7 @@ from kvspool.errors import Closed, MismatchedPair, Poisoned, TooLarge
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Record, decode, encode
 from kvspool.spool import format, rates, search
-from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
+from kvspool.spool.cursor import Cursor, Following, OnGap, Reading, refuse_vanished
 from kvspool.spool.pair import Pair
 
 if TYPE_CHECKING:
@@ -83,14 +81,13 @@ class Spool:
     reopens nothing else; a log that was deleted stays deleted.
     """
 
-    def __init__(self, path: str | os.PathLike[str], timeout: float = TIMEOUT) -> None:
-        """Open the spool at `path`; `timeout` is how long a writer waits for another one, in seconds."""
-        system.refuse_unfit_host()
-        self.path = Path(os.path.abspath(path))
+    def __init__(self, pair: Pair, timeout: float = TIMEOUT) -> None:
+        """Take over open files; `timeout` is how long a writer waits for another one, in seconds."""
+        self.path = pair.path
         self.timeout = timeout
-        self._pair: Pair | None = Pair(self.path)
-        self._log_id = self._pair.header.log_id
-        self._codec = Codec(self._pair.header.codec)
+        self._pair: Pair | None = pair
+        self._log_id = pair.header.log_id
+        self._codec = Codec(pair.header.codec)
         self._pack = Packer(self._intern).pack if self._codec == Codec.KEYED else None
         self._writer: FrameWriter | None = None
         self._process = -1  # that opened the writer
@@ -107,7 +104,7 @@ class Spool:
         since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's.
 
         Raises Unencodable, TooLarge, LockTimeout, Poisoned, Closed; PermissionError where one may only read. Nothing was
-        written then.
+        written then. A log that was deleted is noticed within a second: LogVanished.
         """
         if value.__class__ is bytes:
             codec = 0
@@ -115,21 +112,14 @@ class Spool:
             value, codec = encode(value, self._codec, self._pack)
         if key is not None or type or timestamp is not None:
             _check(key, type, timestamp)
-        with self._thread_lock:
-            writer = self._writer
-            if writer is None or self._is_forked:
-                writer = self._open_writer()
+        writer = self._writer
+        if writer is not None:
             sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp)
-            if sequence < 0:
-                writer = self._open_writer()
-                with self._appending(writer):
-                    writer.begin()
-                    writer.put_many([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp)
-                    writer.publish()
-                sequence = writer.next_sequence - 1
-            if writer.bell:
-                self._ring(writer)
-        return sequence
+            if sequence >= 0:
+                if writer.bell:
+                    self._ring(writer)
+                return sequence
+        return self.append_prepared(Prepared([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp))[0]
 
     def append_many(
         self,
@@ -210,7 +200,7 @@ class Spool:
         reader = pair.reader(0, 0)
         wanted = reader.tail()
         # A descriptor of its own: threads that sync at once must exclude each other too.
-        fd = system.port.open(self.path / format.CONTROL_FILE, os.O_RDWR)
+        fd = pair.open_lock()
         try:
             with locks.held(fd, format.SYNC_LOCK, self.timeout if timeout is None else timeout, lambda: "another process flushes"):
                 if reader.word(format.SYNCED) < wanted:
@@ -399,6 +389,10 @@ class Spool:
         if self._writer is None:
             self._process = system.port.process_id()
             self._writer = pair.writer(self._holder())
+        now = system.port.now()
+        if not 0 <= self._writer.look_at - now <= frames.LOOK_EVERY:
+            refuse_vanished(pair)
+            self._writer.look_at = now + frames.LOOK_EVERY
         return self._writer
 
     def _holder(self) -> bytes:
@@ -410,19 +404,18 @@ class Spool:
 
     @contextmanager
     def _writing(self) -> Iterator[FrameWriter]:
-        """Hold the thread lock and the append lock, and ring afterwards if a reader asked for it."""
+        """Hold the writer against other threads, and the append lock; ring afterwards if a reader asked for it."""
         with self._thread_lock:
             writer = self._open_writer()
-            with self._appending(writer):
-                yield writer
+            pair = self._live()
+            writer.hold()
+            try:
+                with locks.held(pair.lock_fd, format.APPEND_LOCK, self.timeout, lambda: self._describe_holder(pair)):
+                    yield writer
+            finally:
+                writer.let_go()
             if writer.bell:
                 self._ring(writer)
-
-    @contextmanager
-    def _appending(self, writer: FrameWriter) -> Iterator[None]:
-        pair = self._live()
-        with locks.held(pair.lock_fd, format.APPEND_LOCK, self.timeout, lambda: self._describe_holder(pair)):
-            yield
 
     def _ring(self, writer: FrameWriter) -> None:
         wanted, writer.bell = writer.bell, 0
