@@ -240,6 +240,8 @@ class Following(Reading):
             if left <= 0:
                 return []
             sleep(left if pair.can_ask else min(left, BLIND_POLL))
+            if self._left == 0:
+                return []  # another thread has closed us
             batch = self.poll(most)
             if batch:
                 return batch

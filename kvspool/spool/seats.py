@@ -44,6 +44,7 @@ class Seat:
     def __init__(self, number: int, name: str, fd: int, semaphore: posix_ipc.Semaphore) -> None:
         self.number = number
         self.is_ours = True
+        self._is_asleep = False
         self._name = name
         self._fd = fd
         self._semaphore = semaphore
@@ -51,17 +52,25 @@ class Seat:
 
     def wait(self, timeout: float) -> None:
         """Sleep until a writer posts, `timeout` seconds at most."""
+        self._is_asleep = True
         system.port.wait_semaphore(self._semaphore, timeout)
+        self._is_asleep = False
+        if self._fd < 0:
+            self._semaphore.close()
 
     def leave(self) -> None:
-        """Give the seat back, its semaphore removed."""
+        """Give the seat back, its semaphore removed. Another thread that sleeps there is woken."""
         if self._fd < 0:
             return
         if self.is_ours:
             system.port.remove_semaphore(self._name)
-        self._semaphore.close()
         system.port.close(self._fd)
         self._fd = -1
+        if self._is_asleep and self.is_ours:
+            # Its memory must not go while the other thread looks at it: that one closes it when it is awake.
+            self._semaphore.release()
+        else:
+            self._semaphore.close()
 
     def forked(self) -> None:
         """In a forked child: the seat is the parent's; only our copy of its descriptor goes."""

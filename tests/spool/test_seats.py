@@ -78,6 +78,20 @@ def test_a_sleeper_is_woken_by_the_post_alone(log: Spool) -> None:
     assert semaphores(log) == set()
 
 
+def test_a_sleeper_that_another_thread_closes_wakes_up_and_is_over(log: Spool) -> None:
+    port, got = Asleep(), ["not over"]
+    with system.replaced(port):
+        following = log.follow()
+        thread = threading.Thread(target=lambda: got.__setitem__(slice(None), following))
+        thread.start()
+        assert port.sleeping.wait(30)
+        following.close()
+        thread.join()
+    assert got == []
+    assert semaphores(log) == set()
+    assert log.append(b"goes on") == 0
+
+
 def test_a_writer_opens_the_new_semaphore_of_a_seat_that_was_taken_anew(log: Spool) -> None:
     for at in range(3):
         port, got = Asleep(), []
