@@ -95,7 +95,7 @@ cdef class FrameWriter(Ring):
     cdef readonly uint64_t next_sequence
     cdef readonly int64_t last_timestamp
     cdef uint64_t counted
-    cdef int64_t clock
+    cdef public int64_t clock
 
     @cython.locals(now=int64_t)
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9

@@ -190,7 +190,8 @@ def test_both_twins_count_the_same(tmp_path: Path) -> None:
         writer = twin.FrameWriter(ring, control, 0, -1, memoryview(bytes(48)))
         for second in (5, 6, 6, 70, 4000):
             writer.begin()
-            writer.put_many(None, [b"v"] * 20, 0, bytes(20), second * SECOND)
+            writer.put_many(None, [b"v"] * 20, 0, bytes(20), 1)
+            writer.clock = second * SECOND
             writer.publish()
         counted.append(bytes(control[format.RATES_AT : 12288]))
         found = rates(control.cast("Q"), 4000 * SECOND)
