@@ -22,6 +22,7 @@ def twin(package: str, stem: str) -> Extension:
 extensions = cythonize(
     [twin("kvspool", "_frames"), twin("shard", "_hash")],
     build_dir="build",
+    force=True,  # it doesn't see that a .pxd under the other name has changed
     compiler_directives={
         "language_level": 3,
         "annotation_typing": False,  # the types are those of the .pxd

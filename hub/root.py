@@ -25,6 +25,7 @@ import kvspool
 from kvspool import Spool, SpoolStats, system
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
 from kvspool.spool.cursor import OnGap
+from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.pair import Pair
 from kvspool.spool.spool import TIMEOUT
 from kvspool.wakeups import ENTERED, Watcher
@@ -102,6 +103,8 @@ class HubRoot:
             raise LogNotFound(f"{path} does not exist; hub.create makes a hub root")
         if not path.is_dir():
             raise NotALog(f"{path} is no directory, so no hub root")
+        if os.path.lexists(path / CONTROL_FILE):
+            raise NotALog(f"{path} is one log, not a hub root; kvspool.open opens it")
         return cls(path, timeout)
 
     # Clients.
@@ -153,11 +156,14 @@ class HubRoot:
     def _add_new(self, merge: M, start: str | datetime, bounded: bool) -> None:
         """Add every shard to the merge that it doesn't read yet."""
         self._check_open()
-        known = {source.key[0] for source in merge.sources.values() if isinstance(source.key, tuple)}
-        for key, path in self._shard_paths(known):
+        if isinstance(start, int):
+            raise ValueError(f'start is "earliest", "latest" or an aware datetime here, not {start}: each shard has sequences of its own')
+        for key, path in self._shard_paths(merge.clients if isinstance(merge, _FollowingRoot) else frozenset()):
             if key not in merge.sources:
                 log = self._open_log(key, path, may_be_gone=not bounded)
                 if log is not None:
+                    if isinstance(merge, _FollowingRoot):
+                        merge.clients.add(key[0])
                     make = partial(HubRecord, client=key[0], shard=key[1])
                     merge.add(key, log.cursor(start, bounded=bounded), make)
 
@@ -189,11 +195,10 @@ class HubRoot:
         return log
 
     def forget(self, pair: Pair) -> None:
-        """Close the log of a shard that was removed, so that its disk space is given back."""
+        """Let go of the log of a shard that was removed; its disk space is given back when the last reader is done with it."""
         for key, log in list(self._logs.items()):
             if log.owns(pair):
-                self._logs.pop(key).close()
-        pair.close()
+                del self._logs[key]
 
     # Looking after it.
 
@@ -248,11 +253,16 @@ class _FollowingRoot(FollowingMerge):
 
     def __init__(self, root: HubRoot, limit: int | None, on_gap: OnGap, timeout: float | None) -> None:
         super().__init__(limit, on_gap, timeout)
+        self.clients: set[str] = set()  # that were seen: what is missing of them is being removed
         self._root = root
 
     def arm(self) -> Watcher:
         watcher = super().arm()
-        watcher.watch(self._root.path, ENTERED, _ROOT)
+        try:
+            watcher.watch(self._root.path, ENTERED, _ROOT)
+        except BaseException:
+            watcher.close()
+            raise
         return watcher
 
     def notice(self, keys: set[Any] | None) -> None:

@@ -10,11 +10,11 @@ cdef int BLOCK
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNC_ERROR, WANTED
-cdef Py_ssize_t HOLDER, HOLDER_WORDS, INDEX, INDEX_WORDS
+cdef Py_ssize_t HOLDER, HOLDER_WORDS, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS
 cdef int64_t APPEND_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, NO_ROOM
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, LOOK_EVERY
 
 
 cdef class Ring:
@@ -35,7 +35,9 @@ cdef class Ring:
     cdef uint32_t key_length
 
     cdef int check_open(self) except -1
+    @cython.locals(head=uint64_t)
     cpdef uint64_t head(self) except? 0
+    cdef uint64_t bounded_head(self, uint64_t head, uint64_t tail) noexcept
     cpdef uint64_t tail(self) except? 0
     cpdef uint64_t ask_for_bell(self, Py_ssize_t seat) except? 0
     cpdef uint64_t word(self, Py_ssize_t at) except? 0
@@ -85,6 +87,9 @@ cdef class FrameWriter(Ring):
     cdef object holder_owner
     cdef uint64_t *holder
     cdef int process
+    cdef object gate
+    cdef bint is_held
+    cdef public int64_t look_at
     cdef public uint64_t bell
     cdef uint64_t published
     cdef Py_ssize_t mark_at
@@ -98,8 +103,14 @@ cdef class FrameWriter(Ring):
     cdef uint64_t place
     cdef int64_t moved
     cdef uint32_t generation
+    cdef uint64_t counted
+    cdef public int64_t clock
 
+    @cython.locals(now=int64_t)
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
+    cdef int64_t append_alone(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
+    cpdef int hold(self) except -1
+    cpdef int let_go(self) except -1
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0
     @cython.locals(at=Py_ssize_t)
@@ -145,6 +156,8 @@ cdef class FrameWriter(Ring):
     cdef void index(self, uint64_t position, uint64_t offset, int64_t timestamp) noexcept
     @cython.locals(other=Py_ssize_t)
     cpdef void publish(self) noexcept
+    @cython.locals(at=Py_ssize_t, number=uint64_t, _series=int, bucket=Py_ssize_t)
+    cdef void count(self) noexcept
     @cython.locals(at=Py_ssize_t, value=bytes)
     cpdef int put_many(self, object keys, list values, uint32_t type, const uint8_t[::1] codecs, int64_t timestamp) except -1
     @cython.locals(

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import kvspool._machine as native
-from kvspool.errors import Closed, Corruption, Poisoned, TooLarge
+from kvspool.errors import Closed, Corruption, Poisoned, Reentered, TooLarge
 
 HEADER = 32  # bytes before the key
 PAD = 255  # codec of a pad frame
@@ -58,6 +58,9 @@ SLOT_NAME = 8
 SLOT_COMMITS = 16
 COMMIT_WORDS = 4
 TRIES = 100  # looks at a slot whose reader commits all the while
+RATES = 512
+RATE_WORDS = 3  # of a bucket
+BUCKETS = 64  # of a series; there are three, one behind the other: seconds, minutes, hours
 INDEX = 8192
 INDEX_WORDS = 3
 
@@ -78,7 +81,10 @@ FULL = 4
 # What `append` returns in place of a sequence.
 BUSY = -1
 FORKED = -2
-NO_ROOM = -3
+LOOK = -3
+NO_ROOM = -4
+
+LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
 
 
 class Ring:
@@ -117,7 +123,16 @@ class Ring:
     def head(self) -> int:
         """Return the position of the oldest frame kept."""
         self.check_open()
-        return native.load(self.control, HEAD)
+        head = native.load(self.control, HEAD)
+        return self.bounded_head(head, native.load_after_reads(self.control, TAIL))
+
+    def bounded_head(self, head: int, tail: int) -> int:
+        """Return `head`, or what it can be at most or at least if that is not possible: the control block is not to be trusted."""
+        if head > tail:
+            return tail
+        if tail - head > self.capacity:
+            return tail - self.capacity
+        return head
 
     def tail(self) -> int:
         """Return the position where the next frame will be written."""
@@ -422,7 +437,8 @@ class FrameReader(Ring):
 class FrameWriter(Ring):
     """The writing side: frames are put behind the tail, then published together.
 
-    Everything here happens under the append lock; `append` takes it by itself when nobody else holds it. `bell` has a byte set for
+    Everything here happens under the append lock; `append` takes it by itself when nobody else holds it, and may be called by several
+    threads; the other methods are for one thread, between `hold` and `let_go`. `bell` has a byte set for
     each seat that asked to be woken before a publication.
     """
 
@@ -446,6 +462,9 @@ class FrameWriter(Ring):
         self.holder_owner: Any = holder
         self.holder: Any = native.words_at(holder)
         self.process = native.process_id()
+        self.gate = native.new_gate()
+        self.is_held = False
+        self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
         self.bell = 0
         self.published = 0
         self.mark_at = 0
@@ -459,26 +478,62 @@ class FrameWriter(Ring):
         self.place = 0
         self.moved = 0
         self.generation = 0
+        self.counted = 0
+        self.clock = 0
 
     def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
-        """Lock, append one record, publish, unlock; return its sequence, BUSY, FORKED or NO_ROOM.
+        """Lock, append one record, publish, unlock; return its sequence, or BUSY, FORKED, LOOK or NO_ROOM, and then nothing was done.
 
         timestamp -1 means now. Raises TooLarge, Poisoned, Corruption.
         """
         self.check_open()
         if native.process_id() != self.process:
             return FORKED
+        now = native.now()
+        if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
+            return LOOK
+        native.enter(self.gate)
+        try:
+            if self.is_held:
+                return BUSY
+            self.is_held = True
+            try:
+                return self.append_alone(key, value, type, codec, timestamp if timestamp >= 0 else now, now)
+            finally:
+                self.is_held = False
+        finally:
+            native.leave(self.gate)
+
+    def append_alone(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, now: int) -> int:
+        """Do the work of `append`, with the writer held against every other thread; `now` is the clock."""
         if not native.try_lock(self.lock_fd, APPEND_LOCK):
             return BUSY
         try:
             self.begin()
             if self.keeps_unread and not self.admits(self.end_of_value(self.end, key, value)):
                 return NO_ROOM
-            self.put_value(key, value, type, codec, timestamp if timestamp >= 0 else native.now())
+            self.clock = now
+            self.put_value(key, value, type, codec, timestamp)
             self.publish()
             return self.next_sequence - 1
         finally:
             native.unlock(self.lock_fd, APPEND_LOCK)
+
+    def hold(self) -> None:
+        """Keep `append` away, which other threads may call, until `let_go`: this thread works with the writer in several steps.
+
+        Raises Reentered where this thread is at it already: the lock would let it in, and two appends would run into each other.
+        """
+        native.enter(self.gate)
+        if self.is_held:
+            native.leave(self.gate)
+            raise Reentered("a signal handler or destructor may not append to a handle in the middle of an append to it; open another one")
+        self.is_held = True
+
+    def let_go(self) -> None:
+        """Undo `hold`."""
+        self.is_held = False
+        native.leave(self.gate)
 
     def begin(self) -> int:
         """Under the lock: load where the log ends, and return its next sequence."""
@@ -494,6 +549,9 @@ class FrameWriter(Ring):
         self.published = self.end = tail
         self.next_sequence = native.load(self.control, at + 1)
         self.last_timestamp = native.load(self.control, at + 2)
+        self.counted = self.next_sequence
+        if self.next_sequence >> 63:
+            raise Corruption("the control block says that 2^63 records were appended: it is damaged")
         return self.next_sequence
 
     def sign(self) -> None:
@@ -703,7 +761,7 @@ class FrameWriter(Ring):
 
         A frame whose header can't be right is passed over to the next sound one: damage never stops a writer.
         """
-        head = native.load(self.control, HEAD)
+        head = self.bounded_head(native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
             return
         least = native.load(self.control, MIN_SEQ)
@@ -736,6 +794,7 @@ class FrameWriter(Ring):
         """Make every frame that was put visible and safe from the death of this process, with one store."""
         if self.end == self.published:
             return
+        self.count()
         other = MARKS + MARK_WORDS if self.mark_at == MARKS else MARKS
         native.store(self.control, other + 1, self.next_sequence)
         native.store(self.control, other + 2, self.last_timestamp)
@@ -747,13 +806,35 @@ class FrameWriter(Ring):
         if native.load(self.control, WANTED) != 0:
             self.bell |= native.exchange(self.control, WANTED, 0)
 
+    def count(self) -> None:
+        """Enter what is about to be published in the rates, under the clock's time.
+
+        A bucket of another time is emptied first, whether that was before or, by a clock that has been set back, after. A writer
+        that is killed here has counted what it never published, perhaps not in all three series.
+        """
+        at = RATES
+        number = self.clock // 1_000_000_000
+        for _series in range(3):
+            bucket = at + RATE_WORDS * (number & (BUCKETS - 1))
+            if native.load(self.control, bucket) != number:
+                native.store(self.control, bucket, 0)
+                native.store(self.control, bucket + 1, 0)
+                native.store(self.control, bucket + 2, 0)
+                native.store(self.control, bucket, number)
+            native.store(self.control, bucket + 1, (native.load(self.control, bucket + 1) + self.next_sequence - self.counted) & NOTHING)
+            native.store(self.control, bucket + 2, (native.load(self.control, bucket + 2) + self.end - self.published) & NOTHING)
+            at += RATE_WORDS * BUCKETS
+            number //= 60
+        self.counted = self.next_sequence
+
     def put_many(
         self, keys: Sequence[bytes | None] | None, values: list[bytes], type: int, codecs: bytes, timestamp: int
     ) -> None:
         """Put a record for each value; `codecs` has one byte for each. timestamp -1 means now."""
         self.check_open()
+        self.clock = native.now()
         if timestamp < 0:
-            timestamp = native.now()
+            timestamp = self.clock
         for at, value in enumerate(values):
             self.put_value(None if keys is None else keys[at], value, type, codecs[at], timestamp)
 
@@ -778,13 +859,15 @@ class FrameWriter(Ring):
         self.check_open()
         key_data = native.bytes_at(keys)
         value_data = native.bytes_at(values)
-        now = native.now()
+        now = self.clock = native.now()
         for at in range(count):
             row = at if rows is None else rows[at]
             key_from = key_offsets[row]
             key_tag = key_offsets[row + 1] - key_from if has_key[row] else NO_KEY
             value_from = value_offsets[row]
             timestamp = timestamps[row]
+            if timestamp < 0:
+                timestamp = now
             self.put(
                 key_data,
                 key_from,
@@ -794,7 +877,7 @@ class FrameWriter(Ring):
                 value_offsets[row + 1] - value_from,
                 types[row],
                 codec,
-                timestamp if timestamp >= 0 else now,
+                timestamp,
             )
 
 

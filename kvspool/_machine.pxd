@@ -133,6 +133,18 @@ cdef inline int process_id() noexcept:
     return kv_process_id()
 
 
+cdef inline object new_gate():
+    return None
+
+
+cdef inline void enter(object gate) noexcept:
+    pass
+
+
+cdef inline void leave(object gate) noexcept:
+    pass
+
+
 cdef inline bint try_lock(int fd, int64_t at) except -1:
     while kv_lock(fd, at) != 0:
         if errno == EAGAIN or errno == EACCES:

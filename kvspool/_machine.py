@@ -12,12 +12,14 @@ word is never torn.
 from __future__ import annotations
 
 import struct
+import threading
 from array import array
 from functools import cache
 from typing import Any
 
 from kvspool import system
 
+Gate = Any  # threading.RLock is a function
 _HEAD = struct.Struct("<QQQI")
 
 
@@ -94,6 +96,21 @@ def process_id() -> int:
     The C form keeps it in memory, and libc changes it there in every child that is forked through libc.
     """
     return system.port.process_id()
+
+
+def new_gate() -> Gate:
+    """Return what keeps the threads of this process apart. A compiled call is one step for all of them and needs nothing."""
+    return threading.RLock()
+
+
+def enter(gate: Gate) -> None:
+    """Wait until no other thread is behind the gate, and go through."""
+    gate.acquire()
+
+
+def leave(gate: Gate) -> None:
+    """Let the next thread through."""
+    gate.release()
 
 
 def try_lock(fd: int, at: int) -> bool:

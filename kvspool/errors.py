@@ -21,6 +21,7 @@
     |-- ReaderBusy              somebody else has this durable reader open
     |-- NoSuchReader            the log has no durable reader of this name (also LookupError)
     |-- TooManyReaders          every reader's slot is taken
+    |-- Reentered               an append in the middle of another one, from a signal handler (also RuntimeError)
     |-- Poisoned                a flush to disk failed; the log takes no more records
     `-- GapError                records were lost before they could be read
 
@@ -159,6 +160,13 @@ class TooManyReaders(KvspoolError):
     """Every reader's slot of the log is taken. Nothing was changed; delete a reader that is no longer needed."""
 
     exit_code = 8
+
+
+class Reentered(KvspoolError, RuntimeError):
+    """A signal handler or destructor appended to a handle in the middle of an append to it. Nothing was written by it.
+
+    The interrupted append goes on. Let the handler use a handle of its own, or only leave a note for later.
+    """
 
 
 class Poisoned(KvspoolError):

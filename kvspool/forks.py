@@ -2,7 +2,8 @@
 
 A forked child shares its parent's open file descriptions: the parent's lock would count as the child's, and the child's unlock would free
 the parent's. So each handle registers here, gives up its lock descriptor in the child before anything else runs there, and opens its
-own when it is next used. A raw fork() from C passes this by; the writing path therefore asks the kernel for the process id too.
+own when it is next used. A fork() from C passes this by; the writing path therefore compares process ids too. Only a child made by a bare
+system call, past libc, is not noticed.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def create(
     """Make a spool at `path` and open it. It is on disk, complete, when the call returns.
 
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
-    ever take. codec: how values that are neither bytes nor str are stored, "json" or "msgpack". mode: permission bits of the
+    ever take. codec: how values that are neither bytes nor str are stored: "json", "msgpack", or "keyed",
+    which is MessagePack with repeated keys stored once. mode: permission bits of the
     files; 0o600 by default, with 0o640 the group may read. timeout: see `open`.
 
     policy: what a writer does when the ring is full of records that a durable reader has yet to commit: "overwrite" them, "block" up
@@ -59,11 +60,15 @@ def create(
         raise FileNotFoundError(f"{target.parent} is no directory; make it first")
     if not allow_unsafe_fs:
         filesystems.refuse_unsafe(target.parent)
-    expiry = 0 if reader_expiry is None else round(reader_expiry * 1e9)
-    pair.create(
-        target, capacity=size, codec=STRUCTURED[codec], mode=mode, policy=format.POLICIES.index(policy), reader_expiry=expiry
+    made = pair.create(
+        target,
+        capacity=size,
+        codec=STRUCTURED[codec],
+        mode=mode,
+        policy=format.POLICIES.index(policy),
+        reader_expiry=0 if reader_expiry is None else round(reader_expiry * 1e9),
     )
-    return Spool(target, timeout)
+    return Spool(made, timeout)
 
 
 def open(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> Spool:
@@ -74,7 +79,8 @@ def open(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> Spool:
     """
     target = Path(os.path.abspath(path))
     if os.path.lexists(target / format.CONTROL_FILE):
-        return Spool(target, timeout)
+        system.refuse_unfit_host()
+        return Spool(pair.Pair(target), timeout)
     if not os.path.lexists(target):
         raise LogNotFound(f"{target} does not exist; kvspool.create makes a log")
     if target.is_dir() and any(_SHARD_NAME.fullmatch(name) for name in system.port.names(target)):

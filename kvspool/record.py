@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from datetime import datetime, timezone
 from enum import IntEnum
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
+from kvspool import keyed
 from kvspool.errors import Undecodable, Unencodable
+
+T = TypeVar("T")
 
 
 class Codec(IntEnum):
@@ -19,10 +24,11 @@ class Codec(IntEnum):
     TEXT = 1
     JSON = 2
     MSGPACK = 3
+    KEYED = 4  # MessagePack with its log's key table; see `keyed`
     PAD = 255  # no record: the frame fills the end of the ring
 
 
-STRUCTURED = {"json": Codec.JSON, "msgpack": Codec.MSGPACK}
+STRUCTURED = {"json": Codec.JSON, "msgpack": Codec.MSGPACK, "keyed": Codec.KEYED}
 """The codecs that a log can have for values that are neither bytes nor str."""
 
 _ENCODE: dict[Codec, Callable[[Any], bytes]] = {
@@ -37,7 +43,13 @@ _DECODE: dict[int, Callable[[bytes], Any]] = {
 }
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class _OfALog(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What comes behind the fields of every record, those of subclasses too."""
+
+    key_table: keyed.Keys | msgspec.UnsetType = msgspec.UNSET
+
+
+class Record(_OfALog, frozen=True, gc=False):
     """One record as it was appended.
 
     sequence: its number in the log; the first is 0, each next one is 1 more.
@@ -46,6 +58,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     key: bytes, or None where none was given (an empty key is a key).
     value: the stored bytes; `data` decodes them.
     codec: how they are to be understood, a `Codec`.
+    key_table: where the keys of keyed values are looked up, in records of a log that has them. It is never a difference between two
+    records, and a pickled record takes a copy with it.
     """
 
     sequence: int
@@ -61,7 +75,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
         Raises Undecodable if the bytes are not what the codec says.
         """
-        return decode(self.value, self.codec, self.sequence)
+        return decode(self.value, self.codec, self.sequence, self.key_table)
+
+    def decode(self, type: builtins.type[T]) -> T:
+        """Return the value as a `type`: a `msgspec.Struct`, a dataclass, `dict[str, int]`, whatever msgspec knows.
+
+        Raises Undecodable if the bytes are not what the codec says, or the value is of another type.
+        """
+        return decode_as(self.value, self.codec, self.sequence, self.key_table, type)
 
     @property
     def time(self) -> datetime:
@@ -95,27 +116,50 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
         return f"{self.count} records lost ({self.reason}): sequences {self.first} to {self.last} of {self.path}"
 
 
-def encode(value: Any, structured: Codec) -> tuple[bytes, Codec]:
+def encode(value: Any, structured: Codec, pack: Callable[[Any], bytes] | None = None) -> tuple[bytes, Codec]:
     """Return the bytes of a value and their codec.
 
     bytes-like values are stored as they are, str as UTF-8, everything else by the log's `structured` codec: dict, list, numbers,
-    None, dates, dataclasses, `msgspec.Struct`. Raises Unencodable for what that codec doesn't take.
+    None, dates, dataclasses, `msgspec.Struct`; `pack` is the log's own way to do that. Raises Unencodable for what that codec doesn't take.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value), Codec.RAW
     try:
         if isinstance(value, str):
             return value.encode(), Codec.TEXT
-        return _ENCODE[structured](value), structured
+        return (pack or _ENCODE[structured])(value), structured
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise Unencodable(f"{structured.name} can't hold this {type(value).__name__}: {error}") from error
 
 
-def decode(value: bytes, codec: int, sequence: int) -> Any:
-    """Return what the stored bytes mean; Undecodable if they are not what `codec` says."""
+def decode(value: bytes, codec: int, sequence: int | None, keys: keyed.Keys | msgspec.UnsetType = msgspec.UNSET) -> Any:
+    """Return what the stored bytes mean; Undecodable if they are not what `codec` says. `keys` is the log's key table, if it has one."""
+    return _decoded(value, codec, sequence, keys, _DECODE.get(codec))
+
+
+def decode_as(value: bytes, codec: int, sequence: int | None, keys: keyed.Keys | msgspec.UnsetType, type: type[T]) -> T:
+    """Return what the stored bytes mean as a `type`; see `decode`. Undecodable if it is no such thing."""
+    if codec == Codec.JSON:
+        return _decoded(value, codec, sequence, keys, partial(msgspec.json.decode, type=type))  # type: ignore[no-any-return]
+    if codec == Codec.MSGPACK:
+        return _decoded(value, codec, sequence, keys, partial(msgspec.msgpack.decode, type=type))  # type: ignore[no-any-return]
+    data = decode(value, codec, sequence, keys)
+    if codec == Codec.KEYED:
+        # MessagePack again, so that types are understood as they are there.
+        data = _ENCODE[Codec.MSGPACK](data)
+        return _decoded(data, codec, sequence, keys, partial(msgspec.msgpack.decode, type=type))  # type: ignore[no-any-return]
+    return _decoded(data, codec, sequence, keys, partial(msgspec.convert, type=type))  # type: ignore[no-any-return]
+
+
+def _decoded(
+    value: Any, codec: int, sequence: int | None, keys: keyed.Keys | msgspec.UnsetType, understand: Callable[[Any], Any] | None
+) -> Any:
+    what = "the value" if sequence is None else f"record {sequence}"
+    if understand is None and (codec != Codec.KEYED or not isinstance(keys, keyed.Keys)):
+        raise Undecodable(f"{what} has codec {codec}, which this version, or this log, doesn't know")
     try:
-        return _DECODE[codec](value)
-    except KeyError:
-        raise Undecodable(f"record {sequence} has codec {codec}, which this version doesn't know") from None
+        return keyed.unpack(value, keys) if understand is None else understand(value)  # type: ignore[arg-type]
+    except msgspec.ValidationError as error:
+        raise Undecodable(f"{what} is something else: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise Undecodable(f"record {sequence} isn't valid {Codec(codec).name}: {error}") from error
+        raise Undecodable(f"{what} isn't valid {Codec(codec).name}: {error}") from error

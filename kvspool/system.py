@@ -158,6 +158,13 @@ class Port:
         except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
             return None
 
+    def wait_semaphore(self, semaphore: posix_ipc.Semaphore, timeout: float) -> None:
+        """Take one from the semaphore's value; sleep for that, `timeout` seconds at most."""
+        try:  # not `suppress`: this stands between a post and the record
+            semaphore.acquire(timeout)
+        except (posix_ipc.BusyError, posix_ipc.SignalError):
+            pass
+
     def remove_semaphore(self, name: str) -> None:
         with suppress(posix_ipc.ExistentialError):
             posix_ipc.unlink_semaphore(name)

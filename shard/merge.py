@@ -87,14 +87,12 @@ class Merge(Iterator[Any]):
     def __next__(self) -> Any:
         while True:
             if self._left == 0:
-                self.end()
                 raise StopIteration
             if not self._ready:
                 self.look(None)
             elif self._taken % LOOK_AROUND == 0:
                 self.look_around()
             if not self._ready and not self.wait():
-                self.end()
                 raise StopIteration
             if self._ready:
                 item = self._take()
@@ -136,9 +134,6 @@ class Merge(Iterator[Any]):
         """Return whether there may be more, after everything was read: never, of bounded logs."""
         return False
 
-    def end(self) -> None:
-        """Give back what only waiting needs; a later call may go on."""
-
     def close(self) -> None:
         """Let go of all logs; the iteration is over."""
         self._left = 0
@@ -168,8 +163,12 @@ class FollowingMerge(Merge):
     def arm(self) -> Watcher:
         """Return a watcher of all there is to wait for."""
         watcher = Watcher()
-        for source in self.sources.values():
-            watch(watcher, source.cursor.pair, source.key)
+        try:
+            for source in self.sources.values():
+                watch(watcher, source.cursor.pair, source.key)
+        except BaseException:
+            watcher.close()
+            raise
         return watcher
 
     def look_around(self) -> None:
@@ -206,11 +205,7 @@ class FollowingMerge(Merge):
             for source in self._silent.values():
                 refuse_vanished(source.cursor.pair)
 
-    def end(self) -> None:
-        if self._watcher is not None:
-            self._watcher.close()
-            self._watcher = None
-
     def close(self) -> None:
         super().close()
-        self.end()
+        if self._watcher is not None:
+            self._watcher.close()

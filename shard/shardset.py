@@ -242,6 +242,8 @@ class ShardSet:
         return self._fill(FollowingMerge(limit, on_gap, timeout), start, bounded=False)
 
     def _fill(self, merge: M, start: Start, bounded: bool) -> M:
+        if isinstance(start, int):
+            raise ValueError(f"each shard has sequences of its own: start is a mapping such as {{0: {start}}}, not {start}")
         starts = start if isinstance(start, Mapping) else {}
         if any(index not in range(len(self.shards)) for index in starts):
             raise ValueError(f"start names shards {sorted(starts)}; there are 0..{len(self.shards) - 1}")

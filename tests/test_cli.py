@@ -643,7 +643,9 @@ def test_stats_as_table_and_as_json(log: Spool, capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert "64.0 KiB" in shown and "1,200" in shown and "s ago" in shown and " %" in shown and str(log.path) in shown
     assert main(["stats", str(log.path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == msgspec.to_builtins(log.stats())
+    shown, expected = json.loads(capsys.readouterr().out), msgspec.to_builtins(log.stats())
+    assert shown.pop("rates").keys() == expected.pop("rates").keys()  # they change with the time
+    assert shown == expected
 
 
 def test_stats_of_an_empty_log(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:

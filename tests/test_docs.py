@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from kvspool import _frames_py
+from kvspool.keyed import Packer
 from kvspool.layout import Layout
 from kvspool.spool import format
+from kvspool.spool.keys import KeyTable
 
 PAGE = (Path(__file__).parent.parent / "docs" / "format.md").read_text(encoding="utf-8")
-LAYOUTS = [
-    format.HEADER,
-    format.CONTROL,
-    format.CHECKPOINT,
-    format.SLOT,
-    format.COMMIT,
-    format.INDEX_ENTRY,
-    format.DATA_HEADER,
-    format.FRAME,
-]
+LAYOUTS = [format.HEADER, format.CONTROL, format.CHECKPOINT, format.INDEX_ENTRY, format.DATA_HEADER, format.FRAME]
+LAYOUTS += [format.SLOT, format.COMMIT, format.RATE_BUCKET, format.GAP_BUCKET, format.KEY_TABLE, format.KEY_ENTRY]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.record.__name__)
@@ -41,3 +36,27 @@ def test_the_example_frame_is_what_a_writer_writes() -> None:
     writer.publish()
     frame = PAGE.split("timestamp 1, type 7:")[1].split("```")[1]
     assert bytes.fromhex(frame) == ring[:40]
+
+
+def test_the_example_of_a_key_table_is_what_a_writer_writes() -> None:
+    region = bytearray(format.INDEX_AT - format.KEYS_AT)
+    KeyTable(memoryview(region), bytes(range(16))).add(["user", "é"], lambda: None)
+    example = PAGE.split("`used` is 18:")[1].split("```")[1]
+    assert bytes.fromhex(example) == region[format.KEY_TABLE.size :][:18]
+    assert region[:8] == (18).to_bytes(8, "little")
+
+
+def test_the_example_of_a_keyed_value_is_what_a_packer_writes() -> None:
+    example = PAGE.split("whose table has `a`, `b`:")[1].split("```")[1]
+    assert bytes.fromhex(example) == Packer(lambda _: {"a": 0, "b": 1}).pack({"a": 1, "b": {"a": [True]}, 5: None})
+
+
+GUARANTEES = (Path(__file__).parent.parent / "docs" / "guarantees.md").read_text(encoding="utf-8")
+PROOFS = sorted(set(re.findall(r"`(tests/[^`]+)`", GUARANTEES)))
+
+
+@pytest.mark.parametrize("proof", [proof for proof in PROOFS if proof.endswith(".py") or "::" in proof])
+def test_each_promise_is_proven_by_a_test_that_is_there(proof: str) -> None:
+    path, _, name = proof.partition("::")
+    text = (Path(__file__).parent.parent / path).read_text(encoding="utf-8")
+    assert f"def {name}(" in text if name else "def test_" in text or "TestCase" in text

@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 import kvspool
-from kvspool import Spool
 from kvspool.cli import options
 from kvspool.cli.lines import Batch, LineReader
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import Summary
 from kvspool.errors import TooLarge, Unencodable
 
+T_co = TypeVar("T_co", covariant=True)
 NAME = "append"
 SUMMARY = "append each line of standard input as a record"
 DESCRIPTION = """\
@@ -48,6 +48,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Append the lines, and say what was appended, whatever ends it."""
+    fd = open_input(arguments)
+    summary = Summary(shows_progress=shows_progress(fd))
+    with kvspool.open(arguments.path) as log:
+        try:
+            for batch in LineReader(fd, most=arguments.batch, longest=log.capacity).batches():
+                summary.add(append_batch(log, batch, arguments))
+        finally:
+            summary.print(arguments)
+    return 0
+
+
+def open_input(arguments: argparse.Namespace) -> int:
+    """Return the descriptor that the lines come from; BadInput if there is none, or the options contradict each other."""
     if arguments.key_field is not None and not arguments.json_lines:
         raise BadInput("--key-field needs --json-lines: a line of text has no members")
     if sys.stdin is None:
@@ -55,17 +68,26 @@ def run(arguments: argparse.Namespace) -> int:
     fd = sys.stdin.fileno()
     if os.isatty(fd):
         print("one record a line; Ctrl-D ends", file=sys.stderr)
-    summary = Summary(shows_progress=sys.stderr.isatty() and not os.isatty(fd))
-    with kvspool.open(arguments.path) as log:
-        try:
-            for batch in LineReader(fd, most=arguments.batch, longest=log.capacity).batches():
-                summary.add(_append(log, batch, arguments))
-        finally:
-            summary.print(arguments)
-    return 0
+    return fd
 
 
-def _append(log: Spool, batch: Batch, arguments: argparse.Namespace) -> range:
+def shows_progress(fd: int) -> bool:
+    """Return whether somebody watches who doesn't type the lines himself."""
+    return sys.stderr.isatty() and not os.isatty(fd)
+
+
+class Appendable(Protocol[T_co]):
+    """What lines can be appended to; T is what it says about where they went."""
+
+    def append_many(self, values: list[Any], *, keys: list[bytes | None], type: int) -> T_co:
+        """Append a record for each value."""
+
+    def sync(self) -> object:
+        """Put what was appended on disk."""
+
+
+def append_batch(log: Appendable[T_co], batch: Batch, arguments: argparse.Namespace) -> T_co:
+    """Append the lines of a batch as the options say; BadInput for one that can't be, and then none of them is."""
     values: list[Any] = []
     keys: list[bytes | None] = []
     for number, line in enumerate(batch.lines, start=batch.first):

@@ -19,7 +19,7 @@ oldest records make room for new ones, unless --policy says that writers wait fo
 complete, when the command returns."""
 EXAMPLES = """\
   kvspool create events
-  kvspool create events --capacity 1GiB --codec msgpack
+  kvspool create events --capacity 1GiB --codec keyed
   kvspool create events --policy block --reader-expiry 86400
   kvspool create /dev/shm/events --mode 640        in memory, readable by the group"""
 
@@ -31,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--capacity", type=options.size, default="64MiB", metavar="SIZE", help="bytes, or with a unit (default: %(default)s)"
     )
     parser.add_argument(
-        "--codec", choices=tuple(STRUCTURED), default="json", help="how structured values are stored (default: %(default)s)"
+        "--codec",
+        choices=tuple(STRUCTURED),
+        default="json",
+        help="how structured values are stored; keyed is MessagePack with each key of a map stored once (default: %(default)s)",
     )
     parser.add_argument(
         "--policy",

@@ -102,3 +102,11 @@ def seconds(text: str) -> float:
     if not 0 <= number < 1e9:
         raise argparse.ArgumentTypeError(f"a number of seconds, not {text!r}")
     return number
+
+
+def interval(text: str) -> float:
+    """Return a duration that is longer than nothing."""
+    number = seconds(text)
+    if number < 0.01:
+        raise argparse.ArgumentTypeError(f"at least 0.01 seconds, not {text!r}")
+    return number

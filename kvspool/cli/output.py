@@ -158,7 +158,7 @@ def _plain(value: Any) -> str:
 
 
 def _value_text(record: Record) -> str:
-    if record.codec != Codec.MSGPACK:
+    if record.codec not in (Codec.MSGPACK, Codec.KEYED):
         return _plain(record.value)
     try:
         return _encode(record.data).decode()

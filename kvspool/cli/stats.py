@@ -8,7 +8,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from kvspool import sizes
-from kvspool.cli import options, output, plugins
+from kvspool.cli import options, output, plugins, watch
+from kvspool.spool.rates import Rates
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,26 +19,46 @@ NAME = "stats"
 SUMMARY = "show what a log holds"
 DESCRIPTION = """\
 Show what a log holds at this moment: size, records, sequences, ages. A log of several logs gets a row for each of them.
+With --watch the rates are drawn live until Ctrl-C: records and bytes a second, over the last 64 seconds and 64 minutes.
 With --json it is one object, or a list of them, with the field names of the library; times are ns since 1970."""
 EXAMPLES = """\
   kvspool stats events
-  kvspool stats events --json | jq .records"""
+  kvspool stats events --json | jq .records
+  kvspool stats events --watch --interval 0.5"""
 
 _TIMES = ("first_timestamp", "last_timestamp", "created")
 _SIZES = ("capacity", "used", "bytes", "size")
-_DETAILS = ("path", "format", "log_id", "policy", "reader_expiry", "codec", "created", "first_timestamp", "synced_sequence", "sync_error")
+_DETAILS = (
+    "rates",
+    "path",
+    "format",
+    "log_id",
+    "policy",
+    "reader_expiry",
+    "codec",
+    "created",
+    "first_timestamp",
+    "synced_sequence",
+    "sync_error",
+)
 _UNITS = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     options.add_path(parser, "the log")
+    parser.add_argument("--watch", action="store_true", help="show rates as charts, until Ctrl-C; with --json an object for each interval")
+    parser.add_argument(
+        "--interval", type=options.interval, default=1.0, metavar="S", help="with --watch: seconds between two looks (default: %(default)s)"
+    )
     options.add_json(parser, "the same as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the statistics."""
     with plugins.opened(arguments.path, arguments.plugins) as log:
+        if arguments.watch:
+            watch.run(log, arguments.interval, is_json=arguments.json)
         stats = log.stats()
     if arguments.json:
         output.print_json(stats)
@@ -82,9 +103,16 @@ def _cell(stats: Any, name: str) -> RenderableType:
     value: Any = getattr(stats, name, "")
     if name in _TIMES:
         return Text(when(value))
+    if isinstance(value, Rates):
+        return Text(_rates(value))
     if isinstance(value, int) and not isinstance(value, bool):
         return Text(sizes.show(value) if name.rpartition("_")[2] in _SIZES else f"{value:,}")
     return Text(output.escape(str(value)))
+
+
+def _rates(rates: Rates) -> str:
+    words = (("second", rates.last_second), ("minute", rates.last_minute), ("hour", rates.last_hour))
+    return ", ".join(f"{rate.records:,.1f} records/s ({sizes.show(rate.bytes)}/s) over the last {name}" for name, rate in words)
 
 
 def _bar(stats: Any) -> RenderableType:

@@ -12,6 +12,7 @@ during the copy and is void. So every sequence from the start on is either hande
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kvspool import _frames_py as frames
@@ -35,11 +36,13 @@ class Cursor:
     """Moves a FrameReader over the log, and turns what it can't read into Gaps.
 
     `end` is where a bounded read stops: a position and the sequence that stands there; None to go on for ever. `lost` counts
-    the sequences that lay in Gaps.
+    the sequences that lay in Gaps. `key_table` is the log's, if it has one; `count_gap` is called for each Gap.
     """
 
     def __init__(self, pair: Pair, start: tuple[int, int], end: tuple[int, int] | None, reason: str) -> None:
         self.pair = pair
+        self.key_table = pair.key_table
+        self.count_gap = pair.count_gap
         self.reader: FrameReader = pair.reader(*start)
         self.end = end
         self.lost = 0
@@ -68,6 +71,7 @@ class Cursor:
             gap = self._pass_over(stop, end)
             if gap is not None:
                 self.lost += gap.count
+                self.count_gap()
                 return gap
 
     def overrun_reason(self) -> str:
@@ -96,7 +100,11 @@ class Cursor:
         if found < end:
             reader.position = found
             return None
-        return self._skip_to(self.end or reader.mark()[:2])
+        if self.end is not None:
+            return self._skip_to(self.end)
+        place = reader.mark()[:2]
+        # What came while we looked is behind the damage: look again, there is a sound frame now.
+        return self._skip_to(place) if place[0] == end else None
 
     def _catch_up(self) -> Gap | None:
         """After an overrun: stand where the writer isn't. At the head first; while that is overrun too, ever further ahead."""
@@ -111,10 +119,11 @@ class Cursor:
         if self._overruns < 8:
             block = (head + (tail - head) * self._overruns // 8) % reader.capacity >> frames.BLOCK
             position = reader.entry(block)[0]
-            if head < position < tail:
+            if head < position < (tail if self.end is None else self.end[0]):
                 reader.position = position
                 return None
-        return self._skip_to(reader.mark()[:2])
+        place = reader.mark()[:2]
+        return self._skip_to(place if self.end is None or place < self.end else self.end)
 
     def _skip_to(self, place: tuple[int, int]) -> Gap | None:
         self.reader.position = place[0]
@@ -147,7 +156,8 @@ class Reading(Iterator[Any]):
         self.cursor = cursor
         self._left = limit
         self._on_gap = on_gap
-        self._make = make
+        self._key_table = None if make is None else cursor.key_table
+        self._make = make if self._key_table is None or make is None else partial(make, key_table=self._key_table.keys)
         self._items: Iterator[Any] = iter(())
 
     @property
@@ -161,13 +171,14 @@ class Reading(Iterator[Any]):
         Raises nothing for a Gap, whatever `on_gap` is: the caller sees it.
         """
         got = self.cursor.advance(lambda end: self.cursor.reader.fetch(end, most, self._make))
+        if self._key_table is not None:
+            self._key_table.look()  # now, so that the records can be decoded when the log is closed
         return [got] if isinstance(got, Gap) else got
 
     def __next__(self) -> Any:
         for item in self._items:
             return item
         if self._left == 0:
-            self.end()
             raise StopIteration
         batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
         while len(batch) == 1 and isinstance(batch[0], Gap):
@@ -177,7 +188,6 @@ class Reading(Iterator[Any]):
                 return batch[0]
             batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
         if not batch:
-            self.end()
             raise StopIteration
         if self._left is not None:
             self._left -= len(batch)
@@ -186,9 +196,6 @@ class Reading(Iterator[Any]):
 
     def _next_batch(self, most: int) -> list[Any]:
         return self.poll(most)
-
-    def end(self) -> None:
-        """Give back what only waiting needs; a later call may go on."""
 
     def close(self) -> None:
         """Let go of the log; the iteration is over."""
@@ -234,6 +241,8 @@ class Following(Reading):
             if left <= 0:
                 return []
             sleep(left if pair.can_ask else min(left, BLIND_POLL))
+            if self._left == 0:
+                return []  # another thread has closed us
             batch = self.poll(most)
             if batch:
                 return batch
@@ -244,25 +253,21 @@ class Following(Reading):
         if self._seat is not None and not self._seat.is_ours:
             self._seat = None  # the parent's, before a fork
         if self._seat is None and self._watcher is None and self.cursor.pair.can_ask:
-            self._seat = seats.take(self.cursor.pair.path, self.cursor.pair.header.log_id, self.cursor.pair.control)
+            self._seat = seats.take(self.cursor.pair)
         if self._seat is not None:
             return self._seat.wait, self._seat.number
         if self._watcher is None:
-            self._watcher = Watcher()
-            watch(self._watcher, self.cursor.pair, 0)
+            watcher = Watcher()
+            watch(watcher, self.cursor.pair, 0)
+            self._watcher = watcher
         return self._watcher.wait, 0
-
-    def end(self) -> None:
-        if self._watcher is not None:
-            self._watcher.close()
-            self._watcher = None
-        if self._seat is not None:
-            self._seat.leave()
-            self._seat = None
 
     def close(self) -> None:
         super().close()
-        self.end()
+        if self._watcher is not None:
+            self._watcher.close()
+        if self._seat is not None:
+            self._seat.leave()
 
 
 def watch(watcher: Watcher, pair: Pair, key: object) -> None:

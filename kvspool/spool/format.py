@@ -4,7 +4,7 @@
     NAME/spool.dat   one page of header, then the ring
 
     spool.ctl    0 HEADER   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   1024 CHECKPOINTS
-                 4096 rates (reserved)   12288 SLOTS   28672 key table (reserved)   65536 INDEX
+                 4096 RATES   8704 GAPS   12288 SLOTS   28672 KEY TABLE   65536 INDEX
 
 Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
 different cache lines. Who may change what stands with each record below. A file is never truncated or shrunk.
@@ -33,6 +33,7 @@ LARGEST_KEY = frames.NO_KEY - 1
 APPEND_LOCK = frames.APPEND_LOCK  # writers: everything in TAIL, HEAD, INDEX and the ring
 SYNC_LOCK = 1  # one process flushes for all who wait: SYNCED and CHECKPOINTS
 ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair, resize (reserved)
+KEYS_LOCK = 3  # who adds to the key table
 SEAT_LOCKS = 512  # + seat: the reader that sleeps there
 READER_LOCKS = 1024  # + slot: the durable reader that is open
 
@@ -51,7 +52,7 @@ class Header(NamedTuple):
     log_id: Annotated[bytes, "16s", "random; the same in both files"]
     created: Annotated[int, "q", "ns since the Unix epoch"]
     policy: Annotated[int, "B", "what a writer does with a full ring: 0 overwrite, 1 block, 2 raise"]
-    codec: Annotated[int, "B", "for values that are neither bytes nor str: 2 JSON, 3 MessagePack"]
+    codec: Annotated[int, "B", "for values that are neither bytes nor str: 2 JSON, 3 MessagePack, 4 keyed MessagePack"]
     spare: Annotated[bytes, "6s", "zeros"]
     reader_expiry: Annotated[int, "Q", "ns after which writers wait no more for a reader that hasn't moved; 0: never"]
     reserved: Annotated[bytes, "52s", "zeros"]
@@ -137,6 +138,35 @@ class Commit(NamedTuple):
     crc: Annotated[int, "I", "CRC32C of the log id, the 64 bytes of the name, and the 28 bytes before"]
 
 
+class RateBucket(NamedTuple):
+    """What was published in one second, minute or hour; writers, append lock."""
+
+    time: Annotated[int, "Q", "number of the second, minute or hour since the Unix epoch; the bucket is number this modulo 64"]
+    records: Annotated[int, "Q", "records that were published in it"]
+    bytes: Annotated[int, "Q", "bytes of the ring that they take"]
+
+
+class GapBucket(NamedTuple):
+    """How many Gaps readers were given in one second, minute or hour; readers that may write, without a lock."""
+
+    time: Annotated[int, "Q", "as in the other buckets"]
+    gaps: Annotated[int, "Q", "roughly: readers that count at the same moment may lose one"]
+
+
+class KeyTable(NamedTuple):
+    """The head of the key table; entries follow it, one behind the other, from index 0 on."""
+
+    used: Annotated[int, "Q", "bytes of entries that are published; key lock"]
+    reserved: Annotated[bytes, "56s", "zeros"]
+
+
+class KeyEntry(NamedTuple):
+    """A key in the table; its UTF-8 follows. Never changed once it is published."""
+
+    length: Annotated[int, "H", "bytes of the key, 1..64; the first entry that isn't sound is the end of the table"]
+    crc: Annotated[int, "I", "CRC32C of log id, index (4 bytes) and key"]
+
+
 class IndexEntry(NamedTuple):
     """One for each 64 KiB of the ring: the first frame that starts there in the newest lap. A hint, to be checked."""
 
@@ -153,7 +183,7 @@ class Frame(NamedTuple):
     sequence: Annotated[int, "Q", ""]
     timestamp: Annotated[int, "Q", "ns since the Unix epoch"]
     type: Annotated[int, "B", "the caller's"]
-    codec: Annotated[int, "B", "0 raw, 1 text (UTF-8), 2 JSON, 3 MessagePack, 255 pad"]
+    codec: Annotated[int, "B", "0 raw, 1 text (UTF-8), 2 JSON, 3 MessagePack, 4 keyed MessagePack, 255 pad"]
     key_length: Annotated[int, "H", "65535: no key"]
     crc: Annotated[int, "I", "CRC32C of log id, the 28 bytes before, key and value"]
 
@@ -164,14 +194,21 @@ CONTROL = Layout(Control)
 CHECKPOINT = Layout(Checkpoint)
 SLOT = Layout(Slot)
 COMMIT = Layout(Commit)
+RATE_BUCKET = Layout(RateBucket)
+GAP_BUCKET = Layout(GapBucket)
+KEY_TABLE = Layout(KeyTable)
+KEY_ENTRY = Layout(KeyEntry)
 INDEX_ENTRY = Layout(IndexEntry)
 FRAME = Layout(Frame)
 
 HEADER_AT = 0
 CONTROL_AT = 256
 CHECKPOINTS_AT = (1024, 1536)
+RATES_AT = PAGE
+GAPS_AT = 8704
 SLOTS_AT = frames.SLOTS_AT * 8
 SLOTS = range(frames.SLOTS)
+KEYS_AT = 28672
 INDEX_AT = 65536
 DATA_START = PAGE
 
@@ -190,6 +227,9 @@ assert SLOTS_AT + frames.SLOTS * frames.SLOT_WORDS * 8 == 28672
 assert (SLOT.offset("evicted"), SLOT.offset("name")) == (frames.SLOT_EVICTED * 8, frames.SLOT_NAME * 8)
 assert INDEX_ENTRY.size == frames.INDEX_WORDS * 8
 assert frames.INDEX * 8 == INDEX_AT
+assert frames.RATES * 8 == RATES_AT and frames.RATE_WORDS * 8 == RATE_BUCKET.size
+assert RATES_AT + 3 * frames.BUCKETS * RATE_BUCKET.size == GAPS_AT
+assert GAPS_AT + 3 * frames.BUCKETS * GAP_BUCKET.size <= SLOTS_AT
 for _word, _name in (
     (frames.HEAD, "head"),
     (frames.MIN_SEQ, "min_seq"),

@@ -14,6 +14,7 @@ import mmap
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,21 +25,24 @@ from kvspool.errors import (
     FormatError,
     LogExists,
     LogNotFound,
+    LogVanished,
     MismatchedPair,
     NotALog,
     Truncated,
     UnknownVersion,
 )
 from kvspool.layout import Layout
-from kvspool.spool import format
+from kvspool.record import STRUCTURED, Codec
+from kvspool.spool import format, rates
+from kvspool.spool.keys import KeyTable
 from kvspool.spool.seats import Bells
 
 H = TypeVar("H", format.Header, format.DataHeader)
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM)
 
 
-def create(path: Path, *, capacity: int, codec: int, mode: int, policy: int = 0, reader_expiry: int = 0) -> None:
-    """Make a spool at `path`, on disk when the call returns.
+def create(path: Path, *, capacity: int, codec: int, mode: int, policy: int = 0, reader_expiry: int = 0) -> Pair:
+    """Make a spool at `path`, on disk when the call returns, and return its open files.
 
     capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; the directory can be entered by all
     who may read them. policy: its place in `format.POLICIES`. reader_expiry: ns, 0 for never. Raises LogExists, or the system's OSError (no
@@ -48,22 +52,37 @@ def create(path: Path, *, capacity: int, codec: int, mode: int, policy: int = 0,
         raise LogExists(f"{path} exists already; kvspool.open opens it")
     log_id = system.port.random(16)
     building = path.with_name(f".{path.name}.{log_id.hex()}.new")
-    system.port.make_directory(building, 0o700)
     try:
+        system.port.make_directory(building, 0o700)
         _write_data(building / format.DATA_FILE, log_id, capacity, mode)
         _write_control(building / format.CONTROL_FILE, log_id, capacity, codec, mode, policy, reader_expiry)
-        _flush_directory(building, mode | (mode & 0o444) >> 2)
+        _flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
+        pair = Pair(building)  # opened first: once the log can be seen, nothing but a broken disk can fail
         try:
-            system.port.rename(building, path)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise LogExists(f"{path} exists already; kvspool.open opens it") from error
+            _publish(building, path)
+        except BaseException:
+            pair.close()
             raise
-        _flush_directory(path.parent, None)
+        pair.path = path
+        return pair
     except BaseException as error:
         if isinstance(error, OSError):
             error.add_note(f"while creating the spool {path} of {capacity} bytes; nothing was left behind")
         _discard(building)
+        raise
+
+
+def _publish(building: Path, path: Path) -> None:
+    try:
+        system.port.rename(building, path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise LogExists(f"{path} exists already; kvspool.open opens it") from error
+        raise
+    try:
+        _flush_directory(path.parent, None)
+    except BaseException:
+        system.port.rename(path, building)
         raise
 
 
@@ -111,14 +130,10 @@ def _flush_directory(path: Path, mode: int | None) -> None:
 def _discard(building: Path) -> None:
     """Remove what an unfinished `create` left under its temporary name."""
     for name in (format.DATA_FILE, format.CONTROL_FILE):
-        try:
+        with suppress(FileNotFoundError):
             system.port.remove(building / name)
-        except FileNotFoundError:
-            pass
-    try:
+    with suppress(FileNotFoundError):
         system.port.remove_directory(building)
-    except FileNotFoundError:
-        pass
 
 
 class Pair:
@@ -135,6 +150,7 @@ class Pair:
         self._maps: list[mmap.mmap] = []
         self._lock_fd = -1
         self.is_closed = False
+        self.key_table: KeyTable | None = None
         try:
             self._open()
         except BaseException:
@@ -152,24 +168,27 @@ class Pair:
         ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=False)
         self.ring = memoryview(ring_map)[format.DATA_START :]
         self._bells = Bells(self.header.log_id, self.control)
+        if self.header.codec == Codec.KEYED:
+            self.key_table = KeyTable(self.control[format.KEYS_AT : format.INDEX_AT], self.header.log_id)
 
     def _open_file(self, name: str) -> tuple[int, bool]:
         """Return a descriptor of the file, for writing where that is allowed, and whether it was."""
         path = self.path / name
         try:
             try:
-                # For writing even when only reading: on overlayfs that is what makes later stores visible.
-                fd, writable = system.port.open(path, os.O_RDWR), True
+                # For writing even when only reading: on overlayfs that is what makes later stores visible. Not blocking, since
+                # what lies there may turn out to be a FIFO.
+                fd, writable = system.port.open(path, os.O_RDWR | os.O_NONBLOCK), True
             except OSError as error:
                 if error.errno not in _UNWRITABLE:
                     raise
-                fd, writable = system.port.open(path, os.O_RDONLY), False
+                fd, writable = system.port.open(path, os.O_RDONLY | os.O_NONBLOCK), False
         except FileNotFoundError:
             if not os.path.lexists(self.path):
                 raise LogNotFound(f"{self.path} does not exist; kvspool.create makes a log") from None
             raise NotALog(f"{self.path} is no spool: it has no {name}") from None
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
                 raise NotALog(f"{path} is not a regular file: {error.strerror}") from error
             raise
         self._files.append(fd)
@@ -182,7 +201,8 @@ class Pair:
         raw = system.port.read(self.control_fd, format.HEADER.size, 0)
         header = _checked(format.HEADER, raw, path, format.CONTROL_MAGIC)
         _check_capacity(header.capacity, header.data_start, path)
-        if header.control_bytes != format.control_bytes(header.capacity) or header.policy >= len(format.POLICIES):
+        is_known = header.policy < len(format.POLICIES) and header.codec in STRUCTURED.values()
+        if header.control_bytes != format.control_bytes(header.capacity) or not is_known:
             raise Corruption(f"{path}: its header contradicts itself")
         self._check_size(self.control_fd, header.control_bytes, path)
         return header
@@ -223,14 +243,27 @@ class Pair:
 
     @property
     def lock_fd(self) -> int:
-        """Return the descriptor for the locks: of its own open file description, never mapped."""
+        """Return the descriptor for the append lock: of its own open file description, never mapped."""
         if self._lock_fd < 0:
-            self._lock_fd = system.port.open(self.path / format.CONTROL_FILE, os.O_RDWR)
+            self._lock_fd = self.open_lock()
             self._files.append(self._lock_fd)
-            ours, found = system.port.status(self.control_fd), system.port.status(self._lock_fd)
+        return self._lock_fd
+
+    def open_lock(self) -> int:
+        """Return a new descriptor for locks of this log. Raises LogVanished or MismatchedPair if another file lies there now."""
+        path = self.path / format.CONTROL_FILE
+        try:
+            fd = system.port.open(path, os.O_RDWR | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise LogVanished(f"{self.path} was deleted while it was open; open it again if it exists") from None
+        try:
+            ours, found = system.port.status(self.control_fd), system.port.status(fd)
             if (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino):
                 raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
-        return self._lock_fd
+        except BaseException:
+            system.port.close(fd)
+            raise
+        return fd
 
     def wake(self, wanted: int) -> None:
         """Wake who asked for it: `wanted` is the word with a byte for each seat.
@@ -243,6 +276,11 @@ class Pair:
             for seat in format.SEATS:
                 if wanted >> (8 * seat) & 0xFF:
                     self._bells.post(seat)
+
+    def count_gap(self) -> None:
+        """Count a Gap that a reader was given, where we may write."""
+        if self.can_ask and not self.is_closed:
+            rates.count_gap(self.control.cast("Q"), system.port.now())
 
     def has_vanished(self) -> bool:
         """Return whether the files were deleted; what is mapped can still be read."""
@@ -258,6 +296,8 @@ class Pair:
     def close(self) -> None:
         """Close the descriptors and unmap, except what a view of the memory still needs."""
         self.is_closed = True
+        if self.key_table is not None:
+            self.key_table.close()
         self._bells = Bells(b"", memoryview(b""))
         self.control = self.ring = memoryview(b"")
         while self._maps:
@@ -271,10 +311,8 @@ class Pair:
 
 
 def _close_map(close: Callable[[], None]) -> None:
-    try:
+    with suppress(BufferError):  # an iterator still looks at it; the mapping goes when the last view does
         close()
-    except BufferError:
-        pass  # an iterator still looks at it; the mapping goes when the last view does
 
 
 def _checked(layout: Layout[H], raw: bytes, path: Path, magic: bytes) -> H:

@@ -51,8 +51,11 @@ def _earliest(reader: FrameReader) -> Place:
             return head, sequence
         if head >= tail:
             return tail, next_sequence
-        # The oldest frame is damaged. Its sequence stands in the control block, unless a writer died just there.
-        return head, reader.word(frames.MIN_SEQ)
+        # The oldest frame is damaged. Its sequence stands in the control block, unless a writer died just there, or believed damage.
+        least = reader.word(frames.MIN_SEQ)
+        if reader.find_frame(head, tail, 0, next_sequence - 1) < tail:
+            least = min(least, reader.sequence_found)
+        return head, least
 
 
 def _at_sequence(reader: FrameReader, sequence: int) -> Place:

@@ -10,23 +10,26 @@ post that goes astray costs latency, never a record: no sleep is longer than `wa
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import posix_ipc
 
 from kvspool import forks, system
 from kvspool.spool import format
 
+if TYPE_CHECKING:
+    from kvspool.spool.pair import Pair
 
-def take(path: Path, log_id: bytes, control: memoryview) -> Seat | None:
-    """Return a free seat of the log at `path`; None if there is none, or semaphores can't be had here."""
-    fd = system.port.open(path / format.CONTROL_FILE, os.O_RDWR)
+
+def take(pair: Pair) -> Seat | None:
+    """Return a free seat of a log; None if there is none, or semaphores can't be had here."""
+    log_id = pair.header.log_id
+    fd = pair.open_lock()
     try:
         for number in format.SEATS:
             if system.port.try_lock(fd, format.SEAT_LOCKS + number):
-                semaphore = system.port.make_semaphore(_name(log_id, number), 0o666 & os.fstat(fd).st_mode)
-                words = control.cast("Q")
+                semaphore = system.port.make_semaphore(_name(log_id, number), 0o666 & system.port.status(fd).st_mode)
+                words = pair.control.cast("Q")
                 words[format.SEAT_WORDS + number] = (words[format.SEAT_WORDS + number] + 1) % (1 << 64)
                 return Seat(number, _name(log_id, number), fd, semaphore)
     except (posix_ipc.Error, OSError):
@@ -41,6 +44,7 @@ class Seat:
     def __init__(self, number: int, name: str, fd: int, semaphore: posix_ipc.Semaphore) -> None:
         self.number = number
         self.is_ours = True
+        self._is_asleep = False
         self._name = name
         self._fd = fd
         self._semaphore = semaphore
@@ -48,20 +52,25 @@ class Seat:
 
     def wait(self, timeout: float) -> None:
         """Sleep until a writer posts, `timeout` seconds at most."""
-        try:
-            self._semaphore.acquire(timeout)
-        except (posix_ipc.BusyError, posix_ipc.SignalError):
-            pass
+        self._is_asleep = True
+        system.port.wait_semaphore(self._semaphore, timeout)
+        self._is_asleep = False
+        if self._fd < 0:
+            self._semaphore.close()
 
     def leave(self) -> None:
-        """Give the seat back, its semaphore removed."""
+        """Give the seat back, its semaphore removed. Another thread that sleeps there is woken."""
         if self._fd < 0:
             return
         if self.is_ours:
             system.port.remove_semaphore(self._name)
-        self._semaphore.close()
         system.port.close(self._fd)
         self._fd = -1
+        if self._is_asleep and self.is_ours:
+            # Its memory must not go while the other thread looks at it: that one closes it when it is awake.
+            self._semaphore.release()
+        else:
+            self._semaphore.close()
 
     def forked(self) -> None:
         """In a forked child: the seat is the parent's; only our copy of its descriptor goes."""

@@ -16,13 +16,11 @@ none overwrites. One that hasn't moved for `reader_expiry` although there was so
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -31,9 +29,10 @@ from kvspool import _frames_py as frames
 from kvspool import forks, holders, locks, system
 from kvspool._frames import FrameWriter, measure
 from kvspool.errors import Closed, MismatchedPair, Poisoned, SpoolFull, TooLarge
-from kvspool.record import Codec, Record, encode
-from kvspool.spool import format, search
-from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
+from kvspool.keyed import Packer
+from kvspool.record import Codec, Record, decode, encode
+from kvspool.spool import format, rates, search
+from kvspool.spool.cursor import Cursor, Following, OnGap, Reading, refuse_vanished
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import Reader, ReaderStats, delete, listing, slowest
 
@@ -51,6 +50,7 @@ class SpoolStats(msgspec.Struct, frozen=True):
     capacity, used: bytes of the ring, in all and with frames in them. first_sequence: of the oldest record kept; next_sequence: of the next
     one to be appended. first_timestamp, last_timestamp, created: ns since the Unix epoch, 0 where there is no record. synced_sequence:
     every record below it is on disk. reader_expiry: seconds, 0 for never. sync_error: errno of the first failed flush, 0 if there was none.
+    rates: of appends and Gaps.
     """
 
     path: str
@@ -69,6 +69,7 @@ class SpoolStats(msgspec.Struct, frozen=True):
     synced_sequence: int
     sync_error: int
     created: int
+    rates: rates.Rates
 
 
 class Prepared(NamedTuple):
@@ -88,14 +89,14 @@ class Spool:
     reopens nothing else; a log that was deleted stays deleted.
     """
 
-    def __init__(self, path: str | os.PathLike[str], timeout: float = TIMEOUT) -> None:
-        """Open the spool at `path`; `timeout` is how long a writer waits for another one, in seconds."""
-        system.refuse_unfit_host()
-        self.path = Path(os.path.abspath(path))
+    def __init__(self, pair: Pair, timeout: float = TIMEOUT) -> None:
+        """Take over open files; `timeout` is how long a writer waits for another one, in seconds."""
+        self.path = pair.path
         self.timeout = timeout
-        self._pair: Pair | None = Pair(self.path)
-        self._log_id = self._pair.header.log_id
-        self._codec = Codec(self._pair.header.codec)
+        self._pair: Pair | None = pair
+        self._log_id = pair.header.log_id
+        self._codec = Codec(pair.header.codec)
+        self._pack = Packer(self._intern).pack if self._codec == Codec.KEYED else None
         self._writer: FrameWriter | None = None
         self._process = -1  # that opened the writer
         self._thread_lock = threading.RLock()
@@ -114,25 +115,23 @@ class Spool:
         wait for the lock and for room (default: the handle's).
 
         Raises Unencodable, TooLarge, LockTimeout, SpoolFull, Poisoned, Closed; PermissionError where one may only read. Nothing was
-        written then.
+        written then. A log that was deleted is noticed within a second: LogVanished.
         """
         if value.__class__ is bytes:
             codec = 0
         else:
-            value, codec = encode(value, self._codec)
+            value, codec = encode(value, self._codec, self._pack)
         if key is not None or type or timestamp is not None:
             _check(key, type, timestamp)
-        with self._thread_lock:
-            writer = self._writer
-            if writer is None or self._is_forked:
-                writer = self._open_writer()
+        writer = self._writer
+        if writer is not None:
             sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp)
-            if writer.bell:
-                self._ring(writer)
-        if sequence < 0:
-            batch = Prepared([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp)
-            return self.append_prepared(batch, timeout)[0]
-        return sequence
+            if sequence >= 0:
+                if writer.bell:
+                    self._ring(writer)
+                return sequence
+        batch = Prepared([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp)
+        return self.append_prepared(batch, timeout)[0]
 
     def append_many(
         self,
@@ -159,7 +158,7 @@ class Spool:
         _check(None, type, timestamp)
         longest, codecs = measure(values), None
         if longest < 0:
-            values, codecs = _encode_all(values, self._codec)
+            values, codecs = _encode_all(values, self._codec, self._pack)
             longest = measure(values)
         self._check_sizes(longest, values, keys)
         return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp)
@@ -185,6 +184,8 @@ class Spool:
 
     def append_columns(self, parts: list[Columns], rows: memoryview | None, codec: int, timeout: float | None = None) -> range:
         """Append the given rows (int32 numbers; None: all) of each part; see `append_arrow`."""
+        if codec == Codec.KEYED:
+            raise ValueError("keyed values belong to the log whose key table they name; append them decoded, or as MessagePack")
         self.check_columns(parts)
 
         def put(writer: FrameWriter) -> None:
@@ -218,7 +219,7 @@ class Spool:
         reader = pair.reader(0, 0)
         wanted = reader.tail()
         # A descriptor of its own: threads that sync at once must exclude each other too.
-        fd = system.port.open(self.path / format.CONTROL_FILE, os.O_RDWR)
+        fd = pair.open_lock()
         try:
             with locks.held(fd, format.SYNC_LOCK, self.timeout if timeout is None else timeout, lambda: "another process flushes"):
                 if reader.word(format.SYNCED) < wanted:
@@ -278,6 +279,14 @@ class Spool:
             stop = reader.mark()[:2] if end is None else search.find(reader, end)
         return Cursor(pair, place, stop, "overrun")
 
+    def decode(self, value: bytes, codec: int = Codec.KEYED) -> Any:
+        """Return what a stored value of this log means, as `read_values` and `read_arrow` give it: what `Record.data` would be.
+
+        Raises Undecodable.
+        """
+        table = self._live().key_table
+        return decode(value, codec, None, msgspec.UNSET if table is None else table.keys)
+
     def _reading(
         self, start: search.Start, limit: int | None, on_gap: OnGap, make: Callable[..., Any] | None
     ) -> Reading:
@@ -331,6 +340,7 @@ class Spool:
             synced_sequence=reader.word(format.SYNCED_SEQ),
             sync_error=reader.word(frames.SYNC_ERROR),
             created=pair.header.created,
+            rates=rates.rates(pair.control.cast("Q"), system.port.now()),
         )
 
     @property
@@ -418,6 +428,10 @@ class Spool:
         if self._writer is None:
             self._process = system.port.process_id()
             self._writer = pair.writer(self._holder())
+        now = system.port.now()
+        if not 0 <= self._writer.look_at - now <= frames.LOOK_EVERY:
+            refuse_vanished(pair)
+            self._writer.look_at = now + frames.LOOK_EVERY
         return self._writer
 
     def _holder(self) -> bytes:
@@ -457,13 +471,17 @@ class Spool:
 
     @contextmanager
     def _writing(self, timeout: float | None = None) -> Iterator[FrameWriter]:
-        """Hold the thread lock and the append lock, and ring afterwards if a reader asked for it."""
+        """Hold the writer against other threads, and the append lock; ring afterwards if a reader asked for it."""
         with self._thread_lock:
             writer = self._open_writer()
             pair = self._live()
             patience = self.timeout if timeout is None else timeout
-            with locks.held(pair.lock_fd, format.APPEND_LOCK, patience, partial(self._describe_holder, pair)):
-                yield writer
+            writer.hold()
+            try:
+                with locks.held(pair.lock_fd, format.APPEND_LOCK, patience, partial(self._describe_holder, pair)):
+                    yield writer
+            finally:
+                writer.let_go()
             if writer.bell:
                 self._ring(writer)
 
@@ -488,6 +506,27 @@ class Spool:
             longest = max((len(value) + len(key or b"") for value, key in zip(values, keys, strict=True)), default=0)
         if _stored(longest) > capacity >> 2:
             raise TooLarge(_too_large(longest, capacity))
+
+    def _intern(self, keys: list[str]) -> dict[str, int]:
+        """Add keys to the key table, as far as there is room, and return the indexes of all that are there."""
+        with self._thread_lock:
+            self._open_writer()
+            pair = self._live()
+            table = pair.key_table
+            assert table is not None
+            table.look()
+            if not table.is_full and any(key not in table.indexes for key in keys):
+                with locks.held(pair.lock_fd, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
+                    table.add(keys, lambda: self._flush_control(pair))
+            return table.indexes
+
+    def _flush_control(self, pair: Pair) -> None:
+        """Flush spool.ctl; a failure poisons the log, since the next flush would not report it again."""
+        try:
+            system.port.flush_data(pair.control_fd)
+        except OSError as error:
+            pair.control.cast("Q")[frames.SYNC_ERROR] = error.errno or 5
+            raise Poisoned(f"{self.path}: the flush to disk failed ({error}); it takes no more records") from error
 
     def _flush(self, pair: Pair, reader: Any) -> None:
         """Under the sync lock: flush the data, then a checkpoint that says so, then tell all."""
@@ -536,9 +575,9 @@ def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
         raise ValueError(f"a timestamp is ns since 1970, 0..2**63-1, not {timestamp}")
 
 
-def _encode_all(values: list[Any], structured: Codec) -> tuple[list[bytes], bytes]:
+def _encode_all(values: list[Any], structured: Codec, pack: Callable[[Any], bytes] | None) -> tuple[list[bytes], bytes]:
     """Return the stored bytes of all values, and a byte for each one's codec."""
-    pairs = [encode(value, structured) for value in values]
+    pairs = [encode(value, structured, pack) for value in values]
     return [value for value, _ in pairs], bytes(codec for _, codec in pairs)
 
 

@@ -1,0 +1,127 @@
+"""`kvspool hub`: make a hub root, and see whose shards lie there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hub import ClientStats, HubRoot
+from kvspool import sizes
+from kvspool.cli import options, output, stats
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DESCRIPTION = """\
+A hub root is a directory that holds the shards of many clients, each with its id as their prefix. Who reads it reads all of them, those
+of clients that come later too. `kvspool read`, `tail` and `stats` take a hub root as they take a log."""
+EXAMPLES = """\
+  kvspool hub create flights
+  kvspool shard create flights --prefix JFK --bits 2        a client of the hub root: the prefix is its id
+  kvspool hub clients flights
+  kvspool tail flights --follow"""
+
+CREATE = """\
+Make an empty directory for a hub root, with rights for its owner alone. Clients make their shards there, with `kvspool shard create`
+or in a program; the id of a client has up to 100 letters, digits, _ and -."""
+CREATE_EXAMPLES = """\
+  kvspool hub create flights
+  kvspool hub create /dev/shm/flights --json        in memory"""
+
+CLIENTS = """\
+List the clients of a hub root: how many shards each has, how many records they hold, how full they are, and when the last record came.
+With --json it is one list, with the field names of the library and each shard's own figures; times are ns since 1970."""
+CLIENTS_EXAMPLES = """\
+  kvspool hub clients flights
+  kvspool hub clients flights --json | jq '.[] | {client, records}'"""
+
+
+def add_commands(subparsers: Any) -> None:
+    """Add `kvspool hub` and its commands."""
+    parser = subparsers.add_parser(
+        "hub", help="make a hub root, and list the clients there", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+    )
+    parser.set_defaults(run=lambda arguments: _help(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    create = commands.add_parser("create", help="make a hub root", description=CREATE, epilog=f"Examples:\n{CREATE_EXAMPLES}")
+    create.add_argument("path", metavar="ROOT", type=Path, help="where it is to lie; its parent directory must exist")
+    options.add_json(create, "print the path as a JSON object")
+    create.set_defaults(run=_create)
+
+    clients = commands.add_parser(
+        "clients", help="list the clients of a hub root", description=CLIENTS, epilog=f"Examples:\n{CLIENTS_EXAMPLES}"
+    )
+    clients.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
+    options.add_json(clients, "the same as a JSON list, with the figures of each shard")
+    clients.set_defaults(run=_clients)
+
+
+def open_log(path: Path) -> HubRoot | None:
+    """Return the hub root at a path if there are clients; None otherwise, for what has no client's id may still be a shard set."""
+    if not path.is_dir():
+        return None
+    root = _ShardByShard.open(path)
+    if root.clients():
+        return root
+    root.close()
+    return None
+
+
+class _ShardByShard(HubRoot):
+    """A hub root whose figures are those of its shards: what the commands show of a log that is made of several."""
+
+    def stats(self) -> Any:
+        return [shard for client in super().stats().clients for shard in client.shards]
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    """Make the directory."""
+    with HubRoot.create(arguments.path) as root:
+        if arguments.json:
+            output.print_json({"path": str(root.path)})
+        else:
+            print(output.escape(f"created {root.path}: clients make their shards there"))
+    return 0
+
+
+def _clients(arguments: argparse.Namespace) -> int:
+    """Print the clients."""
+    with HubRoot.open(arguments.path) as root:
+        found = root.stats().clients
+    if arguments.json:
+        output.print_json(found)
+    elif found:
+        output.console().print(_table(found))
+    else:
+        print("no clients yet", file=sys.stderr)
+    return 0
+
+
+def _table(clients: list[ClientStats]) -> Table:
+    """Return a row for each client."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    table.add_column("client", overflow="fold")
+    for name in ("shards", "records", "used", "capacity"):
+        table.add_column(name, justify="right")
+    table.add_column("last record")
+    for client in clients:
+        table.add_row(
+            Text(client.client),
+            f"{len(client.shards):,}" if len(client.shards) == 1 << client.bits else f"{len(client.shards):,} of {1 << client.bits:,}",
+            f"{client.records:,}",
+            f"{sizes.show(client.used)} ({100 * client.used / max(1, client.capacity):.0f} %)",
+            sizes.show(client.capacity),
+            stats.when(client.last_timestamp),
+        )
+    return table

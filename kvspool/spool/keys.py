@@ -1,0 +1,114 @@
+"""The key table: strings that were keys of maps, each of them once, so that records can name them by their number.
+
+**Format.** The last part of `spool.ctl` before the index: a head with one word, `used`, then entries one behind the other: length, CRC32C,
+UTF-8. The n-th entry has index n. It is append-only: an index means the same key for as long as the log lives.
+
+**Durability.** Entries are flushed to disk before `used` publishes them, and only published ones are written into records. So no record
+that survives a crash of the machine has a key that didn't. That is one flush for each map of a new shape, and there is an end to that:
+the table is bounded, and where it is full keys stay in the records.
+
+**Recovery.** None. A writer that is killed leaves at most entries behind `used` that no record names; the next one keeps those that are
+sound, and writes over the first that isn't. An unsound entry before `used` is damage: no key is added any more, and records that name
+it, or a later one, are undecodable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kvspool import system
+from kvspool.keyed import LONGEST_KEY, Keys
+from kvspool.spool import format
+
+HEAD = format.KEY_TABLE.size
+
+
+class KeyTable:
+    """The table of one log, as one handle knows it: a private copy, looked at anew where something is missing."""
+
+    def __init__(self, region: Any, log_id: bytes) -> None:
+        """Look at the table in `region`, all of its bytes."""
+        self.keys = Keys()
+        self.keys.refresh = self.refresh
+        self.indexes: dict[str, int] = {}  # of published keys
+        self.is_full = False  # or damaged: no key can be added
+        self._log_id = log_id
+        self._region: Any = region
+        self._words: Any = region.cast("Q")
+        self._next = HEAD, 0  # where the next entry will stand, and its index
+        self._seen = -1
+        self.refresh()
+
+    def close(self) -> None:
+        """Let go of the memory; what is known stays known."""
+        self._region = self._words = None
+
+    def look(self) -> None:
+        """Take in what was published since the last look, which costs one load if that is nothing."""
+        words = self._words
+        if words is not None and words[0] != self._seen:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Take in all sound entries: those behind `used` too, of which a crash of the machine may have kept only the records.
+
+        Threads may do this at once: each adds the same to what is only added to.
+        """
+        region, words = self._region, self._words
+        if words is None:
+            return
+        used = words[0]
+        for key, index, end in self._sound(region):
+            self.keys.names[index] = key
+            if end <= HEAD + used:
+                self.indexes.setdefault(key, index)
+                self._next = end, index + 1
+        self._seen = used
+        self.is_full = self._next[0] != HEAD + used or len(region) - self._next[0] < format.KEY_ENTRY.size + LONGEST_KEY
+
+    def add(self, keys: list[str], flush: Callable[[], None]) -> None:
+        """Under the key lock: add the keys that are not there yet, as far as there is room. `flush` puts spool.ctl on disk."""
+        self.refresh()
+        if self.is_full:
+            return
+        region = self._region
+        at, index = start = self._next
+        there = set(self.indexes)
+        for key, found, end in self._sound(region):
+            there.add(key)
+            at, index = end, found + 1
+        for key in keys:
+            entry = self._entry(key.encode(), index)
+            if key in there or at + len(entry) > len(region):
+                continue
+            region[at : at + len(entry)] = entry
+            there.add(key)
+            at, index = at + len(entry), index + 1
+        if (at, index) == start:
+            return
+        flush()
+        system.port.fence()
+        self._words[0] = at - HEAD
+        self.refresh()
+
+    def _entry(self, key: bytes, index: int) -> bytes:
+        crc = format.checksum(self._log_id, index.to_bytes(4, "little"), key)
+        return format.KEY_ENTRY.pack(format.KeyEntry(len(key), crc)) + key
+
+    def _sound(self, region: Any) -> Iterator[tuple[str, int, int]]:
+        """Yield key, index and end of each further entry, up to the first that is none. Nothing is believed but a private copy."""
+        start, index = self._next
+        data = bytes(region[start : len(region)])
+        at = 0
+        while at + format.KEY_ENTRY.size < len(data):
+            begin = at + format.KEY_ENTRY.size
+            length = format.KEY_ENTRY.unpack(data, at).length
+            key = data[begin : begin + length]
+            if not 1 <= length == len(key) <= LONGEST_KEY or data[at : begin + length] != self._entry(key, index):
+                return
+            try:
+                yield key.decode(), index, start + begin + length
+            except UnicodeDecodeError:
+                return
+            at, index = begin + length, index + 1

@@ -1,0 +1,129 @@
+"""Rates: what was appended, and what readers lost, in the last 64 seconds, 64 minutes and 64 hours.
+
+Writers count while they publish, readers that may write count the Gaps they get. It is a picture, not an account: a publication counts as
+a whole in the second in which it was made, whatever timestamps its records have; a killed writer may
+have counted what it didn't publish, and two readers that count at once may lose a Gap. A bucket says itself which time it is of, so a
+clock that jumps leaves holes in the picture, and nothing that stays wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from kvspool import _frames_py as frames
+from kvspool.spool import format
+
+SECOND = 1_000_000_000  # ns
+LENGTHS = (1, 60, 3600)  # seconds of a bucket in each series
+
+_GAPS = format.GAPS_AT // 8
+_GAP_WORDS = format.GAP_BUCKET.size // 8
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """What happened from `time` on (seconds since the Unix epoch), for the length of the bucket. bytes: of the ring. gaps: roughly."""
+
+    time: int
+    records: int
+    bytes: int
+    gaps: int
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """Per second, on average."""
+
+    records: float
+    bytes: float
+    gaps: float
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Rates over the last whole second, the last 60 whole seconds and the last 60 whole minutes; and the series that they are from.
+
+    Of the series only the buckets in which something happened are there, the oldest first; the last one may still grow.
+    """
+
+    time: int
+    last_second: Rate
+    last_minute: Rate
+    last_hour: Rate
+    seconds: list[Bucket]
+    minutes: list[Bucket]
+    hours: list[Bucket]
+
+
+def rates(words: Any, now: int) -> Rates:
+    """Return the rates at time `now`, in ns since the epoch, that stand in the words of a control block."""
+    now //= SECOND
+    return summed([_series(words, number, now) for number in range(3)], now)
+
+
+def summed(series: Sequence[list[Bucket]], now: int) -> Rates:
+    """Return the rates at the second `now` that follow from the three series."""
+    seconds, minutes, hours = series
+    this_minute = now - now % 60
+    return Rates(
+        now,
+        _average(seconds, now - 1, now),
+        _average(seconds, now - 60, now),
+        _average(minutes, this_minute - 3600, this_minute),
+        seconds,
+        minutes,
+        hours,
+    )
+
+
+def together(many: Iterable[Rates]) -> Rates:
+    """Return the rates of several logs as those of one, at the latest of their times."""
+    many = list(many)
+    series = []
+    for name in ("seconds", "minutes", "hours"):
+        sums: dict[int, Bucket] = {}
+        for one in many:
+            for bucket in getattr(one, name):
+                so_far = sums.get(bucket.time, Bucket(bucket.time, 0, 0, 0))
+                sums[bucket.time] = Bucket(
+                    bucket.time, so_far.records + bucket.records, so_far.bytes + bucket.bytes, so_far.gaps + bucket.gaps
+                )
+        series.append([sums[time] for time in sorted(sums)])
+    return summed(series, max((one.time for one in many), default=0))
+
+
+def count_gap(words: Any, now: int) -> None:
+    """Count one Gap that a reader is given at time `now`, in ns since the epoch."""
+    for number, length in enumerate(LENGTHS):
+        time = now // SECOND // length
+        at = _GAPS + _GAP_WORDS * (number * frames.BUCKETS + time % frames.BUCKETS)
+        known = words[at + 1] if words[at] == time else 0
+        words[at + 1] = (known + 1) % (1 << 64)
+        words[at] = time
+
+
+def _series(words: Any, number: int, now: int) -> list[Bucket]:
+    """Return the buckets of a series that are of the last 64 times, and in which something happened."""
+    length = LENGTHS[number]
+    last = now // length
+    found = []
+    for time in range(max(0, last - frames.BUCKETS + 1), last + 1):
+        place = number * frames.BUCKETS + time % frames.BUCKETS
+        at, gaps_at = frames.RATES + frames.RATE_WORDS * place, _GAPS + _GAP_WORDS * place
+        is_ours = words[at] == time
+        records, size = (words[at + 1], words[at + 2]) if is_ours else (0, 0)
+        gaps = words[gaps_at + 1] if words[gaps_at] == time else 0
+        if records or gaps:
+            found.append(Bucket(time * length, records, size, gaps))
+    return found
+
+
+def _average(buckets: list[Bucket], begin: int, end: int) -> Rate:
+    """Return the average over the buckets from the second `begin` to before the second `end`."""
+    inside = [bucket for bucket in buckets if begin <= bucket.time < end]
+    seconds = max(1, end - begin)
+    return Rate(
+        sum(bucket.records for bucket in inside) / seconds,
+        sum(bucket.bytes for bucket in inside) / seconds,
+        sum(bucket.gaps for bucket in inside) / seconds,
+    )

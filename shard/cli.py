@@ -1,0 +1,221 @@
+"""`kvspool shard`: make a sharded log, fill it, and tell where a key goes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvspool import sizes
+from kvspool.cli import append, options, output
+from kvspool.cli.lines import LineReader
+from kvspool.cli.options import BadInput
+from kvspool.cli.summary import Summary
+from kvspool.record import STRUCTURED
+from shard import ShardSet, route
+from shard._hash import hash16
+
+DESCRIPTION = """\
+A sharded log is a directory of logs. The hash of a record's key picks one of them, so that records of the same key stay in order, and
+writers of different keys don't wait for each other. `kvspool read`, `tail` and `stats` take the root of shards as they take a log."""
+EXAMPLES = """\
+  kvspool shard create orders --bits 4
+  kvspool shard append orders --json-lines --key-field customer < orders.jsonl
+  kvspool shard of customer-7 --bits 4
+  kvspool tail orders --follow"""
+
+CREATE = """\
+Make a set of 2^BITS shards under ROOT, which is made too if it isn't there. Each shard's whole capacity is reserved on disk at once.
+A set that an earlier call left incomplete is completed."""
+CREATE_EXAMPLES = """\
+  kvspool shard create orders --bits 4                           16 shards: orders/4.000 to orders/4.00f
+  kvspool shard create root --prefix orders --bits 4             root/orders.4.000 to root/orders.4.00f
+  kvspool shard create orders --bits 4 --capacity 1GiB --codec msgpack"""
+
+APPEND = """\
+Append each line of standard input as one record to the shard of its key; PATH is the root of the shards. Records without a key take
+turns. Otherwise as `kvspool append`: each shard's part of a batch is appended at once, and nothing of a batch with a bad line."""
+APPEND_EXAMPLES = """\
+  kvspool shard append orders --json-lines --key-field customer < orders.jsonl
+  tail -f access.log | kvspool shard append root --prefix web --json"""
+
+OF = """\
+Tell which of 2^BITS shards a key belongs to, what that shard's directory is called, and the key's hash. No log is looked at: it is the
+same for every sharded log."""
+OF_EXAMPLES = """\
+  kvspool shard of customer-7 --bits 4
+  kvspool shard of customer-7 --bits 4 --prefix orders --json | jq -r .directory"""
+
+
+def add_commands(subparsers: Any) -> None:
+    """Add `kvspool shard` and its commands."""
+    parser = subparsers.add_parser(
+        "shard", help="make and fill a log that is spread over shards by key", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+    )
+    parser.set_defaults(run=lambda arguments: _help(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    create = commands.add_parser(
+        "create", help="make a sharded log", description=CREATE, epilog=f"Examples:\n{CREATE_EXAMPLES}"
+    )
+    create.add_argument("path", metavar="ROOT", type=Path, help="where the shards are to lie; its parent directory must exist")
+    _add_prefix(create, default="")
+    _add_bits(create)
+    create.add_argument(
+        "--capacity", type=options.size, default="64MiB", metavar="SIZE", help="of each shard; bytes, or with a unit (default: %(default)s)"
+    )
+    create.add_argument(
+        "--codec", choices=tuple(STRUCTURED), default="json", help="how structured values are stored (default: %(default)s)"
+    )
+    create.add_argument(
+        "--mode", type=options.mode, default="600", help="permission bits of the files, in octal (default: %(default)s)"
+    )
+    create.add_argument("--exist-ok", action="store_true", help="a set that is there already is no error")
+    create.add_argument(
+        "--allow-unsafe-fs",
+        action="store_true",
+        help="also on a file system that is not known to share memory and locks between processes",
+    )
+    options.add_json(create, "print what `stats` says of each shard as a JSON list")
+    create.set_defaults(run=_create)
+
+    appending = commands.add_parser(
+        "append",
+        help="append each line of standard input to the shard of its key",
+        description=APPEND,
+        epilog=f"Examples:\n{APPEND_EXAMPLES}",
+    )
+    append.add_arguments(appending)
+    _add_prefix(appending, default=None)
+    appending.set_defaults(run=_append)
+
+    of = commands.add_parser("of", help="tell which shard a key belongs to", description=OF, epilog=f"Examples:\n{OF_EXAMPLES}")
+    of.add_argument("key", metavar="KEY", help="the key; an empty one is a key too")
+    _add_prefix(of, default="")
+    _add_bits(of)
+    options.add_json(of, "the same as a JSON object")
+    of.set_defaults(run=_of)
+
+
+def open_log(path: Path) -> ShardSet | None:
+    """Return the shard set at a path if it is the only one there and has no prefix; None otherwise, for a hub root may have others."""
+    if not path.is_dir() or list(route.scan(path)) != [""]:
+        return None
+    return ShardSet.open(path, prefix="")
+
+
+def _add_prefix(parser: argparse.ArgumentParser, default: str | None) -> None:
+    words = "what the names of the shards begin with" + ("; needed if there are several" if default is None else " (default: nothing)")
+    parser.add_argument("--prefix", type=_prefix, default=default, metavar="TEXT", help=words)
+
+
+def _add_bits(parser: argparse.ArgumentParser) -> None:
+    words = f"there are 2^N shards, N from 0 to {route.MOST_BITS}"
+    parser.add_argument("--bits", type=options.count(0, route.MOST_BITS), required=True, metavar="N", help=words)
+
+
+def _prefix(text: str) -> str:
+    try:
+        return route.check_prefix(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    """Make the set and say what it is."""
+    try:
+        shards = ShardSet.create(
+            arguments.path,
+            prefix=arguments.prefix,
+            bits=arguments.bits,
+            capacity=arguments.capacity,
+            codec=arguments.codec,
+            mode=arguments.mode,
+            exist_ok=arguments.exist_ok,
+            allow_unsafe_fs=arguments.allow_unsafe_fs,
+        )
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    with shards:
+        stats = shards.stats()
+    if arguments.json:
+        output.print_json(stats)
+        return 0
+    first, last = (Path(one.path).name for one in (stats[0], stats[-1]))
+    capacity = sum(one.capacity for one in stats)
+    names = first if first == last else f"{first} to {last}"
+    print(output.escape(f"created {shards.root}: {names}, {sizes.show(capacity)} in all, structured values as {stats[0].codec}"))
+    return 0
+
+
+def _append(arguments: argparse.Namespace) -> int:
+    """Append the lines, and say what was appended, whatever ends it."""
+    fd = append.open_input(arguments)
+    with _open(arguments) as shards:
+        summary = ShardSummary(shards, shows_progress=append.shows_progress(fd))
+        longest = min(one.capacity for one in shards.shards)
+        try:
+            for batch in LineReader(fd, most=arguments.batch, longest=longest).batches():
+                summary.add_parts(append.append_batch(shards, batch, arguments))
+        finally:
+            summary.print(arguments)
+    return 0
+
+
+class ShardSummary(Summary):
+    """What was appended so far, and to which shards."""
+
+    def __init__(self, shards: ShardSet, *, shows_progress: bool) -> None:
+        super().__init__(shows_progress=shows_progress)
+        self._names = [one.path.name for one in shards.shards]
+        self._counts = [0] * len(self._names)
+
+    def add_parts(self, written: dict[int, range]) -> None:
+        """Count in what a batch has put into each shard."""
+        for shard, sequences in written.items():
+            self._counts[shard] += len(sequences)
+        total = sum(len(sequences) for sequences in written.values())
+        if total:
+            self.add(range(self.count, self.count + total))
+
+    def print(self, arguments: argparse.Namespace) -> None:
+        """Write the summary."""
+        if self._status is not None:
+            self._status.stop()
+        filled = {name: count for name, count in zip(self._names, self._counts, strict=True) if count}
+        if arguments.json:
+            output.print_json({"appended": self.count, "shards": filled, "synced": arguments.sync})
+            return
+        words = f"appended {self.count:,} {'record' if self.count == 1 else 'records'}"
+        if filled:
+            words += f" to {len(filled):,} of {len(self._names):,} shards"
+        print(words + (", on disk" if arguments.sync and self.count else ""), file=sys.stderr)
+
+
+def _open(arguments: argparse.Namespace) -> ShardSet:
+    try:
+        return ShardSet.open(arguments.path, prefix=arguments.prefix)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def _of(arguments: argparse.Namespace) -> int:
+    """Print the key's shard."""
+    key = os.fsencode(arguments.key)
+    shard = route.shard_of(key, arguments.bits)
+    try:
+        directory = route.directory_name(arguments.prefix, arguments.bits, shard)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    if arguments.json:
+        output.print_json({"shard": shard, "shards": 1 << arguments.bits, "directory": directory, "hash": hash16(key)})
+    else:
+        print(f"shard {shard} of {1 << arguments.bits}: {directory} (hash {hash16(key):04x})")
+    return 0

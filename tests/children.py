@@ -1,0 +1,59 @@
+"""Run a function in a forked child, and get its result, or its death, back."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+class Died(Exception):
+    """The child was ended by a signal; `signal` says which. SIGALRM: it hung."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.signal = number
+
+
+def in_child(function: Callable[[], Any], seconds: int = 60, fork: Callable[[], int] = os.fork) -> Any:
+    """Return what `function` returns in a forked child; AssertionError with its traceback if it raised, Died if a signal ended it."""
+    return start(function, seconds, fork)()
+
+
+def start(function: Callable[[], Any], seconds: int = 60, fork: Callable[[], int] = os.fork) -> Callable[[], Any]:
+    """Start `function` in a forked child and return the function that waits for its result; see `in_child`."""
+    read_end, write_end = os.pipe()
+    child = fork()
+    if child == 0:
+        _run(function, seconds, write_end)
+    os.close(write_end)
+
+    def wait() -> Any:
+        with open(read_end, "rb") as pipe:
+            answer = pipe.read()
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            raise Died(os.WTERMSIG(status))
+        succeeded, result = pickle.loads(answer)
+        if not succeeded:
+            raise AssertionError(f"in the child:\n{result}")
+        return result
+
+    wait.pid = child  # type: ignore[attr-defined]
+    return wait
+
+
+def _run(function: Callable[[], Any], seconds: int, write_end: int) -> None:
+    # A loop in compiled code never lets a Python handler run, so the alarm keeps its default action: it ends the child.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(seconds)
+    try:
+        answer = pickle.dumps((True, function()))
+    except BaseException:
+        answer = pickle.dumps((False, traceback.format_exc()))
+    with open(write_end, "wb") as pipe:
+        pipe.write(answer)
+    os._exit(0)

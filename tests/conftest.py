@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rings import Ring
+
+import kvspool
+from kvspool import _frames_py
+from kvspool.spool import pair
+
+
+def _twins() -> list[ModuleType]:
+    try:
+        return [_frames_py, importlib.import_module("kvspool._frames_c")]
+    except ImportError:
+        return [_frames_py]
+
+
+TWINS = _twins()
+
+
+@pytest.fixture(params=TWINS, ids=lambda module: module.__name__.rpartition(".")[2])
+def twin(request: pytest.FixtureRequest) -> ModuleType:
+    """The interpreted frame loops, then the compiled ones if they were built."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def make_ring() -> Iterator[Callable[..., Ring]]:
+    """Make rings in plain memory: `make_ring(twin, capacity, position=, sequence=, guarded=)`."""
+    rings: list[Ring] = []
+
+    def make(*args: Any, **options: Any) -> Ring:
+        rings.append(Ring(*args, **options))
+        return rings[-1]
+
+    yield make
+    for ring in rings:
+        ring.close()
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every log use the interpreted twin, whose calls to the system all go through the port."""
+    monkeypatch.setattr(pair, "FrameReader", _frames_py.FrameReader)
+    monkeypatch.setattr(pair, "FrameWriter", _frames_py.FrameWriter)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[kvspool.Spool]:
+    """A spool of the least capacity, 4096 bytes."""
+    with kvspool.create(tmp_path / "log", capacity=4096) as log:
+        yield log
+
+
+@pytest.fixture
+def open_files() -> Callable[[], set[str]]:
+    """Count what this process holds: the targets of its descriptors that lie in a spool, and its mappings of them."""
+
+    def held() -> set[str]:
+        names = set()
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                names.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
+            except FileNotFoundError:
+                continue
+        mapped = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        names.update(f"map {line}" for line in mapped)
+        return {name for name in names if "/spool." in name or "inotify" in name}
+
+    return held

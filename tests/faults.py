@@ -1,0 +1,92 @@
+"""Ports to a system that misbehaves on purpose; see `kvspool.system`."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from kvspool.system import Port
+
+FILE_CALLS = (
+    "open",
+    "close",
+    "read",
+    "write",
+    "allocate",
+    "set_mode",
+    "status",
+    "flush_data",
+    "flush",
+    "make_directory",
+    "rename",
+    "map",
+    "mounts",
+    "try_lock",
+    "inotify",
+    "add_watch",
+)
+
+
+class FailingPort(Port):
+    """Lets the n-th of the calls that can fail, counted from 1, fail with an errno; `failed` names it then.
+
+    A close that fails has closed all the same, as on Linux. `only` restricts what is counted.
+    """
+
+    def __init__(self, nth: int, number: int, only: tuple[str, ...] = FILE_CALLS, every: bool = False) -> None:
+        super().__init__()
+        self.left = nth
+        self.number = number
+        self.failed = ""
+        self.every = every
+        for name in only:
+            setattr(self, name, self._failing(name, getattr(self, name)))
+
+    def _failing(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def counted(*args: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left == 0 or (self.every and self.left < 0):
+                self.failed = name
+                if name == "close":
+                    call(*args, **options)
+                raise OSError(self.number, os.strerror(self.number))
+            return call(*args, **options)
+
+        return counted
+
+
+class ClockPort(Port):
+    """A wall clock that says what it is told, then repeats its last time."""
+
+    def __init__(self, *times: int) -> None:
+        super().__init__()
+        self.times = list(times)
+
+    def now(self) -> int:
+        return self.times.pop(0) if len(self.times) > 1 else self.times[0]
+
+
+class BlindPort(Port):
+    """The kernel has no semaphore, and no inotify instance (`instances`) or no watch left to give."""
+
+    def __init__(self, *, instances: bool) -> None:
+        super().__init__()
+        self.instances = instances
+        self.refused = 0
+
+    def make_semaphore(self, name: str, mode: int) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def inotify(self) -> Any:
+        if self.instances:
+            self.refused += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().inotify()
+
+    def add_watch(self, notifier: Any, path: Any, mask: int) -> int:
+        self.refused += 1
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,49 @@
+"""Four writers, three readers, one small ring, and SIGKILL: nothing acknowledged is lost, nothing is given twice, every gap is said."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+try:
+    import kvspool._frames_c  # noqa: F401
+
+    TWINS = ["compiled", "interpreted"]
+except ImportError:
+    TWINS = ["interpreted"]
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+@pytest.mark.parametrize("twin", TWINS)
+def test_every_reader_accounts_for_every_sequence_while_writers_are_killed(tmp_path: Path, twin: str, attempt: int) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    environment = {**os.environ, "KVSPOOL_NO_EXTENSIONS": "1" if twin == "interpreted" else "0"}
+    script = Path(__file__).with_name("stress.py")
+    command = [sys.executable, script, tmp_path, str(seed), "3.5"]
+    with open(tmp_path / "said", "w+", encoding="utf-8") as said, open(tmp_path / "wrong", "w+", encoding="utf-8") as wrong:
+        main = subprocess.Popen(command, env=environment, stdout=said, stderr=wrong, start_new_session=True)
+        try:
+            code = main.wait(120)
+        finally:
+            # Whatever went wrong, none of its writers and readers stays behind.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(main.pid, signal.SIGKILL)
+            main.wait()
+    assert code == 0, f"seed {seed}:\n{(tmp_path / 'wrong').read_text(encoding='utf-8')}"
+    found = json.loads((tmp_path / "said").read_text(encoding="utf-8"))
+    print(found)
+    assert found["twin"] == twin
+    assert found["kills"] >= 10
+    assert found["appended"] > 20 * found["kept"], "the ring was never far too small"
+    assert found["acknowledged"] > 500
+    assert found["gaps"] > 0
+    assert found["read"] > 500

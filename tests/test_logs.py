@@ -1,0 +1,364 @@
+"""`kvspool.create` and `kvspool.open`: what they make, and every path that they refuse."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from faults import FailingPort
+from trees import tree
+
+import kvspool
+from kvspool import errors, filesystems, system
+from kvspool.spool import format
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def modes(path: Path) -> tuple[int, int, int]:
+    return tuple(os.stat(at).st_mode & 0o7777 for at in (path, path / format.CONTROL_FILE, path / format.DATA_FILE))  # type: ignore[return-value]
+
+
+# Creation.
+
+
+def test_a_created_log_is_empty_open_and_takes_records(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity="1MiB") as log:
+        assert list(log) == []
+        assert log.capacity == 1 << 20
+        assert log.append(b"first") == 0
+    with kvspool.open(tmp_path / "log") as log:
+        assert [record.value for record in log] == [b"first"]
+        assert log.append(b"second") == 1
+
+
+@pytest.mark.parametrize(("asked", "given"), [(4096, 4096), (4097, 8192), (1, 4096), ("5000B", 8192), ("1MiB", 1 << 20)])
+def test_the_capacity_is_rounded_up_to_pages(tmp_path: Path, asked: int | str, given: int) -> None:
+    with kvspool.create(tmp_path / "log", capacity=asked) as log:
+        assert log.capacity == given
+    assert (tmp_path / "log" / format.DATA_FILE).stat().st_size == 4096 + given
+    assert (tmp_path / "log" / format.CONTROL_FILE).stat().st_size == format.control_bytes(given)
+
+
+def test_the_space_is_reserved_in_full(tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "log", capacity="1MiB").close()
+    for name in (format.CONTROL_FILE, format.DATA_FILE):
+        status = (tmp_path / "log" / name).stat()
+        assert status.st_blocks * 512 >= status.st_size
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077, 0o777])
+def test_nobody_else_may_enter_or_read_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+    with umask(mask):
+        kvspool.create(tmp_path / "log", capacity=4096).close()
+    assert modes(tmp_path / "log") == (0o700, 0o600, 0o600)
+
+
+@pytest.mark.parametrize(("mode", "directory"), [(0o640, 0o750), (0o644, 0o755), (0o660, 0o750), (0o666, 0o755)])
+@pytest.mark.parametrize("mask", [0, 0o077])
+def test_who_may_read_the_files_may_enter_the_directory(
+    tmp_path: Path, mode: int, directory: int, mask: int
+) -> None:
+    with umask(mask):
+        kvspool.create(tmp_path / "log", capacity=4096, mode=mode).close()
+    assert modes(tmp_path / "log") == (directory, mode, mode)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"capacity": 0},
+        {"capacity": -1},
+        {"capacity": (1 << 42) + 1},
+        {"capacity": "much"},
+        {"codec": "pickle"},
+        {"codec": "raw"},
+        {"mode": 0o400},
+        {"mode": 0o755},
+        {"mode": 0o677},
+        {"mode": 0o1600},
+    ],
+)
+def test_wrong_arguments_are_refused_with_nothing_made(tmp_path: Path, wrong: dict[str, int | str]) -> None:
+    with pytest.raises(ValueError):
+        kvspool.create(tmp_path / "log", **wrong)  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_parent_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="missing is no directory"):
+        kvspool.create(tmp_path / "missing" / "log")
+
+
+def _lay_nothing(path: Path) -> None:
+    path.mkdir()
+
+
+def _lay_file(path: Path) -> None:
+    path.write_bytes(b"precious")
+
+
+def _lay_empty_file(path: Path) -> None:
+    path.touch()
+
+
+def _lay_full_directory(path: Path) -> None:
+    path.mkdir()
+    (path / "precious").write_bytes(b"data")
+
+
+def _lay_log(path: Path) -> None:
+    with kvspool.create(path, capacity=4096) as log:
+        log.append(b"precious")
+
+
+def _lay_dangling_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def _lay_link_to_empty_directory(path: Path) -> None:
+    (path.parent / "empty").mkdir()
+    path.symlink_to("empty")
+
+
+def _lay_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _lay_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def _lay_shards(path: Path) -> None:
+    path.mkdir()
+    for index in range(2):
+        _lay_log(path / f"1.{index:03x}")
+
+
+def _lay_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+OCCUPIED = [
+    _lay_file,
+    _lay_empty_file,
+    _lay_full_directory,
+    _lay_log,
+    _lay_dangling_link,
+    _lay_link_to_empty_directory,
+    _lay_fifo,
+    _lay_loop,
+]
+NO_LOG = [_lay_nothing, *OCCUPIED[:3], *OCCUPIED[4:], _lay_socket, _lay_shards]
+
+
+def named(lay: Callable[[Path], None]) -> str:
+    return lay.__name__.removeprefix("_lay_").replace("_", " ")
+
+
+@pytest.mark.parametrize("lay", OCCUPIED, ids=named)
+def test_what_lies_at_the_path_is_never_replaced(tmp_path: Path, lay: Callable[[Path], None]) -> None:
+    lay(tmp_path / "log")
+    before = tree(tmp_path)
+    with pytest.raises(errors.LogExists, match="kvspool.open"):
+        kvspool.create(tmp_path / "log", capacity=4096)
+    assert tree(tmp_path) == before
+
+
+def test_an_empty_directory_becomes_a_log(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    with kvspool.create(tmp_path / "log", capacity=4096) as log:
+        assert log.append(b"x") == 0
+    assert modes(tmp_path / "log")[0] == 0o700
+
+
+def test_a_file_system_without_shared_memory_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filesystems, "of", lambda path: "nfs4")
+    with pytest.raises(errors.UnsafeFilesystem, match="nfs4"):
+        kvspool.create(tmp_path / "log", capacity=4096)
+    assert os.listdir(tmp_path) == []
+    kvspool.create(tmp_path / "log", capacity=4096, allow_unsafe_fs=True).close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
+def test_a_creation_that_fails_at_any_call_leaves_nothing_behind(
+    tmp_path: Path, number: int, open_files: Callable[[], set[str]]
+) -> None:
+    held = open_files()
+    failures: list[str] = []
+    leftovers: list[str] = []
+    nth = 0
+    while True:
+        nth += 1
+        port = FailingPort(nth, number)
+        try:
+            with system.replaced(port):
+                log = kvspool.create(tmp_path / "log", capacity=4096)
+        except OSError as error:
+            assert error.errno == number
+            failures.append(port.failed)
+        else:
+            log.close()
+            assert not port.failed, "a failure that nobody was told of"
+            break
+        if names := os.listdir(tmp_path):
+            leftovers.append(f"call {nth}, {port.failed}: {names}")
+            for name in names:
+                shutil.rmtree(tmp_path / name)
+        assert open_files() == held, f"call {nth}, {port.failed}"
+    assert {"open", "write", "allocate", "set_mode", "flush", "make_directory", "rename", "map", "close"} <= set(failures)
+    assert leftovers == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+def test_a_full_disk_refuses_the_log_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    code = """
+import errno, os, sys, kvspool
+root = sys.argv[1]
+try:
+    kvspool.create(root + "/log", capacity="2MiB")
+except OSError as error:
+    assert error.errno == errno.ENOSPC, error
+    assert any("while creating" in note for note in error.__notes__)
+else:
+    sys.exit("no error")
+assert os.listdir(root) == [], os.listdir(root)
+log = kvspool.create(root + "/log", capacity="512KiB")
+filler = os.open(root + "/filler", os.O_WRONLY | os.O_CREAT)
+try:
+    while True:
+        os.write(filler, bytes(4096))
+except OSError as error:
+    assert error.errno == errno.ENOSPC, error
+assert os.statvfs(root).f_bavail == 0
+for at in range(3000):
+    log.append(bytes(1000))
+log.sync()
+records = list(log)
+assert [record.sequence for record in records] == list(range(records[0].sequence, 3000))
+print("full and fine", records[0].sequence)
+"""
+    (tmp_path / "disk").mkdir()
+    script = 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$2" -c "$3" "$1"'
+    ran = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", tmp_path / "disk", sys.executable, code], capture_output=True, text=True, timeout=60
+    )
+    if "unshare" in ran.stderr or "mount" in ran.stderr:
+        pytest.skip(f"this machine lets nobody mount: {ran.stderr.strip()}")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("full and fine")
+
+
+def _create_at_once(path: Path, barrier: multiprocessing.synchronize.Barrier, results: multiprocessing.SimpleQueue[str]) -> None:
+    barrier.wait()
+    try:
+        kvspool.create(path, capacity=4096).close()
+        results.put("won")
+    except errors.LogExists:
+        results.put("lost")
+
+
+def test_of_creators_at_once_exactly_one_wins(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for attempt in range(15):
+        barrier, results = context.Barrier(3), context.SimpleQueue()
+        racers = [context.Process(target=_create_at_once, args=(tmp_path / f"log{attempt}", barrier, results)) for _ in range(3)]
+        for racer in racers:
+            racer.start()
+        outcomes = sorted(results.get() for _ in racers)
+        for racer in racers:
+            racer.join()
+        assert outcomes == ["lost", "lost", "won"]
+        assert not [name for name in os.listdir(tmp_path) if name.endswith(".new")]
+        kvspool.open(tmp_path / f"log{attempt}").close()
+
+
+def test_a_creator_overtaken_between_its_look_and_its_rename_loses(tmp_path: Path) -> None:
+    class Overtaken(system.Port):
+        def rename(self, source: object, target: object) -> None:
+            with system.replaced(system.Port()):
+                kvspool.create(tmp_path / "log", capacity=4096).close()
+            super().rename(source, target)  # type: ignore[arg-type]
+
+    with system.replaced(Overtaken()), pytest.raises(errors.LogExists):
+        kvspool.create(tmp_path / "log", capacity=8192)
+    assert os.listdir(tmp_path) == ["log"]
+    with kvspool.open(tmp_path / "log") as log:
+        assert log.capacity == 4096
+
+
+# Opening.
+
+
+def test_what_is_missing_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(errors.LogNotFound, match="kvspool.create"):
+        kvspool.open(tmp_path / "log")
+    with pytest.raises(FileNotFoundError):
+        kvspool.open(tmp_path / "no" / "such" / "folder")
+    with pytest.raises(errors.LogNotFound):
+        kvspool.open(tmp_path / ("n" * 300))
+
+
+@pytest.mark.parametrize("lay", NO_LOG, ids=named)
+def test_what_is_no_log_is_refused_and_not_touched(tmp_path: Path, lay: Callable[[Path], None]) -> None:
+    lay(tmp_path / "log")
+    before = tree(tmp_path)
+    with pytest.raises(errors.NotALog) as caught:
+        kvspool.open(tmp_path / "log")
+    assert str(tmp_path / "log") in str(caught.value)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["1.000", "1.001", "host.2.003", "a.3ff", "web-1.a.000"])
+def test_a_directory_of_shards_names_what_opens_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "root").mkdir()
+    _lay_log(tmp_path / "root" / name)
+    with pytest.raises(errors.NotALog, match=r"shard\.open.*hub\.open"):
+        kvspool.open(tmp_path / "root")
+
+
+def test_a_link_to_a_log_opens_it(tmp_path: Path) -> None:
+    _lay_log(tmp_path / "real")
+    (tmp_path / "log").symlink_to("real")
+    with kvspool.open(tmp_path / "log") as log:
+        assert [record.value for record in log] == [b"precious"]
+
+
+def test_a_relative_path_stays_the_same_log_when_the_directory_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with kvspool.create("log", capacity=4096) as log:
+        monkeypatch.chdir("/")
+        assert log.append(b"x") == 0
+        assert log.path == tmp_path / "log"
+
+
+def test_opening_and_reading_changes_no_byte(tmp_path: Path) -> None:
+    _lay_log(tmp_path / "log")
+    before = tree(tmp_path)
+    with kvspool.open(tmp_path / "log") as log:
+        assert len(list(log.read())) == 1
+        log.stats()
+    assert tree(tmp_path) == before
+
+
+def test_importing_opens_nothing_and_starts_nothing() -> None:
+    code = "import os, threading, kvspool; print(threading.active_count(), [n for n in os.listdir('/proc/self/fd') if int(n) > 3])"
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout == "1 []\n"

@@ -1,0 +1,156 @@
+"""The port to the operating system: what its calls promise beyond those of the system."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from children import in_child
+
+from kvspool import system
+from kvspool.system import Port
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4096))
+    return path
+
+
+def test_a_link_is_not_followed_and_the_descriptor_not_inherited(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(file)
+    with pytest.raises(OSError) as caught:
+        Port().open(tmp_path / "link", os.O_RDWR)
+    assert caught.value.errno == errno.ELOOP
+    fd = Port().open(file, os.O_RDWR)
+    assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    os.close(fd)
+
+
+def test_a_write_goes_on_until_everything_is_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, bytes(data[:3]), at))
+    fd = os.open(file, os.O_RDWR)
+    Port().write(fd, b"0123456789", 100)
+    assert Port().read(fd, 12, 99) == b"\x000123456789\0"
+    os.close(fd)
+
+
+def test_allocate_reserves_the_disk(tmp_path: Path) -> None:
+    fd = Port().open(tmp_path / "new", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    Port().allocate(fd, 1 << 20)
+    status = Port().status(fd)
+    assert status.st_size == 1 << 20
+    assert status.st_blocks * 512 >= 1 << 20
+    assert status.st_mode & 0o777 == 0o600
+    os.close(fd)
+
+
+def test_a_mapping_for_reading_can_not_be_written(file: Path) -> None:
+    fd = os.open(file, os.O_RDWR)
+    with Port().map(fd, 4096, writable=False) as reading, Port().map(fd, 4096, writable=True) as writing:
+        writing[5] = 9
+        assert reading[5] == 9
+        with pytest.raises(TypeError):
+            reading[5] = 1
+    os.close(fd)
+
+
+def test_a_lock_excludes_other_descriptions_and_not_its_own(file: Path) -> None:
+    port = Port()
+    one, other = os.open(file, os.O_RDWR), os.open(file, os.O_RDWR)
+    assert port.try_lock(one, 5)
+    assert port.try_lock(one, 5)
+    assert not port.try_lock(other, 5)
+    assert port.try_lock(other, 6)
+    port.unlock(one, 5)
+    assert port.try_lock(other, 5)
+    os.close(one)
+    os.close(other)
+
+
+def test_a_lock_outlives_the_close_of_another_descriptor_of_the_file(file: Path) -> None:
+    port = Port()
+    one, other = os.open(file, os.O_RDWR), os.open(file, os.O_RDWR)
+    assert port.try_lock(one, 5)
+    os.close(os.open(file, os.O_RDWR))
+    assert not port.try_lock(other, 5)
+    os.close(one)
+    assert port.try_lock(other, 5)
+    os.close(other)
+
+
+def test_a_lock_on_a_wrong_descriptor_is_an_error_and_not_busy(file: Path) -> None:
+    fd = os.open(file, os.O_RDONLY)
+    with pytest.raises(OSError):
+        Port().try_lock(fd, 5)
+    os.close(fd)
+
+
+def test_the_process_is_described_as_the_kernel_sees_it() -> None:
+    port = Port()
+    assert port.process_id() == os.getpid()
+    assert port.process_start(os.getpid()) > 0
+    assert port.process_state(os.getpid()).startswith("R")
+    assert port.pid_namespace() == os.stat("/proc/self/ns/pid").st_ino
+    assert in_child(lambda: port.process_start(os.getpid())) >= port.process_start(os.getpid())
+
+
+def test_a_process_whose_name_holds_anything_is_described(tmp_path: Path) -> None:
+    program = tmp_path / "a ) R 1 (b"
+    program.symlink_to("/bin/cat")
+    child = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(b"up\n")
+    child.stdin.flush()
+    child.stdout.readline()
+    port = Port()
+    assert port.process_start(child.pid) >= port.process_start(os.getpid())
+    assert port.process_state(child.pid)[0] in "SR"
+    child.communicate()
+    assert port.process_start(child.pid) == 0
+    assert port.process_state(child.pid) == "gone"
+
+
+def test_the_boot_id_is_16_bytes_that_stay() -> None:
+    assert Port().boot_id() == Port().boot_id()
+    assert uuid.UUID(bytes=Port().boot_id()).hex == Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
+
+
+def test_entropy_and_clocks() -> None:
+    port = Port()
+    assert len(port.random(16)) == 16
+    assert port.random(16) != port.random(16)
+    assert port.monotonic() <= port.monotonic()
+    assert port.now() > 1_700_000_000 * 10**9
+
+
+def test_another_port_is_used_inside_the_block_and_no_longer() -> None:
+    before = system.port
+    other = Port()
+    with pytest.raises(ZeroDivisionError), system.replaced(other):
+        assert system.port is other
+        raise ZeroDivisionError
+    assert system.port is before
+
+
+@pytest.mark.parametrize(("attribute", "value", "said"), [("platform", "darwin", "needs Linux"), ("byteorder", "big", "little-endian")])
+def test_a_host_that_breaks_the_formats_assumptions_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attribute: str, value: str, said: str
+) -> None:
+    import kvspool
+
+    monkeypatch.setattr(sys, attribute, value)
+    with pytest.raises(OSError, match=said):
+        system.refuse_unfit_host()
+    with pytest.raises(OSError, match=said):
+        kvspool.create(tmp_path / "log", capacity=4096)
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,188 @@
+"""Sleeping until a file or a directory changes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import in_child
+from faults import BlindPort
+
+from kvspool import system
+from kvspool.wakeups import BLIND_POLL, CHANGED, ENTERED, POLL, Watcher
+
+
+class Patient(system.Port):
+    """Remembers how long each sleep was allowed to last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sleeps: list[float] = []
+        self.waits: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+
+    def wait_readable(self, fd: int, timeout: float) -> bool:
+        self.waits.append(timeout)
+        return super().wait_readable(fd, 0)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / name for name in ("a", "b")]
+    for path in paths:
+        path.write_bytes(b"0000")
+    return paths
+
+
+@pytest.fixture
+def watcher() -> Iterator[Watcher]:
+    with closing(Watcher()) as watcher:
+        yield watcher
+
+
+def touch(path: Path) -> None:
+    fd = os.open(path, os.O_RDWR)
+    system.port.write(fd, b"1", 2)
+    os.close(fd)
+
+
+def test_a_wait_returns_the_keys_of_what_changed(watcher: Watcher, files: list[Path]) -> None:
+    watcher.watch(files[0], CHANGED, "first")
+    watcher.watch(files[1], CHANGED, ("second",))
+    touch(files[1])
+    assert watcher.wait(60) == {("second",)}
+    touch(files[0])
+    touch(files[1])
+    touch(files[0])
+    assert watcher.wait(60) == {"first", ("second",)}
+
+
+def test_a_name_that_appears_in_a_directory_wakes(watcher: Watcher, tmp_path: Path) -> None:
+    watcher.watch(tmp_path, ENTERED, "root")
+    (tmp_path / "new").mkdir()
+    assert watcher.wait(60) == {"root"}
+    (tmp_path / "new").rename(tmp_path / "newer")
+    assert watcher.wait(60) == {"root"}
+
+
+def test_a_wait_is_never_longer_than_asked_and_looks_at_all_now_and_then(watcher: Watcher, files: list[Path]) -> None:
+    watcher.watch(files[0], CHANGED, 0)
+    port = Patient()
+    with system.replaced(port):
+        assert watcher.wait(0.01) == set()
+        assert watcher.wait(POLL) is None
+        assert watcher.wait(1000) is None
+    assert port.waits == [0.01, POLL, POLL]
+    assert port.sleeps == []
+
+
+@pytest.mark.parametrize("instances", [True, False])
+def test_without_inotify_the_wait_is_a_short_sleep_and_says_look_at_all(files: list[Path], instances: bool) -> None:
+    with system.replaced(BlindPort(instances=instances)), closing(Watcher()) as watcher:
+        watcher.watch(files[0], CHANGED, 0)
+        assert watcher.is_blind
+        port = Patient()
+        with system.replaced(port):
+            assert watcher.wait(1000) is None
+            assert watcher.wait(0.001) is None
+        assert port.sleeps == [BLIND_POLL, 0.001]
+        assert port.waits == []
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM], ids=errno.errorcode.get)
+def test_every_kind_of_exhaustion_is_borne(files: list[Path], number: int) -> None:
+    class Exhausted(system.Port):
+        def inotify(self) -> Any:
+            raise OSError(number, os.strerror(number))
+
+    with system.replaced(Exhausted()):
+        assert Watcher().is_blind
+
+
+def test_what_is_not_there_any_more_is_not_watched_and_wakes_nobody(watcher: Watcher, files: list[Path], tmp_path: Path) -> None:
+    watcher.watch(tmp_path / "missing", CHANGED, 0)
+    watcher.watch(files[0], ENTERED, 1)  # no directory
+    watcher.watch(files[1], CHANGED, 2)
+    assert not watcher.is_blind
+    touch(files[0])
+    touch(files[1])
+    assert watcher.wait(60) == {2}
+
+
+def test_other_errors_are_not_hidden(watcher: Watcher, files: list[Path]) -> None:
+    class Forbidden(system.Port):
+        def inotify(self) -> Any:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+        def add_watch(self, notifier: Any, path: Any, mask: int) -> int:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with system.replaced(Forbidden()):
+        with pytest.raises(PermissionError):
+            Watcher()
+        with pytest.raises(PermissionError):
+            watcher.watch(files[0], CHANGED, 0)
+
+
+def test_an_overflow_of_the_queue_means_look_at_all(watcher: Watcher, files: list[Path]) -> None:
+    class Overflowed(system.Port):
+        def wait_readable(self, fd: int, timeout: float) -> bool:
+            return True
+
+        def read_events(self, fd: int) -> bytes:
+            return struct.pack("iIII", -1, 0x4000, 0, 0)
+
+    watcher.watch(files[0], CHANGED, 0)
+    with system.replaced(Overflowed()):
+        assert watcher.wait(60) is None
+
+
+def test_events_of_watches_that_are_gone_are_passed_over(watcher: Watcher, files: list[Path]) -> None:
+    class Stray(system.Port):
+        def wait_readable(self, fd: int, timeout: float) -> bool:
+            return True
+
+        def read_events(self, fd: int) -> bytes:
+            return struct.pack("iIII", 999, 2, 0, 0)
+
+    watcher.watch(files[0], CHANGED, 0)
+    with system.replaced(Stray()):
+        assert watcher.wait(60) == set()
+
+
+def test_a_forked_child_steals_no_event_from_its_parent(watcher: Watcher, files: list[Path]) -> None:
+    watcher.watch(files[0], CHANGED, "mine")
+    touch(files[0])
+    assert in_child(lambda: watcher.wait(0.001)) is None
+    assert watcher.wait(60) == {"mine"}
+
+
+def test_a_closed_watcher_only_sleeps_and_holds_nothing(files: list[Path], open_files: Callable[[], set[str]]) -> None:
+    held = open_files()
+    watcher = Watcher()
+    watcher.watch(files[0], CHANGED, 0)
+    assert open_files() != held
+    watcher.close()
+    watcher.close()
+    assert open_files() == held
+    port = Patient()
+    with system.replaced(port):
+        watcher.watch(files[1], CHANGED, 0)
+        assert watcher.wait(9) is None
+    assert port.sleeps == [BLIND_POLL]
+
+
+def test_a_watcher_that_is_dropped_holds_nothing_and_leaves_no_warning(files: list[Path], open_files: Callable[[], set[str]]) -> None:
+    held = open_files()
+    watcher = Watcher()
+    watcher.watch(files[0], CHANGED, 0)
+    del watcher
+    assert open_files() == held
