@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cimport kvspool._machine as native
 
-cdef uint64_t HEADER, LOW, NOTHING, EVICTED
+cdef uint64_t HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
 cdef uint32_t PAD, NO_KEY
 cdef int BLOCK
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
@@ -38,7 +38,9 @@ cdef class Ring:
     @cython.locals(head=uint64_t)
     cpdef uint64_t head(self) except? 0
     cdef uint64_t bounded_head(self, uint64_t head, uint64_t tail) noexcept
+    @cython.locals(tail=uint64_t)
     cpdef uint64_t tail(self) except? 0
+    cdef int check_position(self, uint64_t position) except -1
     cpdef uint64_t ask_for_bell(self, Py_ssize_t seat) except? 0
     cpdef uint64_t word(self, Py_ssize_t at) except? 0
     @cython.locals(tail=uint64_t, sequence=uint64_t, timestamp=uint64_t, at=Py_ssize_t)
@@ -63,6 +65,7 @@ cdef class FrameReader(Ring):
     cdef public uint64_t position
     cdef public uint64_t sequence
     cdef readonly int stop
+    cdef public object items
 
     @cython.locals(found=int)
     cdef bint next_frame(self, uint64_t end) noexcept
@@ -87,7 +90,7 @@ cdef class FrameWriter(Ring):
     cdef object holder_owner
     cdef uint64_t *holder
     cdef int process
-    cdef object gate
+    cdef readonly bint is_one_step
     cdef bint is_held
     cdef public int64_t look_at
     cdef public uint64_t bell
@@ -109,8 +112,7 @@ cdef class FrameWriter(Ring):
     @cython.locals(now=int64_t)
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
     cdef int64_t append_alone(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
-    cpdef int hold(self) except -1
-    cpdef int let_go(self) except -1
+    cpdef object locked(self, object work)
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0
     @cython.locals(at=Py_ssize_t)

@@ -34,7 +34,9 @@ from kvspool.errors import Closed, Corruption, Poisoned, Reentered, TooLarge
 HEADER = 32  # bytes before the key
 PAD = 255  # codec of a pad frame
 NO_KEY = 0xFFFF  # key length of a record without a key
+LARGEST = 1 << 30  # bytes of a frame at most, however large the ring is: columns of a batch of records count in 32 bits
 LOW = 0xFFFFFFFF  # the low half of a word
+MOST_POSITION = 0xFFFFF80000000000  # so far from 2^64 that no sum of a position and a length wraps
 EVICTED = 1 << 32  # added to the generation of a commit that writers wait no more for
 BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
 NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
@@ -132,12 +134,19 @@ class Ring:
             return tail
         if tail - head > self.capacity:
             return tail - self.capacity
-        return head
+        return head & ~7
 
     def tail(self) -> int:
-        """Return the position where the next frame will be written."""
+        """Return the position where the next frame will be written. Raises Corruption where no position can stand."""
         self.check_open()
-        return native.load(self.control, TAIL)
+        tail = native.load(self.control, TAIL)
+        self.check_position(tail)
+        return tail
+
+    def check_position(self, position: int) -> None:
+        """Raise Corruption if this is no position that a log comes to: a loop up to it would never end."""
+        if position & 7 or position > MOST_POSITION:
+            raise Corruption("the control block says that the log ends where no frame can: it is damaged")
 
     def ask_for_bell(self, seat: int) -> int:
         """Set the flag that makes the next writer wake `seat` (0: who watches by inotify), and return the tail as it is after that.
@@ -161,7 +170,7 @@ class Ring:
         """
         self.check_open()
         for _ in range(1000):
-            tail = native.load(self.control, TAIL)
+            tail = self.tail()
             at = self.find_mark(tail)
             if at:
                 sequence = native.load(self.control, at + 1)
@@ -300,6 +309,7 @@ class FrameReader(Ring):
         self.position = position
         self.sequence = sequence
         self.stop = END
+        self.items: Any = iter(())
 
     def next_frame(self, end: int) -> bool:
         """Step over what is no record, and parse the frame at `position`; False if there is none, and `stop` says why."""
@@ -341,10 +351,12 @@ class FrameReader(Ring):
     def fetch(self, end: int, limit: int, make: Callable[..., Any] | None) -> list[Any]:
         """Copy out up to `limit` frames that lie before `end`.
 
-        Each becomes `make(sequence, timestamp, type, key, value, codec)`, or the value alone if `make` is None.
+        Each becomes `make(sequence, timestamp, type, key, value, codec)`, or the value alone if `make` is None. They are in `items`
+        too, for who is interrupted before he gets hold of the list.
         """
         self.check_open()
         out: list[Any] = []
+        self.items = iter(out)
         count = 0
         while count < limit:
             if not self.next_frame(end):
@@ -437,9 +449,9 @@ class FrameReader(Ring):
 class FrameWriter(Ring):
     """The writing side: frames are put behind the tail, then published together.
 
-    Everything here happens under the append lock; `append` takes it by itself when nobody else holds it, and may be called by several
-    threads; the other methods are for one thread, between `hold` and `let_go`. `bell` has a byte set for
-    each seat that asked to be woken before a publication.
+    Everything here happens under the append lock; `append` takes it by itself when nobody else holds it, and is one step for threads and
+    signal handlers where it is compiled (`is_one_step`); the other methods are for the work that `locked` does. `bell` has
+    a byte set for each seat that asked to be woken before a publication.
     """
 
     def __init__(
@@ -462,7 +474,7 @@ class FrameWriter(Ring):
         self.holder_owner: Any = holder
         self.holder: Any = native.words_at(holder)
         self.process = native.process_id()
-        self.gate = native.new_gate()
+        self.is_one_step = native.is_one_step()
         self.is_held = False
         self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
         self.bell = 0
@@ -492,17 +504,9 @@ class FrameWriter(Ring):
         now = native.now()
         if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
             return LOOK
-        native.enter(self.gate)
-        try:
-            if self.is_held:
-                return BUSY
-            self.is_held = True
-            try:
-                return self.append_alone(key, value, type, codec, timestamp if timestamp >= 0 else now, now)
-            finally:
-                self.is_held = False
-        finally:
-            native.leave(self.gate)
+        if self.is_held:
+            return BUSY
+        return self.append_alone(key, value, type, codec, timestamp if timestamp >= 0 else now, now)
 
     def append_alone(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, now: int) -> int:
         """Do the work of `append`, with the writer held against every other thread; `now` is the clock."""
@@ -519,21 +523,23 @@ class FrameWriter(Ring):
         finally:
             native.unlock(self.lock_fd, APPEND_LOCK)
 
-    def hold(self) -> None:
-        """Keep `append` away, which other threads may call, until `let_go`: this thread works with the writer in several steps.
+    def locked(self, work: Callable[..., Any]) -> Any:
+        """Take the append lock, return what `work(self)` returns, and give the lock back; None if somebody else holds it.
 
-        Raises Reentered where this thread is at it already: the lock would let it in, and two appends would run into each other.
+        Compiled, no exception out of a signal handler comes between the lock and the work, or between the work and the unlock. Raises
+        Reentered where this handle is at it already: the lock would let us in, and two appends would run into each other.
         """
-        native.enter(self.gate)
+        self.check_open()
         if self.is_held:
-            native.leave(self.gate)
-            raise Reentered("a signal handler or destructor may not append to a handle in the middle of an append to it; open another one")
+            raise Reentered("a signal handler or destructor may not append to a handle in the middle of an append to it")
+        if not native.try_lock(self.lock_fd, APPEND_LOCK):
+            return None
         self.is_held = True
-
-    def let_go(self) -> None:
-        """Undo `hold`."""
-        self.is_held = False
-        native.leave(self.gate)
+        try:
+            return work(self)
+        finally:
+            self.is_held = False
+            native.unlock(self.lock_fd, APPEND_LOCK)
 
     def begin(self) -> int:
         """Under the lock: load where the log ends, and return its next sequence."""
@@ -541,7 +547,7 @@ class FrameWriter(Ring):
         self.sign()
         if native.load(self.control, SYNC_ERROR) != 0:
             raise Poisoned("a flush of this log to disk failed: it takes no more records; copy it to a sound disk")
-        tail = native.load(self.control, TAIL)
+        tail = self.tail()
         at = self.find_mark(tail)
         if at == 0:
             raise Corruption("the control block has no mark for its tail: it is damaged")
@@ -708,7 +714,7 @@ class FrameWriter(Ring):
         key_length = 0 if key_tag == NO_KEY else key_tag
         content = key_length + value_length
         stored = (HEADER + content + 7) & ~7
-        quarter = self.capacity >> 2
+        quarter = min(self.capacity >> 2, LARGEST)
         if stored > quarter:
             raise TooLarge(
                 f"a record of {content} bytes takes {stored} with its header; a ring of {self.capacity} bytes holds at most {quarter}"
@@ -754,6 +760,8 @@ class FrameWriter(Ring):
             self.words[at + 1] = self.next_sequence
             self.words[at + 2] = 0
             self.words[at + 3] = (PAD << 8) | ((state ^ LOW) << 32)
+            # What a writer that died here had put but never published must not be found behind a damaged pad.
+            native.clear(self.data, position % self.capacity + HEADER, room - HEADER)
         return position + room
 
     def make_room(self, end: int) -> None:
@@ -832,6 +840,8 @@ class FrameWriter(Ring):
     ) -> None:
         """Put a record for each value; `codecs` has one byte for each. timestamp -1 means now."""
         self.check_open()
+        if len(values) != len(codecs) or (keys is not None and len(keys) != len(values)):
+            raise ValueError("there is not one codec and one key for each value")
         self.clock = native.now()
         if timestamp < 0:
             timestamp = self.clock

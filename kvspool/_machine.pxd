@@ -2,7 +2,7 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EACCES, EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 
 cdef extern from "_crc32c.h":
@@ -133,16 +133,12 @@ cdef inline int process_id() noexcept:
     return kv_process_id()
 
 
-cdef inline object new_gate():
-    return None
+cdef inline bint is_one_step() noexcept:
+    return True
 
 
-cdef inline void enter(object gate) noexcept:
-    pass
-
-
-cdef inline void leave(object gate) noexcept:
-    pass
+cdef inline void clear(uint8_t *data, Py_ssize_t at, Py_ssize_t length) noexcept:
+    memset(data + at, 0, length)
 
 
 cdef inline bint try_lock(int fd, int64_t at) except -1:

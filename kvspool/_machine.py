@@ -12,14 +12,12 @@ word is never torn.
 from __future__ import annotations
 
 import struct
-import threading
 from array import array
 from functools import cache
 from typing import Any
 
 from kvspool import system
 
-Gate = Any  # threading.RLock is a function
 _HEAD = struct.Struct("<QQQI")
 
 
@@ -98,19 +96,14 @@ def process_id() -> int:
     return system.port.process_id()
 
 
-def new_gate() -> Gate:
-    """Return what keeps the threads of this process apart. A compiled call is one step for all of them and needs nothing."""
-    return threading.RLock()
+def is_one_step() -> bool:
+    """Return whether a method of the frame loops is one step for all threads and signal handlers: only a compiled one is."""
+    return False
 
 
-def enter(gate: Gate) -> None:
-    """Wait until no other thread is behind the gate, and go through."""
-    gate.acquire()
-
-
-def leave(gate: Gate) -> None:
-    """Let the next thread through."""
-    gate.release()
+def clear(data: memoryview, at: int, length: int) -> None:
+    """Overwrite `length` bytes at `at` with zeros."""
+    data[at : at + length] = bytes(length)
 
 
 def try_lock(fd: int, at: int) -> bool:

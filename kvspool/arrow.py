@@ -37,6 +37,8 @@ def read(cursor: Cursor, limit: int | None, on_gap: OnGap) -> pa.Table:
     """Return what the bounded cursor has to give, up to `limit` records; see `Spool.read_arrow`."""
     if on_gap not in ("raise", "skip"):
         raise ValueError(f'on_gap is "raise" or "skip" here, not {on_gap!r}: a table has no room for a Gap')
+    if limit is not None and limit < 0:
+        raise ValueError(f"limit is a number of records, not {limit}")
     got = []
     for batch in batches(cursor, limit):
         if not isinstance(batch, Gap):

@@ -13,25 +13,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from kvspool import system
 from kvspool.errors import LockTimeout
 
+T = TypeVar("T")
 FIRST_PAUSE = 20e-6  # seconds; a holder that appends one record needs less
 LONGEST_PAUSE = 2e-3  # seconds; what a waiter may lose after the lock became free
 
 
-def acquire(fd: int, byte: int, timeout: float, holder: Callable[[], str]) -> None:
-    """Lock a byte, waiting up to `timeout` seconds; LockTimeout names the `holder` if that was too short."""
-    if system.port.try_lock(fd, byte):
-        return
+def wait_for(attempt: Callable[[], T | None], timeout: float, holder: Callable[[], str]) -> T:
+    """Return what `attempt` returns once it isn't None, trying again and again for up to `timeout` seconds.
+
+    LockTimeout names the `holder` if that was too short.
+    """
+    got = attempt()
+    if got is not None:
+        return got
     deadline = system.port.monotonic() + timeout
     pause = FIRST_PAUSE
-    while not system.port.try_lock(fd, byte):
+    while (got := attempt()) is None:
         if system.port.monotonic() >= deadline:
             raise LockTimeout(f"no lock within {timeout:g} s: {holder()}")
         system.port.sleep(pause)
         pause = min(pause * 1.5, LONGEST_PAUSE)
+    return got
+
+
+def acquire(fd: int, byte: int, timeout: float, holder: Callable[[], str]) -> None:
+    """Lock a byte, waiting up to `timeout` seconds; see `wait_for`."""
+    wait_for(lambda: system.port.try_lock(fd, byte) or None, timeout, holder)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from kvspool import GapError, system
 from kvspool.record import Gap
-from kvspool.spool.cursor import BATCH, Cursor, OnGap, Reading, ask, refuse_vanished, watch
+from kvspool.spool.cursor import Cursor, OnGap, Reading, ask, refuse_vanished, watch
 from kvspool.wakeups import BLIND_POLL, POLL, Watcher
 
 LOOK_AROUND = 256  # records after which silent logs are looked at again
@@ -28,7 +28,6 @@ class Source:
         self.reading = Reading(cursor, None, "yield", make)
         self.timestamp = 0
         self.item: Any = None
-        self._items: Iterator[Any] = iter(())
 
     @property
     def cursor(self) -> Cursor:
@@ -36,16 +35,11 @@ class Source:
         return self.reading.cursor
 
     def step(self) -> bool:
-        """Take the next item, never blocking; False if there is none now."""
-        for item in self._items:
-            self.item = item
-            break
-        else:
-            batch = self.reading.poll(BATCH)
-            if not batch:
-                return False
-            self._items = iter(batch)
-            self.item = next(self._items)
+        """Have the next item in `item`, never blocking; False if there is none now. One that is there already stays."""
+        if self.item is None:
+            self.item = self.reading.next_or_none()
+        if self.item is None:
+            return False
         if not isinstance(self.item, Gap):
             # A gap has no time of its own: it comes out at once.
             self.timestamp = self.item.timestamp
@@ -88,6 +82,7 @@ class Merge(Iterator[Any]):
         while True:
             if self._left == 0:
                 raise StopIteration
+            self._settle()
             if not self._ready:
                 self.look(None)
             elif self._taken % LOOK_AROUND == 0:
@@ -109,13 +104,18 @@ class Merge(Iterator[Any]):
     def _take(self) -> Any:
         self._taken += 1
         source = self._ready[0]
-        item = source.item
-        if source.step():
-            heapq.heapreplace(self._ready, source)
-        else:
-            heapq.heappop(self._ready)
-            self._silent[source.key] = source
+        item, source.item = source.item, None
         return item
+
+    def _settle(self) -> None:
+        """Put the source whose item was handed out in its place: only now, since what goes wrong there must not cost that item."""
+        if self._ready and self._ready[0].item is None:
+            source = self._ready[0]
+            if source.step():
+                heapq.heapreplace(self._ready, source)
+            else:
+                heapq.heappop(self._ready)
+                self._silent[source.key] = source
 
     def look_around(self) -> None:
         """Once in a while, where one log alone would keep us busy: look at the others too."""
@@ -124,11 +124,12 @@ class Merge(Iterator[Any]):
     def look(self, keys: set[Any] | None) -> bool:
         """Look at silent logs, those of `keys` or all; return whether one has something."""
         sources = self._silent.values() if keys is None else (self._silent[key] for key in keys if key in self._silent)
-        spoke = [source for source in sources if source.step()]
-        for source in spoke:
-            del self._silent[source.key]
-            heapq.heappush(self._ready, source)
-        return bool(spoke)
+        spoke = False
+        for source in list(sources):
+            if source.step():
+                heapq.heappush(self._ready, self._silent.pop(source.key))
+                spoke = True
+        return spoke
 
     def wait(self) -> bool:
         """Return whether there may be more, after everything was read: never, of bounded logs."""

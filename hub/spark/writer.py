@@ -72,7 +72,9 @@ class ShardWriter(DataSourceArrowWriter):
         if self.prefix is None and len(sets) == 1:
             self.prefix = next(iter(sets))
         if (self.prefix or "") in sets and not sets[self.prefix or ""].missing:
-            ShardSet.open(self.path, prefix=self.prefix or "").close()
+            with ShardSet.open(self.path, prefix=self.prefix or "") as shards:
+                if bits not in (None, shards.bits):
+                    raise ValueError(f"shard set {shards.prefix!r} has {shards.bits} bits, not {bits}: leave option bits out")
         elif bits is None:
             raise ValueError(
                 f"{self.path} has no complete shard set with prefix {self.prefix or ''!r}; "

@@ -158,7 +158,7 @@ class Reading(Iterator[Any]):
         self._on_gap = on_gap
         self._key_table = None if make is None else cursor.key_table
         self._make = make if self._key_table is None or make is None else partial(make, key_table=self._key_table.keys)
-        self._items: Iterator[Any] = iter(())
+        self._reader = cursor.reader
 
     @property
     def lost(self) -> int:
@@ -170,16 +170,35 @@ class Reading(Iterator[Any]):
 
         Raises nothing for a Gap, whatever `on_gap` is: the caller sees it.
         """
-        got = self.cursor.advance(lambda end: self.cursor.reader.fetch(end, most, self._make))
+        batch = self._fetch(most)
+        self._reader.items = iter(())
+        return batch
+
+    def next_or_none(self) -> Any:
+        """Return the next record, or a Gap, without blocking; None if there is nothing now."""
+        for item in self._reader.items:
+            return item
+        batch = self._fetch(BATCH)
+        if not batch or isinstance(batch[0], Gap):
+            return batch[0] if batch else None
+        return next(self._reader.items)
+
+    def _fetch(self, most: int) -> list[Any]:
+        """Do the work of `poll`. What was copied out waits in the FrameReader too, until it is handed out: an exception out of a signal
+        handler may come before we have it, and then the next call goes on with it.
+        """
+        got = self.cursor.advance(lambda end: self._reader.fetch(end, most, self._make))
         if self._key_table is not None:
             self._key_table.look()  # now, so that the records can be decoded when the log is closed
         return [got] if isinstance(got, Gap) else got
 
     def __next__(self) -> Any:
-        for item in self._items:
-            return item
         if self._left == 0:
             raise StopIteration
+        for item in self._reader.items:
+            if self._left is not None:
+                self._left -= 1
+            return item
         batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
         while len(batch) == 1 and isinstance(batch[0], Gap):
             if self._on_gap == "raise":
@@ -190,17 +209,15 @@ class Reading(Iterator[Any]):
         if not batch:
             raise StopIteration
         if self._left is not None:
-            self._left -= len(batch)
-        self._items = iter(batch)
-        return next(self._items)
+            self._left -= 1
+        return next(self._reader.items)
 
     def _next_batch(self, most: int) -> list[Any]:
-        return self.poll(most)
+        return self._fetch(most)
 
     def close(self) -> None:
         """Let go of the log; the iteration is over."""
         self._left = 0
-        self._items = iter(())
         self.cursor.close()
 
     def __enter__(self) -> Self:
@@ -222,7 +239,7 @@ class Following(Reading):
         self._timeout = timeout
 
     def _next_batch(self, most: int) -> list[Any]:
-        batch = self.poll(most)
+        batch = self._fetch(most)
         if batch:
             return batch
         return self._wait(most, None if self._timeout is None else system.port.monotonic() + self._timeout)
@@ -234,7 +251,7 @@ class Following(Reading):
         while True:
             if pair.can_ask:
                 self.cursor.reader.ask_for_bell(seat)
-            batch = self.poll(most)
+            batch = self._fetch(most)
             if batch:
                 return batch
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
@@ -243,7 +260,7 @@ class Following(Reading):
             sleep(left if pair.can_ask else min(left, BLIND_POLL))
             if self._left == 0:
                 return []  # another thread has closed us
-            batch = self.poll(most)
+            batch = self._fetch(most)
             if batch:
                 return batch
             refuse_vanished(pair)

@@ -244,6 +244,11 @@ for _word, _name in (
     assert _word * 8 == CONTROL_AT + CONTROL.offset(_name)
 
 
+def largest_frame(capacity: int) -> int:
+    """Return how many bytes a frame may take in a ring of `capacity` bytes."""
+    return min(capacity >> 2, frames.LARGEST)
+
+
 def checksum(*parts: bytes) -> int:
     """Return the CRC32C of the parts, one after the other."""
     state = 0xFFFFFFFF

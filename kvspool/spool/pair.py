@@ -13,8 +13,9 @@ import errno
 import mmap
 import os
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -150,11 +151,14 @@ class Pair:
         self._maps: list[mmap.mmap] = []
         self._lock_fd = -1
         self.is_closed = False
+        self._guard = threading.Lock()
+        self._users = 0
         self.key_table: KeyTable | None = None
+        self._bells: Bells | None = None
         try:
             self._open()
         except BaseException:
-            self.close()
+            self._release()
             raise
 
     def _open(self) -> None:
@@ -275,30 +279,63 @@ class Pair:
         if wanted >> 8:
             for seat in format.SEATS:
                 if wanted >> (8 * seat) & 0xFF:
-                    self._bells.post(seat)
+                    self._post(seat)
 
     def count_gap(self) -> None:
         """Count a Gap that a reader was given, where we may write."""
         if self.can_ask and not self.is_closed:
             rates.count_gap(self.control.cast("Q"), system.port.now())
 
+    def _post(self, seat: int) -> None:
+        if self._bells is not None:
+            self._bells.post(seat)
+
     def has_vanished(self) -> bool:
         """Return whether the files were deleted; what is mapped can still be read."""
         return system.port.status(self.control_fd).st_nlink == 0 or system.port.status(self.data_fd).st_nlink == 0
 
     def give_up_locks(self) -> None:
-        """In a forked child: close the lock descriptor, which is the parent's."""
+        """In a forked child: close the lock descriptor, which is the parent's. No other thread is there any more."""
+        self._guard = threading.Lock()
+        self._users = 0
         if self._lock_fd >= 0:
             self._files.remove(self._lock_fd)
             system.port.close(self._lock_fd)
             self._lock_fd = -1
 
+    @contextmanager
+    def in_use(self) -> Iterator[bool]:
+        """Keep the files open inside the `with` block, which gets False if they are closed already.
+
+        For what another thread's `close` must not come into: the number of a closed descriptor is soon that of another file.
+        """
+        with self._guard:
+            is_open = not self.is_closed
+            self._users += is_open
+        try:
+            yield is_open
+        finally:
+            with self._guard:
+                self._users -= is_open
+                is_last = self.is_closed and not self._users
+            if is_last:
+                self._release()
+
     def close(self) -> None:
+        """Close the descriptors and unmap, as soon as nobody is `in_use` any more."""
+        with self._guard:
+            self.is_closed = True
+            is_used = self._users > 0
+        if not is_used:
+            self._release()
+
+    def _release(self) -> None:
         """Close the descriptors and unmap, except what a view of the memory still needs."""
-        self.is_closed = True
         if self.key_table is not None:
             self.key_table.close()
-        self._bells = Bells(b"", memoryview(b""))
+        if self._bells is not None:
+            self._bells.close()
+        self._bells = None
         self.control = self.ring = memoryview(b"")
         while self._maps:
             _close_map(self._maps.pop().close)
@@ -307,7 +344,8 @@ class Pair:
         self._lock_fd = -1
 
     def __del__(self) -> None:
-        self.close()
+        self.is_closed = True
+        self._release()
 
 
 def _close_map(close: Callable[[], None]) -> None:

@@ -18,7 +18,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from operator import length_hint
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -28,7 +27,7 @@ from kvspool import _machine, forks, locks, system
 from kvspool.errors import Closed, Corruption, GapError, MismatchedPair, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search, slots
-from kvspool.spool.cursor import BATCH, Cursor, Following, OnGap, Reading
+from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
@@ -267,30 +266,29 @@ class _Turns(Reading):
 
     _owner: Reader
     _turn: object
+    _record: Callable[..., Record]
     _places: dict[int, Place]  # behind each record that was copied out, by its sequence
 
     def _belong_to(self, owner: Reader) -> None:
         self._owner = owner
         self._places = {}
+        self._record = self._make or Record
         self._make = self._note
         self._turn = owner._turn = object()
 
     def _note(self, sequence: int, *fields: Any) -> Record:
         self._places[sequence] = (self.cursor.reader.position, sequence + 1)
-        return Record(sequence, *fields)
+        return self._record(sequence, *fields)
 
-    def poll(self, most: int = BATCH) -> list[Any]:
+    def _fetch(self, most: int) -> list[Any]:
         self._places.clear()
-        return super().poll(most)
+        return super()._fetch(most)
 
     def __next__(self) -> Any:
         owner = self._owner
         if owner._turn is not self._turn or owner._fd < 0:
             self._begin_anew()
         try:
-            for item in self._items:
-                owner._place = self._places[item.sequence]
-                return item
             return self._next_item()
         except (GapError, StopIteration):
             raise
@@ -316,9 +314,7 @@ class _Turns(Reading):
         lost = self.cursor.lost
         self.cursor = self._owner._cursor(self.cursor.end)
         self.cursor.lost = lost
-        if self._left is not None:
-            self._left += length_hint(self._items)
-        self._items = iter(())
+        self._reader = self.cursor.reader
         self._places.clear()
         self._owner._turn = self._turn
 

@@ -26,9 +26,14 @@ def take(pair: Pair) -> Seat | None:
     log_id = pair.header.log_id
     fd = pair.open_lock()
     try:
+        mode = system.port.status(fd).st_mode
+        if mode & 0o022:
+            # Writers of other users could not open a semaphore of ours, whatever its mode: the umask applies to it.
+            system.port.close(fd)
+            return None
         for number in format.SEATS:
             if system.port.try_lock(fd, format.SEAT_LOCKS + number):
-                semaphore = system.port.make_semaphore(_name(log_id, number), 0o666 & system.port.status(fd).st_mode)
+                semaphore = system.port.make_semaphore(_name(log_id, number), 0o666 & mode)
                 words = pair.control.cast("Q")
                 words[format.SEAT_WORDS + number] = (words[format.SEAT_WORDS + number] + 1) % (1 << 64)
                 return Seat(number, _name(log_id, number), fd, semaphore)
@@ -53,10 +58,12 @@ class Seat:
     def wait(self, timeout: float) -> None:
         """Sleep until a writer posts, `timeout` seconds at most."""
         self._is_asleep = True
-        system.port.wait_semaphore(self._semaphore, timeout)
-        self._is_asleep = False
-        if self._fd < 0:
-            self._semaphore.close()
+        try:
+            system.port.wait_semaphore(self._semaphore, timeout)
+        finally:
+            self._is_asleep = False
+            if self._fd < 0:
+                self._semaphore.close()
 
     def leave(self) -> None:
         """Give the seat back, its semaphore removed. Another thread that sleeps there is woken."""
@@ -100,6 +107,14 @@ class Bells:
             self._known[seat] = taken, semaphore
         if semaphore is not None:
             semaphore.release()
+
+
+    def close(self) -> None:
+        """Let go of the semaphores; they stay with those who sleep on them."""
+        while self._known:
+            _, semaphore = self._known.popitem()[1]
+            if semaphore is not None:
+                semaphore.close()
 
 
 def _name(log_id: bytes, seat: int) -> str:

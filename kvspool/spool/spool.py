@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
+import posix_ipc
 
 from kvspool import _frames_py as frames
 from kvspool import forks, holders, locks, system
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from kvspool.arrow import Columns
 
+T = TypeVar("T")
 TIMEOUT = 10.0  # seconds that a writer waits for the lock before it says who holds it
 
 
@@ -114,8 +116,9 @@ class Spool:
         since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's. timeout: seconds to
         wait for the lock and for room (default: the handle's).
 
-        Raises Unencodable, TooLarge, LockTimeout, SpoolFull, Poisoned, Closed; PermissionError where one may only read. Nothing was
-        written then. A log that was deleted is noticed within a second: LogVanished.
+        Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, SpoolFull, Poisoned, Corruption, Closed,
+        Reentered; PermissionError where one may only read. Nothing was written then. A log that was deleted is noticed within a second:
+        LogVanished.
         """
         if value.__class__ is bytes:
             codec = 0
@@ -124,7 +127,7 @@ class Spool:
         if key is not None or type or timestamp is not None:
             _check(key, type, timestamp)
         writer = self._writer
-        if writer is not None:
+        if writer is not None and writer.is_one_step:
             sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp)
             if sequence >= 0:
                 if writer.bell:
@@ -153,8 +156,8 @@ class Spool:
         self, values: Iterable[Any], keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
     ) -> Prepared:
         """Return what `append_prepared` takes: encoded and checked, with every error that the values can cause raised here."""
-        values = values if isinstance(values, list) else list(values)
-        keys = keys if keys is None or isinstance(keys, list) else list(keys)
+        values = list(values)  # ours: nobody can change it while we wait for the lock
+        keys = None if keys is None else list(keys)
         _check(None, type, timestamp)
         longest, codecs = measure(values), None
         if longest < 0:
@@ -184,6 +187,8 @@ class Spool:
 
     def append_columns(self, parts: list[Columns], rows: memoryview | None, codec: int, timeout: float | None = None) -> range:
         """Append the given rows (int32 numbers; None: all) of each part; see `append_arrow`."""
+        if codec not in (Codec.RAW, Codec.TEXT, Codec.JSON, Codec.MSGPACK, Codec.KEYED):
+            raise ValueError(f"codec is one of kvspool.Codec, and not PAD, not {codec!r}")
         if codec == Codec.KEYED:
             raise ValueError("keyed values belong to the log whose key table they name; append them decoded, or as MessagePack")
         self.check_columns(parts)
@@ -204,7 +209,7 @@ class Spool:
         """Raise TooLarge if a row can't be a record of this log."""
         capacity = self._live().header.capacity
         largest = max((part.largest for part in parts), default=0)
-        if _stored(largest) > capacity >> 2:
+        if _stored(largest) > format.largest_frame(capacity):
             raise TooLarge(_too_large(largest, capacity))
 
     def sync(self, timeout: float | None = None) -> int:
@@ -216,12 +221,19 @@ class Spool:
         with self._thread_lock:
             self._open_writer()
             pair = self._live()
+        with pair.in_use() as is_open:
+            if not is_open:
+                raise Closed(f"{self.path} was closed; open it again")
+            return self._sync(pair, self.timeout if timeout is None else timeout)
+
+    def _sync(self, pair: Pair, timeout: float) -> int:
+        """Do the work of `sync` on files that stay open meanwhile."""
         reader = pair.reader(0, 0)
         wanted = reader.tail()
         # A descriptor of its own: threads that sync at once must exclude each other too.
         fd = pair.open_lock()
         try:
-            with locks.held(fd, format.SYNC_LOCK, self.timeout if timeout is None else timeout, lambda: "another process flushes"):
+            with locks.held(fd, format.SYNC_LOCK, timeout, lambda: "another process flushes"):
                 if reader.word(format.SYNCED) < wanted:
                     self._flush(pair, reader)
         finally:
@@ -447,19 +459,21 @@ class Spool:
         deadline = system.port.monotonic() + timeout
         pause = locks.FIRST_PAUSE
         left = timeout
+
+        def work(writer: FrameWriter) -> range | bool:
+            first = writer.begin()
+            ends_at = end(writer) if writer.keeps_unread else 0
+            if writer.admits(ends_at):
+                put(writer)
+                writer.publish()
+                return range(first, writer.next_sequence)
+            if ends_at - writer.end > writer.capacity:
+                raise TooLarge(f"a batch of {ends_at - writer.end} bytes; a ring of {writer.capacity} never has room for it")
+            return False
+
         while True:
-            with self._writing(left) as writer:
-                capacity = writer.capacity
-                first = writer.begin()
-                ends_at = end(writer) if writer.keeps_unread else 0
-                has_room = writer.admits(ends_at)
-                if has_room:
-                    put(writer)
-                    writer.publish()
-                    appended = range(first, writer.next_sequence)
-                elif ends_at - writer.end > capacity:
-                    raise TooLarge(f"a batch of {ends_at - writer.end} bytes; a ring of {capacity} never has room for it")
-            if has_room:
+            appended = self._locked(work, left)
+            if isinstance(appended, range):
                 return appended
             pair = self._live()
             left = deadline - system.port.monotonic()
@@ -469,25 +483,24 @@ class Spool:
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
 
-    @contextmanager
-    def _writing(self, timeout: float | None = None) -> Iterator[FrameWriter]:
-        """Hold the writer against other threads, and the append lock; ring afterwards if a reader asked for it."""
+    def _locked(self, work: Callable[[FrameWriter], T], timeout: float) -> T:
+        """Do the work under the append lock, one thread at a time; ring afterwards if a reader asked for it."""
         with self._thread_lock:
             writer = self._open_writer()
             pair = self._live()
-            patience = self.timeout if timeout is None else timeout
-            writer.hold()
-            try:
-                with locks.held(pair.lock_fd, format.APPEND_LOCK, patience, partial(self._describe_holder, pair)):
-                    yield writer
-            finally:
-                writer.let_go()
+            done: T = locks.wait_for(lambda: writer.locked(work), timeout, partial(self._describe_holder, pair))
             if writer.bell:
                 self._ring(writer)
+            return done
 
     def _ring(self, writer: FrameWriter) -> None:
+        """Wake who asked. The records are stored by now, so nothing that goes wrong here is the caller's: a sleeper looks by himself."""
         wanted, writer.bell = writer.bell, 0
-        self._live().wake(wanted)
+        pair = self._pair
+        if pair is not None:
+            with pair.in_use() as is_open, suppress(OSError, posix_ipc.Error):
+                if is_open:
+                    pair.wake(wanted)
 
     def _describe_holder(self, pair: Pair) -> str:
         """Say who took the append lock last: a hint, since it may have changed hands meanwhile."""
@@ -504,7 +517,7 @@ class Spool:
             for key in keys:
                 _check(key, 0, None)
             longest = max((len(value) + len(key or b"") for value, key in zip(values, keys, strict=True)), default=0)
-        if _stored(longest) > capacity >> 2:
+        if _stored(longest) > format.largest_frame(capacity):
             raise TooLarge(_too_large(longest, capacity))
 
     def _intern(self, keys: list[str]) -> dict[str, int]:
@@ -586,4 +599,5 @@ def _stored(content: int) -> int:
 
 
 def _too_large(content: int, capacity: int) -> str:
-    return f"a record of {content} bytes takes {_stored(content)} with its header; a ring of {capacity} bytes holds at most {capacity >> 2}"
+    most = format.largest_frame(capacity)
+    return f"a record of {content} bytes takes {_stored(content)} with its header; a ring of {capacity} bytes holds at most {most}"

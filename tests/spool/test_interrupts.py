@@ -1,0 +1,189 @@
+"""What comes in between: exceptions out of signal handlers, other threads, a wake-up that fails. It costs nobody a record or a lock."""
+
+from __future__ import annotations
+
+import errno
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvspool
+import shard
+from kvspool import Spool, _frames, errors, system
+from kvspool.spool import format
+
+
+class Interrupt(Exception):
+    """What the signal handler raises."""
+
+
+@contextmanager
+def interrupted(seconds: float) -> Iterator[None]:
+    """Raise Interrupt after so many seconds, wherever the code inside is then."""
+
+    def handle(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        while True:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                break
+            except Interrupt:
+                pass
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(_frames.TWIN == "interpreted", reason="interpreted, the lock and the work are several steps")
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_exception_out_of_a_signal_handler_leaves_no_lock_behind(log: Spool, count: int) -> None:
+    noise = random.Random(count)
+    interrupts = 0
+    log.append(b"the first one opens what writing needs")
+    with kvspool.open(log.path, timeout=0) as other:
+        for _ in range(400):
+            try:
+                with interrupted(noise.uniform(1e-5, 3e-4)):
+                    while True:
+                        log.append_many([b"x"] * count)
+            except Interrupt:
+                interrupts += 1
+            other.append(b"other")  # the lock is free
+            log.append(b"same")  # and so is the handle
+    assert interrupts == 400
+    items = list(log.read(0, on_gap="yield"))
+    assert items[-1].sequence == log.stats().next_sequence - 1
+
+
+def test_an_exception_out_of_a_signal_handler_costs_a_reader_at_most_the_record_in_its_hands(tmp_path: Path) -> None:
+    noise = random.Random(7)
+    with kvspool.create(tmp_path / "log", capacity="1MiB") as log:
+        log.append_many([b"x"] * 20_000)
+        reading, got, interrupts, is_over = log.read(), [], 0, False
+        while not is_over:
+            try:
+                with interrupted(noise.uniform(1e-5, 1e-3)):
+                    while (record := next(reading, None)) is not None:
+                        got.append(record.sequence)
+                    is_over = True
+            except Interrupt:
+                interrupts += 1
+    assert interrupts > 3
+    assert got == sorted(set(got))
+    if _frames.TWIN == "compiled":
+        assert 20_000 - len(got) <= interrupts
+        assert all(later - sooner <= 2 for sooner, later in zip(got, got[1:], strict=False))
+
+
+def test_a_sync_while_another_thread_closes_the_handle_harms_nobody(tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "log", capacity=4096).close()
+    for _ in range(60):
+        log = kvspool.open(tmp_path / "log")
+        log.append(b"x")
+        found: list[BaseException] = []
+
+        def sync(log: Spool = log, found: list[BaseException] = found) -> None:
+            with pytest.raises(Exception) as caught:
+                while True:
+                    log.append(b"y")
+                    log.sync()
+            found.append(caught.value)
+
+        thread = threading.Thread(target=sync)
+        thread.start()
+        log.close()
+        thread.join()
+        assert [type(error) for error in found] == [errors.Closed]
+    with kvspool.open(tmp_path / "log") as log:
+        assert log.stats().sync_error == 0
+        log.append(b"goes on")
+
+
+@pytest.mark.parametrize("broken", ["open_semaphore", "write"])
+def test_a_wake_up_that_fails_is_not_the_appenders_business(log: Spool, broken: str) -> None:
+    def fail(*_: object) -> Any:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    port = system.Port()
+    setattr(port, broken, fail)
+    assert log._pair is not None
+    with log.follow(timeout=0) as following:
+        assert list(following) == []
+        log._pair.reader(0, 0).ask_for_bell(0)
+        with system.replaced(port):
+            assert log.append(b"stored") == 0
+        assert [record.value for record in following] == [b"stored"]
+
+
+def test_a_list_that_changes_while_the_writer_waits_for_the_lock_changes_nothing(interpreted: None, log: Spool) -> None:
+    values: list[Any] = [b"a", b"b"]
+    keys: list[bytes | None] = [b"k", None]
+
+    class Meddling(system.Port):
+        def try_lock(self, fd: int, at: int) -> bool:
+            values.extend([b"c"] * 1000)
+            keys.clear()
+            return super().try_lock(fd, at)
+
+    with system.replaced(Meddling()):
+        assert log.append_many(values, keys=keys) == range(2)
+    assert [(record.key, record.value) for record in log] == [(b"k", b"a"), (None, b"b")]
+
+
+def test_a_codec_that_is_none_is_refused_before_anything_is_written(log: Spool) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    batch = pyarrow.record_batch({"value": [b"x"]})
+    for codec in (-1, 5, 255, 256, 300, 65537):
+        with pytest.raises(ValueError, match="codec"):
+            log.append_arrow(batch, codec=codec)
+    assert log.stats().next_sequence == 0
+
+
+def test_a_record_is_bounded_however_large_the_ring_is() -> None:
+    assert format.largest_frame(4096) == 1024
+    assert format.largest_frame(1 << 40) == 1 << 30
+
+
+@pytest.mark.parametrize("tail", [2**64 - 1, 2**64 - 8, 2**64 - 4096, 2**63 + 4])
+@pytest.mark.parametrize("head", [0, 2**64 - 4104, 2**64 - 4097, 2**64 - 1])
+def test_a_control_block_that_ends_nowhere_is_an_error_and_never_an_endless_loop(log: Spool, tail: int, head: int) -> None:
+    log.append_many([b"x"] * 10)
+    assert log._pair is not None
+    words = log._pair.control.cast("Q")
+    words[32], words[40], words[41] = head, tail, tail  # head, tail, and the mark of this tail
+    for use in (lambda: list(log.read(0, on_gap="skip")), lambda: log.append(b"x"), log.stats):
+        with pytest.raises(errors.Corruption):
+            use()
+
+
+def test_an_error_of_one_shard_costs_no_record_of_another_one(tmp_path: Path) -> None:
+    with shard.create(tmp_path / "root", prefix="p", bits=1, capacity=4096) as shards:
+        for at, one in enumerate(shards.shards):
+            one.append_many([b"%d" % at] * 3, timestamp=at + 1)
+        reading = shards.read()
+        second = reading.sources[1].reading
+        fetch, failures = second.next_or_none, [Interrupt(), Interrupt()]
+
+        def fail_first() -> Any:
+            if failures:
+                raise failures.pop()
+            return fetch()
+
+        second.next_or_none = fail_first  # type: ignore[method-assign]
+        got = []
+        for _ in range(20):
+            try:
+                got += [record.value for record in reading]
+            except Interrupt:
+                continue
+    assert got == [b"0"] * 3 + [b"1"] * 3
