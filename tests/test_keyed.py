@@ -311,6 +311,12 @@ def test_records_outlive_their_log_and_their_process(tmp_path: Path) -> None:
     assert msgspec.structs.replace(records[0], type=3).data == {"a": 1}
 
 
+def test_a_durable_reader_decodes_too(log: Spool) -> None:
+    log.append({"user": 7, "at": {"user": 8}})
+    with log.reader("billing") as reader:
+        assert [record.data for record in reader.read()] == [{"user": 7, "at": {"user": 8}}]
+
+
 def test_typed_decode_for_each_codec(tmp_path: Path) -> None:
     for codec in ("json", "msgpack", "keyed"):
         with kvspool.create(tmp_path / codec, codec=codec, capacity="64KiB") as log:
