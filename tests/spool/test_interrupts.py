@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 import random
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +26,36 @@ class Interrupt(Exception):
 
 @contextmanager
 def interrupted(seconds: float) -> Iterator[None]:
-    """Raise Interrupt after so many seconds, wherever the code inside is then."""
+    """Raise Interrupt after so many seconds, wherever the code inside is then; and again, if that place swallows exceptions."""
 
     def handle(*_: object) -> None:
         raise Interrupt
 
     before = signal.signal(signal.SIGALRM, handle)
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds, 0.002)
         yield
     finally:
-        while True:
-            try:
+        while signal.getsignal(signal.SIGALRM) is handle:
+            with suppress(Interrupt):
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                break
-            except Interrupt:
-                pass
+                signal.signal(signal.SIGALRM, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What earlier tests have left is not finalised in the midst of an interrupt."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.timeout(120, method="thread")  # the alarm is ours
 @pytest.mark.skipif(_frames.TWIN == "interpreted", reason="interpreted, the lock and the work are several steps")
 @pytest.mark.parametrize("count", [1, 3])
-def test_an_exception_out_of_a_signal_handler_leaves_no_lock_behind(log: Spool, count: int) -> None:
+def test_an_exception_out_of_a_signal_handler_leaves_no_lock_behind(no_collector: None, log: Spool, count: int) -> None:
     noise = random.Random(count)
     interrupts = 0
     log.append(b"the first one opens what writing needs")
@@ -60,12 +69,15 @@ def test_an_exception_out_of_a_signal_handler_leaves_no_lock_behind(log: Spool, 
                 interrupts += 1
             other.append(b"other")  # the lock is free
             log.append(b"same")  # and so is the handle
-    assert interrupts == 400
+    assert interrupts >= 400
     items = list(log.read(0, on_gap="yield"))
     assert items[-1].sequence == log.stats().next_sequence - 1
 
 
-def test_an_exception_out_of_a_signal_handler_costs_a_reader_at_most_the_record_in_its_hands(tmp_path: Path) -> None:
+@pytest.mark.timeout(120, method="thread")
+def test_an_exception_out_of_a_signal_handler_costs_a_reader_at_most_the_record_in_its_hands(
+    no_collector: None, tmp_path: Path
+) -> None:
     noise = random.Random(7)
     with kvspool.create(tmp_path / "log", capacity="1MiB") as log:
         log.append_many([b"x"] * 20_000)
