@@ -532,14 +532,16 @@ class FrameWriter(Ring):
         self.check_open()
         if self.is_held:
             raise Reentered("a signal handler or destructor may not append to a handle in the middle of an append to it")
-        if not native.try_lock(self.lock_fd, APPEND_LOCK):
-            return None
         self.is_held = True
         try:
-            return work(self)
+            if not native.try_lock(self.lock_fd, APPEND_LOCK):
+                return None
+            try:
+                return work(self)
+            finally:
+                native.unlock(self.lock_fd, APPEND_LOCK)
         finally:
             self.is_held = False
-            native.unlock(self.lock_fd, APPEND_LOCK)
 
     def begin(self) -> int:
         """Under the lock: load where the log ends, and return its next sequence."""

@@ -6,8 +6,12 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from kvspool import Spool, locks
+from kvspool.spool import format
 
 
 class Died(Exception):
@@ -57,3 +61,12 @@ def _run(function: Callable[[], Any], seconds: int, write_end: int) -> None:
     with open(write_end, "wb") as pipe:
         pipe.write(answer)
     os._exit(0)
+
+
+@contextmanager
+def writing(log: Spool) -> Iterator[Any]:
+    """Hold the append lock of a log, and its handle against other threads, as a writer does in the midst of its work."""
+    with log._thread_lock:
+        writer = log._open_writer()
+        with locks.held(log._live().lock_fd, format.APPEND_LOCK, log.timeout, lambda: "a test"):
+            yield writer

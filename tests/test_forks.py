@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import Died, in_child, start
+from children import Died, in_child, start, writing
 from trees import tree
 
 import kvspool
@@ -120,7 +120,7 @@ def test_a_child_does_not_get_the_lock_that_its_parent_holds_and_its_unlock_does
             return str(error)
         return "stolen"
 
-    with log._writing() as writer:
+    with writing(log) as writer:
         writer.begin()
         assert f"locked by process {os.getpid()}" in in_child(child)
         assert f"locked by process {os.getpid()}" in in_child(child)
@@ -134,7 +134,7 @@ def test_a_fork_while_another_thread_holds_the_handles_lock_leaves_a_child_that_
     holding, forked = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with log._writing() as writer:
+        with writing(log) as writer:
             writer.begin()
             writer.put_many(None, [b"of the thread"], 0, b"\0", 7)
             holding.set()
@@ -253,7 +253,7 @@ def test_a_childs_death_under_the_lock_frees_it(log: Spool) -> None:
     pipe = os.pipe()
 
     def child() -> None:
-        with log._writing() as writer:
+        with writing(log) as writer:
             writer.begin()
             writer.put_many(None, [b"never"], 0, b"\0", 7)
             os.write(pipe[1], b"!")
@@ -279,7 +279,7 @@ def test_a_child_that_never_uses_the_handle_keeps_no_lock_of_a_dead_parent(log: 
     stop_read, stop_write = os.pipe()
 
     def parent_to_be_killed() -> None:
-        with log._writing() as writer:
+        with writing(log) as writer:
             writer.begin()
             if os.fork() == 0:
                 os.write(said_write, b"b")

@@ -471,10 +471,13 @@ def test_a_follower_of_a_log_that_is_deleted_says_that_it_vanished(log: Spool, b
 def hold_lock(path: Path, held: int) -> None:
     """Take the append lock as a writer does, say so through the pipe, and hold it until killed."""
     log = kvspool.open(path)
-    with log._writing() as writer:
+
+    def work(writer: Any) -> None:
         writer.begin()
         os.write(held, b"!")
         signal.pause()
+
+    log._locked(work, 0)
 
 
 @pytest.fixture
