@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import importlib
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -75,3 +77,23 @@ def open_files() -> Callable[[], set[str]]:
         return {name for name in names if "/spool." in name or "inotify" in name}
 
     return held
+
+
+@pytest.fixture
+def left_open(open_files: Callable[[], set[str]]) -> Callable[..., set[str]]:
+    """Return what a call that raises leaves open: `left_open(OSError, call)`."""
+
+    def call_and_look(error: type[Exception], call: Callable[[], Any]) -> set[str]:
+        before = open_files()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            try:
+                call()
+            except error:
+                left = open_files() - before
+            else:
+                raise AssertionError(f"no {error.__name__} was raised")
+            gc.collect()
+        return left
+
+    return call_and_look

@@ -201,7 +201,6 @@ KEY_ENTRY = Layout(KeyEntry)
 INDEX_ENTRY = Layout(IndexEntry)
 FRAME = Layout(Frame)
 
-HEADER_AT = 0
 CONTROL_AT = 256
 CHECKPOINTS_AT = (1024, 1536)
 RATES_AT = PAGE
