@@ -122,6 +122,21 @@ KV_TARGET static uint32_t kv_crc32c_copy_hardware(uint32_t before, uint8_t *to, 
 }
 #endif
 
+#ifdef KV_TARGET
+KV_TARGET static uint32_t kv_crc32c_head_hardware(uint64_t state, uint64_t first, uint64_t second, uint64_t third, uint32_t fourth) {
+    return (uint32_t)KV_STEP32(KV_STEP64(KV_STEP64(KV_STEP64(state, first), second), third), fourth);
+}
+#endif
+
+/* The register after the first 28 bytes of a frame. */
+static uint32_t kv_crc32c_head(uint32_t state, uint64_t first, uint64_t second, uint64_t third, uint32_t fourth) {
+#ifdef KV_TARGET
+    if (kv_hardware) return kv_crc32c_head_hardware(state, first, second, third, fourth);
+#endif
+    uint64_t words[4] = {first, second, third, fourth};
+    return kv_crc32c_tables(state, (const uint8_t *)words, 28);
+}
+
 /* Copies, and returns the register after the bytes that were copied. Whichever side others may write to is touched once for each byte:
  * short ones go through a register; long ones in pieces that stay in the cache, with the checksum taken from the private side. */
 static uint32_t kv_crc32c_copy(uint32_t state, uint8_t *to, const uint8_t *at, size_t length, int is_from_private) {

@@ -207,7 +207,7 @@ class Ring:
         FRAME: a header whose lengths are possible. SKIP: no record; the next frame starts `stored` bytes on. BAD: neither.
         Nothing is checked against the checksum yet.
         """
-        self.offset = offset = self.offset_of(position)
+        self.offset = offset = Ring.offset_of(self, position)
         room = self.capacity - offset
         if room < HEADER:
             self.stored = room
@@ -326,7 +326,7 @@ class FrameReader(Ring):
     def next_frame(self, end: int) -> bool:
         """Step over what is no record, and parse the frame at `position`; False if there is none, and `stop` says why."""
         while self.position < end:
-            found = self.parse(self.position, end)
+            found = Ring.parse(self, self.position, end)
             if found == FRAME:
                 return True
             if native.load_after_reads(self.control, HEAD) > self.position:
@@ -786,7 +786,7 @@ class FrameWriter(Ring):
         lengths = stored | (content << 32)
         tags = type | (codec << 8) | (key_tag << 16)
         position = self.reserve(stored)
-        offset = self.offset_of(position)
+        offset = Ring.offset_of(self, position)
         at = offset >> 3
         self.words[(offset + stored - 8) >> 3] = 0
         state = native.crc32c_head(self.seed, lengths, self.next_sequence, timestamp, tags)
@@ -806,7 +806,7 @@ class FrameWriter(Ring):
     def reserve(self, stored: int) -> int:
         """Make room for a frame of `stored` bytes and return its position; a pad fills the end of the ring if it must."""
         position = self.end
-        offset = self.offset_of(position)
+        offset = Ring.offset_of(self, position)
         room = self.capacity - offset
         if room >= stored:
             self.make_room(position + stored)
@@ -829,13 +829,13 @@ class FrameWriter(Ring):
         Inside a batch, until all of it fits that is published together. A frame whose header can't be right is passed over to the next
         sound one: damage never stops a writer.
         """
-        head = self.bounded_head(native.load(self.control, HEAD), self.published)
+        head = Ring.bounded_head(self, native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
             return
         end = max(end, min(self.batch_end, self.published + (self.capacity >> 2)))
         least = native.load(self.control, MIN_SEQ)
         while end - head > self.capacity:
-            found = self.parse(head, self.published)
+            found = Ring.parse(self, head, self.published)
             if found == BAD or (found == FRAME and self.sequence_found >= self.next_sequence):
                 head = self.scan(head + 8, self.published, 0, self.next_sequence - 1)
                 continue

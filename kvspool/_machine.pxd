@@ -7,6 +7,7 @@ from libc.string cimport memset
 
 cdef extern from "_crc32c.h":
     uint32_t kv_crc32c(uint32_t state, const uint8_t *at, size_t length) noexcept nogil
+    uint32_t kv_crc32c_head(uint32_t state, uint64_t first, uint64_t second, uint64_t third, uint32_t fourth) noexcept nogil
     uint32_t kv_crc32c_copy(uint32_t state, uint8_t *to, const uint8_t *at, size_t length, int is_from_private) noexcept nogil
 
 
@@ -149,12 +150,7 @@ cdef inline uint32_t crc32c(uint32_t state, const uint8_t *source, Py_ssize_t st
 
 
 cdef inline uint32_t crc32c_head(uint32_t state, uint64_t first, uint64_t second, uint64_t third, uint32_t fourth) noexcept:
-    cdef uint64_t[4] words
-    words[0] = first
-    words[1] = second
-    words[2] = third
-    words[3] = fourth
-    return kv_crc32c(state, <const uint8_t *>words, 28)
+    return kv_crc32c_head(state, first, second, third, fourth)
 
 
 cdef inline int64_t now() noexcept:
