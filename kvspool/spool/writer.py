@@ -1,0 +1,154 @@
+"""Bursts: a writer that keeps the append lock between its appends.
+
+**Durability.** As without it: each record is published by itself, and survives the death of any process, when its append returns. A writer that
+dies leaves a lock that the kernel frees, and a log that the next one continues.
+
+**Others get their turn.** Who waits for the lock sets a word in the control block; the holder looks at it after each append and gives the
+lock up, as soon as it has had it for a quantum (a millisecond). A holder that appends nothing for some milliseconds loses it to a thread of
+this module. Then the next append takes the lock again.
+
+The thread needs the interpreter's lock for that: one that code outside Python holds for a second holds the append lock for a second too. A
+process that is stopped keeps it until it goes on; those who wait are told who it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from kvspool import system
+from kvspool._frames import Burst, FrameWriter
+from kvspool.errors import Closed
+
+if TYPE_CHECKING:
+    from kvspool.spool.spool import Spool
+
+TICK = 2e-3  # seconds; who appends nothing for so long, and at most for twice that, gives the lock up
+
+
+class Writer(Burst):
+    """Appends to a log in bursts; get it from `Spool.writer`, and close it, best with `with`.
+
+    It may be used by several threads at once, and beside other appends of the same handle, which then use its lock. In a forked child it
+    takes a lock of its own.
+    """
+
+    def __init__(self, log: Spool, timeout: float) -> None:
+        self._log: Spool | None = log
+        self._timeout = timeout
+        self._relief: Relief | None = None
+        Burst.__init__(self, log.frame_writer())
+
+    def append_slowly(self, value: Any, key: bytes | None, type: int, timestamp: int | None) -> int:
+        """Append what needs more than one step; see `append`."""
+        return self.append_many([value], keys=[key], type=type, timestamp=timestamp)[0]
+
+    def append_many(
+        self, values: Iterable[Any], *, keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
+    ) -> range:
+        """Append a record for each value in one publication, and return their sequences; see `Spool.append_many`."""
+        log = self._live()
+        batch = log.prepare(values, keys, type, timestamp)
+        try:
+            return log.append_prepared(batch, self._timeout, keep=True)
+        finally:
+            self._watch(log)
+
+    def sync(self, timeout: float | None = None) -> int:
+        """Put everything that was appended so far on disk; see `Spool.sync`. The append lock is given up before."""
+        return self._live().sync(timeout)
+
+    def ring(self) -> None:
+        """Wake the readers that asked for it."""
+        if self._log is not None and self.frames is not None:
+            self._log.ring(self.frames)
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the writer was closed."""
+        return self._log is None
+
+    def close(self) -> None:
+        """Give the lock up. Nothing that was appended needs it. Every later append raises Closed; the log stays open."""
+        log, self._log = self._log, None
+        self.frames = None
+        relief, self._relief = self._relief, None
+        if log is not None:
+            log.give_up()
+        if relief is not None:
+            relief.end()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Writer of {'nothing: closed' if self._log is None else self._log.path}>"
+
+    def _live(self) -> Spool:
+        if self._log is None:
+            raise Closed("the writer was closed; `writer()` of the log returns another one")
+        return self._log
+
+    def _watch(self, log: Spool) -> None:
+        """See to it that somebody gives the lock up when nobody appends; where no thread can be had, give it up at once."""
+        if log.closed:
+            return
+        frames = log.frame_writer()
+        if self._relief is None or self._relief.frames is not frames:
+            try:
+                self._relief = Relief(frames, log)
+            except RuntimeError:  # no more threads, or the interpreter ends
+                log.give_up()
+                return
+            self.frames = frames
+        self._relief.watch()
+
+
+class Relief:
+    """A thread that gives the append lock up when its holder is idle. It sleeps while the lock isn't kept, and ends with its writer."""
+
+    def __init__(self, frames: FrameWriter, log: Spool) -> None:
+        self.frames = frames
+        self._give_up = weakref.WeakMethod(log.give_up)  # a log that is dropped without being closed goes all the same
+        self._process = system.port.process_id()
+        self._is_kept = threading.Event()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="kvspool-writer", daemon=True)
+        self._thread.start()
+
+    def watch(self) -> None:
+        """Look after a lock that is kept from now on."""
+        self._is_kept.set()
+
+    def end(self) -> None:
+        """Let the thread end, and wait for that; in a forked child there is none."""
+        self._is_over = True
+        self._is_kept.set()
+        if self._process == system.port.process_id() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over:
+            self._is_kept.wait()
+            self._is_kept.clear()
+            self._relieve()
+
+    def _relieve(self) -> None:
+        """Wait until the lock isn't kept, or nothing was appended in a tick; then give it up."""
+        seen = -1
+        while self.frames.is_kept and not self._is_over:
+            give_up = self._give_up() if self.frames.next_sequence == seen else None
+            if give_up is not None:
+                give_up()
+                del give_up
+            seen = self.frames.next_sequence
+            system.port.sleep(TICK)
