@@ -999,8 +999,8 @@ class FrameWriter(Ring):
 class Burst:
     """The appends of a `writer()`: nothing stands between the caller and the loops while the lock is kept."""
 
-    def __init__(self, frames: FrameWriter | None) -> None:
-        self.frames = frames  # None: none yet, or closed
+    def __init__(self) -> None:
+        self.frames: FrameWriter | None = None  # one whose appends are one step
 
     def append(self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None) -> int:
         """Append one record and return its sequence; other processes see it, and it survives the death of this one, when the call returns.
@@ -1009,13 +1009,12 @@ class Burst:
         """
         frames = self.frames
         if frames is not None and native.is_bytes(value) and (key is None or native.is_bytes(key)):
-            if frames.is_one_step and frames.is_kept and (timestamp is None or timestamp >= 0):
-                if 0 <= type <= 255 and (key is None or len(key) < NO_KEY):
-                    sequence = frames.append_kept(key, value, type, 0, -1 if timestamp is None else timestamp)
-                    if sequence >= 0:
-                        if frames.bell != 0:
-                            self.ring()
-                        return sequence
+            if 0 <= type <= 255 and (timestamp is None or 0 <= timestamp < 1 << 63) and (key is None or len(key) < NO_KEY):
+                sequence = frames.append_kept(key, value, type, 0, -1 if timestamp is None else timestamp)
+                if sequence >= 0:
+                    if frames.bell != 0:
+                        self.ring()
+                    return sequence
         return self.append_slowly(value, key, type, timestamp)
 
     def append_slowly(self, value: Any, key: bytes | None, type: int, timestamp: int | None) -> int:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from kvspool.arrow import Columns
 
 T = TypeVar("T")
+Keep = Callable[[FrameWriter], None]  # told of a writer that keeps the append lock
 TIMEOUT = 10.0  # seconds that a writer waits for the lock before it says who holds it
 
 
@@ -168,8 +169,8 @@ class Spool:
         self._check_sizes(longest, values, keys)
         return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp)
 
-    def append_prepared(self, batch: Prepared, timeout: float | None = None, keep: bool = False) -> range:
-        """Append a prepared batch under one lock, and keep that, if `keep`, until another writer asks for it; see `append_many`."""
+    def append_prepared(self, batch: Prepared, timeout: float | None = None, keep: Keep | None = None) -> range:
+        """Append a prepared batch under one lock; see `append_many`. With `keep` the lock is kept, and that one told."""
         return self._write(
             lambda writer: writer.put_many(*batch), lambda writer: writer.end_of_many(writer.end, batch.keys, batch.values), timeout, keep
         )
@@ -177,8 +178,9 @@ class Spool:
     def writer(self, timeout: float | None = None) -> Writer:
         """Return a writer for bursts: it keeps the append lock between its appends, until another writer asks for it.
 
-        `with log.writer() as w: w.append(value)`: each record is published, and safe from the death of any process, when its append returns.
-        timeout: seconds to wait for the lock and for room (default: the handle's). PermissionError where one may only read.
+        `with log.writer() as w: w.append(value)`: each record is published, and survives the death of any process, when its append
+        returns. timeout: seconds to wait for the lock and for room (default: the handle's). Raises Closed, LogVanished; PermissionError
+        where one may only read.
         """
         return Writer(self, self.timeout if timeout is None else timeout)
 
@@ -189,9 +191,14 @@ class Spool:
 
     def give_up(self) -> None:
         """Give the append lock back if a `writer()` of this handle keeps it."""
+        writer = self._writer
+        if writer is None or not writer.is_kept:
+            return
+        if writer.is_one_step:
+            writer.give_up()
+            return
         with self._thread_lock:
-            if self._writer is not None:
-                self._writer.give_up()
+            writer.give_up()
 
     def append_arrow(
         self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW, timeout: float | None = None
@@ -472,7 +479,7 @@ class Spool:
         return system.port.random(16) + struct.pack("<4Q", *holders.ours())
 
     def _write(
-        self, put: Callable[[FrameWriter], Any], end: Callable[[FrameWriter], int], timeout: float | None, keep: bool = False
+        self, put: Callable[[FrameWriter], Any], end: Callable[[FrameWriter], int], timeout: float | None, keep: Keep | None = None
     ) -> range:
         """Append under one lock what `put` puts, which would end at position `end`; all of it or nothing.
 
@@ -506,15 +513,17 @@ class Spool:
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
 
-    def _locked(self, work: Callable[[FrameWriter], T], timeout: float, keep: bool = False) -> T:
+    def _locked(self, work: Callable[[FrameWriter], T], timeout: float, keep: Keep | None = None) -> T:
         """Do the work under the append lock, one thread at a time; ring afterwards if a reader asked for it. See `FrameWriter.locked`."""
         with self._thread_lock:
             writer = self._open_writer()
             pair = self._live()
             writer.let_others()
             done: T = locks.wait_for(
-                lambda: writer.locked(work, keep), timeout, partial(self._describe_holder, pair), Turn(writer).rest
+                lambda: writer.locked(work, keep is not None), timeout, partial(self._describe_holder, pair), Turn(writer).rest
             )
+            if keep is not None:
+                keep(writer)
             if writer.bell:
                 self.ring(writer)
             return done

@@ -1,7 +1,7 @@
 """Bursts: a writer that keeps the append lock between its appends.
 
-**Durability.** As without it: each record is published by itself, and survives the death of any process, when its append returns. A writer that
-dies leaves a lock that the kernel frees, and a log that the next one continues.
+**Durability.** As without it: each record is published by itself, and survives the death of any process, when its append returns. A writer
+that dies leaves a lock that the kernel frees, and a log that the next one continues.
 
 **Others get their turn.** Who waits for the lock sets a word in the control block; the holder looks at it after each append and gives the
 lock up, as soon as it has had it for a quantum (a millisecond). A holder that appends nothing for some milliseconds loses it to a thread of
@@ -13,6 +13,7 @@ process that is stopped keeps it until it goes on; those who wait are told who i
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ from kvspool._frames import Burst, FrameWriter
 from kvspool.errors import Closed
 
 if TYPE_CHECKING:
-    from kvspool.spool.spool import Spool
+    from kvspool.spool.spool import Prepared, Spool
 
 TICK = 2e-3  # seconds; who appends nothing for so long, and at most for twice that, gives the lock up
 
@@ -40,22 +41,26 @@ class Writer(Burst):
         self._log: Spool | None = log
         self._timeout = timeout
         self._relief: Relief | None = None
-        Burst.__init__(self, log.frame_writer())
+        Burst.__init__(self)
+        log.frame_writer()  # or the error that appending would raise
 
     def append_slowly(self, value: Any, key: bytes | None, type: int, timestamp: int | None) -> int:
-        """Append what needs more than one step; see `append`."""
-        return self.append_many([value], keys=[key], type=type, timestamp=timestamp)[0]
+        """Append what needs more than one step: to encode the value, to take the lock; see `append`."""
+        batch = self._live().prepare([value], [key], type, timestamp)
+        frames = self.frames
+        if frames is not None:
+            sequence = frames.append_kept(key, batch.values[0], type, batch.codecs[0], batch.timestamp)
+            if sequence >= 0:
+                if frames.bell:
+                    self.ring()
+                return sequence
+        return self._append(batch)[0]
 
     def append_many(
         self, values: Iterable[Any], *, keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
     ) -> range:
         """Append a record for each value in one publication, and return their sequences; see `Spool.append_many`."""
-        log = self._live()
-        batch = log.prepare(values, keys, type, timestamp)
-        try:
-            return log.append_prepared(batch, self._timeout, keep=True)
-        finally:
-            self._watch(log)
+        return self._append(self._live().prepare(values, keys, type, timestamp))
 
     def sync(self, timeout: float | None = None) -> int:
         """Put everything that was appended so far on disk; see `Spool.sync`. The append lock is given up before."""
@@ -73,13 +78,10 @@ class Writer(Burst):
 
     def close(self) -> None:
         """Give the lock up. Nothing that was appended needs it. Every later append raises Closed; the log stays open."""
-        log, self._log = self._log, None
-        self.frames = None
-        relief, self._relief = self._relief, None
-        if log is not None:
-            log.give_up()
+        relief = self._relief
+        self._leave()
         if relief is not None:
-            relief.end()
+            relief.join()
 
     def __enter__(self) -> Writer:
         return self
@@ -88,7 +90,7 @@ class Writer(Burst):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        self._leave()
 
     def __repr__(self) -> str:
         return f"<Writer of {'nothing: closed' if self._log is None else self._log.path}>"
@@ -98,18 +100,31 @@ class Writer(Burst):
             raise Closed("the writer was closed; `writer()` of the log returns another one")
         return self._log
 
-    def _watch(self, log: Spool) -> None:
+    def _leave(self) -> None:
+        log, self._log = self._log, None
+        relief, self._relief = self._relief, None
+        self.frames = None
+        if log is not None:
+            log.give_up()
+        if relief is not None:
+            relief.end()
+
+    def _append(self, batch: Prepared) -> range:
+        return self._live().append_prepared(batch, self._timeout, self._keep)
+
+    def _keep(self, frames: FrameWriter) -> None:
         """See to it that somebody gives the lock up when nobody appends; where no thread can be had, give it up at once."""
-        if log.closed:
+        log = self._log
+        if log is None:  # closed by another thread meanwhile
+            frames.give_up()
             return
-        frames = log.frame_writer()
         if self._relief is None or self._relief.frames is not frames:
             try:
                 self._relief = Relief(frames, log)
             except RuntimeError:  # no more threads, or the interpreter ends
-                log.give_up()
+                frames.give_up()
                 return
-            self.frames = frames
+            self.frames = frames if frames.is_one_step else None
         self._relief.watch()
 
 
@@ -130,11 +145,14 @@ class Relief:
         self._is_kept.set()
 
     def end(self) -> None:
-        """Let the thread end, and wait for that; in a forked child there is none."""
+        """Let the thread end, which it does soon."""
         self._is_over = True
         self._is_kept.set()
-        if self._process == system.port.process_id() and self._thread is not threading.current_thread():
-            self._thread.join()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, a second at most. In a forked child there is none; none goes on while the interpreter ends."""
+        if self._process == system.port.process_id() and not sys.is_finalizing():
+            self._thread.join(1)
 
     def _run(self) -> None:
         while not self._is_over:
