@@ -13,10 +13,11 @@ process that is stopped keeps it until it goes on; those who wait are told who i
 
 from __future__ import annotations
 
+import _thread
 import sys
-import threading
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -78,10 +79,9 @@ class Writer(Burst):
 
     def close(self) -> None:
         """Give the lock up. Nothing that was appended needs it. Every later append raises Closed; the log stays open."""
-        relief = self._relief
         self._leave()
-        if relief is not None:
-            relief.join()
+        if self._relief is not None:
+            self._relief.join()
 
     def __enter__(self) -> Writer:
         return self
@@ -101,13 +101,13 @@ class Writer(Burst):
         return self._log
 
     def _leave(self) -> None:
-        log, self._log = self._log, None
-        relief, self._relief = self._relief, None
+        # Again, if it is interrupted: so it forgets nothing before it is done with it.
         self.frames = None
-        if log is not None:
-            log.give_up()
-        if relief is not None:
-            relief.end()
+        if self._relief is not None:
+            self._relief.end()
+        if self._log is not None:
+            self._log.give_up()
+            self._log = None
 
     def _append(self, batch: Prepared) -> range:
         return self._live().append_prepared(batch, self._timeout, self._keep)
@@ -115,58 +115,74 @@ class Writer(Burst):
     def _keep(self, frames: FrameWriter) -> None:
         """See to it that somebody gives the lock up when nobody appends; where no thread can be had, give it up at once."""
         log = self._log
-        if log is None:  # closed by another thread meanwhile
+        if log is not None and (self._relief is None or self._relief.frames is not frames):
+            self._relief = Relief(frames, log)
+        relief = self._relief
+        if relief is None or relief.is_over:  # closed by another thread meanwhile
             frames.give_up()
             return
-        if self._relief is None or self._relief.frames is not frames:
-            try:
-                self._relief = Relief(frames, log)
-            except RuntimeError:  # no more threads, or the interpreter ends
-                frames.give_up()
-                return
-            self.frames = frames if frames.is_one_step else None
-        self._relief.watch()
+        try:
+            relief.watch()
+        except RuntimeError:  # no more threads, or the interpreter ends
+            frames.give_up()
+            return
+        self.frames = frames if frames.is_one_step else None
 
 
 class Relief:
-    """A thread that gives the append lock up when its holder is idle. It sleeps while the lock isn't kept, and ends with its writer."""
+    """A thread that gives the append lock up when its holder is idle. It sleeps while the lock isn't kept, and ends with its writer.
+
+    Whatever an exception out of a signal handler interrupts here, the thread is told in the end: so it is started by one call, and woken
+    by a bare lock. A second one, if it ever comes to that, does no harm.
+    """
 
     def __init__(self, frames: FrameWriter, log: Spool) -> None:
         self.frames = frames
+        self.is_over = False
         self._give_up = weakref.WeakMethod(log.give_up)  # a log that is dropped without being closed goes all the same
         self._process = system.port.process_id()
-        self._is_kept = threading.Event()
-        self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="kvspool-writer", daemon=True)
-        self._thread.start()
+        self._has_begun = False
+        self._bell = _thread.allocate_lock()
+        self._bell.acquire()
+        self._end = _thread.allocate_lock()
+        self._end.acquire()
 
     def watch(self) -> None:
-        """Look after a lock that is kept from now on."""
-        self._is_kept.set()
+        """Look after a lock that is kept from now on. Raises RuntimeError if there can be no thread."""
+        if not self._has_begun:
+            _thread.start_new_thread(self._run, ())
+            self._has_begun = True
+        _open(self._bell)
 
     def end(self) -> None:
         """Let the thread end, which it does soon."""
-        self._is_over = True
-        self._is_kept.set()
+        self.is_over = True
+        _open(self._bell)
 
     def join(self) -> None:
         """Wait until the thread has ended, a second at most. In a forked child there is none; none goes on while the interpreter ends."""
-        if self._process == system.port.process_id() and not sys.is_finalizing():
-            self._thread.join(1)
+        if self._has_begun and self._process == system.port.process_id() and not sys.is_finalizing():
+            self._end.acquire(timeout=1)
+            _open(self._end)
 
     def _run(self) -> None:
-        while not self._is_over:
-            self._is_kept.wait()
-            self._is_kept.clear()
+        while not self.is_over:
+            self._bell.acquire()
             self._relieve()
+        _open(self._end)
 
     def _relieve(self) -> None:
-        """Wait until the lock isn't kept, or nothing was appended in a tick; then give it up."""
+        """Wait until the lock isn't kept, and give it up if nothing was appended in a tick."""
         seen = -1
-        while self.frames.is_kept and not self._is_over:
+        while self.frames.is_kept and not self.is_over:
             give_up = self._give_up() if self.frames.next_sequence == seen else None
             if give_up is not None:
                 give_up()
                 del give_up
             seen = self.frames.next_sequence
             system.port.sleep(TICK)
+
+
+def _open(lock: _thread.LockType) -> None:
+    with suppress(RuntimeError):  # it is open already
+        lock.release()
