@@ -13,7 +13,7 @@ See README.md for what an `append` promises, `kvspool.errors` for what can go wr
 from kvspool.errors import GapError, KvspoolError
 from kvspool.logs import create, open
 from kvspool.record import Codec, Gap, Record
-from kvspool.spool import Lag, Reader, ReaderStats, Spool, SpoolStats
+from kvspool.spool import Lag, Reader, ReaderStats, Spool, SpoolStats, Writer
 
 __version__ = "0.1.0"
 
@@ -28,6 +28,7 @@ __all__ = [
     "Record",
     "Spool",
     "SpoolStats",
+    "Writer",
     "__version__",
     "create",
     "open",

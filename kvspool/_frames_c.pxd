@@ -11,11 +11,11 @@ cdef uint64_t AHEAD
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNC_ERROR, WANTED
-cdef Py_ssize_t HOLDER, HOLDER_WORDS, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS
+cdef Py_ssize_t HOLDER, HOLDER_WORDS, ASKED, RELEASED, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS
 cdef int64_t APPEND_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, LOOK_EVERY
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, LOOK_EVERY, QUANTUM
 
 
 cdef class Ring:
@@ -45,6 +45,10 @@ cdef class Ring:
     cpdef uint64_t tail(self) except? 0
     cdef int check_position(self, uint64_t position) except -1
     cpdef uint64_t ask_for_bell(self, Py_ssize_t seat) except? 0
+    @cython.locals(seen=uint64_t)
+    cpdef uint64_t ask(self) except? 0
+    cpdef int wait_for_release(self, uint64_t seen, int64_t longest) except -1
+    cpdef void pass_on(self) noexcept
     cpdef uint64_t word(self, Py_ssize_t at) except? 0
     @cython.locals(tail=uint64_t, sequence=uint64_t, timestamp=uint64_t, at=Py_ssize_t)
     cpdef tuple mark(self)
@@ -115,6 +119,9 @@ cdef class FrameWriter(Ring):
     cdef int process
     cdef readonly bint is_one_step
     cdef bint is_held
+    cdef readonly bint is_kept
+    cdef int64_t kept_since
+    cdef uint64_t gave_way
     cdef public int64_t look_at
     cdef public uint64_t bell
     cdef uint64_t published
@@ -134,10 +141,18 @@ cdef class FrameWriter(Ring):
     cdef uint64_t counted
     cdef public int64_t clock
 
-    @cython.locals(now=int64_t)
+    @cython.locals(now=int64_t, sequence=int64_t)
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
+    cpdef int64_t append_kept(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
     cdef int64_t append_alone(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
-    cpdef object locked(self, object work)
+    cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
+    cpdef object locked(self, object work, bint keep=*)
+    cdef int release(self) except -1
+    cdef bint is_asked(self) noexcept
+    cdef int give_way(self, int64_t now) except -1
+    @cython.locals(seen=uint64_t)
+    cpdef int let_others(self) except -1
+    cpdef int give_up(self) except -1
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0
     @cython.locals(at=Py_ssize_t)
@@ -198,6 +213,10 @@ cdef class FrameWriter(Ring):
         const int32_t[::1] value_offsets, const uint8_t[::1] values, const uint8_t[::1] types, uint32_t codec,
         const int64_t[::1] timestamps, uint64_t stored=*
     ) except -1
+
+
+cdef class Burst:
+    cdef public FrameWriter frames
 
 
 @cython.locals(longest=Py_ssize_t, total=Py_ssize_t, length=Py_ssize_t, at=Py_ssize_t, value=object, key=object)

@@ -53,6 +53,8 @@ SYNC_ERROR = 50
 WANTED = 56
 HOLDER = 64
 HOLDER_WORDS = 6
+ASKED = 72
+RELEASED = 73
 SLOTS_AT = 1536
 SLOTS = 64
 SLOT_WORDS = 32
@@ -88,6 +90,7 @@ LOOK = -3
 NO_ROOM = -4
 
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
+QUANTUM = 1_000_000  # ns for which a writer that keeps the append lock may keep it although another one asks for it
 
 
 class Ring:
@@ -160,6 +163,35 @@ class Ring:
         self.flags[WANTED * 8 + seat] = 1
         native.fence()
         return native.load(self.control, TAIL)
+
+    def ask(self) -> int:
+        """Ask whoever keeps the append lock to give it up, and return what `wait_for_release` wants to know.
+
+        Then try to take the lock, and only then wait: a release in between is noticed.
+        """
+        self.check_open()
+        seen = native.load(self.control, RELEASED)
+        native.store(self.control, ASKED, 1)
+        native.fence()
+        return seen
+
+    def wait_for_release(self, seen: int, longest: int) -> None:
+        """Sleep until the append lock was released since `ask` returned `seen`, or for `longest` ns, or for no reason."""
+        self.check_open()
+        owner = self.owner  # keeps the memory while another thread closes
+        native.wait_word(self.control, RELEASED, seen, longest)
+        del owner
+
+    def pass_on(self) -> None:
+        """Behind the release of the append lock: wake the writer that has waited longest.
+
+        Releases at the same moment may count as one; a sleeper that misses its wake-up looks by itself.
+        """
+        if self.closed:
+            return
+        native.store(self.control, ASKED, 0)
+        native.store(self.control, RELEASED, (native.load(self.control, RELEASED) + 1) & NOTHING)
+        native.wake_word(self.control, RELEASED)
 
     def word(self, at: int) -> int:
         """Return word `at` of the control block."""
@@ -506,6 +538,9 @@ class FrameWriter(Ring):
     Everything here happens under the append lock; `append` takes it by itself when nobody else holds it, and is one step for threads and
     signal handlers where it is compiled (`is_one_step`); the other methods are for the work that `locked` does. `bell` has
     a byte set for each seat that asked to be woken before a publication.
+
+    The lock may be *kept* between calls (`is_kept`), until another writer asks for it, or `give_up`. Every call begins by loading where
+    the log ends, also then: nothing that it relies on is older than the call.
     """
 
     def __init__(
@@ -530,6 +565,9 @@ class FrameWriter(Ring):
         self.process = native.process_id()
         self.is_one_step = native.is_one_step()
         self.is_held = False
+        self.is_kept = False
+        self.kept_since = 0  # by the clock
+        self.gave_way = NOTHING  # `released` as it was after this one gave way to another writer; NOTHING: it didn't, or has waited
         self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
         self.bell = 0
         self.published = 0
@@ -562,25 +600,45 @@ class FrameWriter(Ring):
             return LOOK
         if self.is_held:
             return BUSY
-        return self.append_alone(key, value, type, codec, timestamp if timestamp >= 0 else now, now)
+        if timestamp < 0:
+            timestamp = now
+        if self.is_kept:
+            sequence = self.append_locked(key, value, type, codec, timestamp, now)
+            if self.is_asked():
+                self.give_way(now)
+            return sequence
+        return self.append_alone(key, value, type, codec, timestamp, now)
+
+    def append_kept(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
+        """Append one record under the lock that is kept, and keep it unless another writer asks; BUSY if it isn't kept. See `append`."""
+        if not self.is_kept:
+            return BUSY
+        return self.append(key, value, type, codec, timestamp)
 
     def append_alone(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, now: int) -> int:
         """Do the work of `append`, with the writer held against every other thread; `now` is the clock."""
         if not native.try_lock(self.lock_fd, APPEND_LOCK):
             return BUSY
         try:
-            self.begin()
-            if self.keeps_unread and not self.admits(self.end_of_value(self.end, key, value)):
-                return NO_ROOM
-            self.clock = now
-            self.put_value(key, value, type, codec, timestamp)
-            self.publish()
-            return self.next_sequence - 1
+            return self.append_locked(key, value, type, codec, timestamp, now)
         finally:
-            native.unlock(self.lock_fd, APPEND_LOCK)
+            self.release()
 
-    def locked(self, work: Callable[..., Any]) -> Any:
+    def append_locked(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, now: int) -> int:
+        """Under the lock: append one record and publish it."""
+        self.begin()
+        if self.keeps_unread and not self.admits(self.end_of_value(self.end, key, value)):
+            return NO_ROOM
+        self.clock = now
+        self.put_value(key, value, type, codec, timestamp)
+        self.publish()
+        return self.next_sequence - 1
+
+    def locked(self, work: Callable[..., Any], keep: bool = False) -> Any:
         """Take the append lock, return what `work(self)` returns, and give the lock back; None if somebody else holds it.
+
+        A lock that is kept is used, and kept on; so is the one that is taken here with `keep`. But not if the work returned False, which
+        says that it has to wait for something else.
 
         Compiled, no exception out of a signal handler comes between the lock and the work, or between the work and the unlock. Raises
         Reentered where this handle is at it already: the lock would let us in, and two appends would run into each other.
@@ -590,14 +648,59 @@ class FrameWriter(Ring):
             raise Reentered("a signal handler or destructor may not append to a handle in the middle of an append to it")
         self.is_held = True
         try:
-            if not native.try_lock(self.lock_fd, APPEND_LOCK):
+            if not self.is_kept and not native.try_lock(self.lock_fd, APPEND_LOCK):
                 return None
+            if not self.is_kept:
+                self.kept_since = native.now()
+            keep = keep or self.is_kept
+            done = False
             try:
-                return work(self)
+                done = work(self)
+                return done
             finally:
-                native.unlock(self.lock_fd, APPEND_LOCK)
+                self.is_kept = keep and done is not False
+                if not self.is_kept:
+                    self.release()
         finally:
             self.is_held = False
+            if self.is_kept and self.is_asked():
+                self.give_way(native.now())
+
+    def release(self) -> None:
+        """Give the append lock back, and wake who asked for it meanwhile."""
+        native.unlock(self.lock_fd, APPEND_LOCK)
+        if self.is_asked():
+            self.pass_on()
+
+    def is_asked(self) -> bool:
+        """Return whether another writer asked for the append lock."""
+        return not self.closed and native.load(self.control, ASKED) != 0
+
+    def give_way(self, now: int) -> None:
+        """Give the lock that is kept to who asked for it, unless it was taken less than a quantum ago."""
+        if not 0 <= now - self.kept_since < QUANTUM:
+            self.give_up()
+            self.gave_way = native.load(self.control, RELEASED)
+
+    def let_others(self) -> None:
+        """Wait until the writer to whom this one gave way has had the lock; for a quantum at most, since it may be dead."""
+        seen = self.gave_way
+        self.gave_way = NOTHING
+        if seen != NOTHING:
+            self.wait_for_release(seen, QUANTUM)
+
+    def give_up(self) -> None:
+        """Give the lock back if it is kept. In a forked child it is the parent's and stays so."""
+        if self.is_kept and not self.is_held:
+            self.is_kept = False
+            if native.process_id() == self.process:
+                native.unlock(self.lock_fd, APPEND_LOCK)
+                self.pass_on()
+
+    def close(self) -> None:
+        """Give up a lock that is kept, and let go of the memory."""
+        self.give_up()
+        Ring.close(self)
 
     def begin(self) -> int:
         """Under the lock: load where the log ends, and return its next sequence."""
@@ -961,6 +1064,36 @@ class FrameWriter(Ring):
                 timestamp,
             )
         self.batch_end = 0
+
+
+class Burst:
+    """The appends of a `writer()`: nothing stands between the caller and the loops while the lock is kept."""
+
+    def __init__(self) -> None:
+        self.frames: FrameWriter | None = None  # one whose appends are one step
+
+    def append(self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None) -> int:
+        """Append one record and return its sequence; other processes see it, and it survives the death of this one, when the call returns.
+
+        Arguments and errors as for the log's `append`; LockTimeout and SpoolFull after the writer's timeout. Closed after `close`.
+        """
+        frames = self.frames
+        if frames is not None and native.is_bytes(value) and (key is None or native.is_bytes(key)):
+            if 0 <= type <= 255 and (timestamp is None or 0 <= timestamp < 1 << 63) and (key is None or len(key) < NO_KEY):
+                sequence = frames.append_kept(key, value, type, 0, -1 if timestamp is None else timestamp)
+                if sequence >= 0:
+                    if frames.bell != 0:
+                        self.ring()
+                    return sequence
+        return self.append_slowly(value, key, type, timestamp)
+
+    def append_slowly(self, value: Any, key: bytes | None, type: int, timestamp: int | None) -> int:
+        """Append what needs more than one step: to take the lock, to encode the value, to raise for the arguments."""
+        raise NotImplementedError
+
+    def ring(self) -> None:
+        """Wake the readers that asked for it."""
+        raise NotImplementedError
 
 
 def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:

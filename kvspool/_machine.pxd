@@ -1,5 +1,5 @@
 # The compiled form of _machine.py: same names, same meaning, inline C. See there for what each one promises.
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
 from libc.errno cimport EACCES, EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
@@ -14,8 +14,10 @@ cdef extern from "_crc32c.h":
 cdef extern from *:
     """
     #include <fcntl.h>
+    #include <linux/futex.h>
     #include <pthread.h>
     #include <stdint.h>
+    #include <sys/syscall.h>
     #include <time.h>
     #include <unistd.h>
     #ifndef F_OFD_SETLK
@@ -58,6 +60,12 @@ cdef extern from *:
         request.l_len = 1;
         return fcntl(fd, F_OFD_SETLK, &request);
     }
+    /* The low half of a word as a futex that processes share. Each sleep has an end, and may end for no reason. */
+    static inline void kv_wait_word(uint64_t *at, uint64_t expected, int64_t ns) {
+        struct timespec longest = {ns / 1000000000, ns % 1000000000};
+        syscall(SYS_futex, (uint32_t *)at, FUTEX_WAIT, (uint32_t)expected, &longest, NULL, 0);
+    }
+    static inline void kv_wake_word(uint64_t *at) { syscall(SYS_futex, (uint32_t *)at, FUTEX_WAKE, 1, NULL, NULL, 0); }
     static inline int kv_lock(int fd, int64_t at) { return kv_set_lock(fd, at, F_WRLCK); }
     static inline int kv_unlock(int fd, int64_t at) { return kv_set_lock(fd, at, F_UNLCK); }
     """
@@ -73,6 +81,8 @@ cdef extern from *:
     int kv_lock(int fd, int64_t at) noexcept nogil
     int kv_unlock(int fd, int64_t at) noexcept nogil
     int kv_process_id() noexcept nogil
+    void kv_wait_word(uint64_t *at, uint64_t expected, int64_t ns) noexcept nogil
+    void kv_wake_word(uint64_t *at) noexcept nogil
 
 
 cdef inline uint8_t *bytes_at(const uint8_t[::1] view) except NULL:
@@ -143,6 +153,19 @@ cdef inline void fence_stores() noexcept:
 
 cdef inline void prefetch(const uint8_t *data, uint64_t at, uint64_t length) noexcept:
     kv_prefetch(data + at, length)
+
+
+cdef inline void wait_word(uint64_t *words, Py_ssize_t at, uint64_t expected, int64_t longest) noexcept:
+    with nogil:
+        kv_wait_word(words + at, expected, longest)
+
+
+cdef inline void wake_word(uint64_t *words, Py_ssize_t at) noexcept:
+    kv_wake_word(words + at)
+
+
+cdef inline bint is_bytes(object value) noexcept:
+    return PyBytes_CheckExact(value)
 
 
 cdef inline uint32_t crc32c(uint32_t state, const uint8_t *source, Py_ssize_t start, Py_ssize_t length) noexcept:

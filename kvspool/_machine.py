@@ -19,6 +19,7 @@ from typing import Any
 from kvspool import system
 
 _HEAD = struct.Struct("<QQQI")
+_PAUSE = 100_000  # ns between two looks at a word
 
 
 def bytes_at(view: memoryview) -> memoryview:
@@ -105,6 +106,25 @@ def fence_stores() -> None:
 
 def prefetch(data: memoryview, at: int, length: int) -> None:
     """Tell the processor that `length` bytes at `at` will soon be overwritten. Nothing here; they may lie behind the end."""
+
+
+def wait_word(words: memoryview, at: int, expected: int, longest: int) -> None:
+    """Sleep until word `at` is no longer `expected` and its waker says so, or for `longest` ns; it may end early.
+
+    The C form sleeps in the kernel, on the word itself (a futex). Here it is looked at every tenth of a millisecond.
+    """
+    while longest > 0 and words[at] == expected:
+        system.port.sleep(min(longest, _PAUSE) / 1e9)
+        longest -= _PAUSE
+
+
+def wake_word(words: memoryview, at: int) -> None:
+    """Wake the one that has slept longest in `wait_word` on word `at`. Here nobody is: whoever sleeps looks by himself."""
+
+
+def is_bytes(value: object) -> bool:
+    """Return whether it is a `bytes` object, and not one of a subclass."""
+    return value.__class__ is bytes
 
 
 def now() -> int:

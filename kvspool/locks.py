@@ -23,10 +23,12 @@ FIRST_PAUSE = 20e-6  # seconds; a holder that appends one record needs less
 LONGEST_PAUSE = 2e-3  # seconds; what a waiter may lose after the lock became free
 
 
-def wait_for(attempt: Callable[[], T | None], timeout: float, holder: Callable[[], str]) -> T:
+def wait_for(
+    attempt: Callable[[], T | None], timeout: float, holder: Callable[[], str], rest: Callable[[float], None] | None = None
+) -> T:
     """Return what `attempt` returns once it isn't None, trying again and again for up to `timeout` seconds.
 
-    LockTimeout names the `holder` if that was too short.
+    LockTimeout names the `holder` if that was too short. `rest` takes the place of the sleep between two attempts.
     """
     got = attempt()
     if got is not None:
@@ -36,14 +38,17 @@ def wait_for(attempt: Callable[[], T | None], timeout: float, holder: Callable[[
     while (got := attempt()) is None:
         if system.port.monotonic() >= deadline:
             raise LockTimeout(f"no lock within {timeout:g} s: {holder()}")
-        system.port.sleep(pause)
+        if rest is None:
+            system.port.sleep(pause)
+        else:
+            rest(pause)
         pause = min(pause * 1.5, LONGEST_PAUSE)
     return got
 
 
-def acquire(fd: int, byte: int, timeout: float, holder: Callable[[], str]) -> None:
+def acquire(fd: int, byte: int, timeout: float, holder: Callable[[], str], rest: Callable[[float], None] | None = None) -> None:
     """Lock a byte, waiting up to `timeout` seconds; see `wait_for`."""
-    wait_for(lambda: system.port.try_lock(fd, byte) or None, timeout, holder)
+    wait_for(lambda: system.port.try_lock(fd, byte) or None, timeout, holder, rest)
 
 
 @contextmanager

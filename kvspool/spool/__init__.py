@@ -2,5 +2,6 @@
 
 from kvspool.spool.reader import Lag, Reader, ReaderStats
 from kvspool.spool.spool import Spool, SpoolStats
+from kvspool.spool.writer import Writer
 
-__all__ = ["Lag", "Reader", "ReaderStats", "Spool", "SpoolStats"]
+__all__ = ["Lag", "Reader", "ReaderStats", "Spool", "SpoolStats", "Writer"]

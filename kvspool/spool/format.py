@@ -3,7 +3,7 @@
     NAME/spool.ctl   the control block: small, mapped by everybody
     NAME/spool.dat   one page of header, then the ring
 
-    spool.ctl    0 HEADER   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   1024 CHECKPOINTS
+    spool.ctl    0 HEADER   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   576 ASKED   1024 CHECKPOINTS
                  4096 RATES   8704 GAPS   12288 SLOTS   28672 KEY TABLE   65536 INDEX
 
 Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
@@ -99,6 +99,10 @@ class Control(NamedTuple):
     holder_start: Annotated[int, "Q", "when that process started, clock ticks since boot"]
     holder_boot: Annotated[int, "Q", "the first 8 bytes of the boot id"]
     holder_namespace: Annotated[int, "Q", "inode of the process's pid namespace"]
+    holder_reserved: Annotated[bytes, "16s", "zeros"]
+    asked: Annotated[int, "Q", "not 0: a writer waits for the append lock; whoever keeps it gives it up and clears this"]
+    released: Annotated[int, "Q", "counts, roughly, releases for which somebody waited; writers sleep on its low half (a futex)"]
+    asked_reserved: Annotated[bytes, "48s", "zeros"]
 
 
 class Checkpoint(NamedTuple):
@@ -239,6 +243,8 @@ for _word, _name in (
     (frames.SYNC_ERROR, "sync_error"),
     (frames.WANTED, "wanted"),
     (frames.HOLDER, "holder_id_low"),
+    (frames.ASKED, "asked"),
+    (frames.RELEASED, "released"),
 ):
     assert _word * 8 == CONTROL_AT + CONTROL.offset(_name)
 

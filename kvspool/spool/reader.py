@@ -26,7 +26,7 @@ from kvspool import _frames_py as frames
 from kvspool import _machine, forks, locks, system
 from kvspool.errors import Closed, Corruption, GapError, MismatchedPair, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
 from kvspool.record import Gap, Record
-from kvspool.spool import format, search, slots
+from kvspool.spool import format, search, slots, turns
 from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class Reader:
 
     def _take(self, pair: Pair, fd: int, slot: slots.Slot) -> None:
         """Make a free slot this reader's. Where writers wait for readers, none may overwrite anything meanwhile."""
-        with _appending(fd, self._timeout) if pair.header.policy else _nothing():
+        with _appending(pair, fd, self._timeout) if pair.header.policy else _nothing():
             self._place = search.find(pair.reader(0, 0), self._start)
             if pair.header.policy:
                 self._slots.announce()
@@ -223,7 +223,7 @@ class Reader:
 
     @contextmanager
     def _appending(self) -> Iterator[None]:
-        with _appending(self._fd, self._timeout):
+        with _appending(self._pair(), self._fd, self._timeout):
             yield
 
     def _go(self, start: search.Start) -> None:
@@ -384,8 +384,8 @@ def _administering(pair: Pair, timeout: float) -> Iterator[_Admin]:
 
 
 @contextmanager
-def _appending(fd: int, timeout: float) -> Iterator[None]:
-    with locks.held(fd, format.APPEND_LOCK, timeout, lambda: "another process appends"):
+def _appending(pair: Pair, fd: int, timeout: float) -> Iterator[None]:
+    with turns.held(fd, pair.reader(0, 0), timeout, lambda: "another process appends"):
         yield
 
 

@@ -36,6 +36,8 @@ from kvspool.spool import format, rates, search
 from kvspool.spool.cursor import Cursor, Following, OnGap, Reading, refuse_vanished
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import Reader, ReaderStats, delete, listing, slowest
+from kvspool.spool.turns import Turn
+from kvspool.spool.writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from kvspool.arrow import Columns
 
 T = TypeVar("T")
+Keep = Callable[[FrameWriter], None]  # told of a writer that keeps the append lock
 TIMEOUT = 10.0  # seconds that a writer waits for the lock before it says who holds it
 
 
@@ -135,7 +138,7 @@ class Spool:
             sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp)
             if sequence >= 0:
                 if writer.bell:
-                    self._ring(writer)
+                    self.ring(writer)
                 return sequence
         batch = Prepared([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp)
         return self.append_prepared(batch, timeout)[0]
@@ -173,11 +176,36 @@ class Spool:
             raise TooLarge(_too_large(longest, self.capacity))
         return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored)
 
-    def append_prepared(self, batch: Prepared, timeout: float | None = None) -> range:
-        """Append a prepared batch under one lock; see `append_many`."""
+    def append_prepared(self, batch: Prepared, timeout: float | None = None, keep: Keep | None = None) -> range:
+        """Append a prepared batch under one lock; see `append_many`. With `keep` the lock is kept, and that one told."""
         return self._write(
-            lambda writer: writer.put_many(*batch), lambda writer: writer.end_of_many(writer.end, batch.keys, batch.values), timeout
+            lambda writer: writer.put_many(*batch), lambda writer: writer.end_of_many(writer.end, batch.keys, batch.values), timeout, keep
         )
+
+    def writer(self, timeout: float | None = None) -> Writer:
+        """Return a writer for bursts: it keeps the append lock between its appends, until another writer asks for it.
+
+        `with log.writer() as w: w.append(value)`: each record is published, and survives the death of any process, when its append
+        returns. timeout: seconds to wait for the lock and for room (default: the handle's). Raises Closed, LogVanished; PermissionError
+        where one may only read.
+        """
+        return Writer(self, self.timeout if timeout is None else timeout)
+
+    def frame_writer(self) -> FrameWriter:
+        """Return the writer of frames of this handle, which belongs to this process."""
+        with self._thread_lock:
+            return self._open_writer()
+
+    def give_up(self) -> None:
+        """Give the append lock back if a `writer()` of this handle keeps it."""
+        writer = self._writer
+        if writer is None or not writer.is_kept:
+            return
+        if writer.is_one_step:
+            writer.give_up()
+            return
+        with self._thread_lock:
+            writer.give_up()
 
     def append_arrow(
         self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW, timeout: float | None = None
@@ -226,7 +254,7 @@ class Spool:
         any process; LockTimeout if another process's flush takes longer than `timeout` seconds (default: the handle's).
         """
         with self._thread_lock:
-            self._open_writer()
+            self._open_writer().give_up()  # the append lock is never held across a flush
             pair = self._live()
         with pair.in_use() as is_open:
             if not is_open:
@@ -457,7 +485,9 @@ class Spool:
         """Return the words that name this handle to who waits for its lock."""
         return system.port.random(16) + struct.pack("<4Q", *holders.ours())
 
-    def _write(self, put: Callable[[FrameWriter], Any], end: Callable[[FrameWriter], int], timeout: float | None) -> range:
+    def _write(
+        self, put: Callable[[FrameWriter], Any], end: Callable[[FrameWriter], int], timeout: float | None, keep: Keep | None = None
+    ) -> range:
         """Append under one lock what `put` puts, which would end at position `end`; all of it or nothing.
 
         Waits for the lock, and for room where the policy says so; in between neither lock is held.
@@ -479,7 +509,7 @@ class Spool:
             return False
 
         while True:
-            appended = self._locked(work, left)
+            appended = self._locked(work, left, keep)
             if isinstance(appended, range):
                 return appended
             pair = self._live()
@@ -490,17 +520,22 @@ class Spool:
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
 
-    def _locked(self, work: Callable[[FrameWriter], T], timeout: float) -> T:
-        """Do the work under the append lock, one thread at a time; ring afterwards if a reader asked for it."""
+    def _locked(self, work: Callable[[FrameWriter], T], timeout: float, keep: Keep | None = None) -> T:
+        """Do the work under the append lock, one thread at a time; ring afterwards if a reader asked for it. See `FrameWriter.locked`."""
         with self._thread_lock:
             writer = self._open_writer()
             pair = self._live()
-            done: T = locks.wait_for(lambda: writer.locked(work), timeout, partial(self._describe_holder, pair))
+            writer.let_others()
+            done: T = locks.wait_for(
+                lambda: writer.locked(work, keep is not None), timeout, partial(self._describe_holder, pair), Turn(writer).rest
+            )
+            if keep is not None:
+                keep(writer)
             if writer.bell:
-                self._ring(writer)
+                self.ring(writer)
             return done
 
-    def _ring(self, writer: FrameWriter) -> None:
+    def ring(self, writer: FrameWriter) -> None:
         """Wake who asked. The records are stored by now, so nothing that goes wrong here is the caller's: a sleeper looks by himself."""
         wanted, writer.bell = writer.bell, 0
         pair = self._pair
@@ -518,12 +553,13 @@ class Spool:
     def _intern(self, keys: list[str]) -> dict[str, int]:
         """Add keys to the key table, as far as there is room, and return the indexes of all that are there."""
         with self._thread_lock:
-            self._open_writer()
+            writer = self._open_writer()
             pair = self._live()
             table = pair.key_table
             assert table is not None
             table.look()
             if not table.is_full and any(key not in table.indexes for key in keys):
+                writer.give_up()  # the append lock is never held across a flush
                 with locks.held(pair.lock_fd, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
                     table.add(keys, lambda: self._flush_control(pair))
             return table.indexes

@@ -55,14 +55,15 @@ def write(path: Path, life: int, seed: int, pipe: int) -> None:
     noise = random.Random(seed)
     number = 0
     log = kvspool.open(path, timeout=60)
+    target = log.writer() if life % 2 else log  # every other writer keeps the lock as long as it may
     while not stopped:
         count = noise.choice((1, 1, 1, 2, 5, 40))
         os.write(pipe, ENTRY.pack(INTENT, life, number, count, 0))
         values = [payload(life, number + at) for at in range(count)]
         if count == 1:
-            sequence = log.append(values[0], key=b"%d" % life)
+            sequence = target.append(values[0], key=b"%d" % life)
         else:
-            got = log.append_many(values, keys=[b"%d" % life] * count)
+            got = target.append_many(values, keys=[b"%d" % life] * count)
             assert len(got) == count
             sequence = got.start
         os.write(pipe, ENTRY.pack(ACKNOWLEDGED, life, number, count, sequence))
@@ -70,6 +71,7 @@ def write(path: Path, life: int, seed: int, pipe: int) -> None:
         if noise.random() < 0.02:
             log.close()
             log = kvspool.open(path, timeout=60)
+            target = log.writer() if life % 2 else log
 
 
 def read(path: Path, name: int, result: Path) -> None:
