@@ -42,6 +42,7 @@ cdef class Ring:
     cpdef uint64_t tail(self) except? 0
     cdef int check_position(self, uint64_t position) except -1
     cpdef uint64_t ask_for_bell(self, Py_ssize_t seat) except? 0
+    cpdef uint64_t take_bell(self) except? 0
     cpdef uint64_t word(self, Py_ssize_t at) except? 0
     @cython.locals(tail=uint64_t, sequence=uint64_t, timestamp=uint64_t, at=Py_ssize_t)
     cpdef tuple mark(self)

@@ -158,6 +158,14 @@ class Ring:
         native.fence()
         return native.load(self.control, TAIL)
 
+    def take_bell(self) -> int:
+        """After a store that readers wait for: return the word of who asked to be woken, and clear it. The memory must be writable."""
+        self.check_open()
+        native.fence()
+        if native.load(self.control, WANTED) == 0:
+            return 0
+        return native.exchange(self.control, WANTED, 0)
+
     def word(self, at: int) -> int:
         """Return word `at` of the control block."""
         self.check_open()
