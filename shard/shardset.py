@@ -159,8 +159,8 @@ class ShardSet:
     ) -> dict[int, range]:
         """Append a record for each value, each shard's part under one lock; return the sequences for each shard.
 
-        durable: a flush for each shard that gets a part. Nothing is written if one of the values can't be. A lock or a disk that fails half-way leaves the parts before it written; a
-        note on the error says to which shards.
+        durable: return when all are on disk, after a flush for each shard that gets a part. Nothing is written if one of the values can't
+        be. A lock or a disk that fails half-way leaves the parts before it written; a note on the error says to which shards.
         """
         values = values if isinstance(values, list) else list(values)
         keys = [None] * len(values) if keys is None else list(keys)

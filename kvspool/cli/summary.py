@@ -41,7 +41,8 @@ class Summary:
         if self._status is not None:
             self._status.stop()
         if arguments.json:
-            output.print_json({"appended": self.count, "first_sequence": self.first, "last_sequence": self.last, "synced": arguments.durable})
+            said = {"appended": self.count, "first_sequence": self.first, "last_sequence": self.last, "synced": arguments.durable}
+            output.print_json(said)
             return
         words = f"appended {self.count:,} {'record' if self.count == 1 else 'records'}"
         if self.first is not None and self.last is not None:

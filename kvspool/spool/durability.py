@@ -140,9 +140,11 @@ class Flusher:
 
     def _is_reached(self, sequence: int, position: int) -> bool:
         """Return whether that is done. Raises Poisoned if a flush failed, even where an earlier one had done it."""
-        is_flushed = self._reader.word(format.SYNCED_SEQ) >= sequence
-        is_kept = not position or position <= self._reader.word(format.CHECKPOINTED) <= self._reader.tail()
-        if number := self._reader.word(frames.SYNC_ERROR):
+        reader = self._reader
+        # What lies behind the end of the log is damage, and proves nothing.
+        is_flushed = sequence <= reader.word(format.SYNCED_SEQ) <= reader.mark()[1]
+        is_kept = not position or position <= reader.word(format.CHECKPOINTED) <= reader.tail()
+        if number := reader.word(frames.SYNC_ERROR):
             raise Poisoned(f"{self.pair.path}: a flush to disk failed before (errno {number}); copy it to a sound disk")
         return is_flushed and is_kept
 

@@ -96,7 +96,7 @@ class Control(NamedTuple):
     checkpointed: Annotated[int, "Q", "tail of the newest checkpoint; sync lock"]
     checkpointed_at: Annotated[int, "Q", "when it was written, ns since the Unix epoch"]
     synced_reserved: Annotated[bytes, "24s", "zeros"]
-    wanted: Annotated[int, "Q", "byte 0: a reader sleeps on inotify; 1..6: on that seat's semaphore; who publishes or syncs clears and wakes"]
+    wanted: Annotated[int, "Q", "byte 0: a reader sleeps on inotify; 1..6: on that seat's semaphore; who publishes or syncs wakes"]
     bell: Annotated[int, "Q", "a writer wakes by writing a byte here through the file, which inotify sees"]
     seats: Annotated[bytes, "48s", "6 words: how often each seat was taken, so that a writer knows a new semaphore"]
     holder_id_low: Annotated[int, "Q", "who last held the append lock: random id of the handle"]
