@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.follow:
             output.print_records(_gaps_as(arguments.gaps, last), arguments)
             return 0
-        items = log.follow(start=_place(last, stats, arguments.lines), timeout=arguments.timeout, on_gap=arguments.gaps, **isolation)
+        items = log.follow(start=_place(last, stats, arguments), timeout=arguments.timeout, on_gap=arguments.gaps, **isolation)
         output.print_records(items, arguments, live=True)
     return 0
 
@@ -87,16 +87,16 @@ def _has_sequences(stats: Any) -> bool:
     return hasattr(stats, "next_sequence") and hasattr(stats, "first_sequence")
 
 
-def _place(last: deque[Any], stats: Any, count: int) -> Start:
+def _place(last: deque[Any], stats: Any, arguments: argparse.Namespace) -> Start:
     """Return where to follow from, so that the last records come first and nothing between them and the new ones is missed.
 
     In a log of several logs that is the time of the first of them: others of the same microsecond are shown with it.
     """
     if _has_sequences(stats):
-        return int(_sequence(last[0]) if last else stats.next_sequence)
+        return int(_sequence(last[0]) if last else stats.synced_sequence if arguments.synced else stats.next_sequence)
     times = [item.time for item in last if not isinstance(item, Gap)]
     earliest: datetime | None = min(times, default=None)
-    return earliest or ("earliest" if count else "latest")
+    return earliest or ("earliest" if arguments.lines else "latest")
 
 
 def _sequence(item: Any) -> int:
