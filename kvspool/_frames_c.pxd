@@ -43,6 +43,8 @@ cdef class Ring:
     cdef int check_position(self, uint64_t position) except -1
     cpdef uint64_t ask_for_bell(self, Py_ssize_t seat) except? 0
     cpdef uint64_t take_bell(self) except? 0
+    cpdef object wait_word(self, Py_ssize_t at, uint64_t expected, int64_t longest)
+    cpdef object wake_all(self, Py_ssize_t at)
     cpdef uint64_t word(self, Py_ssize_t at) except? 0
     @cython.locals(tail=uint64_t, sequence=uint64_t, timestamp=uint64_t, at=Py_ssize_t)
     cpdef tuple mark(self)

@@ -166,6 +166,16 @@ class Ring:
             return 0
         return native.exchange(self.control, WANTED, 0)
 
+    def wait_word(self, at: int, expected: int, longest: int) -> None:
+        """Sleep while word `at` of the control block is `expected`, `longest` ns at most; it may end early."""
+        self.check_open()
+        native.wait_word(self.control, at, expected, longest)
+
+    def wake_all(self, at: int) -> None:
+        """Wake all who sleep on word `at` of the control block."""
+        self.check_open()
+        native.wake_all(self.control, at)
+
     def word(self, at: int) -> int:
         """Return word `at` of the control block."""
         self.check_open()

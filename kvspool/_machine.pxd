@@ -12,8 +12,11 @@ cdef extern from "_crc32c.h":
 cdef extern from *:
     """
     #include <fcntl.h>
+    #include <limits.h>
+    #include <linux/futex.h>
     #include <pthread.h>
     #include <stdint.h>
+    #include <sys/syscall.h>
     #include <time.h>
     #include <unistd.h>
     #ifndef F_OFD_SETLK
@@ -50,6 +53,12 @@ cdef extern from *:
         request.l_len = 1;
         return fcntl(fd, F_OFD_SETLK, &request);
     }
+    /* The low half of a word as a futex that processes share. Each sleep has an end, and may end for no reason. */
+    static inline void kv_wait_word(uint64_t *at, uint64_t expected, int64_t ns) {
+        struct timespec longest = {ns / 1000000000, ns % 1000000000};
+        syscall(SYS_futex, (uint32_t *)at, FUTEX_WAIT, (uint32_t)expected, &longest, NULL, 0);
+    }
+    static inline void kv_wake_all(uint64_t *at) { syscall(SYS_futex, (uint32_t *)at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
     static inline int kv_lock(int fd, int64_t at) { return kv_set_lock(fd, at, F_WRLCK); }
     static inline int kv_unlock(int fd, int64_t at) { return kv_set_lock(fd, at, F_UNLCK); }
     """
@@ -62,6 +71,8 @@ cdef extern from *:
     int kv_lock(int fd, int64_t at) noexcept nogil
     int kv_unlock(int fd, int64_t at) noexcept nogil
     int kv_process_id() noexcept nogil
+    void kv_wait_word(uint64_t *at, uint64_t expected, int64_t ns) noexcept nogil
+    void kv_wake_all(uint64_t *at) noexcept nogil
 
 
 cdef inline uint8_t *bytes_at(const uint8_t[::1] view) except NULL:
@@ -110,6 +121,15 @@ cdef inline uint64_t exchange(uint64_t *words, Py_ssize_t at, uint64_t value) no
 
 cdef inline void fence() noexcept:
     kv_fence()
+
+
+cdef inline void wait_word(uint64_t *words, Py_ssize_t at, uint64_t expected, int64_t longest) noexcept:
+    with nogil:
+        kv_wait_word(words + at, expected, longest)
+
+
+cdef inline void wake_all(uint64_t *words, Py_ssize_t at) noexcept:
+    kv_wake_all(words + at)
 
 
 cdef inline uint32_t crc32c(uint32_t state, const uint8_t *source, Py_ssize_t start, Py_ssize_t length) noexcept:

@@ -19,6 +19,7 @@ from typing import Any
 from kvspool import system
 
 _HEAD = struct.Struct("<QQQI")
+_PAUSE = 100_000  # ns between two looks at a word
 
 
 def bytes_at(view: memoryview) -> memoryview:
@@ -81,6 +82,20 @@ def exchange(words: memoryview, at: int, value: int) -> int:
 def fence() -> None:
     """Let no store before it move behind a load after it."""
     system.port.fence()
+
+
+def wait_word(words: memoryview, at: int, expected: int, longest: int) -> None:
+    """Sleep until word `at` is no longer `expected` and its waker says so, or for `longest` ns; it may end early.
+
+    The C form sleeps in the kernel, on the word itself (a futex). Here it is looked at every tenth of a millisecond.
+    """
+    while longest > 0 and words[at] == expected:
+        system.port.sleep(min(longest, _PAUSE) / 1e9)
+        longest -= _PAUSE
+
+
+def wake_all(words: memoryview, at: int) -> None:
+    """Wake all who sleep in `wait_word` on word `at`. Here nobody is: whoever sleeps looks by himself."""
 
 
 def now() -> int:

@@ -36,8 +36,7 @@ from kvspool.spool.pair import Pair
 SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
 CHECKPOINT_EVERY = 1_000_000_000  # ns
 CHECKPOINT_SHARE = 8  # of the ring, so a checkpoint is due when so much was flushed since the last one
-PAUSE = 50e-6  # seconds between two looks whether another process is done; a flush takes longer
-MOMENT = 5e-6  # seconds; the kernel makes some 60 us of it, in which another process appends
+LONGEST_WAIT = 2_000_000  # ns until a look whether another process is done, for one that was killed wakes nobody
 
 
 class State(NamedTuple):
@@ -58,7 +57,6 @@ class Flusher:
         self._reader = pair.reader(0, 0)
         self._turn = threading.Condition()
         self._leader = 0  # the thread that flushes, or waits for another process that does
-        self._has_company = False  # whether somebody else flushed the last time that we wanted to
 
     def sync(self, timeout: float) -> int:
         """Put everything that was appended so far on disk, and a checkpoint that says so; return the sequence below which all is there."""
@@ -119,24 +117,26 @@ class Flusher:
     def _lead(self, sequence: int, position: int, deadline: float) -> None:
         """Flush under the sync lock, unless another process gets there before."""
         fd = self.pair.sync_lock_fd
-        has_company = False
-        while not self._is_reached(sequence, position):
+        while True:
+            synced = self._reader.word(format.SYNCED)
+            if self._is_reached(sequence, position):
+                return
+            is_ours = False
             try:
-                if system.port.try_lock(fd, format.SYNC_LOCK):
+                is_ours = system.port.try_lock(fd, format.SYNC_LOCK)
+                if is_ours:
                     if not self._is_reached(sequence, position):
-                        if self._has_company:
-                            # Who comes back from the last flush wants the next one; else there would be two groups that take turns.
-                            system.port.sleep(MOMENT)
                         self._flush(position)
-                    break
+                    return
             finally:
                 # Whether we have it or not: an exception out of a signal handler may have come before we knew.
                 system.port.unlock(fd, format.SYNC_LOCK)
-            has_company = True
-            if system.port.monotonic() >= deadline:
+                if is_ours:
+                    self._reader.wake_all(format.SYNCED)
+            left = deadline - system.port.monotonic()
+            if left <= 0:
                 raise self._too_slow("another process")
-            system.port.sleep(PAUSE)
-        self._has_company = has_company
+            self._reader.wait_word(format.SYNCED, synced, min(LONGEST_WAIT, int(left * 1e9)))
 
     def _is_reached(self, sequence: int, position: int) -> bool:
         """Return whether that is done. Raises Poisoned if a flush failed, even where an earlier one had done it."""
