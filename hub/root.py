@@ -24,7 +24,7 @@ import msgspec
 import kvspool
 from kvspool import Spool, SpoolStats, system
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
-from kvspool.spool.cursor import OnGap
+from kvspool.spool.cursor import Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.pair import Pair
 from kvspool.spool.spool import TIMEOUT
@@ -127,14 +127,19 @@ class HubRoot:
     # Reading.
 
     def read(
-        self, start: str | datetime = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise"
+        self,
+        start: str | datetime = "earliest",
+        *,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
     ) -> Merge:
         """Iterate over the records (`HubRecord`) of all clients that are there now. start: "earliest", "latest", an aware datetime.
 
-        limit and on_gap as `kvspool.Spool.read` has them. Raises ShardError for shards that make up no set.
+        limit, on_gap and isolation as `kvspool.Spool.read` has them. Raises ShardError for shards that make up no set.
         """
         merge = Merge(limit, on_gap)
-        self._add_new(merge, start, bounded=True)
+        self._add_new(merge, start, True, isolation)
         return merge
 
     def follow(
@@ -144,16 +149,17 @@ class HubRoot:
         timeout: float | None = None,
         limit: int | None = None,
         on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
     ) -> FollowingMerge:
         """Iterate over the records from `start` on, and wait for more; clients that appear later are read from their earliest record.
 
         One inotify descriptor serves the root and all shards. Ends quietly after `timeout` seconds without a record; None: never.
         """
-        merge = _FollowingRoot(self, limit, on_gap, timeout)
-        self._add_new(merge, start, bounded=False)
+        merge = _FollowingRoot(self, limit, on_gap, timeout, isolation)
+        self._add_new(merge, start, False, isolation)
         return merge
 
-    def _add_new(self, merge: M, start: str | datetime, bounded: bool) -> None:
+    def _add_new(self, merge: M, start: str | datetime, bounded: bool, isolation: Isolation) -> None:
         """Add every shard to the merge that it doesn't read yet."""
         self._check_open()
         if isinstance(start, int):
@@ -165,7 +171,7 @@ class HubRoot:
                     if isinstance(merge, _FollowingRoot):
                         merge.clients.add(key[0])
                     make = partial(HubRecord, client=key[0], shard=key[1])
-                    merge.add(key, log.cursor(start, bounded=bounded), make)
+                    merge.add(key, log.cursor(start, bounded=bounded, isolation=isolation), make)
 
     def _shard_paths(self, known: frozenset[str] | set[str] = frozenset()) -> list[tuple[tuple[str, int], Path]]:
         """Return client, index and path of each shard that is there; ShardError where a client's make up no set.
@@ -251,10 +257,11 @@ class HubRoot:
 class _FollowingRoot(FollowingMerge):
     """A merge that takes in the shards of new clients, and lets go of those that were removed."""
 
-    def __init__(self, root: HubRoot, limit: int | None, on_gap: OnGap, timeout: float | None) -> None:
+    def __init__(self, root: HubRoot, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation) -> None:
         super().__init__(limit, on_gap, timeout)
         self.clients: set[str] = set()  # that were seen: what is missing of them is being removed
         self._root = root
+        self._isolation: Isolation = isolation
 
     def arm(self) -> Watcher:
         watcher = super().arm()
@@ -273,7 +280,7 @@ class _FollowingRoot(FollowingMerge):
                     self.drop(key)
                     self._root.forget(source.cursor.pair)
         if keys is None or _ROOT in keys:
-            self._root._add_new(self, "earliest", bounded=False)
+            self._root._add_new(self, "earliest", False, self._isolation)
 
 
 def _is_client(prefix: str) -> bool:

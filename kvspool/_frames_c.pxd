@@ -49,6 +49,9 @@ cdef class Ring:
     cpdef uint64_t ask(self) except? 0
     cpdef int wait_for_release(self, uint64_t seen, int64_t longest) except -1
     cpdef void pass_on(self) noexcept
+    cpdef uint64_t take_bell(self) except? 0
+    cpdef object wait_word(self, Py_ssize_t at, uint64_t expected, int64_t longest)
+    cpdef object wake_all(self, Py_ssize_t at)
     cpdef uint64_t word(self, Py_ssize_t at) except? 0
     @cython.locals(tail=uint64_t, sequence=uint64_t, timestamp=uint64_t, at=Py_ssize_t)
     cpdef tuple mark(self)

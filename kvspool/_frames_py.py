@@ -177,10 +177,7 @@ class Ring:
 
     def wait_for_release(self, seen: int, longest: int) -> None:
         """Sleep until the append lock was released since `ask` returned `seen`, or for `longest` ns, or for no reason."""
-        self.check_open()
-        owner = self.owner  # keeps the memory while another thread closes
-        native.wait_word(self.control, RELEASED, seen, longest)
-        del owner
+        self.wait_word(RELEASED, seen, longest)
 
     def pass_on(self) -> None:
         """Behind the release of the append lock: wake the writer that has waited longest.
@@ -192,6 +189,26 @@ class Ring:
         native.store(self.control, ASKED, 0)
         native.store(self.control, RELEASED, (native.load(self.control, RELEASED) + 1) & NOTHING)
         native.wake_word(self.control, RELEASED)
+
+    def take_bell(self) -> int:
+        """After a store that readers wait for: return the word of who asked to be woken, and clear it. The memory must be writable."""
+        self.check_open()
+        native.fence()
+        if native.load(self.control, WANTED) == 0:
+            return 0
+        return native.exchange(self.control, WANTED, 0)
+
+    def wait_word(self, at: int, expected: int, longest: int) -> None:
+        """Sleep while word `at` of the control block is `expected`, `longest` ns at most; it may end early."""
+        self.check_open()
+        owner = self.owner  # keeps the memory while another thread closes
+        native.wait_word(self.control, at, expected, longest)
+        del owner
+
+    def wake_all(self, at: int) -> None:
+        """Wake all who sleep on word `at` of the control block."""
+        self.check_open()
+        native.wake_all(self.control, at)
 
     def word(self, at: int) -> int:
         """Return word `at` of the control block."""

@@ -14,6 +14,7 @@ cdef extern from "_crc32c.h":
 cdef extern from *:
     """
     #include <fcntl.h>
+    #include <limits.h>
     #include <linux/futex.h>
     #include <pthread.h>
     #include <stdint.h>
@@ -66,6 +67,7 @@ cdef extern from *:
         syscall(SYS_futex, (uint32_t *)at, FUTEX_WAIT, (uint32_t)expected, &longest, NULL, 0);
     }
     static inline void kv_wake_word(uint64_t *at) { syscall(SYS_futex, (uint32_t *)at, FUTEX_WAKE, 1, NULL, NULL, 0); }
+    static inline void kv_wake_all(uint64_t *at) { syscall(SYS_futex, (uint32_t *)at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
     static inline int kv_lock(int fd, int64_t at) { return kv_set_lock(fd, at, F_WRLCK); }
     static inline int kv_unlock(int fd, int64_t at) { return kv_set_lock(fd, at, F_UNLCK); }
     """
@@ -83,6 +85,7 @@ cdef extern from *:
     int kv_process_id() noexcept nogil
     void kv_wait_word(uint64_t *at, uint64_t expected, int64_t ns) noexcept nogil
     void kv_wake_word(uint64_t *at) noexcept nogil
+    void kv_wake_all(uint64_t *at) noexcept nogil
 
 
 cdef inline uint8_t *bytes_at(const uint8_t[::1] view) except NULL:
@@ -162,6 +165,10 @@ cdef inline void wait_word(uint64_t *words, Py_ssize_t at, uint64_t expected, in
 
 cdef inline void wake_word(uint64_t *words, Py_ssize_t at) noexcept:
     kv_wake_word(words + at)
+
+
+cdef inline void wake_all(uint64_t *words, Py_ssize_t at) noexcept:
+    kv_wake_all(words + at)
 
 
 cdef inline bint is_bytes(object value) noexcept:

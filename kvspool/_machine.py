@@ -122,6 +122,10 @@ def wake_word(words: memoryview, at: int) -> None:
     """Wake the one that has slept longest in `wait_word` on word `at`. Here nobody is: whoever sleeps looks by himself."""
 
 
+def wake_all(words: memoryview, at: int) -> None:
+    """Wake all who sleep in `wait_word` on word `at`. Here nobody is: whoever sleeps looks by himself."""
+
+
 def is_bytes(value: object) -> bool:
     """Return whether it is a `bytes` object, and not one of a subclass."""
     return value.__class__ is bytes

@@ -23,6 +23,7 @@
     |-- TooManyReaders          every reader's slot is taken
     |-- Reentered               an append in the middle of another one, from a signal handler (also RuntimeError)
     |-- Poisoned                a flush to disk failed; the log takes no more records
+    |-- NotDurable              the records were appended, but are not known to be on disk
     `-- GapError                records were lost before they could be read
 
 Wrong arguments raise plain ValueError and TypeError. The system's OSError (disk full, permission denied, no more descriptors) passes
@@ -177,6 +178,19 @@ class Poisoned(KvspoolError):
     """
 
     exit_code = 5
+
+
+class NotDurable(KvspoolError):
+    """The records were appended and can be read, but are not known to be on disk. Don't append them again; call `sync`.
+
+    `sequences` says which they are; `__cause__` is the error that came in between.
+    """
+
+    exit_code = 6
+
+    def __init__(self, sequences: range, why: str) -> None:
+        super().__init__(f"sequences {sequences[0]} to {sequences[-1]} were appended, but are not known to be on disk: {why}")
+        self.sequences = sequences
 
 
 class GapError(KvspoolError):

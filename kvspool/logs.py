@@ -13,6 +13,7 @@ from kvspool.spool import Spool, format, pair
 from kvspool.spool.spool import TIMEOUT
 
 LONGEST_EXPIRY = 1e9  # seconds, some 30 years
+LEAST_INTERVAL = 1e-3  # seconds
 _SHARD_NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?[1-9a]\.[0-3][0-9a-f]{2}")
 
 
@@ -24,6 +25,8 @@ def create(
     mode: int = 0o600,
     policy: str = "overwrite",
     reader_expiry: float | None = None,
+    durability: format.Durability = "memory",
+    sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
 ) -> Spool:
@@ -37,6 +40,9 @@ def create(
     policy: what a writer does when the ring is full of records that a durable reader has yet to commit: "overwrite" them, "block" up
     to its timeout, or "raise" SpoolFull. Records that no durable reader waits for are always overwritten. reader_expiry: seconds
     after which writers wait no more for a reader that hasn't moved although it had something to read; None: they always wait.
+
+    durability: when an append is on disk, in every handle that isn't opened with another one: "memory", after a `sync`; "os", within
+    `sync_interval` seconds (default: 1) and a flush; "disk", when the call returns. See `kvspool.spool.durability`.
 
     Raises LogExists, UnsafeFilesystem (a network file system, unless `allow_unsafe_fs`), ValueError, or the system's OSError (no
     space, no permission); nothing is left behind then.
@@ -54,6 +60,7 @@ def create(
         raise ValueError("reader_expiry needs the policy block or raise: with overwrite nobody waits for a reader")
     if reader_expiry is not None and not 1e-9 <= reader_expiry <= LONGEST_EXPIRY:
         raise ValueError(f"reader_expiry is a number of seconds up to {LONGEST_EXPIRY:.0f}, not {reader_expiry}")
+    _check_durability(durability, sync_interval)
     if not 0o600 <= mode <= 0o666 or mode & 0o111:
         raise ValueError(f"mode is 0o600 with rights for others added, not {mode:#o}")
     if not target.parent.is_dir():
@@ -67,22 +74,41 @@ def create(
         mode=mode,
         policy=format.POLICIES.index(policy),
         reader_expiry=0 if reader_expiry is None else round(reader_expiry * 1e9),
+        durability=format.DURABILITIES.index(durability),
+        sync_interval=0 if sync_interval is None else round(sync_interval * 1e9),
     )
     return Spool(made, timeout)
 
 
-def open(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> Spool:
+def open(
+    path: str | os.PathLike[str],
+    *,
+    timeout: float = TIMEOUT,
+    durability: format.Durability | None = None,
+    sync_interval: float | None = None,
+) -> Spool:
     """Open the log that lies at `path`, for reading, and for writing where that is permitted.
 
-    timeout: how many seconds a writer waits for another one's lock before LockTimeout. Raises LogNotFound, NotALog, UnknownVersion,
+    timeout: how many seconds a writer waits for another one's lock before LockTimeout. durability, sync_interval: for the appends of this
+    handle, in place of what `create` was told. Raises LogNotFound, NotALog, UnknownVersion,
     MismatchedPair, Truncated, Corruption, or the system's OSError.
     """
+    _check_durability(durability, sync_interval)
     target = Path(os.path.abspath(path))
     if os.path.lexists(target / format.CONTROL_FILE):
         system.refuse_unfit_host()
-        return Spool(pair.Pair(target), timeout)
+        return Spool(pair.Pair(target), timeout, durability, sync_interval)
     if not os.path.lexists(target):
         raise LogNotFound(f"{target} does not exist; kvspool.create makes a log")
     if target.is_dir() and any(_SHARD_NAME.fullmatch(name) for name in system.port.names(target)):
         raise NotALog(f"{target} holds shards: open one shard set in it with shard.open, or all of them with hub.open")
     raise NotALog(f"{target} is neither a log nor a directory of logs")
+
+
+def _check_durability(durability: format.Durability | None, sync_interval: float | None) -> None:
+    if durability is not None and durability not in format.DURABILITIES:
+        raise ValueError(f"a durability is one of {', '.join(format.DURABILITIES)}, not {durability!r}")
+    if sync_interval is not None and durability != "os":
+        raise ValueError("sync_interval needs the durability os: the others have no interval")
+    if sync_interval is not None and not LEAST_INTERVAL <= sync_interval <= LONGEST_EXPIRY:
+        raise ValueError(f"sync_interval is {LEAST_INTERVAL:g} to {LONGEST_EXPIRY:.0f} seconds, not {sync_interval}")

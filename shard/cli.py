@@ -191,12 +191,12 @@ class ShardSummary(Summary):
             self._status.stop()
         filled = {name: count for name, count in zip(self._names, self._counts, strict=True) if count}
         if arguments.json:
-            output.print_json({"appended": self.count, "shards": filled, "synced": arguments.sync})
+            output.print_json({"appended": self.count, "shards": filled, "synced": arguments.durable})
             return
         words = f"appended {self.count:,} {'record' if self.count == 1 else 'records'}"
         if filled:
             words += f" to {len(filled):,} of {len(self._names):,} shards"
-        print(words + (", on disk" if arguments.sync and self.count else ""), file=sys.stderr)
+        print(words + (", on disk" if arguments.durable and self.count else ""), file=sys.stderr)
 
 
 def _open(arguments: argparse.Namespace) -> ShardSet:

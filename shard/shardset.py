@@ -22,7 +22,8 @@ import kvspool
 from kvspool import Record, Spool, SpoolStats, system
 from kvspool.errors import LogExists, LogNotFound
 from kvspool.record import Codec
-from kvspool.spool.cursor import OnGap
+from kvspool.spool import format
+from kvspool.spool.cursor import Isolation, OnGap
 from kvspool.spool.spool import TIMEOUT
 from shard import route
 from shard._hash import group, hash_column
@@ -70,6 +71,7 @@ class ShardSet:
         bits: int,
         capacity: int | str = "64MiB",
         codec: str = "json",
+        durability: format.Durability = "memory",
         mode: int = 0o600,
         timeout: float = TIMEOUT,
         exist_ok: bool = False,
@@ -94,7 +96,9 @@ class ShardSet:
                 raise LogExists(f"{base} has a shard set with prefix {prefix!r} already; shard.open opens it")
         for name in names:
             with suppress(LogExists):  # left by an earlier call, or made by another process at this moment
-                kvspool.create(base / name, capacity=capacity, codec=codec, mode=mode, allow_unsafe_fs=allow_unsafe_fs).close()
+                kvspool.create(
+                    base / name, capacity=capacity, codec=codec, durability=durability, mode=mode, allow_unsafe_fs=allow_unsafe_fs
+                ).close()
         return cls.open(base, prefix=prefix, timeout=timeout)
 
     @classmethod
@@ -135,12 +139,14 @@ class ShardSet:
             return self._turn & (len(self.shards) - 1)
         return route.shard_of(key, self.bits)
 
-    def append(self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None) -> Place:
+    def append(
+        self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None, durable: bool = False
+    ) -> Place:
         """Append one record to its key's shard and return where it went; see `kvspool.Spool.append`."""
         if key is not None and not isinstance(key, bytes):
             raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
         shard = self.shard_of(key)
-        return Place(shard, self.shards[shard].append(value, key=key, type=type, timestamp=timestamp))
+        return Place(shard, self.shards[shard].append(value, key=key, type=type, timestamp=timestamp, durable=durable))
 
     def append_many(
         self,
@@ -149,11 +155,12 @@ class ShardSet:
         keys: Iterable[bytes | None] | None = None,
         type: int = 0,
         timestamp: int | None = None,
+        durable: bool = False,
     ) -> dict[int, range]:
         """Append a record for each value, each shard's part under one lock; return the sequences for each shard.
 
-        Nothing is written if one of the values can't be. A lock or a disk that fails half-way leaves the parts before it written; a
-        note on the error says to which shards.
+        durable: return when all are on disk, after a flush for each shard that gets a part. Nothing is written if one of the values can't
+        be. A lock or a disk that fails half-way leaves the parts before it written; a note on the error says to which shards.
         """
         values = values if isinstance(values, list) else list(values)
         keys = [None] * len(values) if keys is None else list(keys)
@@ -167,7 +174,9 @@ class ShardSet:
             part[0].append(value)
             part[1].append(key)
         prepared = {shard: self.shards[shard].prepare(*part, type, timestamp) for shard, part in parts.items()}
-        return self._append_parts({shard: partial(self.shards[shard].append_prepared, batch) for shard, batch in prepared.items()})
+        return self._append_parts(
+            {shard: partial(self.shards[shard].append_prepared, batch, durable=durable) for shard, batch in prepared.items()}
+        )
 
     def append_arrow(self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW) -> dict[int, list[range]]:
         """Append a record for each row without a Python object for it; return the sequences for each shard.
@@ -219,13 +228,15 @@ class ShardSet:
 
     # Reading.
 
-    def read(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Merge:
+    def read(
+        self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
+    ) -> Merge:
         """Iterate over the records (`ShardRecord`) of all shards that are there now, in the order of `merge`.
 
         start: "earliest", "latest", an aware datetime, or a sequence for each shard (the others from the earliest on). Raises
-        OutOfRange; limit and on_gap as `kvspool.Spool.read` has them.
+        OutOfRange; limit, on_gap and isolation as `kvspool.Spool.read` has them.
         """
-        return self._fill(Merge(limit, on_gap), start, bounded=True)
+        return self._fill(Merge(limit, on_gap), start, True, isolation)
 
     def follow(
         self,
@@ -234,14 +245,15 @@ class ShardSet:
         timeout: float | None = None,
         limit: int | None = None,
         on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
     ) -> FollowingMerge:
         """Iterate over the records from `start` on and wait for more, on one inotify descriptor for all shards; see `read`.
 
         Ends quietly after `timeout` seconds without a record; None: never.
         """
-        return self._fill(FollowingMerge(limit, on_gap, timeout), start, bounded=False)
+        return self._fill(FollowingMerge(limit, on_gap, timeout), start, False, isolation)
 
-    def _fill(self, merge: M, start: Start, bounded: bool) -> M:
+    def _fill(self, merge: M, start: Start, bounded: bool, isolation: Isolation) -> M:
         if isinstance(start, int):
             raise ValueError(f"each shard has sequences of its own: start is a mapping such as {{0: {start}}}, not {start}")
         starts = start if isinstance(start, Mapping) else {}
@@ -249,7 +261,7 @@ class ShardSet:
             raise ValueError(f"start names shards {sorted(starts)}; there are 0..{len(self.shards) - 1}")
         default = "earliest" if isinstance(start, Mapping) else start
         for index, shard in enumerate(self.shards):
-            cursor = shard.cursor(starts.get(index, default), bounded=bounded)
+            cursor = shard.cursor(starts.get(index, default), bounded=bounded, isolation=isolation)
             merge.add(index, cursor, partial(ShardRecord, shard=index))
         return merge
 

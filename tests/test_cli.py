@@ -341,7 +341,7 @@ def test_append_shows_progress_where_it_takes_long(monkeypatch: pytest.MonkeyPat
     growing = summary.Summary(shows_progress=True)
     growing.add(range(0, 2))
     growing.add(range(5, 7))
-    growing.print(Namespace(json=False, sync=True))
+    growing.print(Namespace(json=False, durable=True))
     assert "appended 4 records: sequences 0 to 6, with records of others in between, on disk" in capsys.readouterr().err
 
 

@@ -26,7 +26,7 @@ of its batch is appended, and the summary says what was."""
 EXAMPLES = """\
   tail -f access.log | kvspool append events --key web
   kvspool append events --json-lines --key-field user < events.jsonl
-  echo done | kvspool append events --sync --json"""
+  echo done | kvspool append events --durable --json"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch", type=options.count(1), default=1000, metavar="N", help="at most so many lines at once (default: %(default)s)"
     )
-    parser.add_argument("--sync", action="store_true", help="put each batch on disk before the next one is read")
+    parser.add_argument("--durable", "--sync", action="store_true", help="put each batch on disk before the next one is read")
     options.add_json(parser, "print the summary as a JSON object on standard output")
 
 
@@ -79,11 +79,8 @@ def shows_progress(fd: int) -> bool:
 class Appendable(Protocol[T_co]):
     """What lines can be appended to; T is what it says about where they went."""
 
-    def append_many(self, values: list[Any], *, keys: list[bytes | None], type: int) -> T_co:
-        """Append a record for each value."""
-
-    def sync(self) -> object:
-        """Put what was appended on disk."""
+    def append_many(self, values: list[Any], *, keys: list[bytes | None], type: int, durable: bool) -> T_co:
+        """Append a record for each value; `durable`: return when they are on disk."""
 
 
 def append_batch(log: Appendable[T_co], batch: Batch, arguments: argparse.Namespace) -> T_co:
@@ -95,12 +92,9 @@ def append_batch(log: Appendable[T_co], batch: Batch, arguments: argparse.Namesp
         values.append(value)
         keys.append(_key(value, number, arguments))
     try:
-        sequences = log.append_many(values, keys=keys, type=arguments.type)
+        return log.append_many(values, keys=keys, type=arguments.type, durable=arguments.durable)
     except (TooLarge, Unencodable) as error:
         raise BadInput(f"{batch}: {error}") from error
-    if arguments.sync:
-        log.sync()
-    return sequences
 
 
 def _parsed(line: bytes, number: int) -> Any:

@@ -21,6 +21,7 @@ EXAMPLES = """\
   kvspool create events
   kvspool create events --capacity 1GiB --codec keyed
   kvspool create events --policy block --reader-expiry 86400
+  kvspool create events --durability disk
   kvspool create /dev/shm/events --mode 640        in memory, readable by the group"""
 
 
@@ -50,6 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with block and raise: wait no more for a reader that has not moved for so many seconds (default: always wait)",
     )
     parser.add_argument(
+        "--durability",
+        choices=format.DURABILITIES,
+        default="memory",
+        help="when an append is on disk: after a sync (memory), within the sync interval (os), or at once (disk) (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sync-interval", type=options.interval, metavar="S", help="with os: seconds between two flushes (default: 1)"
+    )
+    parser.add_argument(
         "--mode", type=options.mode, default="600", help="permission bits of the files, in octal (default: %(default)s)"
     )
     parser.add_argument(
@@ -70,6 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
             mode=arguments.mode,
             policy=arguments.policy,
             reader_expiry=arguments.reader_expiry,
+            durability=arguments.durability,
+            sync_interval=arguments.sync_interval,
             allow_unsafe_fs=arguments.allow_unsafe_fs,
         )
     except ValueError as error:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from kvspool import sizes
 from kvspool.errors import KvspoolError
@@ -42,6 +43,16 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     forms = parser.add_mutually_exclusive_group()
     add_json(forms, "one JSON object for each record, with everything that it holds")
     forms.add_argument("--values", action="store_true", help="the stored bytes of the values alone, one a line, as they are")
+
+
+def add_isolation(parser: argparse.ArgumentParser) -> None:
+    """Add the option --synced."""
+    parser.add_argument("--synced", action="store_true", help="only records that are on disk, which the death of the machine can't take")
+
+
+def isolation(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what `read` and `follow` are told of --synced; nothing without it, so that logs which don't know it are read all the same."""
+    return {"isolation": "synced"} if arguments.synced else {}
 
 
 def size(text: str) -> int:

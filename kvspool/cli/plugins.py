@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import kvspool
 from kvspool.cli import output
 from kvspool.errors import KvspoolError, NotALog
-from kvspool.spool.cursor import OnGap
+from kvspool.spool.cursor import Isolation, OnGap
 from kvspool.spool.search import Start
 
 GROUP = "kvspool.commands"
@@ -34,10 +34,18 @@ class Log(Protocol):
     whose further fields are shown too.
     """
 
-    def read(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Iterator[Any]: ...
+    def read(
+        self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
+    ) -> Iterator[Any]: ...
 
     def follow(
-        self, start: Start = "earliest", *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise"
+        self,
+        start: Start = "earliest",
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
     ) -> Iterator[Any]: ...
 
     def stats(self) -> Any: ...

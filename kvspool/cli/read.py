@@ -30,11 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="earliest, latest, a sequence, or an ISO time (without a zone: UTC) (default: %(default)s)",
     )
     parser.add_argument("--limit", type=options.count(0), metavar="N", help="at most so many records")
+    options.add_isolation(parser)
     options.add_output(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the records."""
     with plugins.opened(arguments.path, arguments.plugins) as log:
-        output.print_records(log.read(start=arguments.start, limit=arguments.limit, on_gap=arguments.gaps), arguments)
+        items = log.read(start=arguments.start, limit=arguments.limit, on_gap=arguments.gaps, **options.isolation(arguments))
+        output.print_records(items, arguments)
     return 0

@@ -38,7 +38,10 @@ _DETAILS = (
     "codec",
     "created",
     "first_timestamp",
+    "durability",
+    "sync_interval",
     "synced_sequence",
+    "unsynced_bytes",
     "sync_error",
 )
 _UNITS = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "h"), (120, 60, "min"), (0, 1, "s"))

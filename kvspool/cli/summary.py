@@ -41,11 +41,12 @@ class Summary:
         if self._status is not None:
             self._status.stop()
         if arguments.json:
-            output.print_json({"appended": self.count, "first_sequence": self.first, "last_sequence": self.last, "synced": arguments.sync})
+            said = {"appended": self.count, "first_sequence": self.first, "last_sequence": self.last, "synced": arguments.durable}
+            output.print_json(said)
             return
         words = f"appended {self.count:,} {'record' if self.count == 1 else 'records'}"
         if self.first is not None and self.last is not None:
             words += f": sequences {self.first} to {self.last}"
             if self.last - self.first >= self.count:
                 words += ", with records of others in between"
-        print(words + (", on disk" if arguments.sync and self.count else ""), file=sys.stderr)
+        print(words + (", on disk" if arguments.durable and self.count else ""), file=sys.stderr)

@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=options.seconds, metavar="S", help="with --follow: end after so many seconds without a record"
     )
+    options.add_isolation(parser)
     options.add_output(parser)
 
 
@@ -46,20 +47,21 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the last records, then those that come."""
     with plugins.opened(arguments.path, arguments.plugins) as log:
         stats = log.stats()
-        last = _last(log, stats, arguments.lines)
+        isolation = options.isolation(arguments)
+        last = _last(log, stats, arguments.lines, isolation)
         if not arguments.follow:
             output.print_records(_gaps_as(arguments.gaps, last), arguments)
             return 0
-        items = log.follow(start=_place(last, stats, arguments.lines), timeout=arguments.timeout, on_gap=arguments.gaps)
+        items = log.follow(start=_place(last, stats, arguments), timeout=arguments.timeout, on_gap=arguments.gaps, **isolation)
         output.print_records(items, arguments, live=True)
     return 0
 
 
-def _last(log: Log, stats: Any, count: int) -> deque[Any]:
+def _last(log: Log, stats: Any, count: int, isolation: dict[str, Any]) -> deque[Any]:
     """Return the last `count` records and gaps of what is there now."""
     last: deque[Any] = deque(maxlen=count)
     for start in _starts(stats, count) if count else ():
-        last = deque(log.read(start=start, on_gap="yield"), maxlen=count)
+        last = deque(log.read(start=start, on_gap="yield", **isolation), maxlen=count)
         if len(last) == count:
             break
     return last
@@ -85,16 +87,16 @@ def _has_sequences(stats: Any) -> bool:
     return hasattr(stats, "next_sequence") and hasattr(stats, "first_sequence")
 
 
-def _place(last: deque[Any], stats: Any, count: int) -> Start:
+def _place(last: deque[Any], stats: Any, arguments: argparse.Namespace) -> Start:
     """Return where to follow from, so that the last records come first and nothing between them and the new ones is missed.
 
     In a log of several logs that is the time of the first of them: others of the same microsecond are shown with it.
     """
     if _has_sequences(stats):
-        return int(_sequence(last[0]) if last else stats.next_sequence)
+        return int(_sequence(last[0]) if last else stats.synced_sequence if arguments.synced else stats.next_sequence)
     times = [item.time for item in last if not isinstance(item, Gap)]
     earliest: datetime | None = min(times, default=None)
-    return earliest or ("earliest" if count else "latest")
+    return earliest or ("earliest" if arguments.lines else "latest")
 
 
 def _sequence(item: Any) -> int:

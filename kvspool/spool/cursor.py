@@ -20,8 +20,8 @@ from kvspool import system
 from kvspool._frames import Batch, Items
 from kvspool.errors import Closed, GapError, LogVanished
 from kvspool.record import Gap, Record
-from kvspool.spool import seats
-from kvspool.spool.format import CONTROL_FILE
+from kvspool.spool import search, seats
+from kvspool.spool.format import CONTROL_FILE, SYNCED, SYNCED_SEQ
 from kvspool.wakeups import BLIND_POLL, CHANGED, POLL, Watcher
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Sized)
 OnGap = Literal["raise", "yield", "skip"]
+Isolation = Literal["appended", "synced"]  # what a reader sees: all that was appended, or only what is on disk
 BATCH = 256  # records copied out at once; small, so that a limit or a slow consumer costs little
 
 
@@ -37,11 +38,15 @@ class Cursor:
     """Moves a FrameReader over the log, and turns what it can't read into Gaps.
 
     `end` is where a bounded read stops: a position and the sequence that stands there; None to go on for ever. `lost` counts
-    the sequences that lay in Gaps. `key_table` is the log's, if it has one; `count_gap` is called for each Gap.
+    the sequences that lay in Gaps. `key_table` is the log's, if it has one; `count_gap` is called for each Gap. With the isolation
+    "synced" no record is read that is not on disk; a Gap may well reach behind those that are.
     """
 
-    def __init__(self, pair: Pair, start: tuple[int, int], end: tuple[int, int] | None, reason: str) -> None:
+    def __init__(
+        self, pair: Pair, start: tuple[int, int], end: tuple[int, int] | None, reason: str, isolation: Isolation = "appended"
+    ) -> None:
         self.pair = pair
+        self._is_synced = check_isolation(isolation) == "synced"
         self.key_table = pair.key_table
         self.count_gap = pair.count_gap
         self.reader: FrameReader = pair.reader(*start)
@@ -60,7 +65,7 @@ class Cursor:
         if self.pair.is_closed:
             raise Closed(f"{self.pair.path} was closed; open it again")
         while True:
-            end = self.reader.tail() if self.end is None else self.end[0]
+            end = self._end_now() if self.end is None else self.end[0]
             taken = take(end)
             if len(taken):
                 self._overruns = 0
@@ -69,11 +74,16 @@ class Cursor:
             stop = self.reader.stop
             if stop == frames.FULL or (stop == frames.END and not self._ends_short()):
                 return taken
-            gap = self._pass_over(stop, end)
+            gap = self._pass_over(stop, self.reader.tail() if self.end is None else end)
             if gap is not None:
                 self.lost += gap.count
                 self.count_gap()
                 return gap
+
+    def _end_now(self) -> int:
+        """Return the position up to which there is something to read now."""
+        tail = self.reader.tail()
+        return min(self.reader.word(SYNCED), tail) if self._is_synced else tail
 
     def overrun_reason(self) -> str:
         """Return why frames are gone that the cursor stood before."""
@@ -307,3 +317,19 @@ def refuse_vanished(pair: Pair) -> None:
     """Raise LogVanished if the log's files were deleted."""
     if pair.has_vanished():
         raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")
+
+
+def end_of(reader: FrameReader, isolation: Isolation) -> search.Place:
+    """Return the place behind the last record that is there now; with the isolation "synced", behind the last one on disk."""
+    tail, next_sequence, _ = reader.mark()
+    synced = reader.word(SYNCED_SEQ)
+    if check_isolation(isolation) == "appended" or synced >= next_sequence:
+        return tail, next_sequence
+    return search.find(reader, synced)
+
+
+def check_isolation(isolation: Isolation) -> Isolation:
+    """Return the isolation. Raises ValueError for what is none."""
+    if isolation not in ("appended", "synced"):
+        raise ValueError(f'isolation is "appended" or "synced", not {isolation!r}')
+    return isolation

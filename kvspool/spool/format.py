@@ -12,7 +12,7 @@ different cache lines. Who may change what stands with each record below. A file
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from kvspool import _frames_py as frames
 from kvspool import _machine
@@ -39,6 +39,8 @@ READER_LOCKS = 1024  # + slot: the durable reader that is open
 
 POLICIES = ("overwrite", "block", "raise")  # what a writer does with a full ring; the number in the header is the place here
 BLOCK = POLICIES.index("block")
+Durability = Literal["memory", "os", "disk"]
+DURABILITIES: tuple[Durability, ...] = ("memory", "os", "disk")  # when an append is on disk; the number is the place here
 
 
 class Header(NamedTuple):
@@ -53,9 +55,11 @@ class Header(NamedTuple):
     created: Annotated[int, "q", "ns since the Unix epoch"]
     policy: Annotated[int, "B", "what a writer does with a full ring: 0 overwrite, 1 block, 2 raise"]
     codec: Annotated[int, "B", "for values that are neither bytes nor str: 2 JSON, 3 MessagePack, 4 keyed MessagePack"]
-    spare: Annotated[bytes, "6s", "zeros"]
+    durability: Annotated[int, "B", "when an append is on disk, unless a handle says otherwise: 0 memory, 1 os, 2 disk"]
+    spare: Annotated[bytes, "5s", "zeros"]
     reader_expiry: Annotated[int, "Q", "ns after which writers wait no more for a reader that hasn't moved; 0: never"]
-    reserved: Annotated[bytes, "52s", "zeros"]
+    sync_interval: Annotated[int, "Q", "ns between two flushes with the durability os; 0: not given"]
+    reserved: Annotated[bytes, "44s", "zeros"]
     crc: Annotated[int, "I", "CRC32C of the bytes before"]
 
 
@@ -89,8 +93,10 @@ class Control(NamedTuple):
     synced: Annotated[int, "Q", "every frame before this position is on disk; sync lock"]
     synced_seq: Annotated[int, "Q", "and so every sequence below this one"]
     sync_error: Annotated[int, "Q", "errno of the first failed flush; not 0: no more records are taken"]
-    synced_reserved: Annotated[bytes, "40s", "zeros"]
-    wanted: Annotated[int, "Q", "byte 0: a reader sleeps on inotify; 1..6: on that seat's semaphore; a writer clears and wakes"]
+    checkpointed: Annotated[int, "Q", "tail of the newest checkpoint; sync lock"]
+    checkpointed_at: Annotated[int, "Q", "when it was written, ns since the Unix epoch"]
+    synced_reserved: Annotated[bytes, "24s", "zeros"]
+    wanted: Annotated[int, "Q", "byte 0: a reader sleeps on inotify; 1..6: on that seat's semaphore; who publishes or syncs wakes"]
     bell: Annotated[int, "Q", "a writer wakes by writing a byte here through the file, which inotify sees"]
     seats: Annotated[bytes, "48s", "6 words: how often each seat was taken, so that a writer knows a new semaphore"]
     holder_id_low: Annotated[int, "Q", "who last held the append lock: random id of the handle"]
@@ -217,6 +223,8 @@ DATA_START = PAGE
 
 SYNCED = (CONTROL_AT + CONTROL.offset("synced")) // 8
 SYNCED_SEQ = (CONTROL_AT + CONTROL.offset("synced_seq")) // 8
+CHECKPOINTED = (CONTROL_AT + CONTROL.offset("checkpointed")) // 8
+CHECKPOINTED_AT = (CONTROL_AT + CONTROL.offset("checkpointed_at")) // 8
 SEATS = range(1, 7)
 SEAT_WORDS = (CONTROL_AT + CONTROL.offset("seats")) // 8 - 1  # + seat
 BELL_AT = CONTROL_AT + CONTROL.offset("bell")

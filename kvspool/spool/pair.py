@@ -42,12 +42,23 @@ H = TypeVar("H", format.Header, format.DataHeader)
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM)
 
 
-def create(path: Path, *, capacity: int, codec: int, mode: int, policy: int = 0, reader_expiry: int = 0) -> Pair:
+def create(
+    path: Path,
+    *,
+    capacity: int,
+    codec: int,
+    mode: int,
+    policy: int = 0,
+    reader_expiry: int = 0,
+    durability: int = 0,
+    sync_interval: int = 0,
+) -> Pair:
     """Make a spool at `path`, on disk when the call returns, and return its open files.
 
     capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; the directory can be entered by all
-    who may read them. policy: its place in `format.POLICIES`. reader_expiry: ns, 0 for never. Raises LogExists, or the system's OSError (no
-    space, no permission), and leaves nothing behind then.
+    who may read them. policy: its place in `format.POLICIES`. reader_expiry: ns, 0 for never. durability: its place in
+    `format.DURABILITIES`; sync_interval: ns, 0 for not given. Raises LogExists, or the system's OSError (no space, no permission), and
+    leaves nothing behind then.
     """
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
         raise LogExists(f"{path} exists already; kvspool.open opens it")
@@ -56,7 +67,7 @@ def create(path: Path, *, capacity: int, codec: int, mode: int, policy: int = 0,
     try:
         system.port.make_directory(building, 0o700)
         _write_data(building / format.DATA_FILE, log_id, capacity, mode)
-        _write_control(building / format.CONTROL_FILE, log_id, capacity, codec, mode, policy, reader_expiry)
+        _write_control(building / format.CONTROL_FILE, log_id, capacity, codec, mode, policy, reader_expiry, durability, sync_interval)
         _flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
         pair = Pair(building)  # opened first: once the log can be seen, nothing but a broken disk can fail
         try:
@@ -92,11 +103,22 @@ def _write_data(path: Path, log_id: bytes, capacity: int, mode: int) -> None:
     _write_file(path, format.DATA_START + capacity, _sealed(format.DATA_HEADER, header), mode)
 
 
-def _write_control(path: Path, log_id: bytes, capacity: int, codec: int, mode: int, policy: int, reader_expiry: int) -> None:
+def _write_control(
+    path: Path,
+    log_id: bytes,
+    capacity: int,
+    codec: int,
+    mode: int,
+    policy: int,
+    reader_expiry: int,
+    durability: int,
+    sync_interval: int,
+) -> None:
     size = format.control_bytes(capacity)
     now = system.port.now()
     header = format.Header(
-        format.CONTROL_MAGIC, format.VERSION, format.DATA_START, size, capacity, log_id, now, policy, codec, b"", reader_expiry, b"", 0
+        format.CONTROL_MAGIC, format.VERSION, format.DATA_START, size, capacity, log_id, now, policy, codec, durability, b"",
+        reader_expiry, sync_interval, b"", 0,
     )
     _write_file(path, size, _sealed(format.HEADER, header), mode)
 
@@ -150,6 +172,7 @@ class Pair:
         self._files: list[int] = []
         self._maps: list[mmap.mmap] = []
         self._lock_fd = -1
+        self._sync_lock_fd = -1
         self.is_closed = False
         self._guard = threading.Lock()
         self._users = 0
@@ -206,6 +229,7 @@ class Pair:
         header = _checked(format.HEADER, raw, path, format.CONTROL_MAGIC)
         _check_capacity(header.capacity, header.data_start, path)
         is_known = header.policy < len(format.POLICIES) and header.codec in STRUCTURED.values()
+        is_known = is_known and header.durability < len(format.DURABILITIES)
         if header.control_bytes != format.control_bytes(header.capacity) or not is_known:
             raise Corruption(f"{path}: its header contradicts itself")
         self._check_size(self.control_fd, header.control_bytes, path)
@@ -253,6 +277,14 @@ class Pair:
             self._files.append(self._lock_fd)
         return self._lock_fd
 
+    @property
+    def sync_lock_fd(self) -> int:
+        """Return the descriptor for the sync lock, as `lock_fd`."""
+        if self._sync_lock_fd < 0:
+            self._sync_lock_fd = self.open_lock()
+            self._files.append(self._sync_lock_fd)
+        return self._sync_lock_fd
+
     def open_lock(self) -> int:
         """Return a new descriptor for locks of this log. Raises LogVanished or MismatchedPair if another file lies there now."""
         path = self.path / format.CONTROL_FILE
@@ -295,13 +327,14 @@ class Pair:
         return system.port.status(self.control_fd).st_nlink == 0 or system.port.status(self.data_fd).st_nlink == 0
 
     def give_up_locks(self) -> None:
-        """In a forked child: close the lock descriptor, which is the parent's. No other thread is there any more."""
+        """In a forked child: close the lock descriptors, which are the parent's. No other thread is there any more."""
         self._guard = threading.Lock()
         self._users = 0
-        if self._lock_fd >= 0:
-            self._files.remove(self._lock_fd)
-            system.port.close(self._lock_fd)
-            self._lock_fd = -1
+        for fd in (self._lock_fd, self._sync_lock_fd):
+            if fd >= 0:
+                self._files.remove(fd)
+                system.port.close(fd)
+        self._lock_fd = self._sync_lock_fd = -1
 
     @contextmanager
     def in_use(self) -> Iterator[bool]:
@@ -341,7 +374,7 @@ class Pair:
             _close_map(self._maps.pop().close)
         while self._files:
             system.port.close(self._files.pop())
-        self._lock_fd = -1
+        self._lock_fd = self._sync_lock_fd = -1
 
     def __del__(self) -> None:
         self.is_closed = True

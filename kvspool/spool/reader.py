@@ -27,7 +27,7 @@ from kvspool import _machine, forks, locks, system
 from kvspool.errors import Closed, Corruption, GapError, MismatchedPair, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search, slots, turns
-from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
+from kvspool.spool.cursor import Cursor, Following, Isolation, OnGap, Reading, check_isolation, end_of
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
@@ -77,8 +77,11 @@ class Reader:
     _committed: format.Commit
     _place: Place  # behind what was handed out
 
-    def __init__(self, live: Callable[[], Pair], name: str, start: search.Start, timeout: float) -> None:
+    def __init__(
+        self, live: Callable[[], Pair], name: str, start: search.Start, timeout: float, isolation: Isolation = "appended"
+    ) -> None:
         self.name = name
+        self.isolation = check_isolation(isolation)
         self._raw_name = slots.encode_name(name)
         self._live = live
         self._start = start
@@ -94,7 +97,7 @@ class Reader:
 
     def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
         """Iterate over the records that are there now, from the reader's place on; see `Spool.read`."""
-        end = self._pair().reader(0, 0).mark()[:2]
+        end = end_of(self._pair().reader(0, 0), self.isolation)
         return _Taking(self, limit, on_gap, end)
 
     def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> Following:
@@ -216,7 +219,7 @@ class Reader:
     def _take(self, pair: Pair, fd: int, slot: slots.Slot) -> None:
         """Make a free slot this reader's. Where writers wait for readers, none may overwrite anything meanwhile."""
         with _appending(pair, fd, self._timeout) if pair.header.policy else _nothing():
-            self._place = search.find(pair.reader(0, 0), self._start)
+            self._place = self._find(pair, self._start)
             if pair.header.policy:
                 self._slots.announce()
             self._committed = slot.take(self._raw_name, self._place, system.port.now())
@@ -226,8 +229,12 @@ class Reader:
         with _appending(self._pair(), self._fd, self._timeout):
             yield
 
+    def _find(self, pair: Pair, start: search.Start) -> Place:
+        reader = pair.reader(0, 0)
+        return end_of(reader, self.isolation) if start == "latest" else search.find(reader, start)
+
     def _go(self, start: search.Start) -> None:
-        self._place = search.find(self._pair().reader(0, 0), start)
+        self._place = self._find(self._pair(), start)
         self._turn = None
 
     def _let_go(self) -> None:
@@ -250,7 +257,7 @@ class _Cursor(Cursor):
     """A cursor that knows whether the writers should have waited for it."""
 
     def __init__(self, pair: Pair, place: Place, end: Place | None, owner: Reader) -> None:
-        super().__init__(pair, place, end, "overrun")
+        super().__init__(pair, place, end, "overrun", owner.isolation)
         self._owner = owner
 
     def overrun_reason(self) -> str:

@@ -1,7 +1,8 @@
 """The spool: one bounded circular log that any number of processes append to and read at once.
 
 **Durability.** When `append` or `append_many` returns, the records are in the page cache: they survive the death of any process, this one
-included, at any instruction. When `sync` returns, they survive the death of the machine.
+included, at any instruction. When `sync` returns, or an append with `durable=True`, they survive the death of the machine. At the level
+"os" a thread syncs at an interval, at "disk" every append is durable; the level is the log's, or the handle's.
 
 **Recovery.** After the death of a process there is nothing to do: its lock is freed by the kernel, what it had not published is not
 there, and the next writer goes on.
@@ -29,11 +30,12 @@ import posix_ipc
 from kvspool import _frames_py as frames
 from kvspool import forks, holders, locks, system
 from kvspool._frames import FrameWriter, measure
-from kvspool.errors import Closed, MismatchedPair, Poisoned, SpoolFull, TooLarge
+from kvspool.errors import Closed, KvspoolError, MismatchedPair, NotDurable, Poisoned, SpoolFull, TooLarge
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Record, decode, encode
 from kvspool.spool import format, rates, search
-from kvspool.spool.cursor import Cursor, Following, OnGap, Reading, refuse_vanished
+from kvspool.spool.cursor import Cursor, Following, Isolation, OnGap, Reading, end_of, refuse_vanished
+from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import Reader, ReaderStats, delete, listing, slowest
 from kvspool.spool.turns import Turn
@@ -54,7 +56,8 @@ class SpoolStats(msgspec.Struct, frozen=True):
 
     capacity, used: bytes of the ring, in all and with frames in them. first_sequence: of the oldest record kept; next_sequence: of the next
     one to be appended. first_timestamp, last_timestamp, created: ns since the Unix epoch, 0 where there is no record. synced_sequence:
-    every record below it is on disk. reader_expiry: seconds, 0 for never. sync_error: errno of the first failed flush, 0 if there was none.
+    every record below it is on disk; unsynced_records, unsynced_bytes: from there on. reader_expiry: seconds, 0 for never. durability: the
+    level of this handle; sync_interval: seconds, for the level "os". sync_error: errno of the first failed flush, 0 if there was none.
     rates: of appends and Gaps.
     """
 
@@ -71,7 +74,11 @@ class SpoolStats(msgspec.Struct, frozen=True):
     next_sequence: int
     first_timestamp: int
     last_timestamp: int
+    durability: str
+    sync_interval: float
     synced_sequence: int
+    unsynced_records: int
+    unsynced_bytes: int
     sync_error: int
     created: int
     rates: rates.Rates
@@ -98,14 +105,24 @@ class Spool:
     reopens nothing else; a log that was deleted stays deleted.
     """
 
-    def __init__(self, pair: Pair, timeout: float = TIMEOUT) -> None:
-        """Take over open files; `timeout` is how long a writer waits for another one, in seconds."""
+    def __init__(
+        self, pair: Pair, timeout: float = TIMEOUT, durability: format.Durability | None = None, sync_interval: float | None = None
+    ) -> None:
+        """Take over open files; `timeout` is how long a writer waits for another one, in seconds.
+
+        durability, sync_interval: in place of what the log's header says.
+        """
         self.path = pair.path
         self.timeout = timeout
         self._pair: Pair | None = pair
         self._log_id = pair.header.log_id
         self._codec = Codec(pair.header.codec)
         self._pack = Packer(self._intern).pack if self._codec == Codec.KEYED else None
+        self.durability = durability or format.DURABILITIES[pair.header.durability]
+        self.sync_interval = sync_interval or pair.header.sync_interval / 1e9 or SYNC_INTERVAL
+        self.is_durable = self.durability == "disk"
+        self._flusher: Flusher | None = None
+        self._background: Background | None = None
         self._writer: FrameWriter | None = None
         self._process = -1  # that opened the writer
         self._thread_lock = threading.RLock()
@@ -115,17 +132,25 @@ class Spool:
     # Writing.
 
     def append(
-        self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None, timeout: float | None = None
+        self,
+        value: Any,
+        *,
+        key: bytes | None = None,
+        type: int = 0,
+        timestamp: int | None = None,
+        timeout: float | None = None,
+        durable: bool = False,
     ) -> int:
         """Append one record and return its sequence; it survives the death of this process when the call returns.
 
         value: bytes, str, or what the log's codec takes. key: bytes, or None for no key. type: 0..255, the caller's. timestamp: ns
         since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's. timeout: seconds to
-        wait for the lock and for room (default: the handle's).
+        wait for the lock and for room (default: the handle's). durable: return when the record is on disk, in a flush that is shared with
+        all who wait for one; a handle of the level "disk" always does.
 
         Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, SpoolFull, Poisoned, Corruption, Closed,
         Reentered; PermissionError where one may only read. Nothing was written then. A log that was deleted is noticed within a second:
-        LogVanished.
+        LogVanished. If only the flush fails, the record was appended: NotDurable, or Poisoned with a note, says so.
         """
         if value.__class__ is bytes:
             codec = 0
@@ -139,9 +164,11 @@ class Spool:
             if sequence >= 0:
                 if writer.bell:
                     self.ring(writer)
+                if durable or self.is_durable:
+                    self._flush(range(sequence, sequence + 1), timeout)
                 return sequence
         batch = Prepared([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp)
-        return self.append_prepared(batch, timeout)[0]
+        return self.append_prepared(batch, timeout, durable)[0]
 
     def append_many(
         self,
@@ -151,13 +178,14 @@ class Spool:
         type: int = 0,
         timestamp: int | None = None,
         timeout: float | None = None,
+        durable: bool = False,
     ) -> range:
         """Append a record for each value under one lock, and return their sequences; see `append`.
 
         keys: one for each value. Nothing is written if any of them can't be, or if there is no room for all. Up to a quarter of the
         ring is published at once; more than that becomes visible, and safe, in pieces.
         """
-        return self.append_prepared(self.prepare(values, keys, type, timestamp), timeout)
+        return self.append_prepared(self.prepare(values, keys, type, timestamp), timeout, durable)
 
     def prepare(
         self, values: Iterable[Any], keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
@@ -176,10 +204,16 @@ class Spool:
             raise TooLarge(_too_large(longest, self.capacity))
         return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored)
 
-    def append_prepared(self, batch: Prepared, timeout: float | None = None, keep: Keep | None = None) -> range:
+    def append_prepared(
+        self, batch: Prepared, timeout: float | None = None, durable: bool = False, keep: Keep | None = None
+    ) -> range:
         """Append a prepared batch under one lock; see `append_many`. With `keep` the lock is kept, and that one told."""
         return self._write(
-            lambda writer: writer.put_many(*batch), lambda writer: writer.end_of_many(writer.end, batch.keys, batch.values), timeout, keep
+            lambda writer: writer.put_many(*batch),
+            lambda writer: writer.end_of_many(writer.end, batch.keys, batch.values),
+            timeout,
+            durable,
+            keep,
         )
 
     def writer(self, timeout: float | None = None) -> Writer:
@@ -208,7 +242,7 @@ class Spool:
             writer.give_up()
 
     def append_arrow(
-        self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW, timeout: float | None = None
+        self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW, timeout: float | None = None, durable: bool = False
     ) -> range:
         """Append a record for each row under one lock, without a Python object for it, and return their sequences.
 
@@ -218,9 +252,11 @@ class Spool:
         """
         from kvspool import arrow
 
-        return self.append_columns([arrow.Columns(part) for part in arrow.parts(batch)], None, codec, timeout)
+        return self.append_columns([arrow.Columns(part) for part in arrow.parts(batch)], None, codec, timeout, durable)
 
-    def append_columns(self, parts: list[Columns], rows: memoryview | None, codec: int, timeout: float | None = None) -> range:
+    def append_columns(
+        self, parts: list[Columns], rows: memoryview | None, codec: int, timeout: float | None = None, durable: bool = False
+    ) -> range:
         """Append the given rows (int32 numbers; None: all) of each part; see `append_arrow`."""
         if codec not in (Codec.RAW, Codec.TEXT, Codec.JSON, Codec.MSGPACK, Codec.KEYED):
             raise ValueError(f"codec is one of kvspool.Codec, and not PAD, not {codec!r}")
@@ -238,7 +274,7 @@ class Spool:
                 position = part.end(writer, position, rows)
             return position
 
-        return self._write(put, end, timeout)
+        return self._write(put, end, timeout, durable)
 
     def check_columns(self, parts: list[Columns]) -> None:
         """Raise TooLarge if a row can't be a record of this log."""
@@ -250,45 +286,45 @@ class Spool:
     def sync(self, timeout: float | None = None) -> int:
         """Put everything that was appended so far on disk, and return the sequence below which all of it is there.
 
-        Concurrent callers share one flush. Appends go on meanwhile. Raises Poisoned if the disk fails: then no more records are taken, by
-        any process; LockTimeout if another process's flush takes longer than `timeout` seconds (default: the handle's).
+        What readers have committed is on disk then, too. Concurrent callers share one flush. Appends go on meanwhile. Raises Poisoned if
+        the disk fails: then no more records are taken, by any process; LockTimeout if another process's flush takes longer than `timeout`
+        seconds (default: the handle's).
         """
         with self._thread_lock:
             self._open_writer().give_up()  # the append lock is never held across a flush
-            pair = self._live()
-        with pair.in_use() as is_open:
-            if not is_open:
-                raise Closed(f"{self.path} was closed; open it again")
-            return self._sync(pair, self.timeout if timeout is None else timeout)
-
-    def _sync(self, pair: Pair, timeout: float) -> int:
-        """Do the work of `sync` on files that stay open meanwhile."""
-        reader = pair.reader(0, 0)
-        wanted = reader.tail()
-        # A descriptor of its own: threads that sync at once must exclude each other too.
-        fd = pair.open_lock()
-        try:
-            with locks.held(fd, format.SYNC_LOCK, timeout, lambda: "another process flushes"):
-                if reader.word(format.SYNCED) < wanted:
-                    self._flush(pair, reader)
-        finally:
-            system.port.close(fd)
-        return int(reader.word(format.SYNCED_SEQ))
+            flusher = self._flusher
+        assert flusher is not None
+        return flusher.sync(self.timeout if timeout is None else timeout)
 
     # Reading.
 
-    def read(self, start: search.Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
+    def read(
+        self,
+        start: search.Start = "earliest",
+        *,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
+    ) -> Reading:
         """Iterate over the records that are there now, from `start` on.
 
         start: "earliest", "latest", a sequence, or an aware datetime (the first record at or after it). limit: at most so many
         records. on_gap: what becomes of records that were lost before they could be read: "raise" (GapError; the next call
-        goes on behind them), "yield" (the Gap in their place), "skip". Raises OutOfRange, Closed.
+        goes on behind them), "yield" (the Gap in their place), "skip". isolation: "appended" for all, "synced" for only those that the
+        death of the machine can't take; "latest" is behind the last of these then. Raises OutOfRange, Closed.
         """
-        return self._reading(start, limit, on_gap, Record)
+        return Reading(self.cursor(start, bounded=True, isolation=isolation), limit, on_gap, Record)
 
-    def read_values(self, start: search.Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
+    def read_values(
+        self,
+        start: search.Start = "earliest",
+        *,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
+    ) -> Reading:
         """Iterate over the stored bytes of the values alone; see `read`. The fastest way to Python objects."""
-        return self._reading(start, limit, on_gap, None)
+        return Reading(self.cursor(start, bounded=True, isolation=isolation), limit, on_gap, None)
 
     def follow(
         self,
@@ -297,15 +333,21 @@ class Spool:
         timeout: float | None = None,
         limit: int | None = None,
         on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
     ) -> Following:
         """Iterate over the records from `start` on, and wait for more; see `read`.
 
         Ends quietly after `timeout` seconds without a record; None: never. Raises LogVanished if the log is deleted meanwhile.
         """
-        return Following(self.cursor(start), limit, on_gap, timeout)
+        return Following(self.cursor(start, isolation=isolation), limit, on_gap, timeout)
 
     def read_arrow(
-        self, start: search.Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise"
+        self,
+        start: search.Start = "earliest",
+        *,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
     ) -> pyarrow.Table:
         """Return the records that are there now as a `pyarrow.Table`, without a Python object for a row.
 
@@ -314,17 +356,24 @@ class Spool:
         """
         from kvspool import arrow
 
-        return arrow.read(self.cursor(start, bounded=True), limit, on_gap)
+        return arrow.read(self.cursor(start, bounded=True, isolation=isolation), limit, on_gap)
 
-    def cursor(self, start: search.Start = "earliest", *, bounded: bool = False, end: int | None = None) -> Cursor:
+    def cursor(
+        self,
+        start: search.Start = "earliest",
+        *,
+        bounded: bool = False,
+        end: int | None = None,
+        isolation: Isolation = "appended",
+    ) -> Cursor:
         """Return a cursor at `start`, for who merges several logs; `bounded`: up to what is there now, or to sequence `end`."""
         pair = self._live()
         reader = pair.reader(0, 0)
-        place = search.find(reader, start)
+        place = end_of(reader, isolation) if start == "latest" else search.find(reader, start)
         stop = None
         if bounded:
-            stop = reader.mark()[:2] if end is None else search.find(reader, end)
-        return Cursor(pair, place, stop, "overrun")
+            stop = end_of(reader, isolation) if end is None else search.find(reader, end)
+        return Cursor(pair, place, stop, "overrun", isolation)
 
     def decode(self, value: bytes, codec: int = Codec.KEYED) -> Any:
         """Return what a stored value of this log means, as `read_values` and `read_arrow` give it: what `Record.data` would be.
@@ -334,21 +383,16 @@ class Spool:
         table = self._live().key_table
         return decode(value, codec, None, msgspec.UNSET if table is None else table.keys)
 
-    def _reading(
-        self, start: search.Start, limit: int | None, on_gap: OnGap, make: Callable[..., Any] | None
-    ) -> Reading:
-        return Reading(self.cursor(start, bounded=True), limit, on_gap, make)
-
     # Durable readers.
 
-    def reader(self, name: str, start: search.Start = "earliest") -> Reader:
+    def reader(self, name: str, start: search.Start = "earliest", *, isolation: Isolation = "appended") -> Reader:
         """Open the durable reader `name`: it keeps its place in the log, goes on there next time, and is open only once.
 
         name: 1 to 64 bytes of UTF-8 without control characters. start: where a new reader begins, as in `read`; one that exists goes on
-        behind its last `commit`. Raises ReaderBusy (naming who has it open), TooManyReaders, Corruption (its slot is damaged),
-        OutOfRange, LockTimeout; PermissionError where one may only read: `read` and `follow` work there too.
+        behind its last `commit`. isolation: as in `read`. Raises ReaderBusy (naming who has it open), TooManyReaders, Corruption (its slot
+        is damaged), OutOfRange, LockTimeout; PermissionError where one may only read: `read` and `follow` work there too.
         """
-        return Reader(self._live, name, start, self.timeout)
+        return Reader(self._live, name, start, self.timeout, isolation)
 
     def readers(self) -> list[ReaderStats]:
         """Return what is known of each durable reader: name, place, lag, when it last committed, whether it is open."""
@@ -367,6 +411,7 @@ class Spool:
         """Return what the spool holds at this moment."""
         pair = self._live()
         reader = pair.reader(0, 0)
+        synced, synced_sequence = reader.word(format.SYNCED), reader.word(format.SYNCED_SEQ)
         position, first = search.find(reader, "earliest")
         tail, next_sequence, last = reader.mark()
         reader.walk(position, tail, 0, 0)
@@ -384,7 +429,11 @@ class Spool:
             next_sequence=next_sequence,
             first_timestamp=reader.timestamp if position < tail else 0,
             last_timestamp=last,
-            synced_sequence=reader.word(format.SYNCED_SEQ),
+            durability=self.durability,
+            sync_interval=self.sync_interval if self.durability == "os" else 0.0,
+            synced_sequence=synced_sequence,
+            unsynced_records=max(0, next_sequence - max(synced_sequence, first)),
+            unsynced_bytes=max(0, tail - max(synced, position)),
             sync_error=reader.word(frames.SYNC_ERROR),
             created=pair.header.created,
             rates=rates.rates(pair.control.cast("Q"), system.port.now()),
@@ -414,19 +463,36 @@ class Spool:
         return self._live().header.capacity
 
     def close(self) -> None:
-        """Give back files and memory. Nothing that was appended needs it. Every later call raises Closed."""
+        """Give back files and memory. Every later call raises Closed.
+
+        At the level "memory" nothing that was appended needs it. At the others it syncs; if that fails it raises what `sync` does, and the
+        handle is closed all the same.
+        """
         with self._thread_lock:
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
-            if self._pair is not None:
-                self._pair.close()
-                self._pair = None
+            try:
+                if self._process == system.port.process_id():
+                    self._settle()
+            finally:
+                self._flusher = self._background = None
+                if self._writer is not None:
+                    self._writer.close()
+                    self._writer = None
+                if self._pair is not None:
+                    self._pair.close()
+                    self._pair = None
+
+    def _settle(self) -> None:
+        """Put on disk what the level promises, and end the thread that does it."""
+        if self._background is not None:
+            self._background.end()
+        elif self._flusher is not None and self.is_durable:
+            self._flusher.sync(self.timeout)
 
     def forked(self) -> None:
         """In a forked child: leave the parent's lock alone, and open everything anew at the next use."""
         self._thread_lock = threading.RLock()
         self._is_forked = True
+        self._flusher = self._background = None
         if self._pair is not None:
             self._pair.give_up_locks()
 
@@ -475,6 +541,9 @@ class Spool:
         if self._writer is None:
             self._process = system.port.process_id()
             self._writer = pair.writer(self._holder())
+            self._flusher = Flusher(pair)
+            if self.durability == "os":
+                self._background = Background(self._flusher, self.sync_interval, self.timeout)
         now = system.port.now()
         if not 0 <= self._writer.look_at - now <= frames.LOOK_EVERY:
             refuse_vanished(pair)
@@ -486,9 +555,14 @@ class Spool:
         return system.port.random(16) + struct.pack("<4Q", *holders.ours())
 
     def _write(
-        self, put: Callable[[FrameWriter], Any], end: Callable[[FrameWriter], int], timeout: float | None, keep: Keep | None = None
+        self,
+        put: Callable[[FrameWriter], Any],
+        end: Callable[[FrameWriter], int],
+        timeout: float | None,
+        durable: bool,
+        keep: Keep | None = None,
     ) -> range:
-        """Append under one lock what `put` puts, which would end at position `end`; all of it or nothing.
+        """Append under one lock what `put` puts, which would end at position `end`; all of it or nothing. `durable`: and flush it.
 
         Waits for the lock, and for room where the policy says so; in between neither lock is held.
         """
@@ -511,6 +585,8 @@ class Spool:
         while True:
             appended = self._locked(work, left, keep)
             if isinstance(appended, range):
+                if (durable or self.is_durable) and appended:
+                    self._flush(appended, timeout)
                 return appended
             pair = self._live()
             left = deadline - system.port.monotonic()
@@ -519,6 +595,20 @@ class Spool:
                 raise SpoolFull(f"{self.path} has no room{waited}: {slowest(pair)}")
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
+
+    def _flush(self, appended: range, timeout: float | None) -> None:
+        """Return when the records that were just appended are on disk. Raises Poisoned, or NotDurable for any other error."""
+        try:
+            self.give_up()  # the append lock is never held across a flush
+            flusher = self._flusher
+            if flusher is None:
+                raise Closed("another thread closed the handle")
+            flusher.flush_below(appended.stop, self.timeout if timeout is None else timeout)
+        except Poisoned as error:
+            error.add_note(f"sequences {appended[0]} to {appended[-1]} were appended before, and may not be on disk")
+            raise
+        except (KvspoolError, OSError) as error:
+            raise NotDurable(appended, f"{self.path}: {error}") from error
 
     def _locked(self, work: Callable[[FrameWriter], T], timeout: float, keep: Keep | None = None) -> T:
         """Do the work under the append lock, one thread at a time; ring afterwards if a reader asked for it. See `FrameWriter.locked`."""
@@ -554,56 +644,15 @@ class Spool:
         """Add keys to the key table, as far as there is room, and return the indexes of all that are there."""
         with self._thread_lock:
             writer = self._open_writer()
-            pair = self._live()
+            pair, flusher = self._live(), self._flusher
             table = pair.key_table
-            assert table is not None
+            assert table is not None and flusher is not None
             table.look()
             if not table.is_full and any(key not in table.indexes for key in keys):
                 writer.give_up()  # the append lock is never held across a flush
                 with locks.held(pair.lock_fd, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
-                    table.add(keys, lambda: self._flush_control(pair))
+                    table.add(keys, flusher.flush_control)
             return table.indexes
-
-    def _flush_control(self, pair: Pair) -> None:
-        """Flush spool.ctl; a failure poisons the log, since the next flush would not report it again."""
-        try:
-            system.port.flush_data(pair.control_fd)
-        except OSError as error:
-            pair.control.cast("Q")[frames.SYNC_ERROR] = error.errno or 5
-            raise Poisoned(f"{self.path}: the flush to disk failed ({error}); it takes no more records") from error
-
-    def _flush(self, pair: Pair, reader: Any) -> None:
-        """Under the sync lock: flush the data, then a checkpoint that says so, then tell all."""
-        words = pair.control.cast("Q")
-        if words[frames.SYNC_ERROR]:
-            raise Poisoned(f"{self.path}: a flush to disk failed before (errno {words[frames.SYNC_ERROR]}); copy it to a sound disk")
-        head, least = reader.head(), reader.word(frames.MIN_SEQ)
-        tail, next_sequence, timestamp = reader.mark()
-        try:
-            system.port.flush_data(pair.data_fd)
-            at, generation = _older_checkpoint(pair)
-            body = format.CHECKPOINT.pack(
-                format.Checkpoint(generation, head, least, tail, next_sequence, timestamp, system.port.boot_id(), 0, 0)
-            )[:-4]
-            crc = format.checksum(self._log_id, body).to_bytes(4, "little")
-            system.port.write(pair.control_fd, body + crc, at)
-            system.port.flush_data(pair.control_fd)
-        except OSError as error:
-            words[frames.SYNC_ERROR] = error.errno or 5
-            raise Poisoned(f"{self.path}: the flush to disk failed ({error}); it takes no more records") from error
-        words[format.SYNCED_SEQ] = next_sequence
-        words[format.SYNCED] = tail
-
-
-def _older_checkpoint(pair: Pair) -> tuple[int, int]:
-    """Return where the checkpoint to be overwritten stands, and the generation of the new one."""
-    generations = []
-    for at in format.CHECKPOINTS_AT:
-        raw = bytes(pair.control[at : at + format.CHECKPOINT.size])
-        found = format.CHECKPOINT.unpack(raw)
-        is_sound = found.crc == format.checksum(pair.header.log_id, raw[:-4])
-        generations.append((found.generation if is_sound else 0, at))
-    return min(generations)[1], max(generations)[0] + 1
 
 
 def _check(key: bytes | None, type: int, timestamp: int | None) -> None:

@@ -110,7 +110,9 @@ class Writer(Burst):
             self._log = None
 
     def _append(self, batch: Prepared) -> range:
-        return self._live().append_prepared(batch, self._timeout, self._keep)
+        log = self._live()
+        # Where each append waits for the disk, the lock is not kept meanwhile.
+        return log.append_prepared(batch, self._timeout, keep=None if log.is_durable else self._keep)
 
     def _keep(self, frames: FrameWriter) -> None:
         """See to it that somebody gives the lock up when nobody appends; where no thread can be had, give it up at once."""

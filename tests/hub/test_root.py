@@ -187,6 +187,23 @@ def test_read_starts_where_it_is_told_to_and_ends_at_its_limit(root: HubRoot, cl
             root.read(bad)
 
 
+def test_a_synced_reader_sees_of_every_client_only_what_is_on_disk(root: HubRoot, clock: Clock) -> None:
+    with root.create_client("a", bits=0, capacity=SMALL) as client:
+        client.append("one")
+        assert list(root.read(isolation="synced")) == []
+        with root.follow(isolation="synced", timeout=1) as following:
+            assert list(following) == []
+            client.sync()
+            client.append("two")
+            assert [record.data for record in following] == ["one"]
+            with root.create_client("b", bits=0, capacity=SMALL) as other:
+                other.append("three")
+                assert list(following) == []
+                other.append("four", durable=True)
+                assert [record.data for record in following] == ["three", "four"]
+        assert [record.data for record in root.read(isolation="synced")] == ["one", "three", "four"]
+
+
 def test_a_gap_is_raised_handed_out_or_skipped(root: HubRoot) -> None:
     with root.create_client("a", bits=0, capacity=SMALL) as shards, closing(root.follow(timeout=0)) as following:
         shards.append_many([b""] * 20)

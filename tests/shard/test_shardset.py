@@ -646,6 +646,24 @@ def test_a_follower_that_is_overrun_accounts_for_every_sequence(overrun: tuple[S
 # Looking after it.
 
 
+def test_a_durable_append_is_on_disk_in_its_shard_and_a_synced_reader_sees_nothing_else(shards: ShardSet) -> None:
+    shards.append("one", key=key_of(0, 2))
+    shards.append("two", key=key_of(1, 2), durable=True)
+    shards.append_many(["three", "four"], keys=[key_of(2, 2), key_of(3, 2)], durable=True)
+    assert [stats.synced_sequence for stats in shards.stats()] == [0, 1, 1, 1]
+    assert [record.data for record in shards.read(isolation="synced")] == ["two", "three", "four"]
+    with shards.follow(isolation="synced", timeout=0) as following:
+        assert [record.data for record in following] == ["two", "three", "four"]
+        shards.sync()
+        assert [record.data for record in following] == ["one"]
+
+
+def test_a_set_can_be_made_with_a_durability(tmp_path: Path) -> None:
+    with shard.create(tmp_path / "root", bits=1, capacity=SMALL, durability="disk") as shards:
+        shards.append_many([b"v"] * 4)
+        assert [stats.unsynced_records for stats in shards.stats()] == [0, 0]
+
+
 def test_sync_says_for_each_shard_below_which_sequence_all_is_on_disk(shards: ShardSet) -> None:
     assert shards.sync() == dict.fromkeys(range(4), 0)
     shards.append_many([b"v"] * 5, keys=[key_of(2, 2)] * 5)

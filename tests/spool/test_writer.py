@@ -535,3 +535,12 @@ def test_who_may_only_read_gets_no_writer(log: Spool, monkeypatch: pytest.Monkey
     log._pair.can_write = False
     with pytest.raises(PermissionError):
         log.writer()
+
+
+def test_with_a_log_whose_appends_wait_for_the_disk_the_lock_is_not_kept(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "durable", capacity=65536, durability="disk") as durable, durable.writer() as writer:
+        for at in range(3):
+            assert writer.append(b"%d" % at) == at
+            assert durable.stats().synced_sequence == at + 1
+            with kvspool.open(durable.path, timeout=0) as other:
+                assert system.port.try_lock(other._live().lock_fd, format.APPEND_LOCK), "nobody holds it"
