@@ -107,6 +107,18 @@ def require_java(*, may_install=False):
     )
 
 
+def install_spin():
+    """Return whether there is Spin, which searches the models of the protocol; root on Debian or Ubuntu gets one. Says so if not."""
+    if shutil.which("spin") is None and _can_apt():
+        try:
+            _apt_install(["spin"])
+        except SetupError as error:
+            _say(str(error))
+    if shutil.which("spin") is None:
+        _say("There is no spin, so the models of the protocol are NOT checked here. On Debian or Ubuntu: sudo apt-get install spin")
+    return shutil.which("spin") is not None
+
+
 # Setting up.
 
 
