@@ -59,6 +59,24 @@ class FailingPort(Port):
         return counted
 
 
+class RecordingPort(Port):
+    """Notes the name of each call that can fail, and of those that take a name away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        for name in (*FILE_CALLS, "remove", "remove_directory"):
+            setattr(self, name, self._noting(name, getattr(self, name)))
+
+    def _noting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def noted(*args: Any, **options: Any) -> Any:
+            self.calls.append(name)
+            return call(*args, **options)
+
+        return noted
+
+
 class ClockPort(Port):
     """A wall clock that says what it is told, then repeats its last time."""
 

@@ -1,4 +1,4 @@
-"""The models of the reader protocol and of the wake-ups, searched exhaustively by Spin; and each of their mutants, which must be found wrong.
+"""The models of the reader protocol and of the wake-ups, searched exhaustively by Spin; and their mutants, which must be found wrong.
 
 A model that no mutant breaks proves nothing, so the mutants are half of the proof: each leaves out one rule of `docs/format.md`.
 """
