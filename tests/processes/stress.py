@@ -43,6 +43,7 @@ GAP = -1
 BEGIN = -2  # a life of a durable reader begins at this sequence
 COMMITTING = -3  # it is about to commit it
 COMMITTED = -4  # and has
+BUSY = -5  # the slot of its killed predecessor was not free at once
 
 
 def payload(life: int, number: int) -> bytes:
@@ -104,7 +105,7 @@ def consume(path: Path, name: int, seed: int, result: Path) -> None:
     noise = random.Random(seed)
     log = kvspool.open(path, timeout=60)
     out = os.open(result, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with log.reader(f"durable {name}") as reader:
+    with open_durable(log, name, out) as reader:
         os.write(out, ITEM.pack(reader.sequence, 0, BEGIN, 0, 0))
         while True:
             entries, is_last = [], False
@@ -121,6 +122,19 @@ def consume(path: Path, name: int, seed: int, result: Path) -> None:
             os.write(out, ITEM.pack(reader.commit(), 0, COMMITTED, 0, 0))
             if is_last:
                 return
+
+
+def open_durable(log: kvspool.Spool, name: int, out: int) -> kvspool.Reader:
+    """Open the durable reader of a killed process. The kernel may take a moment to free its slot, where somebody looks at its descriptors."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return log.reader(f"durable {name}")
+        except kvspool.ReaderBusy:
+            os.write(out, ITEM.pack(0, 0, BUSY, 0, 0))
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.001)
 
 
 def _items(log: kvspool.Spool, name: int, noise: random.Random) -> Iterator[kvspool.Record | Gap]:
@@ -277,8 +291,10 @@ def main(directory: Path, seed: int, seconds: float, policy: str = "overwrite") 
     for reader in [*readers, *herd.durable]:
         assert os.waitpid(reader, 0)[1] == 0
     found = audit(ledger, herd.dead_writers, last, results)
-    found["gaps of durable readers"] = sum(audit_durable(result, last, ledger, policy) for result in committed)
+    gaps, busy = zip(*(audit_durable(result, last, ledger, policy) for result in committed), strict=True)
     return found | {
+        "gaps of durable readers": sum(gaps),
+        "busy slots": sum(busy),
         "kills": len(herd.dead_writers),
         "kills of durable readers": herd.dead_readers,
         "stops": herd.stops,
@@ -287,10 +303,16 @@ def main(directory: Path, seed: int, seconds: float, policy: str = "overwrite") 
     }
 
 
-def audit_durable(result: Path, last: int, ledger: Ledger, policy: str) -> int:
-    """Follow a durable reader through all its lives: each goes on exactly at the last commit, or at the one that it was killed in."""
-    expected = committed = meant = gaps = 0
+def audit_durable(result: Path, last: int, ledger: Ledger, policy: str) -> tuple[int, int]:
+    """Follow a durable reader through all its lives: each goes on exactly at the last commit, or at the one that it was killed in.
+
+    Return how many Gaps it got, and how often its slot was still busy.
+    """
+    expected = committed = meant = gaps = busy = 0
     for first, to, when, life, number in ITEM.iter_unpack(result.read_bytes()):
+        if when == BUSY:
+            busy += 1
+            continue
         if when == BEGIN:
             assert first in (committed, meant), f"{result.name}: began at {first}, having committed {committed}"
             expected = committed = meant = first
@@ -307,7 +329,7 @@ def audit_durable(result: Path, last: int, ledger: Ledger, policy: str) -> int:
                 assert ledger.acknowledged[first] == (life, number)
     assert committed == last + 1, f"{result.name} accounts for {committed} of {last + 1}"
     assert policy == "overwrite" or not gaps, f"{result.name} lost records that it had yet to commit"
-    return gaps
+    return gaps, busy
 
 
 def audit(ledger: Ledger, killed: set[int], last: int, results: list[Path]) -> dict[str, object]:
