@@ -31,7 +31,7 @@ FILE_CALLS = (
 
 
 class FailingPort(Port):
-    """Lets the n-th of the calls that can fail, counted from 1, fail with an errno; `failed` names it then.
+    """Lets the n-th of the calls that can fail, counted from 1, fail with an errno (`every`: and all after it); `failed` names it then.
 
     A close that fails has closed all the same, as on Linux. `only` restricts what is counted.
     """
@@ -50,7 +50,7 @@ class FailingPort(Port):
         def counted(*args: Any, **options: Any) -> Any:
             self.left -= 1
             if self.left == 0 or (self.every and self.left < 0):
-                self.failed = name
+                self.failed = self.failed or name
                 if name == "close":
                     call(*args, **options)
                 raise OSError(self.number, os.strerror(self.number))

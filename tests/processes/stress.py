@@ -125,7 +125,7 @@ def consume(path: Path, name: int, seed: int, result: Path) -> None:
 
 
 def open_durable(log: kvspool.Spool, name: int, out: int) -> kvspool.Reader:
-    """Open the durable reader of a killed process. The kernel may take a moment to free its slot, where somebody looks at its descriptors."""
+    """Open the durable reader of a killed process. Its slot is free a moment later where somebody was looking at its descriptors."""
     deadline = time.monotonic() + 5
     while True:
         try:
