@@ -28,6 +28,7 @@ from pathlib import Path
 
 import kvspool
 from kvspool import Gap, _frames
+from kvspool.errors import ReaderBusy
 
 WRITERS = 4
 READERS = 3
@@ -124,13 +125,13 @@ def consume(path: Path, name: int, seed: int, result: Path) -> None:
                 return
 
 
-def open_durable(log: kvspool.Spool, name: int, out: int) -> kvspool.Reader:
+def open_durable(log: kvspool.Spool, name: int, out: int) -> Reader:
     """Open the durable reader of a killed process. Its slot is free a moment later where somebody was looking at its descriptors."""
     deadline = time.monotonic() + 5
     while True:
         try:
             return log.reader(f"durable {name}")
-        except kvspool.ReaderBusy:
+        except ReaderBusy:
             os.write(out, ITEM.pack(0, 0, BUSY, 0, 0))
             if time.monotonic() > deadline:
                 raise
