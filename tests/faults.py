@@ -31,7 +31,7 @@ FILE_CALLS = (
 
 
 class FailingPort(Port):
-    """Lets the n-th of the calls that can fail, counted from 1, fail with an errno; `failed` names it then.
+    """Lets the n-th of the calls that can fail, counted from 1, fail with an errno (`every`: and all after it); `failed` names it then.
 
     A close that fails has closed all the same, as on Linux. `only` restricts what is counted.
     """
@@ -50,13 +50,31 @@ class FailingPort(Port):
         def counted(*args: Any, **options: Any) -> Any:
             self.left -= 1
             if self.left == 0 or (self.every and self.left < 0):
-                self.failed = name
+                self.failed = self.failed or name
                 if name == "close":
                     call(*args, **options)
                 raise OSError(self.number, os.strerror(self.number))
             return call(*args, **options)
 
         return counted
+
+
+class RecordingPort(Port):
+    """Notes the name of each call that can fail, and of those that take a name away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        for name in (*FILE_CALLS, "remove", "remove_directory"):
+            setattr(self, name, self._noting(name, getattr(self, name)))
+
+    def _noting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def noted(*args: Any, **options: Any) -> Any:
+            self.calls.append(name)
+            return call(*args, **options)
+
+        return noted
 
 
 class ClockPort(Port):

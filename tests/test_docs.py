@@ -52,7 +52,8 @@ def test_the_example_of_a_keyed_value_is_what_a_packer_writes() -> None:
 
 
 GUARANTEES = (Path(__file__).parent.parent / "docs" / "guarantees.md").read_text(encoding="utf-8")
-PROOFS = sorted(set(re.findall(r"`(tests/[^`]+)`", GUARANTEES)))
+HAZARDS = (Path(__file__).parent.parent / "docs" / "hazards.md").read_text(encoding="utf-8")
+PROOFS = sorted(set(re.findall(r"`(tests/[^`]+)`", GUARANTEES + HAZARDS)))
 
 
 @pytest.mark.parametrize("proof", [proof for proof in PROOFS if proof.endswith(".py") or "::" in proof])
@@ -60,3 +61,9 @@ def test_each_promise_is_proven_by_a_test_that_is_there(proof: str) -> None:
     path, _, name = proof.partition("::")
     text = (Path(__file__).parent.parent / path).read_text(encoding="utf-8")
     assert f"def {name}(" in text if name else "def test_" in text or "TestCase" in text
+
+
+def test_each_hazard_has_a_row_with_a_proof_or_a_reason() -> None:
+    rows = re.findall(r"^\| H(\d+): .* \| (.*) \| (.*) \|$", HAZARDS, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 27))
+    assert [number for number, rule, proof in rows if "`tests/" not in proof and "does not concern" not in rule] == []

@@ -37,6 +37,7 @@ UNFINISHED = HOME / "kvspool-setup.unfinished"
 PYTHONS = ((3, 13), (3, 12), (3, 11))
 JAVA = 17
 JAVA_PACKAGE = "openjdk-17-jre-headless"
+PROOF_TOOLS = {"spin": "spin"}
 HEARTBEAT = 10.0  # seconds of silence after which a line says that it goes on
 
 # What pip says, and what of it a waiting person wants to see; the first that fits counts.
@@ -105,6 +106,19 @@ def require_java(*, may_install=False):
         f"Spark needs Java {JAVA} or newer, but {missing}. On Debian or Ubuntu: sudo apt-get install {JAVA_PACKAGE}. Elsewhere, install "
         f"a JDK or JRE of version {JAVA} or 21 and set JAVA_HOME to its folder. (Writers run on Linux only, not on macOS or Windows.)"
     )
+
+
+def install_proof_tools():
+    """Get what some tests need and nothing else does, as root on Debian or Ubuntu; say what is missing, for they are skipped without."""
+    missing = {command: package for command, package in PROOF_TOOLS.items() if shutil.which(command) is None}
+    if missing and _can_apt():
+        try:
+            _apt_install(sorted(missing.values()))
+        except SetupError as error:
+            _say(str(error))
+    for command, package in missing.items():
+        if shutil.which(command) is None:
+            _say(f"There is no {command}: the tests that need it are SKIPPED. On Debian or Ubuntu: sudo apt-get install {package}")
 
 
 # Setting up.

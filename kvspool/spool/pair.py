@@ -15,7 +15,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -372,9 +372,10 @@ class Pair:
         self.control = self.ring = memoryview(b"")
         while self._maps:
             _close_map(self._maps.pop().close)
-        while self._files:
-            system.port.close(self._files.pop())
         self._lock_fd = self._sync_lock_fd = -1
+        with ExitStack() as closing:  # all of them, even if one fails
+            while self._files:
+                closing.callback(system.port.close, self._files.pop())
 
     def __del__(self) -> None:
         self.is_closed = True

@@ -71,13 +71,15 @@ class Seat:
             return
         if self.is_ours:
             system.port.remove_semaphore(self._name)
-        system.port.close(self._fd)
-        self._fd = -1
-        if self._is_asleep and self.is_ours:
-            # Its memory must not go while the other thread looks at it: that one closes it when it is awake.
-            self._semaphore.release()
-        else:
-            self._semaphore.close()
+        fd, self._fd = self._fd, -1  # before it is closed: one that fails has closed all the same, and its number is soon another file's
+        try:
+            system.port.close(fd)
+        finally:
+            if self._is_asleep and self.is_ours:
+                # Its memory must not go while the other thread looks at it: that one closes it when it is awake.
+                self._semaphore.release()
+            else:
+                self._semaphore.close()
 
     def forked(self) -> None:
         """In a forked child: the seat is the parent's; only our copy of its descriptor goes."""

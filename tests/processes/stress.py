@@ -1,11 +1,15 @@
-"""Writers and readers at once on a small ring, writers killed and restarted at random, and an audit of every sequence at the end.
+"""Writers and readers at once on a small ring, killed, stopped and restarted at random, and an audit of every sequence at the end.
 
-    python stress.py DIRECTORY SEED SECONDS
+    python stress.py DIRECTORY SEED SECONDS [POLICY]
+
+Writers and durable readers are killed and begin a new life, or are stopped for a while wherever they stand. With the policy "block" a
+durable reader must get every record; with "overwrite" exact Gaps.
 
 Run in a process of its own so that the environment chooses the twin. It prints what happened as JSON, or dies of an AssertionError.
 
 The *ledger* is kept outside the log: a writer says through a pipe which records it means to append, before, and which sequences it got,
-after. So of every record that lies in the log it is known who wrote it, and of every acknowledged one where it must be.
+after. So of every record that lies in the log it is known who wrote it, and of every acknowledged one where it must be. A durable reader
+writes down what it got before it commits, and then that it did.
 """
 
 from __future__ import annotations
@@ -24,16 +28,23 @@ from pathlib import Path
 
 import kvspool
 from kvspool import Gap, _frames
+from kvspool.errors import ReaderBusy
 
 WRITERS = 4
 READERS = 3
+DURABLE = 2
 CAPACITY = 16384
 END = 255  # type of the last record
 
 INTENT = 1  # a writer is about to append records `first` .. `first + count - 1` of its life
 ACKNOWLEDGED = 2  # and got the sequences from `sequence` on for them
 ENTRY = struct.Struct("<IIQQQ")  # kind, life, first, count, sequence
-ITEM = struct.Struct("<QQqII")  # first sequence, last sequence, timestamp (-1: a Gap), life, number in it
+ITEM = struct.Struct("<QQqII")  # first sequence, last sequence, timestamp or one of the following, life, number in it
+GAP = -1
+BEGIN = -2  # a life of a durable reader begins at this sequence
+COMMITTING = -3  # it is about to commit it
+COMMITTED = -4  # and has
+BUSY = -5  # the slot of its killed predecessor was not free at once
 
 
 def payload(life: int, number: int) -> bytes:
@@ -81,7 +92,7 @@ def read(path: Path, name: int, result: Path) -> None:
         for item in _items(kvspool.open(path), name, noise):
             if isinstance(item, Gap):
                 assert item.reason == "overrun", item
-                out.write(ITEM.pack(item.first, item.last, -1, 0, 0))
+                out.write(ITEM.pack(item.first, item.last, GAP, 0, 0))
                 continue
             if item.type == END:
                 out.write(ITEM.pack(item.sequence, item.sequence, item.timestamp, 0, 0))
@@ -90,6 +101,43 @@ def read(path: Path, name: int, result: Path) -> None:
             assert item.value == payload(life, number), f"reader {name}: sequence {item.sequence} has bytes that nobody wrote"
             assert item.key == b"%d" % life
             out.write(ITEM.pack(item.sequence, item.sequence, item.timestamp, life, number))
+
+
+def consume(path: Path, name: int, seed: int, result: Path) -> None:
+    """Be a durable reader for one life: take some records, write them down, commit, until the last record is committed."""
+    noise = random.Random(seed)
+    log = kvspool.open(path, timeout=60)
+    out = os.open(result, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with open_durable(log, name, out) as reader:
+        os.write(out, ITEM.pack(reader.sequence, 0, BEGIN, 0, 0))
+        while True:
+            entries, is_last = [], False
+            for item in reader.follow(timeout=1, limit=noise.choice((1, 3, 20)), on_gap="yield"):
+                if isinstance(item, Gap):
+                    assert item.reason == "overrun", item
+                    entries.append(ITEM.pack(item.first, item.last, GAP, 0, 0))
+                    continue
+                is_last = item.type == END
+                life, number = (0, 0) if is_last else struct.unpack_from("<II", item.value)
+                assert is_last or item.value == payload(life, number), f"sequence {item.sequence} has bytes that nobody wrote"
+                entries.append(ITEM.pack(item.sequence, item.sequence, item.timestamp, life, number))
+            os.write(out, b"".join(entries) + ITEM.pack(reader.sequence, 0, COMMITTING, 0, 0))
+            os.write(out, ITEM.pack(reader.commit(), 0, COMMITTED, 0, 0))
+            if is_last:
+                return
+
+
+def open_durable(log: kvspool.Spool, name: int, out: int) -> Reader:
+    """Open the durable reader of a killed process. Its slot is free a moment later where somebody was looking at its descriptors."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return log.reader(f"durable {name}")
+        except ReaderBusy:
+            os.write(out, ITEM.pack(0, 0, BUSY, 0, 0))
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.001)
 
 
 def _items(log: kvspool.Spool, name: int, noise: random.Random) -> Iterator[kvspool.Record | Gap]:
@@ -160,49 +208,131 @@ class Ledger:
         return not self.selector.get_map()
 
 
-def main(directory: Path, seed: int, seconds: float) -> dict[str, object]:
+class Herd:
+    """The processes that are killed, stopped and started again."""
+
+    def __init__(self, path: Path, noise: random.Random, ledger: Ledger, results: list[Path]) -> None:
+        self.path = path
+        self.noise = noise
+        self.ledger = ledger
+        self.results = results
+        self.lives = 0
+        self.stops = 0
+        self.writers: dict[int, int] = {}  # process: life
+        self.durable: dict[int, int] = {}  # process: name
+        self.stopped: dict[int, float] = {}  # process: when it goes on
+        self.dead_writers: set[int] = set()  # lives
+        self.dead_readers = 0
+
+    def begin_writer(self) -> None:
+        self.lives += 1
+        read_end, write_end = os.pipe()
+        self.writers[spawn(write, self.path, self.lives, self.noise.randrange(1 << 30), write_end)] = self.lives
+        os.close(write_end)
+        self.ledger.listen(read_end)
+
+    def begin_durable(self, name: int) -> None:
+        self.durable[spawn(consume, self.path, name, self.noise.randrange(1 << 30), self.results[name])] = name
+
+    def strike(self) -> None:
+        """Kill somebody, or stop him for a while."""
+        victim = self.noise.choice([*self.writers, *self.durable])
+        if self.noise.random() < 0.5:
+            os.kill(victim, signal.SIGSTOP)
+            self.stops += victim not in self.stopped
+            self.stopped[victim] = time.monotonic() + self.noise.random() * 0.05
+            return
+        os.kill(victim, signal.SIGKILL)
+        assert os.waitpid(victim, 0)[1] == signal.SIGKILL
+        self.stopped.pop(victim, None)
+        if victim in self.writers:
+            self.dead_writers.add(self.writers.pop(victim))
+            self.begin_writer()
+        else:
+            self.dead_readers += 1
+            self.begin_durable(self.durable.pop(victim))
+
+    def let_go_on(self, now: float) -> None:
+        for process in [process for process, until in self.stopped.items() if until <= now]:
+            os.kill(process, signal.SIGCONT)
+            del self.stopped[process]
+
+
+def main(directory: Path, seed: int, seconds: float, policy: str = "overwrite") -> dict[str, object]:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until a writer is ready to be told to stop
     noise = random.Random(seed)
     path = directory / "log"
-    kvspool.create(path, capacity=CAPACITY).close()
+    with kvspool.create(path, capacity=CAPACITY, policy=policy) as log:
+        for name in range(DURABLE):
+            log.reader(f"durable {name}").close()
     results = [directory / f"reader{name}" for name in range(READERS)]
+    committed = [directory / f"durable{name}" for name in range(DURABLE)]
     readers = [spawn(read, path, name, results[name]) for name in range(READERS)]
-    ledger, killed = Ledger(), set()
-    lives = 0
-    writers: dict[int, int] = {}
-
-    def begin_life() -> None:
-        nonlocal lives
-        lives += 1
-        read_end, write_end = os.pipe()
-        writers[spawn(write, path, lives, noise.randrange(1 << 30), write_end)] = lives
-        os.close(write_end)
-        ledger.listen(read_end)
-
+    ledger = Ledger()
+    herd = Herd(path, noise, ledger, committed)
     for _ in range(WRITERS):
-        begin_life()
+        herd.begin_writer()
+    for name in range(DURABLE):
+        herd.begin_durable(name)
     deadline = time.monotonic() + seconds
-    kill_at = time.monotonic() + 0.1
+    strike_at = time.monotonic() + 0.1
     while time.monotonic() < deadline:
-        ledger.take(0.01)
-        if time.monotonic() >= kill_at:
-            victim = noise.choice(list(writers))
-            os.kill(victim, signal.SIGKILL)
-            assert os.waitpid(victim, 0)[1] == signal.SIGKILL
-            killed.add(writers.pop(victim))
-            begin_life()
-            kill_at = time.monotonic() + noise.random() * 0.04
-    for writer in writers:
+        ledger.take(0.005)
+        herd.let_go_on(time.monotonic())
+        if time.monotonic() >= strike_at:
+            herd.strike()
+            strike_at = time.monotonic() + noise.random() * 0.03
+    herd.let_go_on(float("inf"))
+    for writer in herd.writers:
         os.kill(writer, signal.SIGTERM)
     while not ledger.is_empty():
         ledger.take(1)
-    for writer in writers:
+    for writer in herd.writers:
         assert os.waitpid(writer, 0)[1] == 0
-    log = kvspool.open(path)
+    log = kvspool.open(path, timeout=60)
     last = log.append(b"", type=END)
-    for reader in readers:
+    for reader in [*readers, *herd.durable]:
         assert os.waitpid(reader, 0)[1] == 0
-    return audit(ledger, killed, last, results) | {"kills": len(killed), "twin": _frames.TWIN, "kept": log.stats().records}
+    found = audit(ledger, herd.dead_writers, last, results)
+    gaps, busy = zip(*(audit_durable(result, last, ledger, policy) for result in committed), strict=True)
+    return found | {
+        "gaps of durable readers": sum(gaps),
+        "busy slots": sum(busy),
+        "kills": len(herd.dead_writers),
+        "kills of durable readers": herd.dead_readers,
+        "stops": herd.stops,
+        "twin": _frames.TWIN,
+        "kept": log.stats().records,
+    }
+
+
+def audit_durable(result: Path, last: int, ledger: Ledger, policy: str) -> tuple[int, int]:
+    """Follow a durable reader through all its lives: each goes on exactly at the last commit, or at the one that it was killed in.
+
+    Return how many Gaps it got, and how often its slot was still busy.
+    """
+    expected = committed = meant = gaps = busy = 0
+    for first, to, when, life, number in ITEM.iter_unpack(result.read_bytes()):
+        if when == BUSY:
+            busy += 1
+            continue
+        if when == BEGIN:
+            assert first in (committed, meant), f"{result.name}: began at {first}, having committed {committed}"
+            expected = committed = meant = first
+            continue
+        assert first == expected, f"{result.name}: {first} came where {expected} was due"
+        if when == COMMITTING:
+            meant = first
+        elif when == COMMITTED:
+            committed = first
+        else:
+            expected = to + 1
+            gaps += when == GAP
+            if when != GAP and first in ledger.acknowledged:
+                assert ledger.acknowledged[first] == (life, number)
+    assert committed == last + 1, f"{result.name} accounts for {committed} of {last + 1}"
+    assert policy == "overwrite" or not gaps, f"{result.name} lost records that it had yet to commit"
+    return gaps, busy
 
 
 def audit(ledger: Ledger, killed: set[int], last: int, results: list[Path]) -> dict[str, object]:
@@ -258,4 +388,4 @@ def audit(ledger: Ledger, killed: set[int], last: int, results: list[Path]) -> d
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))))
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:])))

@@ -25,11 +25,16 @@ SINGLY = mmap.mmap(-1, 1)  # shared with the children: how many records of a bur
 
 
 def run_to_opcode(operation: Callable[[], range], last: int, pipe: int) -> None:
-    """In a child: run the operation, report what it returned, and die before opcode `last` of it (-1: count them and report)."""
+    """In a child: run the operation, report what it returned, and die before opcode `last` of it (-1: count them and report).
+
+    Counted are the opcodes of the package, not those of the libraries that it calls.
+    """
     seen = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         nonlocal seen
+        if "/kvspool/" not in frame.f_code.co_filename:
+            return None
         frame.f_trace_opcodes = True
         if event == "opcode":
             seen += 1

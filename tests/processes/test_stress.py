@@ -1,4 +1,6 @@
-"""Four writers, three readers, one small ring, and SIGKILL: nothing acknowledged is lost, nothing is given twice, every gap is said."""
+"""Four writers, three readers, two durable ones, one small ring, SIGKILL and SIGSTOP: nothing acknowledged is lost, nothing is given
+twice, every Gap is said, and no commit is forgotten.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ except ImportError:
     TWINS = ["interpreted"]
 
 
-@pytest.mark.parametrize("attempt", [1, 2])
+@pytest.mark.parametrize("policy", ["overwrite", "block"])
 @pytest.mark.parametrize("twin", TWINS)
-def test_every_reader_accounts_for_every_sequence_while_writers_are_killed(tmp_path: Path, twin: str, attempt: int) -> None:
+def test_every_reader_accounts_for_every_sequence_while_writers_are_killed(tmp_path: Path, twin: str, policy: str) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     environment = {**os.environ, "KVSPOOL_NO_EXTENSIONS": "1" if twin == "interpreted" else "0"}
     script = Path(__file__).with_name("stress.py")
-    command = [sys.executable, script, tmp_path, str(seed), "3.5"]
+    command = [sys.executable, script, tmp_path, str(seed), "3.5", policy]
     with open(tmp_path / "said", "w+", encoding="utf-8") as said, open(tmp_path / "wrong", "w+", encoding="utf-8") as wrong:
         main = subprocess.Popen(command, env=environment, stdout=said, stderr=wrong, start_new_session=True)
         try:
@@ -42,8 +44,8 @@ def test_every_reader_accounts_for_every_sequence_while_writers_are_killed(tmp_p
     found = json.loads((tmp_path / "said").read_text(encoding="utf-8"))
     print(found)
     assert found["twin"] == twin
-    assert found["kills"] >= 10
-    assert found["appended"] > 20 * found["kept"], "the ring was never far too small"
+    assert min(found["kills"], found["kills of durable readers"], found["stops"]) >= 5
+    assert found["appended"] > 5 * found["kept"], "the ring was never far too small"
     assert found["acknowledged"] > 500
-    assert found["gaps"] > 0
     assert found["read"] > 500
+    assert policy == "block" or found["gaps"] > 0

@@ -1,0 +1,192 @@
+"""Every call to the system fails once, or from then on: in each operation, at the first call, at the second, and so on to the last.
+
+The operation says so with the system's own error or with one of ours, nothing that was acknowledged is lost, nothing stays open or lies
+about, and without the fault the same works at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import FILE_CALLS, FailingPort
+
+import hub
+import kvspool
+import shard
+from kvspool import errors, system
+
+CALLS = (*FILE_CALLS, "remove", "remove_directory", "names", "is_locked")
+FAULTS = [(errno.EIO, False), (errno.EMFILE, False), (errno.ENOSPC, True)]
+
+
+def append(root: Path) -> None:
+    with kvspool.open(root / "log") as log:
+        log.append(b"new")
+
+
+def append_keyed(root: Path) -> None:
+    with kvspool.open(root / "keyed") as log:
+        log.append({"a new key": 1})
+
+
+def sync(root: Path) -> None:
+    with kvspool.open(root / "log") as log:
+        log.sync()
+
+
+def read(root: Path) -> None:
+    with kvspool.open(root / "log") as log:
+        assert len(list(log)) >= 3
+
+
+def follow(root: Path) -> None:
+    with kvspool.open(root / "log") as log, log.follow(timeout=0) as following:
+        assert len(list(following)) >= 3
+
+
+def open_reader(root: Path) -> None:
+    with kvspool.open(root / "log") as log, log.reader("new") as reader:
+        assert reader.sequence == 0
+
+
+def commit(root: Path) -> None:
+    with kvspool.open(root / "log") as log, log.reader("old") as reader:
+        list(reader.read(limit=1))
+        reader.commit()
+
+
+def list_readers(root: Path) -> None:
+    with kvspool.open(root / "log") as log:
+        assert {reader.name for reader in log.readers()} >= {"old"}
+
+
+def delete_reader(root: Path) -> None:
+    with kvspool.open(root / "log") as log:
+        log.delete_reader("gone" if any(reader.name == "gone" for reader in log.readers()) else "old")
+
+
+def create(root: Path) -> None:
+    kvspool.create(root / "made", capacity=4096).close()
+
+
+def create_shards(root: Path) -> None:
+    shard.create(root / "made", bits=0, capacity=4096).close()
+
+
+def append_to_shards(root: Path) -> None:
+    with shard.open(root / "shards") as shards:
+        shards.append_many([b"a", b"b"], keys=[b"1", b"2"])
+
+
+def open_hub(root: Path) -> None:
+    with hub.open(root / "hub") as opened:
+        assert len(list(opened)) >= 1
+
+
+def create_client(root: Path) -> None:
+    with hub.open(root / "hub") as opened:
+        opened.create_client("made", bits=0, capacity=4096).close()
+
+
+OPERATIONS = [
+    *((operation, "log") for operation in (append, sync, read, follow, create, create_shards)),
+    *((operation, "log") for operation in (open_reader, commit, list_readers, delete_reader)),
+    (append_keyed, "keyed"),
+    (append_to_shards, "shards"),
+    *((operation, "hub") for operation in (open_hub, create_client)),
+]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("template")
+    with kvspool.create(root / "log", capacity=4096) as log:
+        log.append_many([b"one", b"two", b"three"])
+        for name in ("old", "gone"):
+            log.reader(name).close()
+    with kvspool.create(root / "keyed", capacity=4096, codec="keyed") as log:
+        log.append({"key": 0})
+    with shard.create(root / "shards", bits=1, capacity=4096) as shards:
+        shards.append(b"one", key=b"1")
+    with hub.create(root / "hub") as made, made.create_client("client", bits=0, capacity=4096) as client:
+        client.append(b"one")
+    return root
+
+
+def semaphores(template: Path) -> list[str]:
+    """Return the semaphores of our log; other logs of this machine have theirs."""
+    with kvspool.open(template / "log") as log:
+        return [name for name in os.listdir("/dev/shm") if log.log_id.hex() in name]
+
+
+OPENERS: dict[str, Callable[[Path], Any]] = {"log": kvspool.open, "keyed": kvspool.open, "shards": shard.open, "hub": hub.open}
+ACKNOWLEDGED = {"log": [b"one", b"two", b"three"], "keyed": [{"key": 0}], "shards": [b"one"], "hub": [b"one"]}
+
+
+def acknowledged(root: Path, part: str) -> list[Any]:
+    """Return what was appended before the fault, all of which must be there after it."""
+    with OPENERS[part](root / part) as opened:
+        records = opened.read(limit=len(ACKNOWLEDGED[part]))
+        return [record.data if part == "keyed" else record.value for record in records]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a destructor's close that fails too
+@pytest.mark.parametrize(("number", "every"), FAULTS, ids=["EIO once", "EMFILE once", "ENOSPC from then on"])
+@pytest.mark.parametrize(("operation", "part"), OPERATIONS, ids=[operation.__name__ for operation, _ in OPERATIONS])
+def test_a_call_that_fails_is_told_and_costs_nothing(
+    interpreted: None,
+    template: Path,
+    tmp_path: Path,
+    operation: Callable[[Path], None],
+    part: str,
+    number: int,
+    every: bool,
+    open_files: Callable[[], set[str]],
+) -> None:
+    held = open_files()
+    failed = set()
+    nth = 0
+    while True:
+        nth += 1
+        root = tmp_path / str(nth)
+        shutil.copytree(template / part, root / part)
+        port = FailingPort(nth, number, CALLS, every)
+        told = False
+        with system.replaced(port), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            try:
+                operation(root)
+            except OSError as error:
+                told = True
+                assert error.errno == number, f"call {nth}, {port.failed}"
+            except errors.Poisoned:
+                told = True
+                assert port.failed in ("flush_data", "write"), f"call {nth}, {port.failed}"
+            gc.collect()
+        if not port.failed:
+            assert not told
+            break
+        failed.add(port.failed)
+        at = f"call {nth}, {port.failed}"
+        # Where a follower can't have a seat or a watch it looks by itself: that costs latency only.
+        assert told or operation is follow, f"{at}: nobody was told"
+        assert open_files() == held, at
+        assert semaphores(template) == [], at
+        names = {path.name for path in root.rglob("*")}
+        if not every:  # when nothing can be removed any more, something lies about
+            assert not {name for name in names if name.endswith(".new")}, at
+        assert acknowledged(root, part) == ACKNOWLEDGED[part], at
+        is_poisoned = port.failed in ("flush_data", "write") and operation in (sync, append_keyed)
+        if told and not is_poisoned and not any(name.startswith("made") for name in names):
+            operation(root)
+        shutil.rmtree(root)
+    assert {"open", "status", "map", "close"} <= failed or operation in (create_shards, create_client)
+    assert nth > 8
