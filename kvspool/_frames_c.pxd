@@ -7,6 +7,7 @@ cimport kvspool._machine as native
 cdef uint64_t HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
 cdef uint32_t PAD, NO_KEY
 cdef int BLOCK
+cdef uint64_t AHEAD
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNC_ERROR, WANTED
@@ -24,8 +25,10 @@ cdef class Ring:
     cdef uint64_t *control
     cdef uint8_t *flags
     cdef readonly uint64_t capacity
+    cdef uint64_t lap
     cdef uint32_t seed
     cdef readonly bint closed
+    cdef uint64_t offset
     cdef readonly uint64_t stored
     cdef uint64_t content
     cdef readonly uint64_t sequence_found
@@ -49,6 +52,7 @@ cdef class Ring:
     @cython.locals(tail=uint64_t, sequence=uint64_t, timestamp=uint64_t, at=Py_ssize_t)
     cpdef tuple mark(self)
     cdef Py_ssize_t find_mark(self, uint64_t tail) noexcept
+    cdef uint64_t offset_of(self, uint64_t position) noexcept
     @cython.locals(offset=uint64_t, room=uint64_t, at=Py_ssize_t, lengths=uint64_t, stored=uint64_t, tags=uint64_t)
     cdef int parse(self, uint64_t position, uint64_t end) noexcept
     @cython.locals(state=uint32_t)
@@ -64,20 +68,21 @@ cdef class Ring:
     cpdef tuple entry(self, Py_ssize_t block)
 
 
+@cython.final
 cdef class FrameReader(Ring):
     cdef public uint64_t position
     cdef public uint64_t sequence
     cdef readonly int stop
-    cdef public object items
+    cdef uint32_t[1] state
 
     @cython.locals(found=int)
     cdef bint next_frame(self, uint64_t end) noexcept
     cdef bint accept(self, uint32_t state) noexcept
     cdef uint32_t head_state(self) noexcept
     @cython.locals(
-        out=list, count=int64_t, at=Py_ssize_t, key_length=Py_ssize_t, key=bytes, value=bytes, state=uint32_t, tags=uint32_t
+        count=int64_t, at=Py_ssize_t, key_length=Py_ssize_t, key=bytes, value=bytes, tags=uint32_t
     )
-    cpdef list fetch(self, uint64_t end, int64_t limit, object make)
+    cpdef list fetch(self, uint64_t end, int64_t limit, object make, list out=*)
     @cython.locals(
         key_data="uint8_t *", value_data="uint8_t *", key_room=Py_ssize_t, value_room=Py_ssize_t, key_at=Py_ssize_t,
         value_at=Py_ssize_t, count=Py_ssize_t, key_length=Py_ssize_t, value_length=Py_ssize_t, at=Py_ssize_t, state=uint32_t
@@ -88,6 +93,24 @@ cdef class FrameReader(Ring):
     ) except -1
 
 
+@cython.final
+cdef class Batch:
+    cdef public list items
+    cdef public Py_ssize_t at
+    cdef public int64_t left
+
+    cpdef list clear(self)
+    @cython.locals(at=Py_ssize_t)
+    cpdef object take(self, object refill)
+
+
+@cython.final
+cdef class Items:
+    cdef Batch batch
+    cdef object refill
+
+
+@cython.final
 cdef class FrameWriter(Ring):
     cdef int lock_fd
     cdef object holder_owner
@@ -100,6 +123,8 @@ cdef class FrameWriter(Ring):
     cdef uint64_t published
     cdef Py_ssize_t mark_at
     cdef readonly uint64_t end
+    cdef uint64_t batch_end
+    cdef uint64_t indexed
     cdef readonly uint64_t next_sequence
     cdef readonly int64_t last_timestamp
     cdef readonly bint keeps_unread
@@ -138,7 +163,7 @@ cdef class FrameWriter(Ring):
     @cython.locals(content=uint64_t)
     cdef uint64_t end_of_value(self, uint64_t position, bytes key, bytes value) except? 0
     @cython.locals(at=Py_ssize_t, value=bytes)
-    cpdef uint64_t end_of_many(self, uint64_t position, object keys, list values) except? 0
+    cpdef uint64_t end_of_many(self, uint64_t position, list keys, list values) except? 0
     @cython.locals(at=Py_ssize_t, row=Py_ssize_t, content=uint64_t)
     cpdef uint64_t end_of_columns(
         self, uint64_t position, const int32_t[::1] rows, Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] has_key,
@@ -153,7 +178,7 @@ cdef class FrameWriter(Ring):
         self, const uint8_t *keys, Py_ssize_t key_at, uint32_t key_tag, const uint8_t *values, Py_ssize_t value_at,
         Py_ssize_t value_length, uint32_t type, uint32_t codec, int64_t timestamp
     ) except -1
-    @cython.locals(position=uint64_t, room=uint64_t, at=Py_ssize_t, state=uint32_t)
+    @cython.locals(position=uint64_t, offset=uint64_t, room=uint64_t, at=Py_ssize_t, state=uint32_t)
     cdef uint64_t reserve(self, uint64_t stored) noexcept
     @cython.locals(head=uint64_t, least=uint64_t, found=int)
     cdef void make_room(self, uint64_t end) noexcept
@@ -163,8 +188,10 @@ cdef class FrameWriter(Ring):
     cpdef void publish(self) noexcept
     @cython.locals(at=Py_ssize_t, number=uint64_t, _series=int, bucket=Py_ssize_t)
     cdef void count(self) noexcept
-    @cython.locals(at=Py_ssize_t, value=bytes)
-    cpdef int put_many(self, object keys, list values, uint32_t type, const uint8_t[::1] codecs, int64_t timestamp) except -1
+    @cython.locals(at=Py_ssize_t, key=bytes, value=bytes)
+    cpdef int put_many(
+        self, list keys, list values, uint32_t type, const uint8_t[::1] codecs, int64_t timestamp, uint64_t stored=*
+    ) except -1
     @cython.locals(
         key_data="const uint8_t *", value_data="const uint8_t *", now=int64_t, at=Py_ssize_t, row=Py_ssize_t,
         key_from=Py_ssize_t, key_tag=uint32_t, value_from=Py_ssize_t, timestamp=int64_t
@@ -172,9 +199,9 @@ cdef class FrameWriter(Ring):
     cpdef int put_columns(
         self, const int32_t[::1] rows, Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] keys, const uint8_t[::1] has_key,
         const int32_t[::1] value_offsets, const uint8_t[::1] values, const uint8_t[::1] types, uint32_t codec,
-        const int64_t[::1] timestamps
+        const int64_t[::1] timestamps, uint64_t stored=*
     ) except -1
 
 
-@cython.locals(longest=Py_ssize_t, length=Py_ssize_t)
-cpdef Py_ssize_t measure(list values) except? -2
+@cython.locals(longest=Py_ssize_t, total=Py_ssize_t, length=Py_ssize_t, at=Py_ssize_t, value=object, key=object)
+cpdef tuple measure(list keys, list values)

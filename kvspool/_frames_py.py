@@ -25,8 +25,8 @@ whatever instruction a writer was killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import kvspool._machine as native
 from kvspool.errors import Closed, Corruption, Poisoned, Reentered, TooLarge
@@ -40,6 +40,7 @@ MOST_POSITION = 0xFFFFF80000000000  # so far from 2^64 that no sum of a position
 EVICTED = 1 << 32  # added to the generation of a commit that writers wait no more for
 BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
 NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
+AHEAD = 1024  # bytes of the ring that the processor is told of before they are needed
 
 # Words of the control block; `spool.format` declares them and asserts that they agree.
 HEAD = 32
@@ -100,8 +101,10 @@ class Ring:
         self.control: Any = native.words_at(control)
         self.flags: Any = native.bytes_at(control)
         self.capacity = len(data)
+        self.lap = 0
         self.seed = seed
         self.closed = False
+        self.offset = 0
         self.stored = 0
         self.content = 0
         self.sequence_found = 0
@@ -207,13 +210,22 @@ class Ring:
             return MARKS + MARK_WORDS
         return 0
 
+    def offset_of(self, position: int) -> int:
+        """Return where in the ring the byte at `position` lies.
+
+        The start of the lap is remembered, since a division takes as long as half of everything else that a frame needs.
+        """
+        if position < self.lap or position - self.lap >= self.capacity:
+            self.lap = position - position % self.capacity
+        return position - self.lap
+
     def parse(self, position: int, end: int) -> int:
         """Read the header at `position` into this object and return what it is; `end` bounds what may be believed.
 
         FRAME: a header whose lengths are possible. SKIP: no record; the next frame starts `stored` bytes on. BAD: neither.
         Nothing is checked against the checksum yet.
         """
-        offset = position % self.capacity
+        self.offset = offset = Ring.offset_of(self, position)
         room = self.capacity - offset
         if room < HEADER:
             self.stored = room
@@ -256,7 +268,7 @@ class Ring:
             found = self.parse(position, end)
             if found == SKIP:
                 position += self.stored
-            elif found == FRAME and self.is_sound(position % self.capacity):
+            elif found == FRAME and self.is_sound(self.offset):
                 return self.sequence_found
             else:
                 break
@@ -276,7 +288,7 @@ class Ring:
         while position < end:
             found = self.parse(position, end)
             if found == FRAME:
-                if least <= self.sequence_found <= most and self.is_sound(position % self.capacity):
+                if least <= self.sequence_found <= most and self.is_sound(self.offset):
                     return position
             elif found == SKIP and self.stored < HEADER:
                 position += self.stored
@@ -327,12 +339,12 @@ class FrameReader(Ring):
         self.position = position
         self.sequence = sequence
         self.stop = END
-        self.items: Any = iter(())
+        self.state: Any = native.one_state()
 
     def next_frame(self, end: int) -> bool:
         """Step over what is no record, and parse the frame at `position`; False if there is none, and `stop` says why."""
         while self.position < end:
-            found = self.parse(self.position, end)
+            found = Ring.parse(self, self.position, end)
             if found == FRAME:
                 return True
             if native.load_after_reads(self.control, HEAD) > self.position:
@@ -366,26 +378,26 @@ class FrameReader(Ring):
             self.seed, self.stored | (self.content << 32), self.sequence_found, self.timestamp, self.tags
         )
 
-    def fetch(self, end: int, limit: int, make: Callable[..., Any] | None) -> list[Any]:
-        """Copy out up to `limit` frames that lie before `end`.
+    def fetch(self, end: int, limit: int, make: Callable[..., Any] | None, out: list[Any] | None = None) -> list[Any]:
+        """Copy out up to `limit` frames that lie before `end`, and return them.
 
-        Each becomes `make(sequence, timestamp, type, key, value, codec)`, or the value alone if `make` is None. They are in `items`
-        too, for who is interrupted before he gets hold of the list.
+        Each becomes `make(sequence, timestamp, type, key, value, codec)`, or the value alone if `make` is None. out: the empty list to put
+        them in, for who may be interrupted before he gets hold of what is returned.
         """
         self.check_open()
-        out: list[Any] = []
-        self.items = iter(out)
+        if out is None:
+            out = []
         count = 0
         while count < limit:
             if not self.next_frame(end):
                 return out
-            at = self.position % self.capacity + HEADER
+            at = self.offset + HEADER
             key_length = self.key_length
-            key = native.copy_out(self.data, at, key_length)
-            value = native.copy_out(self.data, at + key_length, self.content - key_length)
-            state = native.crc32c(self.head_state(), native.bytes_of(key), 0, key_length)
-            state = native.crc32c(state, native.bytes_of(value), 0, self.content - key_length)
-            if not self.accept(state):
+            self.state[0] = self.head_state()
+            if key_length:
+                key = native.copy_out(self.data, at, key_length, self.state)
+            value = native.copy_out(self.data, at + key_length, self.content - key_length, self.state)
+            if not self.accept(self.state[0]):
                 return out
             if make is None:
                 out.append(value)
@@ -396,7 +408,7 @@ class FrameReader(Ring):
                         self.sequence_found,
                         self.timestamp,
                         tags & 0xFF,
-                        None if tags >> 16 == NO_KEY else key,
+                        None if tags >> 16 == NO_KEY else key if key_length else b"",
                         value,
                         (tags >> 8) & 0xFF,
                     )
@@ -443,11 +455,11 @@ class FrameReader(Ring):
             if key_at + key_length > key_room or value_at + value_length > value_room:
                 self.stop = FULL
                 return count
-            at = self.position % self.capacity + HEADER
-            native.copy_in(key_data, key_at, self.data, at, key_length)
-            native.copy_in(value_data, value_at, self.data, at + key_length, value_length)
-            state = native.crc32c(self.head_state(), key_data, key_at, key_length)
-            state = native.crc32c(state, value_data, value_at, value_length)
+            at = self.offset + HEADER
+            state = self.head_state()
+            if key_length:
+                state = native.copy_over(state, key_data, key_at, self.data, at, key_length)
+            state = native.copy_over(state, value_data, value_at, self.data, at + key_length, value_length)
             if not self.accept(state):
                 return count
             sequences[count] = self.sequence_found
@@ -462,6 +474,48 @@ class FrameReader(Ring):
             value_offsets[count] = value_at
         self.stop = FULL
         return count
+
+
+class Batch:
+    """What was copied out and is not handed out yet: the `items` from `at` on.
+
+    left: how many may be handed out; -1: no end.
+    """
+
+    def __init__(self, left: int) -> None:
+        self.items: list[Any] = []
+        self.at = 0
+        self.left = left
+
+    def clear(self) -> list[Any]:
+        """Forget what is there, and return the empty list that is there now."""
+        self.items = []
+        self.at = 0
+        return self.items
+
+    def take(self, refill: Callable[[], Any]) -> Any:
+        """Return the next item; where none is left, what `refill()` returns: it counts that one itself, and raises StopIteration."""
+        at = self.at
+        if self.left == 0 or at >= len(self.items):
+            return refill()
+        self.at = at + 1
+        if self.left > 0:
+            self.left -= 1
+        return self.items[at]
+
+
+class Items:
+    """Iterates over what a batch hands out, refilling it; a loop over this is quicker than one over a Python object."""
+
+    def __init__(self, batch: Batch, refill: Callable[[], Any]) -> None:
+        self.batch = batch
+        self.refill = refill
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return self.batch.take(self.refill)
 
 
 class FrameWriter(Ring):
@@ -499,6 +553,8 @@ class FrameWriter(Ring):
         self.published = 0
         self.mark_at = 0
         self.end = 0
+        self.batch_end = 0
+        self.indexed = 0
         self.next_sequence = 0
         self.last_timestamp = 0
         self.keeps_unread = keeps_unread
@@ -573,6 +629,7 @@ class FrameWriter(Ring):
             raise Corruption("the control block has no mark for its tail: it is damaged")
         self.mark_at = at
         self.published = self.end = tail
+        self.batch_end = self.indexed = 0
         self.next_sequence = native.load(self.control, at + 1)
         self.last_timestamp = native.load(self.control, at + 2)
         self.counted = self.next_sequence
@@ -672,7 +729,7 @@ class FrameWriter(Ring):
     def end_of(self, position: int, content: int) -> int:
         """Return the position behind a frame with `content` bytes of key and value that is put at `position` or behind a pad there."""
         stored = (HEADER + content + 7) & ~7
-        room = self.capacity - position % self.capacity
+        room = self.capacity - self.offset_of(position)
         if room < stored:
             position += room
         return position + stored
@@ -684,7 +741,7 @@ class FrameWriter(Ring):
             return position
         return self.end_of(position, content)
 
-    def end_of_many(self, position: int, keys: Sequence[bytes | None] | None, values: list[bytes]) -> int:
+    def end_of_many(self, position: int, keys: list[bytes | None] | None, values: list[bytes]) -> int:
         """Return the position behind the records that `put_many` would put at `position`."""
         for at, value in enumerate(values):
             position = self.end_of_value(position, None if keys is None else keys[at], value)
@@ -746,21 +803,20 @@ class FrameWriter(Ring):
             timestamp = self.last_timestamp
         lengths = stored | (content << 32)
         tags = type | (codec << 8) | (key_tag << 16)
-        state = native.crc32c_head(self.seed, lengths, self.next_sequence, timestamp, tags)
-        state = native.crc32c(state, keys, key_at, key_length)
-        state = native.crc32c(state, values, value_at, value_length)
-
         position = self.reserve(stored)
-        offset = position % self.capacity
+        offset = Ring.offset_of(self, position)
         at = offset >> 3
         self.words[(offset + stored - 8) >> 3] = 0
+        state = native.crc32c_head(self.seed, lengths, self.next_sequence, timestamp, tags)
+        if key_length:
+            state = native.copy_in(state, self.data, offset + HEADER, keys, key_at, key_length)
+        state = native.copy_in(state, self.data, offset + HEADER + key_length, values, value_at, value_length)
         self.words[at] = lengths
         self.words[at + 1] = self.next_sequence
         self.words[at + 2] = timestamp
         self.words[at + 3] = tags | ((state ^ LOW) << 32)
-        native.copy_in(self.data, offset + HEADER, keys, key_at, key_length)
-        native.copy_in(self.data, offset + HEADER + key_length, values, value_at, value_length)
-        self.index(position, offset, timestamp)
+        if position >= self.indexed:
+            self.index(position, offset, timestamp)
         self.end = position + stored
         self.next_sequence += 1
         self.last_timestamp = timestamp
@@ -768,48 +824,53 @@ class FrameWriter(Ring):
     def reserve(self, stored: int) -> int:
         """Make room for a frame of `stored` bytes and return its position; a pad fills the end of the ring if it must."""
         position = self.end
-        room = self.capacity - position % self.capacity
+        offset = Ring.offset_of(self, position)
+        room = self.capacity - offset
         if room >= stored:
             self.make_room(position + stored)
             return position
         self.make_room(position + room + stored)
         if room >= HEADER:
-            at = (position % self.capacity) >> 3
+            at = offset >> 3
             state = native.crc32c_head(self.seed, room, self.next_sequence, 0, PAD << 8)
             self.words[at] = room
             self.words[at + 1] = self.next_sequence
             self.words[at + 2] = 0
             self.words[at + 3] = (PAD << 8) | ((state ^ LOW) << 32)
             # What a writer that died here had put but never published must not be found behind a damaged pad.
-            native.clear(self.data, position % self.capacity + HEADER, room - HEADER)
+            native.clear(self.data, offset + HEADER, room - HEADER)
         return position + room
 
     def make_room(self, end: int) -> None:
         """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten.
 
-        A frame whose header can't be right is passed over to the next sound one: damage never stops a writer.
+        Inside a batch, until all of it fits that is published together. A frame whose header can't be right is passed over to the next
+        sound one: damage never stops a writer.
         """
-        head = self.bounded_head(native.load(self.control, HEAD), self.published)
+        head = Ring.bounded_head(self, native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
             return
+        end = max(end, min(self.batch_end, self.published + (self.capacity >> 2)))
         least = native.load(self.control, MIN_SEQ)
         while end - head > self.capacity:
-            found = self.parse(head, self.published)
+            found = Ring.parse(self, head, self.published)
             if found == BAD or (found == FRAME and self.sequence_found >= self.next_sequence):
                 head = self.scan(head + 8, self.published, 0, self.next_sequence - 1)
                 continue
             if found == FRAME:
                 least = self.sequence_found + 1
+            native.prefetch(self.data, self.offset + AHEAD, self.stored)  # what is given up here is overwritten next
             head += self.stored
         native.store(self.control, MIN_SEQ, least)
         native.store(self.control, HEAD, head)
-        native.fence()
+        native.fence_stores()
 
     def index(self, position: int, offset: int, timestamp: int) -> None:
         """Enter the frame in the index if it is the first one of its block in this lap."""
         block = offset >> BLOCK
         at = INDEX + INDEX_WORDS * block
         first = position - offset + (block << BLOCK)
+        self.indexed = first + (1 << BLOCK)
         known = native.load(self.control, at)
         if known & 1 and first <= known < position:
             return
@@ -856,17 +917,23 @@ class FrameWriter(Ring):
         self.counted = self.next_sequence
 
     def put_many(
-        self, keys: Sequence[bytes | None] | None, values: list[bytes], type: int, codecs: bytes, timestamp: int
+        self, keys: list[bytes | None] | None, values: list[bytes], type: int, codecs: bytes, timestamp: int, stored: int = 0
     ) -> None:
-        """Put a record for each value; `codecs` has one byte for each. timestamp -1 means now."""
+        """Put a record for each value; `codecs` has one byte for each. timestamp -1 means now.
+
+        stored: bytes of the ring that the records take at least, all together; so much room is made at once.
+        """
         self.check_open()
         if len(values) != len(codecs) or (keys is not None and len(keys) != len(values)):
             raise ValueError("there is not one codec and one key for each value")
         self.clock = native.now()
         if timestamp < 0:
             timestamp = self.clock
+        self.batch_end = self.end + stored
         for at, value in enumerate(values):
-            self.put_value(None if keys is None else keys[at], value, type, codecs[at], timestamp)
+            key = None if keys is None else keys[at]
+            self.put_value(key, value, type, codecs[at], timestamp)
+        self.batch_end = 0
 
     def put_columns(
         self,
@@ -880,16 +947,18 @@ class FrameWriter(Ring):
         types: memoryview,
         codec: int,
         timestamps: memoryview,
+        stored: int = 0,
     ) -> None:
         """Put a record for each of the `count` row numbers in `rows` (int32; None: 0, 1, 2 ...), out of columns as Arrow lays them out.
 
         key_offsets, value_offsets: int32, one more than there are rows; has_key: a byte for each row, 0 for no key; types: a byte
-        for each row; timestamps: int64, -1 for now.
+        for each row; timestamps: int64, -1 for now; stored: as in `put_many`.
         """
         self.check_open()
         key_data = native.bytes_at(keys)
         value_data = native.bytes_at(values)
         now = self.clock = native.now()
+        self.batch_end = self.end + stored
         for at in range(count):
             row = at if rows is None else rows[at]
             key_from = key_offsets[row]
@@ -909,15 +978,30 @@ class FrameWriter(Ring):
                 codec,
                 timestamp,
             )
+        self.batch_end = 0
 
 
-def measure(values: list[Any]) -> int:
-    """Return the length of the longest of some `bytes`; -1 if one of them is something else."""
+def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
+    """Return the bytes of the longest record's key and value, and those of the ring that all take but for a pad.
+
+    -1, 0 if something can't be stored: a value that isn't `bytes`, a key that is neither that nor None, or too long, or not one for each.
+    """
     longest = 0
-    for value in values:
+    total = 0
+    if keys is not None and len(keys) != len(values):
+        return -1, 0
+    for at in range(len(values)):
+        value = values[at]
         if value.__class__ is not bytes:
-            return -1
+            return -1, 0
         length = len(value)
+        if keys is not None:
+            key = keys[at]
+            if key is not None:
+                if key.__class__ is not bytes or len(key) >= NO_KEY:
+                    return -1, 0
+                length += len(key)
         if length > longest:
             longest = length
-    return longest
+        total += (HEADER + length + 7) & ~7
+    return longest, total

@@ -2,11 +2,13 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EACCES, EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 
 cdef extern from "_crc32c.h":
     uint32_t kv_crc32c(uint32_t state, const uint8_t *at, size_t length) noexcept nogil
+    uint32_t kv_crc32c_head(uint32_t state, uint64_t first, uint64_t second, uint64_t third, uint32_t fourth) noexcept nogil
+    uint32_t kv_crc32c_copy(uint32_t state, uint8_t *to, const uint8_t *at, size_t length, int is_from_private) noexcept nogil
 
 
 cdef extern from *:
@@ -31,6 +33,12 @@ cdef extern from *:
     static inline void kv_store_release(uint64_t *at, uint64_t value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
     static inline uint64_t kv_exchange(uint64_t *at, uint64_t value) { return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST); }
     static inline void kv_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+    static uint32_t kv_zero[1];
+    static inline void kv_fence_stores(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
+    static inline void kv_prefetch(const uint8_t *at, uint64_t length) {
+        if (length > 4096) length = 4096;
+        for (uint64_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 1);
+    }
     static inline int64_t kv_now(void) {
         struct timespec t;
         clock_gettime(CLOCK_REALTIME, &t);
@@ -67,6 +75,9 @@ cdef extern from *:
     void kv_store_release(uint64_t *at, uint64_t value) noexcept nogil
     uint64_t kv_exchange(uint64_t *at, uint64_t value) noexcept nogil
     void kv_fence() noexcept nogil
+    void kv_fence_stores() noexcept nogil
+    uint32_t *kv_zero
+    void kv_prefetch(const uint8_t *at, uint64_t length) noexcept nogil
     int64_t kv_now() noexcept nogil
     int kv_lock(int fd, int64_t at) noexcept nogil
     int kv_unlock(int fd, int64_t at) noexcept nogil
@@ -95,12 +106,26 @@ cdef inline const uint8_t *bytes_of(bytes value) noexcept:
     return <const uint8_t *>PyBytes_AS_STRING(value)
 
 
-cdef inline bytes copy_out(const uint8_t *data, Py_ssize_t at, Py_ssize_t length):
-    return PyBytes_FromStringAndSize(<const char *>data + at, length)
+cdef inline uint32_t *one_state() noexcept:
+    return kv_zero
 
 
-cdef inline void copy_in(uint8_t *data, Py_ssize_t at, const uint8_t *source, Py_ssize_t start, Py_ssize_t length) noexcept:
-    memcpy(data + at, source + start, length)
+cdef inline bytes copy_out(const uint8_t *data, Py_ssize_t at, Py_ssize_t length, uint32_t *state):
+    cdef bytes piece = PyBytes_FromStringAndSize(NULL, length)
+    state[0] = kv_crc32c_copy(state[0], <uint8_t *>PyBytes_AS_STRING(piece), data + at, length, False)
+    return piece
+
+
+cdef inline uint32_t copy_over(
+    uint32_t state, uint8_t *target, Py_ssize_t to, const uint8_t *data, Py_ssize_t at, Py_ssize_t length
+) noexcept:
+    return kv_crc32c_copy(state, target + to, data + at, length, False)
+
+
+cdef inline uint32_t copy_in(
+    uint32_t state, uint8_t *data, Py_ssize_t at, const uint8_t *source, Py_ssize_t start, Py_ssize_t length
+) noexcept:
+    return kv_crc32c_copy(state, data + at, source + start, length, True)
 
 
 cdef inline uint64_t load(const uint64_t *words, Py_ssize_t at) noexcept:
@@ -132,17 +157,20 @@ cdef inline void wake_all(uint64_t *words, Py_ssize_t at) noexcept:
     kv_wake_all(words + at)
 
 
+cdef inline void fence_stores() noexcept:
+    kv_fence_stores()
+
+
+cdef inline void prefetch(const uint8_t *data, uint64_t at, uint64_t length) noexcept:
+    kv_prefetch(data + at, length)
+
+
 cdef inline uint32_t crc32c(uint32_t state, const uint8_t *source, Py_ssize_t start, Py_ssize_t length) noexcept:
     return kv_crc32c(state, source + start, length)
 
 
 cdef inline uint32_t crc32c_head(uint32_t state, uint64_t first, uint64_t second, uint64_t third, uint32_t fourth) noexcept:
-    cdef uint64_t[4] words
-    words[0] = first
-    words[1] = second
-    words[2] = third
-    words[3] = fourth
-    return kv_crc32c(state, <const uint8_t *>words, 28)
+    return kv_crc32c_head(state, first, second, third, fourth)
 
 
 cdef inline int64_t now() noexcept:

@@ -47,14 +47,29 @@ def bytes_of(value: bytes) -> memoryview | bytes:
     return value
 
 
-def copy_out(data: memoryview, at: int, length: int) -> bytes:
-    """Return a private copy of `length` bytes at `at`."""
-    return bytes(data[at : at + length])
+def one_state() -> list[int]:
+    """Return the place of a CRC32C register, for `copy_out`."""
+    return [0]
 
 
-def copy_in(data: memoryview, at: int, source: memoryview | bytes, start: int, length: int) -> None:
-    """Copy `length` bytes at `start` of `source` to `at` of `data`."""
+def copy_out(data: memoryview, at: int, length: int, state: list[int]) -> bytes:
+    """Return a private copy of `length` bytes at `at`, and move the CRC32C register in `state[0]` over the copy."""
+    piece = bytes(data[at : at + length])
+    state[0] = crc32c(state[0], piece, 0, length)
+    return piece
+
+
+def copy_over(state: int, target: memoryview, to: int, data: memoryview, at: int, length: int) -> int:
+    """Copy `length` bytes at `at` of the ring to `to` of a private target, and return the CRC32C register after the copy."""
+    piece = bytes(data[at : at + length])
+    target[to : to + length] = piece
+    return crc32c(state, piece, 0, length)
+
+
+def copy_in(state: int, data: memoryview, at: int, source: memoryview | bytes, start: int, length: int) -> int:
+    """Copy `length` bytes at `start` of a private source to `at` of the ring, and return the CRC32C register after them."""
     data[at : at + length] = source[start : start + length]
+    return crc32c(state, source, start, length)
 
 
 def load(words: memoryview, at: int) -> int:
@@ -96,6 +111,15 @@ def wait_word(words: memoryview, at: int, expected: int, longest: int) -> None:
 
 def wake_all(words: memoryview, at: int) -> None:
     """Wake all who sleep in `wait_word` on word `at`. Here nobody is: whoever sleeps looks by himself."""
+
+
+def fence_stores() -> None:
+    """Let no store before it move behind a store after it."""
+    system.port.fence()
+
+
+def prefetch(data: memoryview, at: int, length: int) -> None:
+    """Tell the processor that `length` bytes at `at` will soon be overwritten. Nothing here; they may lie behind the end."""
 
 
 def now() -> int:

@@ -174,6 +174,11 @@ class Columns:
             lengths = pc.add(lengths, key_lengths)
         return int(pc.max(lengths).as_py())
 
+    @property
+    def least(self) -> int:
+        """Return the bytes of the ring that the rows take at least."""
+        return int(frames.HEADER * self.rows + self.value_offsets[self.rows] - self.value_offsets[0])
+
     def end(self, writer: Any, position: int, rows: Any) -> int:
         """Under the append lock: return the position behind the frames of the given rows, were they put at `position`."""
         count = self.rows if rows is None else len(rows)
@@ -192,6 +197,7 @@ class Columns:
             _items(_values(self._types), "B"),
             codec,
             _items(_values(self._timestamps), "q"),
+            self.least if rows is None else 0,
         )
 
 

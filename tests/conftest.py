@@ -64,6 +64,7 @@ def log(tmp_path: Path) -> Iterator[kvspool.Spool]:
 @pytest.fixture
 def open_files() -> Callable[[], set[str]]:
     """Count what this process holds: the targets of its descriptors that lie in a spool, and its mappings of them."""
+    gc.collect()  # what earlier tests left to the collector must not go while one counts
 
     def held() -> set[str]:
         names = set()

@@ -129,11 +129,11 @@ def test_the_c_checksums_agree_with_rfc_3720_with_and_without_the_instruction(tm
 
 def test_the_twins_agree_on_the_checksum_of_every_length_to_10000_at_odd_alignments(make_ring: MakeRing) -> None:
     compiled = pytest.importorskip("kvspool._frames_c")
-    noise = memoryview(random.Random(1).randbytes(10_050))
+    noise = memoryview(random.Random(1).randbytes(16_050))
     ring = make_ring(compiled, 1 << 16)
     writer = ring.writer()
     keys, no_key, types, stamps = b"\0", b"\0", b"\0", array("q", [5])
-    for length in range(10_001):
+    for length in (*range(10_001), 12_287, 12_288, 12_289, 16_000):
         start = length * 7 % 41
         writer.begin()
         writer.put_columns(
@@ -149,7 +149,10 @@ def test_the_twins_agree_on_the_checksum_of_every_length_to_10000_at_odd_alignme
             memoryview(stamps),
         )
         writer.publish()
-        at = (ring.mark()[0] - ((32 + length + 7) & ~7)) % ring.capacity
+        tail, next_sequence, _ = ring.mark()
+        position = tail - ((32 + length + 7) & ~7)
+        assert ring.reader(position, next_sequence - 1).fetch(tail, 1, None) == [noise[start : start + length]]
+        at = position % ring.capacity
         state = _machine.crc32c(SEED, bytes(ring.data[at : at + 28]), 0, 28)
         state = _machine.crc32c(state, noise, start, length) ^ 0xFFFFFFFF
         assert int.from_bytes(ring.data[at + 28 : at + 32], "little") == state, (length, start)
@@ -875,10 +878,40 @@ def test_put_columns_writes_the_frames_that_put_many_writes(twin: ModuleType, ma
 
 
 def test_measure_finds_the_longest_value_and_what_is_not_bytes(twin: ModuleType) -> None:
-    assert twin.measure([]) == 0
-    assert twin.measure([b"", b"abc", b"z"]) == 3
+    assert twin.measure(None, []) == twin.measure([], []) == (0, 0)
+    assert twin.measure(None, [b"", b"abc", b"z"]) == (3, 32 + 40 + 40)
+    assert twin.measure([None, b"12345678", b""], [b"", b"abc", b"z"]) == (11, 32 + 48 + 40)
+    for keys in ([], [None, b""], [None, "k", None], [None, bytes(65535), None]):
+        assert twin.measure(keys, [b"", b"abc", b"z"]) == (-1, 0)
     for other in ("text", bytearray(9), None, 7):
-        assert twin.measure([b"abc", other, b"z"]) == -1
+        assert twin.measure(None, [b"abc", other, b"z"]) == (-1, 0)
+
+
+def test_a_batch_hands_out_in_order_as_many_as_it_may_and_then_asks_for_more(twin: ModuleType) -> None:
+    asked = []
+
+    def refill() -> str:
+        asked.append(batch.at)
+        if len(asked) == 3:
+            raise StopIteration
+        batch.clear().extend(["second", "third"])
+        batch.at = 1
+        return "second"
+
+    batch = twin.Batch(-1)
+    batch.items.append("first")
+    items = twin.Items(batch, refill)
+    assert iter(items) is items
+    assert list(items) == ["first", *["second", "third"] * 2]
+    assert asked == [1, 2, 2]
+
+
+def test_a_batch_gives_no_more_than_it_may(twin: ModuleType) -> None:
+    batch = twin.Batch(2)
+    batch.items.extend("abc")
+    assert [batch.take(lambda: "refilled") for _ in range(4)] == ["a", "b", "refilled", "refilled"]
+    assert (batch.left, batch.at) == (0, 2)
+    assert (batch.clear(), batch.items, batch.at) == ([], [], 0)
 
 
 def test_fetch_gives_values_alone_where_no_record_is_wanted(twin: ModuleType, make_ring: MakeRing) -> None:

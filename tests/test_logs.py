@@ -222,7 +222,7 @@ def test_a_creation_that_fails_at_any_call_leaves_nothing_behind(
             leftovers.append(f"call {nth}, {port.failed}: {names}")
             for name in names:
                 shutil.rmtree(tmp_path / name)
-        assert open_files() == held, f"call {nth}, {port.failed}"
+        assert open_files() <= held, f"call {nth}, {port.failed}"
     assert {"open", "write", "allocate", "set_mode", "flush", "make_directory", "rename", "map", "close"} <= set(failures)
     assert leftovers == []
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from kvspool import _frames_py as frames
 from kvspool import system
+from kvspool._frames import Batch, Items
 from kvspool.errors import Closed, GapError, LogVanished
 from kvspool.record import Gap, Record
 from kvspool.spool import search, seats
@@ -164,7 +165,7 @@ class Reading(Iterator[Any]):
         if limit is not None and limit < 0:
             raise ValueError(f"limit is a number of records, not {limit}")
         self.cursor = cursor
-        self._left = limit
+        self._batch = Batch(-1 if limit is None else limit)
         self._on_gap = on_gap
         self._key_table = None if make is None else cursor.key_table
         self._make = make if self._key_table is None or make is None else partial(make, key_table=self._key_table.keys)
@@ -181,53 +182,57 @@ class Reading(Iterator[Any]):
         Raises nothing for a Gap, whatever `on_gap` is: the caller sees it.
         """
         batch = self._fetch(most)
-        self._reader.items = iter(())
+        self._batch.clear()
         return batch
 
     def next_or_none(self) -> Any:
         """Return the next record, or a Gap, without blocking; None if there is nothing now."""
-        for item in self._reader.items:
-            return item
-        batch = self._fetch(BATCH)
-        if not batch or isinstance(batch[0], Gap):
-            return batch[0] if batch else None
-        return next(self._reader.items)
+        if self._batch.at == len(self._batch.items):
+            batch = self._fetch(BATCH)
+            if not batch or isinstance(batch[0], Gap):
+                return batch[0] if batch else None
+        self._batch.at += 1
+        return self._batch.items[self._batch.at - 1]
 
     def _fetch(self, most: int) -> list[Any]:
-        """Do the work of `poll`. What was copied out waits in the FrameReader too, until it is handed out: an exception out of a signal
-        handler may come before we have it, and then the next call goes on with it.
+        """Do the work of `poll`, once everything was handed out. What was copied out waits in the batch: an exception out of a signal
+        handler may come before it is returned, and then the next call goes on with it.
         """
-        got = self.cursor.advance(lambda end: self._reader.fetch(end, most, self._make))
+        items = self._batch.clear()
+        got = self.cursor.advance(lambda end: self._reader.fetch(end, most, self._make, items))
         if self._key_table is not None:
             self._key_table.look()  # now, so that the records can be decoded when the log is closed
-        return [got] if isinstance(got, Gap) else got
+        return [got] if isinstance(got, Gap) else items
+
+    def __iter__(self) -> Iterator[Any]:
+        return Items(self._batch, self._refill)
 
     def __next__(self) -> Any:
-        if self._left == 0:
-            raise StopIteration
-        for item in self._reader.items:
-            if self._left is not None:
-                self._left -= 1
-            return item
-        batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
-        while len(batch) == 1 and isinstance(batch[0], Gap):
+        return self._batch.take(self._refill)
+
+    def _refill(self) -> Any:
+        """Return the next record, or Gap, when all that was copied out is handed out."""
+        while (left := self._batch.left) != 0:
+            batch = self._next_batch(BATCH if left < 0 else min(BATCH, left))
+            if not batch:
+                break
+            item = batch[0]
+            if not isinstance(item, Gap):
+                self._batch.at = 1
+                self._batch.left -= left > 0
+                return item
             if self._on_gap == "raise":
-                raise GapError(batch[0])
+                raise GapError(item)
             if self._on_gap == "yield":
-                return batch[0]
-            batch = self._next_batch(BATCH if self._left is None else min(BATCH, self._left))
-        if not batch:
-            raise StopIteration
-        if self._left is not None:
-            self._left -= 1
-        return next(self._reader.items)
+                return item
+        raise StopIteration
 
     def _next_batch(self, most: int) -> list[Any]:
         return self._fetch(most)
 
     def close(self) -> None:
         """Let go of the log; the iteration is over."""
-        self._left = 0
+        self._batch.left = 0
         self.cursor.close()
 
     def __enter__(self) -> Self:
@@ -268,7 +273,7 @@ class Following(Reading):
             if left <= 0:
                 return []
             sleep(left if pair.can_ask else min(left, BLIND_POLL))
-            if self._left == 0:
+            if self._batch.left == 0:
                 return []  # another thread has closed us
             batch = self._fetch(most)
             if batch:

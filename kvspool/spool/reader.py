@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
 
@@ -291,6 +291,9 @@ class _Turns(Reading):
         self._places.clear()
         return super()._fetch(most)
 
+    def __iter__(self) -> Self:
+        return self
+
     def __next__(self) -> Any:
         owner = self._owner
         if owner._turn is not self._turn or owner._fd < 0:
@@ -322,6 +325,7 @@ class _Turns(Reading):
         self.cursor = self._owner._cursor(self.cursor.end)
         self.cursor.lost = lost
         self._reader = self.cursor.reader
+        self._batch.clear()
         self._places.clear()
         self._owner._turn = self._turn
 

@@ -82,13 +82,17 @@ class SpoolStats(msgspec.Struct, frozen=True):
 
 
 class Prepared(NamedTuple):
-    """A batch that can be appended: encoded, checked, one byte of `codecs` for each value; timestamp -1 means now."""
+    """A batch that can be appended: encoded, checked, one byte of `codecs` for each value; timestamp -1 means now.
+
+    stored: bytes of the ring that it takes, but for a pad.
+    """
 
     keys: list[bytes | None] | None
     values: list[bytes]
     type: int
     codecs: bytes
     timestamp: int
+    stored: int = 0
 
 
 class Spool:
@@ -187,12 +191,15 @@ class Spool:
         values = list(values)  # ours: nobody can change it while we wait for the lock
         keys = None if keys is None else list(keys)
         _check(None, type, timestamp)
-        longest, codecs = measure(values), None
+        codecs = None
+        longest, stored = measure(keys, values)
         if longest < 0:
+            _check_keys(keys, values)
             values, codecs = _encode_all(values, self._codec, self._pack)
-            longest = measure(values)
-        self._check_sizes(longest, values, keys)
-        return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp)
+            longest, stored = measure(keys, values)
+        if _stored(longest) > format.largest_frame(self.capacity):
+            raise TooLarge(_too_large(longest, self.capacity))
+        return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored)
 
     def append_prepared(self, batch: Prepared, timeout: float | None = None, durable: bool = False) -> range:
         """Append a prepared batch under one lock; see `append_many`."""
@@ -591,18 +598,6 @@ class Spool:
         words = [reader.word(frames.HOLDER + 2 + at) for at in range(4)]
         return f"{self.path} is locked by {holders.describe(words)}"
 
-    def _check_sizes(self, longest: int, values: list[bytes], keys: list[bytes | None] | None) -> None:
-        """Raise for keys that aren't, and TooLarge for a record, before anything is written."""
-        capacity = self._live().header.capacity
-        if keys is not None:
-            if len(values) != len(keys):
-                raise ValueError(f"{len(values)} values, but {len(keys)} keys")
-            for key in keys:
-                _check(key, 0, None)
-            longest = max((len(value) + len(key or b"") for value, key in zip(values, keys, strict=True)), default=0)
-        if _stored(longest) > format.largest_frame(capacity):
-            raise TooLarge(_too_large(longest, capacity))
-
     def _intern(self, keys: list[str]) -> dict[str, int]:
         """Add keys to the key table, as far as there is room, and return the indexes of all that are there."""
         with self._thread_lock:
@@ -628,6 +623,16 @@ def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
         raise ValueError(f"a type is 0..255, not {type}")
     if timestamp is not None and not 0 <= timestamp < 1 << 63:
         raise ValueError(f"a timestamp is ns since 1970, 0..2**63-1, not {timestamp}")
+
+
+def _check_keys(keys: list[Any] | None, values: list[Any]) -> None:
+    """Raise for keys that aren't, or not one for each value."""
+    if keys is None:
+        return
+    if len(values) != len(keys):
+        raise ValueError(f"{len(values)} values, but {len(keys)} keys")
+    for key in keys:
+        _check(key, 0, None)
 
 
 def _encode_all(values: list[Any], structured: Codec, pack: Callable[[Any], bytes] | None) -> tuple[list[bytes], bytes]:
