@@ -10,11 +10,16 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from rings import Ring
 
 import kvspool
 from kvspool import _frames_py
 from kvspool.spool import pair
+
+
+settings.register_profile("kvspool", deadline=None)  # how long an example takes says more about the machine than about us
+settings.load_profile("kvspool")
 
 
 def _twins() -> list[ModuleType]:

@@ -10,8 +10,8 @@ from kvspool.cli import options, output
 NAME = "sync"
 SUMMARY = "put what was appended on disk"
 DESCRIPTION = """\
-Put everything that was appended to a log so far on disk, whoever appended it, and what its readers have committed. When the command
-returns, the death of the machine can't take it. Writers and readers go on meanwhile."""
+Put everything that was appended to a log so far on disk, whoever appended it. When the command returns, the death of the machine can't
+take it. Writers and readers go on meanwhile."""
 EXAMPLES = """\
   kvspool sync events
   kvspool sync events --json | jq .synced_sequence"""
