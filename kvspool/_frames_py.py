@@ -50,6 +50,8 @@ MARKS = 41
 MARK_WORDS = 3
 SYNC_ERROR = 50
 WANTED = 56
+SEAT_WORDS = 57  # + seat
+SEATS = 6
 HOLDER = 64
 HOLDER_WORDS = 6
 SLOTS_AT = 1536
@@ -87,6 +89,61 @@ LOOK = -3
 NO_ROOM = -4
 
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
+SLICE = 50_000  # ns that a reader looks at the tail without a break
+
+
+class Bell:
+    """A semaphore: a reader sleeps on it, a writer posts it.
+
+    `number` is the reader's seat; `taken` says for the how many-th reader there it was made, and belongs to the writer that keeps the bell.
+    """
+
+    def __init__(self, semaphore: Any, number: int, taken: int) -> None:
+        """Take over a semaphore that the port has opened. Raises OSError if it was removed meanwhile."""
+        self.sleepers = 0
+        self.is_closed = True  # as long as there is nothing to close
+        self.owner = semaphore
+        self.number = number
+        self.taken = taken
+        self.semaphore = native.semaphore_of(semaphore)
+        self.is_closed = False
+
+    def ring(self) -> None:
+        """Wake who sleeps here; the next to come, if nobody does."""
+        if not self.is_closed:
+            native.post(self.semaphore)
+
+    def sleep(self, ns: int) -> None:
+        """Sleep until somebody rings, `ns` at most; or until a signal comes, whose handler may raise."""
+        if self.is_closed:
+            return
+        self.sleepers += 1
+        try:
+            native.sleep_on(self.semaphore, ns)
+        finally:
+            self.sleepers -= 1
+            if self.is_closed and self.sleepers == 0:
+                self.give_back()
+
+    def close(self) -> None:
+        """Let go of the semaphore. Who sleeps on it in another thread is woken: its memory goes when he is awake."""
+        if self.is_closed:
+            return
+        if self.sleepers != 0:
+            native.post(self.semaphore)
+            self.is_closed = True
+        else:
+            self.is_closed = True
+            self.give_back()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def give_back(self) -> None:
+        """Let go of the memory."""
+        native.let_go(self.semaphore)
+        self.semaphore = native.no_semaphore()
+        self.owner.close()
 
 
 class Ring:
@@ -301,7 +358,8 @@ class FrameReader(Ring):
 
     `position` and `sequence` say where the next frame should stand and which it should be; `stop` says why the last call
     stopped: END, FULL (the caller's limit), OVERRUN (the frame at `position` is gone), DAMAGED (its bytes are wrong), or
-    JUMPED (it is sound, but a later one than expected; its sequence is `sequence_found`).
+    JUMPED (it is sound, but a later one than expected; its sequence is `sequence_found`). `edge` is the word of the control block that
+    says up to where a follower reads: TAIL.
     """
 
     def __init__(self, data: memoryview, control: memoryview, seed: int, position: int, sequence: int) -> None:
@@ -309,6 +367,7 @@ class FrameReader(Ring):
         self.position = position
         self.sequence = sequence
         self.stop = END
+        self.edge = TAIL
         self.items: Any = iter(())
 
     def next_frame(self, end: int) -> bool:
@@ -387,6 +446,36 @@ class FrameReader(Ring):
         self.stop = FULL
         return out
 
+    def sleep_and_fetch(self, end: int, bell: Bell, ns: int, limit: int, make: Callable[..., Any] | None) -> list[Any]:
+        """Fetch what there is; but if there was nothing behind `end`, and still isn't, sleep on `bell` first, for up to `ns`.
+
+        One step where it is compiled: what stands between the bell and the record is what a reader waits for.
+        """
+        if self.position >= end:
+            self.ask_for_bell(bell.number)
+            if native.load(self.control, self.edge) == end:
+                bell.sleep(ns)
+                if self.closed:  # by another thread meanwhile
+                    return []
+            end = min(native.load(self.control, self.edge), self.tail())
+        return self.fetch(end, limit, make)
+
+    def spin(self, ns: int) -> bool:
+        """Look for up to `ns` whether there is something to fetch, and return whether there is."""
+        self.check_open()
+        owner = self.owner  # another thread may close us meanwhile
+        words = self.control
+        until = native.monotonic() + ns
+        while not self.closed:
+            seen = native.load(words, self.edge)
+            if seen > self.position:
+                return True
+            left = until - native.monotonic()
+            if left <= 0:
+                break
+            native.spin(owner, words, self.edge, seen, left if left < SLICE else SLICE)
+        return False
+
     def gather(
         self,
         end: int,
@@ -451,7 +540,7 @@ class FrameWriter(Ring):
 
     Everything here happens under the append lock; `append` takes it by itself when nobody else holds it, and is one step for threads and
     signal handlers where it is compiled (`is_one_step`); the other methods are for the work that `locked` does. `bell` has
-    a byte set for each seat that asked to be woken before a publication.
+    a byte set for each seat that asked to be woken before a publication, and that `ring` could not wake: `bells` has those that it can.
     """
 
     def __init__(
@@ -478,6 +567,7 @@ class FrameWriter(Ring):
         self.is_held = False
         self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
         self.bell = 0
+        self.bells: list[Any] = [None] * (SEATS + 1)
         self.published = 0
         self.mark_at = 0
         self.end = 0
@@ -506,7 +596,10 @@ class FrameWriter(Ring):
             return LOOK
         if self.is_held:
             return BUSY
-        return self.append_alone(key, value, type, codec, timestamp if timestamp >= 0 else now, now)
+        sequence = self.append_alone(key, value, type, codec, timestamp if timestamp >= 0 else now, now)
+        if self.bell != 0:
+            self.ring()
+        return sequence
 
     def append_alone(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, now: int) -> int:
         """Do the work of `append`, with the writer held against every other thread; `now` is the clock."""
@@ -540,8 +633,20 @@ class FrameWriter(Ring):
                 return work(self)
             finally:
                 native.unlock(self.lock_fd, APPEND_LOCK)
+                if self.bell != 0:
+                    self.ring()
         finally:
             self.is_held = False
+
+    def ring(self) -> None:
+        """Wake who asked and sleeps on a known bell; the others stay in `bell`. Not under the lock: who wakes may run at once."""
+        for seat in range(1, SEATS + 1):
+            asked = 0xFF << (8 * seat)
+            if self.bell & asked and self.bells[seat] is not None:
+                bell = self.bells[seat]
+                if bell.taken == native.load(self.control, SEAT_WORDS + seat):
+                    self.bell &= ~asked
+                    bell.ring()
 
     def begin(self) -> int:
         """Under the lock: load where the log ends, and return its next sequence."""

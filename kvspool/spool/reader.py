@@ -97,9 +97,11 @@ class Reader:
         end = self._pair().reader(0, 0).mark()[:2]
         return _Taking(self, limit, on_gap, end)
 
-    def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> Following:
+    def follow(
+        self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0
+    ) -> Following:
         """Iterate over the records from the reader's place on, and wait for more; see `Spool.follow`."""
-        return _Waiting(self, limit, on_gap, timeout)
+        return _Waiting(self, limit, on_gap, timeout, spin)
 
     def commit(self) -> int:
         """Store the reader's place: behind everything that was handed out so far, exactly. Return the sequence that comes next.
@@ -280,9 +282,9 @@ class _Turns(Reading):
         self._places[sequence] = (self.cursor.reader.position, sequence + 1)
         return self._record(sequence, *fields)
 
-    def _fetch(self, most: int) -> list[Any]:
+    def _take(self, take: Callable[..., list[Any]], *rest: Any) -> list[Any]:
         self._places.clear()
-        return super()._fetch(most)
+        return super()._take(take, *rest)
 
     def __next__(self) -> Any:
         owner = self._owner
@@ -330,8 +332,8 @@ class _Taking(_Turns):
 class _Waiting(_Turns, Following):
     """What is there, and what comes."""
 
-    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, timeout: float | None) -> None:
-        Following.__init__(self, owner._cursor(None), limit, on_gap, timeout)
+    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:
+        Following.__init__(self, owner._cursor(None), limit, on_gap, timeout, spin=spin)
         self._belong_to(owner)
 
 
