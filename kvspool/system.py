@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import posix_ipc
@@ -136,6 +136,11 @@ class Port:
     def add_watch(self, notifier: INotify, path: str | os.PathLike[str], mask: int) -> int:
         """Watch a path; returns the number under which the kernel reports it."""
         return int(notifier.add_watch(path, mask))
+
+    def remove_watch(self, notifier: INotify, descriptor: int) -> None:
+        """Watch no more what `add_watch` returned; one that went with its file is gone already."""
+        with suppress(OSError):
+            notifier.rm_watch(descriptor)
 
     def wait_readable(self, fd: int, timeout: float) -> bool:
         """Return whether there is something to read within `timeout` seconds."""

@@ -11,6 +11,7 @@ during the copy and is void. So every sequence from the start on is either hande
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -25,6 +26,7 @@ from kvspool.wakeups import BLIND_POLL, CHANGED, POLL, Watcher
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
+    from kvspool.eventloops import LoopWatcher
     from kvspool.spool.pair import Pair
 
 T = TypeVar("T", bound=Sized)
@@ -165,6 +167,21 @@ class Reading(Iterator[Any]):
         """Return how many sequences lay in Gaps so far."""
         return self.cursor.lost
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing more will be handed out: the limit was reached, or we were closed."""
+        return self._left == 0
+
+    @property
+    def has_items(self) -> bool:
+        """Return whether the next record was copied out already."""
+        return operator.length_hint(self._reader.items) > 0
+
+    @property
+    def is_at_edge(self) -> bool:
+        """Return whether there is nothing to read now."""
+        return self._reader.position >= self._reader.word(self._reader.edge)
+
     def poll(self, most: int = BATCH) -> list[Any]:
         """Return what is there now, up to `most` records, without blocking: records, or one Gap, or nothing.
 
@@ -263,8 +280,8 @@ class Following(Reading):
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
             if left <= 0:
                 break
-            if self._spin and reader.spin(round(min(self._spin, left) * 1e9)):
-                batch = self._fetch(most)
+            if self._spin and (reader.spin(round(min(self._spin, left) * 1e9)) or self._left == 0):
+                batch = self._fetch(most) if self._left != 0 else []
             elif (seat := self._take_seat()) is not None:
                 batch = self._take(reader.sleep_and_fetch, seat.bell, round(left * 1e9), most, self._make)
             else:
@@ -301,7 +318,7 @@ class Following(Reading):
             self._seat.leave()
 
 
-def watch(watcher: Watcher, pair: Pair, key: object) -> None:
+def watch(watcher: Watcher | LoopWatcher, pair: Pair, key: object) -> None:
     """Let the watcher wake when a writer of this log rings."""
     watcher.watch(pair.path / CONTROL_FILE, CHANGED, key)
 

@@ -31,6 +31,7 @@ from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
+    from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.pair import Pair
     from kvspool.spool.search import Place
 
@@ -102,6 +103,12 @@ class Reader:
     ) -> Following:
         """Iterate over the records from the reader's place on, and wait for more; see `Spool.follow`."""
         return _Waiting(self, limit, on_gap, timeout, spin)
+
+    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncFollowing:
+        """Iterate with `async for` over the records from the reader's place on, and wait for more; see `Spool.follow_async`."""
+        from kvspool.spool.following import AsyncFollowing
+
+        return AsyncFollowing(_Taking(self, limit, on_gap, None), timeout)
 
     def commit(self) -> int:
         """Store the reader's place: behind everything that was handed out so far, exactly. Return the sequence that comes next.
@@ -322,9 +329,9 @@ class _Turns(Reading):
 
 
 class _Taking(_Turns):
-    """What is there now."""
+    """What is there now, up to `end`; None: whatever is there at each call."""
 
-    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, end: Place) -> None:
+    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, end: Place | None) -> None:
         super().__init__(owner._cursor(end), limit, on_gap)
         self._belong_to(owner)
 

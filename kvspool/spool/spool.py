@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.arrow import Columns
+    from kvspool.spool.following import AsyncFollowing
 
 T = TypeVar("T")
 TIMEOUT = 10.0  # seconds that a writer waits for the lock before it says who holds it
@@ -270,6 +271,22 @@ class Spool:
         a core, and saves the time to wake up where records come close together. Raises LogVanished if the log is deleted meanwhile.
         """
         return Following(self.cursor(start), limit, on_gap, timeout, spin=spin)
+
+    def follow_async(
+        self,
+        start: search.Start = "earliest",
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+    ) -> AsyncFollowing:
+        """Iterate with `async for` over the records from `start` on, and wait for more while the event loop does other work; see `follow`.
+
+        All logs that are followed in a loop share one inotify descriptor. A cancelled wait loses no record, and leaves nothing behind.
+        """
+        from kvspool.spool.following import AsyncFollowing
+
+        return AsyncFollowing(Reading(self.cursor(start), limit, on_gap), timeout)
 
     def read_arrow(
         self, start: search.Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise"

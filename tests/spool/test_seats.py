@@ -13,7 +13,7 @@ from typing import Any
 
 import posix_ipc
 import pytest
-from children import in_child, start
+from children import Died, in_child, start
 
 import kvspool
 from kvspool import Spool, system
@@ -171,6 +171,69 @@ def test_the_seat_of_a_killed_reader_is_free_and_its_semaphore_replaced(log: Spo
         posix_ipc.Semaphore(f"/kvspool.{log.log_id.hex()}.1").acquire(0)
     seat.leave()
     assert semaphores(log) == set()
+
+
+def killed_in_their_seats(log: Spool, count: int) -> None:
+    """Leave the semaphores of so many readers behind, that were killed in their sleep."""
+    sleepers = [start(lambda: list(log.follow("latest")), 60) for _ in range(count)]
+    for number in range(1, count + 1):
+        await_sleeper(log, number)
+    for wait in sleepers:
+        os.kill(wait.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        with pytest.raises(Died, match="SIGKILL"):
+            wait()
+
+
+def test_whoever_takes_a_seat_removes_what_killed_readers_left_in_the_others(log: Spool) -> None:
+    killed_in_their_seats(log, 4)
+    assert semaphores(log) == {1, 2, 3, 4}
+    with closing(log.follow(timeout=0.001)) as following:
+        assert list(following) == []
+        assert semaphores(log) == {1}
+    assert semaphores(log) == set()
+
+
+def test_seats_are_cleared_of_the_dead_and_never_of_the_living(log: Spool) -> None:
+    stays = take(log)
+    assert stays is not None and stays.number == 1
+    wait = start(lambda: list(log.follow("latest")), 60)
+    await_sleeper(log, 2)
+    assert seats.clear(log._live()) == []
+    os.kill(wait.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    with pytest.raises(Died, match="SIGKILL"):
+        wait()
+    assert semaphores(log) == {1, 2}
+    assert seats.clear(log._live()) == [2]
+    assert semaphores(log) == {1}
+    assert seats.clear(log._live()) == []
+    stays.leave()
+
+
+def test_a_reader_that_looks_before_it_sleeps_needs_no_bell(patient: None, log: Spool) -> None:
+    with closing(log.follow(limit=50, spin=60)) as following:
+        thread, got = in_thread(following)
+        for at in range(50):
+            log.append(b"%d" % at)
+        thread.join()
+        assert following._seat is None, "it never slept"
+    assert [record.value for record in got] == [b"%d" % at for at in range(50)]
+
+
+def test_a_reader_that_looked_in_vain_goes_to_sleep_and_ends_in_time(log: Spool) -> None:
+    with closing(log.follow(timeout=0.02, spin=0.001)) as following:
+        assert list(following) == []
+        assert following._seat is not None
+    with pytest.raises(ValueError, match="spin"):
+        log.follow(spin=-1)
+
+
+def test_a_reader_that_looks_is_over_when_another_thread_closes_it(log: Spool) -> None:
+    following = log.follow(spin=60)
+    thread, got = in_thread(following)
+    system.port.sleep(0.01)
+    following.close()
+    thread.join()
+    assert got == []
 
 
 def test_a_forked_child_takes_a_seat_of_its_own_and_leaves_its_parents_alone(log: Spool) -> None:
