@@ -374,6 +374,13 @@ class Spool:
             rates=rates.rates(pair.control.cast("Q"), system.port.now()),
         )
 
+    def clear_seats(self) -> list[int]:
+        """Remove the semaphores that killed readers left behind, before the next one that follows does it; return their seats.
+
+        Raises LogVanished, MismatchedPair; PermissionError where one may only read.
+        """
+        return seats.clear(self._live())
+
     @property
     def closed(self) -> bool:
         """Return whether the handle was closed."""

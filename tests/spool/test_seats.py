@@ -18,6 +18,7 @@ from children import Died, in_child, start
 import kvspool
 from kvspool import Spool, system
 from kvspool import _frames_py as frames
+from kvspool.cli import main
 from kvspool.spool import cursor, format, seats
 
 
@@ -207,6 +208,14 @@ def test_seats_are_cleared_of_the_dead_and_never_of_the_living(log: Spool) -> No
     assert semaphores(log) == {1}
     assert seats.clear(log._live()) == []
     stays.leave()
+
+
+def test_the_doctor_removes_what_killed_readers_left(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+    killed_in_their_seats(log, 2)
+    assert semaphores(log) == {1, 2}
+    assert main(["doctor", str(log.path)]) == 0
+    assert "2 killed readers" in capsys.readouterr().out
+    assert semaphores(log) == set()
 
 
 def test_a_reader_that_looks_before_it_sleeps_needs_no_bell(patient: None, log: Spool) -> None:
