@@ -10,12 +10,26 @@ cdef int BLOCK
 cdef uint64_t AHEAD
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
-cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNC_ERROR, WANTED
+cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNC_ERROR, WANTED, SEAT_WORDS, SEATS
 cdef Py_ssize_t HOLDER, HOLDER_WORDS, ASKED, RELEASED, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS
 cdef int64_t APPEND_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, LOOK_EVERY, QUANTUM
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, LOOK_EVERY, QUANTUM, SLICE
+
+
+cdef class Bell:
+    cdef native.sem_t *semaphore
+    cdef public int sleepers
+    cdef readonly bint is_closed
+    cdef object owner
+    cdef readonly Py_ssize_t number
+    cdef readonly uint64_t taken
+
+    cpdef void ring(self) noexcept
+    cpdef void sleep(self, int64_t ns) except *
+    cpdef void close(self) except *
+    cdef void give_back(self) except *
 
 
 cdef class Ring:
@@ -78,6 +92,7 @@ cdef class FrameReader(Ring):
     cdef public uint64_t sequence
     cdef readonly int stop
     cdef uint32_t[1] state
+    cdef public Py_ssize_t edge
 
     @cython.locals(found=int)
     cdef bint next_frame(self, uint64_t end) noexcept
@@ -87,6 +102,9 @@ cdef class FrameReader(Ring):
         count=int64_t, at=Py_ssize_t, key_length=Py_ssize_t, key=bytes, value=bytes, tags=uint32_t
     )
     cpdef list fetch(self, uint64_t end, int64_t limit, object make, list out=*)
+    cpdef list sleep_and_fetch(self, uint64_t end, Bell bell, int64_t ns, int64_t limit, object make, list out)
+    @cython.locals(owner=object, words="uint64_t *", until=int64_t, left=int64_t, seen=uint64_t)
+    cpdef bint spin(self, int64_t ns) except -1
     @cython.locals(
         key_data="uint8_t *", value_data="uint8_t *", key_room=Py_ssize_t, value_room=Py_ssize_t, key_at=Py_ssize_t,
         value_at=Py_ssize_t, count=Py_ssize_t, key_length=Py_ssize_t, value_length=Py_ssize_t, at=Py_ssize_t, state=uint32_t
@@ -127,6 +145,7 @@ cdef class FrameWriter(Ring):
     cdef uint64_t gave_way
     cdef public int64_t look_at
     cdef public uint64_t bell
+    cdef readonly list bells
     cdef uint64_t published
     cdef Py_ssize_t mark_at
     cdef readonly uint64_t end
@@ -156,6 +175,8 @@ cdef class FrameWriter(Ring):
     @cython.locals(seen=uint64_t)
     cpdef int let_others(self) except -1
     cpdef int give_up(self) except -1
+    @cython.locals(seat=Py_ssize_t, asked=uint64_t, bell=Bell)
+    cpdef void ring(self) except *
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0
     @cython.locals(at=Py_ssize_t)

@@ -51,6 +51,8 @@ MARKS = 41
 MARK_WORDS = 3
 SYNC_ERROR = 50
 WANTED = 56
+SEAT_WORDS = 57  # + seat
+SEATS = 6
 HOLDER = 64
 HOLDER_WORDS = 6
 ASKED = 72
@@ -91,6 +93,61 @@ NO_ROOM = -4
 
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
 QUANTUM = 1_000_000  # ns for which a writer that keeps the append lock may keep it although another one asks for it
+SLICE = 50_000  # ns that a reader looks at the tail without a break
+
+
+class Bell:
+    """A semaphore: a reader sleeps on it, a writer posts it.
+
+    `number` is the reader's seat; `taken` says for the how many-th reader there it was made, and belongs to the writer that keeps the bell.
+    """
+
+    def __init__(self, semaphore: Any, number: int, taken: int) -> None:
+        """Take over a semaphore that the port has opened. Raises OSError if it was removed meanwhile."""
+        self.sleepers = 0
+        self.is_closed = True  # as long as there is nothing to close
+        self.owner = semaphore
+        self.number = number
+        self.taken = taken
+        self.semaphore = native.semaphore_of(semaphore)
+        self.is_closed = False
+
+    def ring(self) -> None:
+        """Wake who sleeps here; the next to come, if nobody does."""
+        if not self.is_closed:
+            native.post(self.semaphore)
+
+    def sleep(self, ns: int) -> None:
+        """Sleep until somebody rings, `ns` at most; or until a signal comes, whose handler may raise."""
+        if self.is_closed:
+            return
+        self.sleepers += 1
+        try:
+            native.sleep_on(self.semaphore, ns)
+        finally:
+            self.sleepers -= 1
+            if self.is_closed and self.sleepers == 0:
+                self.give_back()
+
+    def close(self) -> None:
+        """Let go of the semaphore. Who sleeps on it in another thread is woken: its memory goes when he is awake."""
+        if self.is_closed:
+            return
+        if self.sleepers != 0:
+            native.post(self.semaphore)
+            self.is_closed = True
+        else:
+            self.is_closed = True
+            self.give_back()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def give_back(self) -> None:
+        """Let go of the memory."""
+        native.let_go(self.semaphore)
+        self.semaphore = native.no_semaphore()
+        self.owner.close()
 
 
 class Ring:
@@ -362,7 +419,8 @@ class FrameReader(Ring):
 
     `position` and `sequence` say where the next frame should stand and which it should be; `stop` says why the last call
     stopped: END, FULL (the caller's limit), OVERRUN (the frame at `position` is gone), DAMAGED (its bytes are wrong), or
-    JUMPED (it is sound, but a later one than expected; its sequence is `sequence_found`).
+    JUMPED (it is sound, but a later one than expected; its sequence is `sequence_found`). `edge` is the word of the control block that
+    says up to where a follower reads: TAIL.
     """
 
     def __init__(self, data: memoryview, control: memoryview, seed: int, position: int, sequence: int) -> None:
@@ -371,6 +429,7 @@ class FrameReader(Ring):
         self.sequence = sequence
         self.stop = END
         self.state: Any = native.one_state()
+        self.edge = TAIL
 
     def next_frame(self, end: int) -> bool:
         """Step over what is no record, and parse the frame at `position`; False if there is none, and `stop` says why."""
@@ -447,6 +506,38 @@ class FrameReader(Ring):
             count += 1
         self.stop = FULL
         return out
+
+    def sleep_and_fetch(
+        self, end: int, bell: Bell, ns: int, limit: int, make: Callable[..., Any] | None, out: list[Any]
+    ) -> list[Any]:
+        """Fetch what there is; but if there was nothing behind `end`, and still isn't, sleep on `bell` first, for up to `ns`.
+
+        One step where it is compiled: what stands between the bell and the record is what a reader waits for.
+        """
+        if self.position >= end:
+            self.ask_for_bell(bell.number)
+            if native.load(self.control, self.edge) == end:
+                bell.sleep(ns)
+                if self.closed:  # by another thread meanwhile
+                    return out
+            end = min(native.load(self.control, self.edge), self.tail())
+        return self.fetch(end, limit, make, out)
+
+    def spin(self, ns: int) -> bool:
+        """Look for up to `ns` whether there is something to fetch, and return whether there is."""
+        self.check_open()
+        owner = self.owner  # another thread may close us meanwhile
+        words = self.control
+        until = native.monotonic() + ns
+        while not self.closed:
+            seen = native.load(words, self.edge)
+            if seen > self.position:
+                return True
+            left = until - native.monotonic()
+            if left <= 0:
+                break
+            native.spin(owner, words, self.edge, seen, left if left < SLICE else SLICE)
+        return False
 
     def gather(
         self,
@@ -554,7 +645,7 @@ class FrameWriter(Ring):
 
     Everything here happens under the append lock; `append` takes it by itself when nobody else holds it, and is one step for threads and
     signal handlers where it is compiled (`is_one_step`); the other methods are for the work that `locked` does. `bell` has
-    a byte set for each seat that asked to be woken before a publication.
+    a byte set for each seat that asked to be woken before a publication, and that `ring` could not wake: `bells` has those that it can.
 
     The lock may be *kept* between calls (`is_kept`), until another writer asks for it, or `give_up`. Every call begins by loading where
     the log ends, also then: nothing that it relies on is older than the call.
@@ -587,6 +678,7 @@ class FrameWriter(Ring):
         self.gave_way = NOTHING  # `released` as it was after this one gave way to another writer; NOTHING: it didn't, or has waited
         self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
         self.bell = 0
+        self.bells: list[Any] = [None] * (SEATS + 1)
         self.published = 0
         self.mark_at = 0
         self.end = 0
@@ -623,8 +715,11 @@ class FrameWriter(Ring):
             sequence = self.append_locked(key, value, type, codec, timestamp, now)
             if self.is_asked():
                 self.give_way(now)
-            return sequence
-        return self.append_alone(key, value, type, codec, timestamp, now)
+        else:
+            sequence = self.append_alone(key, value, type, codec, timestamp, now)
+        if self.bell != 0:
+            self.ring()
+        return sequence
 
     def append_kept(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
         """Append one record under the lock that is kept, and keep it unless another writer asks; BUSY if it isn't kept. See `append`."""
@@ -678,6 +773,8 @@ class FrameWriter(Ring):
                 self.is_kept = keep and done is not False
                 if not self.is_kept:
                     self.release()
+                if self.bell != 0:
+                    self.ring()
         finally:
             self.is_held = False
             if self.is_kept and self.is_asked():
@@ -718,6 +815,16 @@ class FrameWriter(Ring):
         """Give up a lock that is kept, and let go of the memory."""
         self.give_up()
         Ring.close(self)
+
+    def ring(self) -> None:
+        """Wake who asked and sleeps on a known bell; the others stay in `bell`. Not under the lock: who wakes may run at once."""
+        for seat in range(1, SEATS + 1):
+            asked = 0xFF << (8 * seat)
+            if self.bell & asked and self.bells[seat] is not None:
+                bell = self.bells[seat]
+                if bell.taken == native.load(self.control, SEAT_WORDS + seat):
+                    self.bell &= ~asked
+                    bell.ring()
 
     def begin(self) -> int:
         """Under the lock: load where the log ends, and return its next sequence."""

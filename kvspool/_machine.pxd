@@ -1,5 +1,6 @@
 # The compiled form of _machine.py: same names, same meaning, inline C. See there for what each one promises.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EACCES, EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
@@ -14,9 +15,11 @@ cdef extern from "_crc32c.h":
 cdef extern from *:
     """
     #include <fcntl.h>
+    #include <errno.h>
     #include <limits.h>
     #include <linux/futex.h>
     #include <pthread.h>
+    #include <semaphore.h>
     #include <stdint.h>
     #include <sys/syscall.h>
     #include <time.h>
@@ -43,6 +46,47 @@ cdef extern from *:
         struct timespec t;
         clock_gettime(CLOCK_REALTIME, &t);
         return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
+    static inline int64_t kv_monotonic(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
+    /* By the clock that nobody sets, where libc can do that: one that is set back would make the sleep longer. */
+    #if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 30)
+    #define KV_SLEEP_CLOCK CLOCK_MONOTONIC
+    #define kv_timed_wait(semaphore, until) sem_clockwait(semaphore, CLOCK_MONOTONIC, until)
+    #else
+    #define KV_SLEEP_CLOCK CLOCK_REALTIME
+    #define kv_timed_wait(semaphore, until) sem_timedwait(semaphore, until)
+    #endif
+    static inline int kv_sleep_on(sem_t *semaphore, int64_t ns) {
+        struct timespec until;
+        clock_gettime(KV_SLEEP_CLOCK, &until);
+        ns += until.tv_nsec;
+        until.tv_sec += ns / 1000000000;
+        until.tv_nsec = ns % 1000000000;
+        return kv_timed_wait(semaphore, &until) == 0 ? 0 : errno;
+    }
+    static inline sem_t *kv_open_semaphore(const char *name) {
+        sem_t *semaphore = sem_open(name, 0);
+        return semaphore == SEM_FAILED ? NULL : semaphore;
+    }
+    #if defined(__x86_64__) || defined(__i386__)
+    #define kv_pause() __builtin_ia32_pause()
+    #elif defined(__aarch64__)
+    #define kv_pause() __asm__ __volatile__("yield")
+    #else
+    #define kv_pause()
+    #endif
+    static inline void kv_spin(const uint64_t *at, uint64_t value, int64_t ns) {
+        int64_t until = kv_monotonic() + ns;
+        do {
+            for (int look = 0; look < 64; look++) {
+                if (kv_load_acquire(at) != value) return;
+                kv_pause();
+            }
+        } while (kv_monotonic() < until);
     }
     /* The process id without a system call: whoever forks through libc, Python or not, runs the handler in the child. */
     static int kv_process = 0;
@@ -80,6 +124,14 @@ cdef extern from *:
     uint32_t *kv_zero
     void kv_prefetch(const uint8_t *at, uint64_t length) noexcept nogil
     int64_t kv_now() noexcept nogil
+    ctypedef struct sem_t:
+        pass
+    int64_t kv_monotonic() noexcept nogil
+    int kv_sleep_on(sem_t *semaphore, int64_t ns) noexcept nogil
+    sem_t *kv_open_semaphore(const char *name) noexcept nogil
+    void kv_spin(const uint64_t *at, uint64_t value, int64_t ns) noexcept nogil
+    int sem_post(sem_t *semaphore) noexcept nogil
+    int sem_close(sem_t *semaphore) noexcept nogil
     int kv_lock(int fd, int64_t at) noexcept nogil
     int kv_unlock(int fd, int64_t at) noexcept nogil
     int kv_process_id() noexcept nogil
@@ -187,6 +239,10 @@ cdef inline int64_t now() noexcept:
     return kv_now()
 
 
+cdef inline int64_t monotonic() noexcept:
+    return kv_monotonic()
+
+
 cdef inline int process_id() noexcept:
     return kv_process_id()
 
@@ -212,4 +268,40 @@ cdef inline int unlock(int fd, int64_t at) except -1:
     while kv_unlock(fd, at) != 0:
         if errno != EINTR:
             raise OSError(errno, "could not unlock")
+    return 0
+
+
+cdef inline sem_t *semaphore_of(object semaphore) except NULL:
+    cdef bytes name = semaphore.name.encode()
+    cdef sem_t *found = kv_open_semaphore(name)
+    if found == NULL:
+        raise OSError(errno, "could not open a semaphore", semaphore.name)
+    return found
+
+
+cdef inline sem_t *no_semaphore() noexcept:
+    return NULL
+
+
+cdef inline void let_go(sem_t *semaphore) noexcept:
+    sem_close(semaphore)
+
+
+cdef inline void post(sem_t *semaphore) noexcept:
+    sem_post(semaphore)
+
+
+cdef inline int sleep_on(sem_t *semaphore, int64_t ns) except -1:
+    cdef int failed
+    with nogil:
+        failed = kv_sleep_on(semaphore, ns)
+    if failed == EINTR:
+        PyErr_CheckSignals()
+    return 0
+
+
+cdef inline int spin(object owner, const uint64_t *words, Py_ssize_t at, uint64_t value, int64_t ns) except -1:
+    with nogil:
+        kv_spin(words + at, value, ns)
+    PyErr_CheckSignals()
     return 0

@@ -1,9 +1,9 @@
-"""What the loops over frames need from the machine: words, copies, fences, checksum, clock, one lock byte.
+"""What the loops over frames need from the machine: words, copies, fences, checksum, clocks, one lock byte, semaphores.
 
 This is the interpreted form. `_machine.pxd` has the same functions as inline C, and the compiled twin of
 `_frames_py.py` uses those; here a *pointer* is a memoryview (or any object that slices and indexes alike, so that a test
-can record every store). Locks, clock and process id go through the port in `system`; in the compiled twin they are
-direct system calls, which is why fault injection runs on the interpreted one.
+can record every store). Locks, clocks, process id, and posts to and waits for a semaphore go through the port in `system`; in the
+compiled twin they are direct system calls, which is why fault injection runs on the interpreted one.
 
 Words are aligned 64-bit little-endian. CPython moves an item of a `memoryview("Q")` with one 8-byte copy, so a
 word is never torn.
@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import struct
 from array import array
+from contextlib import suppress
 from functools import cache
 from typing import Any
+
+import posix_ipc
 
 from kvspool import system
 
@@ -136,6 +139,11 @@ def now() -> int:
     return system.port.now()
 
 
+def monotonic() -> int:
+    """Return a clock in ns that never goes back."""
+    return int(system.port.monotonic() * 1e9)
+
+
 def process_id() -> int:
     """Return the id of this process, so that a fork which Python wasn't told of is noticed.
 
@@ -162,6 +170,38 @@ def try_lock(fd: int, at: int) -> bool:
 def unlock(fd: int, at: int) -> None:
     """Release the lock on byte `at`."""
     system.port.unlock(fd, at)
+
+
+def semaphore_of(semaphore: Any) -> Any:
+    """Return the pointer to a semaphore that the port has opened; it stays good until `let_go`."""
+    return semaphore
+
+
+def no_semaphore() -> Any:
+    """Return the pointer to no semaphore."""
+    return None
+
+
+def let_go(semaphore: Any) -> None:
+    """Give back what `semaphore_of` returned; the port's own semaphore stays open."""
+
+
+def post(semaphore: Any) -> None:
+    """Add one to the value of a semaphore. What goes wrong there is nobody's business: who sleeps wakes by himself in the end."""
+    with suppress(OSError, posix_ipc.Error):
+        system.port.post_semaphore(semaphore)
+
+
+def sleep_on(semaphore: Any, ns: int) -> None:
+    """Take one from the value of a semaphore; sleep for that, `ns` at most, or until a signal comes, whose handler runs then."""
+    system.port.wait_semaphore(semaphore, ns / 1e9)
+
+
+def spin(owner: object, words: memoryview, at: int, value: int, ns: int) -> None:
+    """Look at word `at`, for up to `ns`, until it isn't `value`; `owner` keeps the memory.
+
+    Other threads run meanwhile, signal handlers after. Interpreted, both come between any two looks: there is nothing to do here.
+    """
 
 
 def crc32c(state: int, source: memoryview | bytes, start: int, length: int) -> int:

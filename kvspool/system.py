@@ -15,6 +15,7 @@ import fcntl
 import mmap
 import os
 import select
+import signal
 import struct
 import sys
 import threading
@@ -28,6 +29,7 @@ from inotify_simple import INotify
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid (which must be 0 for these locks).
 _FLOCK = struct.Struct("@hhqqi4x")
+_LONGEST_WAIT = 0.05  # seconds that a signal has to wait
 _PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -135,6 +137,11 @@ class Port:
         """Watch a path; returns the number under which the kernel reports it."""
         return int(notifier.add_watch(path, mask))
 
+    def remove_watch(self, notifier: INotify, descriptor: int) -> None:
+        """Watch no more what `add_watch` returned; one that went with its file is gone already."""
+        with suppress(OSError):
+            notifier.rm_watch(descriptor)
+
     def wait_readable(self, fd: int, timeout: float) -> bool:
         """Return whether there is something to read within `timeout` seconds."""
         poll = select.poll()
@@ -147,8 +154,7 @@ class Port:
 
     def make_semaphore(self, name: str, mode: int) -> posix_ipc.Semaphore:
         """Return a new semaphore with this name and the value 0; one that has the name already is removed."""
-        with suppress(posix_ipc.ExistentialError):
-            posix_ipc.unlink_semaphore(name)
+        self.remove_semaphore(name)
         return posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=mode, initial_value=0)
 
     def open_semaphore(self, name: str) -> posix_ipc.Semaphore | None:
@@ -159,15 +165,30 @@ class Port:
             return None
 
     def wait_semaphore(self, semaphore: posix_ipc.Semaphore, timeout: float) -> None:
-        """Take one from the semaphore's value; sleep for that, `timeout` seconds at most."""
-        try:  # not `suppress`: this stands between a post and the record
-            semaphore.acquire(timeout)
+        """Take one from the semaphore's value; sleep for that, `timeout` seconds at most, and never long.
+
+        Signals wait meanwhile: posix_ipc puts an exception of its own in the place of the one that a handler raised, and Ctrl-C was lost.
+        """
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            semaphore.acquire(min(timeout, _LONGEST_WAIT))
         except (posix_ipc.BusyError, posix_ipc.SignalError):
             pass
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def remove_semaphore(self, name: str) -> None:
-        with suppress(posix_ipc.ExistentialError):
+    def post_semaphore(self, semaphore: posix_ipc.Semaphore) -> None:
+        """Add one to the semaphore's value, and so wake who sleeps on it."""
+        semaphore.release()
+
+    def remove_semaphore(self, name: str) -> bool:
+        """Remove a semaphore's name; False if there was none. Who has it open goes on with it."""
+        try:
             posix_ipc.unlink_semaphore(name)
+        except posix_ipc.ExistentialError:
+            return False
+        return True
 
     # Time, identity, entropy.
 

@@ -18,7 +18,7 @@ CHANGED = flags.MODIFY  # a byte of the file was written
 ENTERED = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR  # a name appeared in the directory
 POLL = 0.5  # seconds between two looks at everything, however quiet it is
 BLIND_POLL = 0.005  # seconds between two looks where no event will come
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM)
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM)  # no instance or watch is left
 
 
 class Watcher:
@@ -32,7 +32,7 @@ class Watcher:
         try:
             self._notifier = system.port.inotify()
         except OSError as error:
-            if error.errno not in _EXHAUSTED:
+            if error.errno not in EXHAUSTED:
                 raise
             self.is_blind = True
 
@@ -45,7 +45,7 @@ class Watcher:
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            if error.errno not in _EXHAUSTED:
+            if error.errno not in EXHAUSTED:
                 raise
             self.is_blind = True
 

@@ -17,7 +17,6 @@ import kvspool
 from kvspool import _frames_py
 from kvspool.spool import pair
 
-
 settings.register_profile("kvspool", deadline=None)  # how long an example takes says more about the machine than about us
 settings.load_profile("kvspool")
 

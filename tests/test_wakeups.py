@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 from children import in_child
 from faults import BlindPort
 
+import kvspool
 from kvspool import system
 from kvspool.wakeups import BLIND_POLL, CHANGED, ENTERED, POLL, Watcher
 
@@ -143,6 +147,72 @@ def test_an_overflow_of_the_queue_means_look_at_all(watcher: Watcher, files: lis
     watcher.watch(files[0], CHANGED, 0)
     with system.replaced(Overflowed()):
         assert watcher.wait(60) is None
+
+
+def test_the_queue_of_the_kernel_overflows_and_nothing_is_missed(watcher: Watcher, files: list[Path]) -> None:
+    for key, path in enumerate(files):
+        watcher.watch(path, CHANGED, key)
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    descriptors = [os.open(path, os.O_RDWR) for path in files]
+    for _ in range(most // 2 + 1):  # in turn: two events that are the same become one
+        for fd in descriptors:
+            os.pwrite(fd, b"1", 2)
+    for fd in descriptors:
+        os.close(fd)
+    answers = [watcher.wait(60) for _ in range(3)]
+    while None not in answers:
+        answers.append(watcher.wait(60))
+        assert len(answers) < most
+    assert watcher.wait(0) == set()
+    touch(files[1])
+    assert watcher.wait(60) == {1}, "it wakes as before"
+
+
+LIMITED = """
+import os, sys, threading
+import kvspool
+import kvspool
+from kvspool import system
+from kvspool.wakeups import CHANGED, Watcher
+
+path = sys.argv[1]
+first = Watcher()
+first.watch(os.path.join(path, "spool.ctl"), CHANGED, 0)
+second = Watcher()
+second.watch(os.path.join(path, "spool.dat"), CHANGED, 0)
+print(first.is_blind, second.is_blind)
+
+class Seatless(system.Port):
+    def make_semaphore(self, name, mode):
+        raise OSError(28, "none left")
+
+system.port = Seatless()
+with kvspool.open(path) as log:
+    followers = [log.follow(limit=20) for _ in range(3)]
+    got = [[] for _ in followers]
+    threads = [threading.Thread(target=into.extend, args=(following,)) for into, following in zip(got, followers)]
+    for thread in threads:
+        thread.start()
+    for at in range(20):
+        log.append(b"%d" % at)
+    for thread in threads:
+        thread.join()
+    print([[int(record.value) for record in into] == list(range(20)) for into in got])
+"""
+
+
+@pytest.mark.parametrize("limit", ["max_inotify_instances", "max_inotify_watches"])
+def test_with_one_instance_or_one_watch_for_the_user_every_record_comes(tmp_path: Path, limit: str) -> None:
+    script = f"echo 1 > /proc/sys/user/{limit} || exit 77; exec {sys.executable} -c '{LIMITED}' {tmp_path / 'log'}"
+    kvspool.create(tmp_path / "log", capacity=65536).close()
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "-Ur", "true"], capture_output=True).returncode:
+        pytest.skip("this host gives no user namespace, so its inotify limits can't be lowered")
+    done = subprocess.run([unshare, "-Ur", "sh", "-c", script], capture_output=True, text=True, timeout=120)
+    if done.returncode == 77:
+        pytest.skip(f"the limit can't be set in a user namespace here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["False True", "[True, True, True]"]
 
 
 def test_events_of_watches_that_are_gone_are_passed_over(watcher: Watcher, files: list[Path]) -> None:

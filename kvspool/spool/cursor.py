@@ -26,6 +26,7 @@ from kvspool.wakeups import BLIND_POLL, CHANGED, POLL, Watcher
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
+    from kvspool.eventloops import LoopWatcher
     from kvspool.spool.pair import Pair
 
 T = TypeVar("T", bound=Sized)
@@ -50,6 +51,8 @@ class Cursor:
         self.key_table = pair.key_table
         self.count_gap = pair.count_gap
         self.reader: FrameReader = pair.reader(*start)
+        if self._is_synced:
+            self.reader.edge = SYNCED
         self.end = end
         self.lost = 0
         self._reason = reason  # of the gap that a frame later than expected would show
@@ -60,13 +63,13 @@ class Cursor:
         """Return the sequence that comes next."""
         return int(self.reader.sequence)
 
-    def advance(self, take: Callable[[int], T]) -> T | Gap:
-        """Return what `take(end)` copies out, never blocking; a Gap in its place; an empty result where nothing is there."""
+    def advance(self, take: Callable[..., T], *rest: Any) -> T | Gap:
+        """Return what `take(end, *rest)` copies out, never blocking; a Gap in its place; an empty result where nothing is there."""
         if self.pair.is_closed:
             raise Closed(f"{self.pair.path} was closed; open it again")
         while True:
             end = self._end_now() if self.end is None else self.end[0]
-            taken = take(end)
+            taken = take(end, *rest)
             if len(taken):
                 self._overruns = 0
                 self._reason = "machine restart"
@@ -176,6 +179,21 @@ class Reading(Iterator[Any]):
         """Return how many sequences lay in Gaps so far."""
         return self.cursor.lost
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing more will be handed out: the limit was reached, or we were closed."""
+        return self._batch.left == 0
+
+    @property
+    def has_items(self) -> bool:
+        """Return whether the next record was copied out already."""
+        return self._batch.at < len(self._batch.items)
+
+    @property
+    def is_at_edge(self) -> bool:
+        """Return whether there is nothing to read now."""
+        return self._reader.position >= self._reader.word(self._reader.edge)
+
     def poll(self, most: int = BATCH) -> list[Any]:
         """Return what is there now, up to `most` records, without blocking: records, or one Gap, or nothing.
 
@@ -195,11 +213,15 @@ class Reading(Iterator[Any]):
         return self._batch.items[self._batch.at - 1]
 
     def _fetch(self, most: int) -> list[Any]:
-        """Do the work of `poll`, once everything was handed out. What was copied out waits in the batch: an exception out of a signal
+        """Do the work of `poll`, once everything was handed out."""
+        return self._take(self._reader.fetch, most, self._make)
+
+    def _take(self, take: Callable[..., list[Any]], *rest: Any) -> list[Any]:
+        """Return what `take(end, *rest, batch)` copies out, or a Gap. What was copied out waits in the batch: an exception out of a signal
         handler may come before it is returned, and then the next call goes on with it.
         """
         items = self._batch.clear()
-        got = self.cursor.advance(lambda end: self._reader.fetch(end, most, self._make, items))
+        got = self.cursor.advance(take, *rest, items)
         if self._key_table is not None:
             self._key_table.look()  # now, so that the records can be decoded when the log is closed
         return [got] if isinstance(got, Gap) else items
@@ -243,56 +265,66 @@ class Reading(Iterator[Any]):
 
 
 class Following(Reading):
-    """Like Reading, and sleeps where nothing is there; ends after `timeout` seconds without a record (None: never)."""
+    """Like Reading, and sleeps where nothing is there; ends after `timeout` seconds without a record (None: never).
+
+    Before it goes to sleep it looks for `spin` seconds whether something comes: that takes a core, and saves the wake-up.
+    """
 
     def __init__(
-        self, cursor: Cursor, limit: int | None, on_gap: OnGap, timeout: float | None, make: Callable[..., Any] | None = Record
+        self,
+        cursor: Cursor,
+        limit: int | None,
+        on_gap: OnGap,
+        timeout: float | None,
+        make: Callable[..., Any] | None = Record,
+        spin: float = 0.0,
     ) -> None:
         self._watcher: Watcher | None = None
         self._seat: seats.Seat | None = None
         super().__init__(cursor, limit, on_gap, make)
+        if not 0 <= spin < float("inf"):
+            raise ValueError(f"spin is a number of seconds, not {spin}")
         self._timeout = timeout
+        self._spin = spin
 
     def _next_batch(self, most: int) -> list[Any]:
+        """Return the next records as soon as there are any; nothing once the timeout has passed, or another thread has closed us."""
+        reader = self._reader
+        batch = self._fetch(most)
+        deadline = None if batch or self._timeout is None else system.port.monotonic() + self._timeout
+        while not batch and not self.is_over:
+            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
+            if left <= 0:
+                break
+            if self._spin and (reader.spin(round(min(self._spin, left) * 1e9)) or self.is_over):
+                batch = self._fetch(most) if not self.is_over else []
+            elif (seat := self._take_seat()) is not None:
+                batch = self._take(reader.sleep_and_fetch, seat.bell, round(left * 1e9), most, self._make)
+            else:
+                batch = self._watch_and_fetch(left, most)
+            if not batch and not self.is_over:
+                refuse_vanished(self.cursor.pair)
+        return batch
+
+    def _take_seat(self) -> seats.Seat | None:
+        """Return the seat to sleep in, if there is one. One from before a fork is the parent's."""
+        if self._seat is None or not self._seat.is_ours:
+            self._seat = seats.take(self.cursor.pair) if self._watcher is None and self.cursor.pair.can_ask else None
+        return self._seat
+
+    def _watch_and_fetch(self, left: float, most: int) -> list[Any]:
+        """Sleep on inotify, unless something comes before, and fetch; a reader that may not ask for the bell looks all the time."""
+        pair = self.cursor.pair
+        if self._watcher is None:
+            watcher = Watcher()
+            watch(watcher, pair, 0)
+            self._watcher = watcher
+        ask(self.cursor)
         batch = self._fetch(most)
         if batch:
             return batch
-        return self._wait(most, None if self._timeout is None else system.port.monotonic() + self._timeout)
-
-    def _wait(self, most: int, deadline: float | None) -> list[Any]:
-        """Return the next records as soon as there are any; nothing once the deadline has passed."""
-        pair = self.cursor.pair
-        sleep, seat = self._bed()
-        while True:
-            if pair.can_ask:
-                self.cursor.reader.ask_for_bell(seat)
-            batch = self._fetch(most)
-            if batch:
-                return batch
-            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
-            if left <= 0:
-                return []
-            sleep(left if pair.can_ask else min(left, BLIND_POLL))
-            if self._batch.left == 0:
-                return []  # another thread has closed us
-            batch = self._fetch(most)
-            if batch:
-                return batch
-            refuse_vanished(pair)
-
-    def _bed(self) -> tuple[Callable[[float], object], int]:
-        """Return how to sleep, and what to ask for first: a semaphore where there is a seat left, inotify otherwise."""
-        if self._seat is not None and not self._seat.is_ours:
-            self._seat = None  # the parent's, before a fork
-        if self._seat is None and self._watcher is None and self.cursor.pair.can_ask:
-            self._seat = seats.take(self.cursor.pair)
-        if self._seat is not None:
-            return self._seat.wait, self._seat.number
-        if self._watcher is None:
-            watcher = Watcher()
-            watch(watcher, self.cursor.pair, 0)
-            self._watcher = watcher
-        return self._watcher.wait, 0
+        self._watcher.wait(left if pair.can_ask else min(left, BLIND_POLL))
+        return self._fetch(most) if not self.is_over else []
 
     def close(self) -> None:
         super().close()
@@ -302,7 +334,7 @@ class Following(Reading):
             self._seat.leave()
 
 
-def watch(watcher: Watcher, pair: Pair, key: object) -> None:
+def watch(watcher: Watcher | LoopWatcher, pair: Pair, key: object) -> None:
     """Let the watcher wake when a writer of this log rings."""
     watcher.watch(pair.path / CONTROL_FILE, CHANGED, key)
 

@@ -29,8 +29,9 @@ import posix_ipc
 
 from kvspool import _frames_py as frames
 from kvspool import system
+from kvspool._frames import Bell
 from kvspool.errors import Closed, KvspoolError, LockTimeout, Poisoned, Reentered
-from kvspool.spool import format
+from kvspool.spool import format, seats
 from kvspool.spool.pair import Pair
 
 SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
@@ -55,6 +56,7 @@ class Flusher:
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
         self._reader = pair.reader(0, 0)
+        self._bells: list[Bell | None] = [None] * (frames.SEATS + 1)
         self._turn = threading.Condition()
         self._leader = 0  # the thread that flushes, or waits for another process that does
 
@@ -173,7 +175,7 @@ class Flusher:
         wanted = self._reader.take_bell()
         if wanted:
             with suppress(OSError, posix_ipc.Error):
-                self.pair.wake(wanted)
+                seats.wake(self.pair, wanted, self._bells)
 
     def _is_checkpoint_due(self, tail: int) -> bool:
         flushed = tail - self._reader.word(format.CHECKPOINTED)

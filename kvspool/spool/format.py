@@ -225,10 +225,11 @@ SYNCED = (CONTROL_AT + CONTROL.offset("synced")) // 8
 SYNCED_SEQ = (CONTROL_AT + CONTROL.offset("synced_seq")) // 8
 CHECKPOINTED = (CONTROL_AT + CONTROL.offset("checkpointed")) // 8
 CHECKPOINTED_AT = (CONTROL_AT + CONTROL.offset("checkpointed_at")) // 8
-SEATS = range(1, 7)
-SEAT_WORDS = (CONTROL_AT + CONTROL.offset("seats")) // 8 - 1  # + seat
+SEATS = range(1, frames.SEATS + 1)
+SEAT_WORDS = frames.SEAT_WORDS  # + seat
 BELL_AT = CONTROL_AT + CONTROL.offset("bell")
 
+assert (SEAT_WORDS + SEATS[0]) * 8 == CONTROL_AT + CONTROL.offset("seats")
 assert HEADER.size == DATA_HEADER.size == 128
 assert CHECKPOINT.size == 72
 assert FRAME.size == frames.HEADER

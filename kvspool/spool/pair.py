@@ -36,7 +36,6 @@ from kvspool.layout import Layout
 from kvspool.record import STRUCTURED, Codec
 from kvspool.spool import format, rates
 from kvspool.spool.keys import KeyTable
-from kvspool.spool.seats import Bells
 
 H = TypeVar("H", format.Header, format.DataHeader)
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM)
@@ -177,7 +176,6 @@ class Pair:
         self._guard = threading.Lock()
         self._users = 0
         self.key_table: KeyTable | None = None
-        self._bells: Bells | None = None
         try:
             self._open()
         except BaseException:
@@ -194,7 +192,6 @@ class Pair:
         self.control = memoryview(control_map)
         ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=False)
         self.ring = memoryview(ring_map)[format.DATA_START :]
-        self._bells = Bells(self.header.log_id, self.control)
         if self.header.codec == Codec.KEYED:
             self.key_table = KeyTable(self.control[format.KEYS_AT : format.INDEX_AT], self.header.log_id)
 
@@ -301,26 +298,14 @@ class Pair:
             raise
         return fd
 
-    def wake(self, wanted: int) -> None:
-        """Wake who asked for it: `wanted` is the word with a byte for each seat.
-
-        Inotify sees a write to the file, never a store through a mapping.
-        """
-        if wanted & 0xFF:
-            system.port.write(self.control_fd, b"\1", format.BELL_AT)
-        if wanted >> 8:
-            for seat in format.SEATS:
-                if wanted >> (8 * seat) & 0xFF:
-                    self._post(seat)
+    def wake(self) -> None:
+        """Wake who sleeps on inotify: it sees a write to the file, never a store through a mapping."""
+        system.port.write(self.control_fd, b"\1", format.BELL_AT)
 
     def count_gap(self) -> None:
         """Count a Gap that a reader was given, where we may write."""
         if self.can_ask and not self.is_closed:
             rates.count_gap(self.control.cast("Q"), system.port.now())
-
-    def _post(self, seat: int) -> None:
-        if self._bells is not None:
-            self._bells.post(seat)
 
     def has_vanished(self) -> bool:
         """Return whether the files were deleted; what is mapped can still be read."""
@@ -366,9 +351,6 @@ class Pair:
         """Close the descriptors and unmap, except what a view of the memory still needs."""
         if self.key_table is not None:
             self.key_table.close()
-        if self._bells is not None:
-            self._bells.close()
-        self._bells = None
         self.control = self.ring = memoryview(b"")
         while self._maps:
             _close_map(self._maps.pop().close)

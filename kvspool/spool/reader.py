@@ -31,6 +31,7 @@ from kvspool.spool.cursor import Cursor, Following, Isolation, OnGap, Reading, c
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
+    from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.pair import Pair
     from kvspool.spool.search import Place
 
@@ -100,9 +101,17 @@ class Reader:
         end = end_of(self._pair().reader(0, 0), self.isolation)
         return _Taking(self, limit, on_gap, end)
 
-    def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> Following:
+    def follow(
+        self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0
+    ) -> Following:
         """Iterate over the records from the reader's place on, and wait for more; see `Spool.follow`."""
-        return _Waiting(self, limit, on_gap, timeout)
+        return _Waiting(self, limit, on_gap, timeout, spin)
+
+    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncFollowing:
+        """Iterate with `async for` over the records from the reader's place on, and wait for more; see `Spool.follow_async`."""
+        from kvspool.spool.following import AsyncFollowing
+
+        return AsyncFollowing(_Taking(self, limit, on_gap, None), timeout)
 
     def commit(self) -> int:
         """Store the reader's place: behind everything that was handed out so far, exactly. Return the sequence that comes next.
@@ -287,9 +296,9 @@ class _Turns(Reading):
         self._places[sequence] = (self.cursor.reader.position, sequence + 1)
         return self._record(sequence, *fields)
 
-    def _fetch(self, most: int) -> list[Any]:
+    def _take(self, take: Callable[..., list[Any]], *rest: Any) -> list[Any]:
         self._places.clear()
-        return super()._fetch(most)
+        return super()._take(take, *rest)
 
     def __iter__(self) -> Self:
         return self
@@ -331,9 +340,9 @@ class _Turns(Reading):
 
 
 class _Taking(_Turns):
-    """What is there now."""
+    """What is there now, up to `end`; None: whatever is there at each call."""
 
-    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, end: Place) -> None:
+    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, end: Place | None) -> None:
         super().__init__(owner._cursor(end), limit, on_gap)
         self._belong_to(owner)
 
@@ -341,8 +350,8 @@ class _Taking(_Turns):
 class _Waiting(_Turns, Following):
     """What is there, and what comes."""
 
-    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, timeout: float | None) -> None:
-        Following.__init__(self, owner._cursor(None), limit, on_gap, timeout)
+    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:
+        Following.__init__(self, owner._cursor(None), limit, on_gap, timeout, spin=spin)
         self._belong_to(owner)
 
 

@@ -4,17 +4,20 @@ A log has six. A reader takes one by its lock, makes a semaphore of its own with
 counts the seat's word up, so that writers who know an older semaphore open the new one. Who finds no seat free sleeps on inotify, as
 who waits for many logs does.
 
-A reader that is killed leaves its semaphore behind; the next one in that seat replaces it. So there are never more than six for a log. A
-post that goes astray costs latency, never a record: no sleep is longer than `wakeups.POLL`.
+A reader that is killed leaves its semaphore behind. Its lock is free then, and whoever takes a seat of that log next removes it, as
+`clear` does: under that lock, since a semaphore belongs to who holds its seat. So there are never more than six for a log. A post that
+goes astray costs latency, never a record: no sleep is longer than `wakeups.POLL`.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import posix_ipc
 
 from kvspool import forks, system
+from kvspool._frames import Bell
 from kvspool.spool import format
 
 if TYPE_CHECKING:
@@ -27,43 +30,56 @@ def take(pair: Pair) -> Seat | None:
     fd = pair.open_lock()
     try:
         mode = system.port.status(fd).st_mode
-        if mode & 0o022:
-            # Writers of other users could not open a semaphore of ours, whatever its mode: the umask applies to it.
-            system.port.close(fd)
-            return None
-        for number in format.SEATS:
-            if system.port.try_lock(fd, format.SEAT_LOCKS + number):
-                semaphore = system.port.make_semaphore(_name(log_id, number), 0o666 & mode)
-                words = pair.control.cast("Q")
-                words[format.SEAT_WORDS + number] = (words[format.SEAT_WORDS + number] + 1) % (1 << 64)
-                return Seat(number, _name(log_id, number), fd, semaphore)
+        # Writers of other users could not open a semaphore of ours, whatever its mode: the umask applies to it.
+        number = 0 if mode & 0o022 else _lock_free(fd)
+        if number:
+            _clear(fd, log_id, number)
+            semaphore = system.port.make_semaphore(_name(log_id, number), 0o666 & mode)
+            words = pair.control.cast("Q")
+            words[format.SEAT_WORDS + number] = (words[format.SEAT_WORDS + number] + 1) % (1 << 64)
+            return Seat(fd, _name(log_id, number), Bell(semaphore, number, 0))
     except (posix_ipc.Error, OSError):
         pass  # no room or no right for semaphores: inotify serves as well
     system.port.close(fd)
     return None
 
 
+def clear(pair: Pair) -> list[int]:
+    """Remove the semaphores that killed readers left behind, and return their seats. Raises LogVanished, OSError."""
+    fd = pair.open_lock()
+    try:
+        return _clear(fd, pair.header.log_id)
+    finally:
+        system.port.close(fd)
+
+
+def _lock_free(fd: int) -> int:
+    """Return the number of a free seat, locked; 0 if there is none."""
+    return next((number for number in format.SEATS if system.port.try_lock(fd, format.SEAT_LOCKS + number)), 0)
+
+
+def _clear(fd: int, log_id: bytes, ours: int = 0) -> list[int]:
+    """Remove the semaphores of free seats; `ours` is locked through the same descriptor, and stays so."""
+    left = []
+    for number in format.SEATS:
+        if number != ours and system.port.try_lock(fd, format.SEAT_LOCKS + number):
+            with suppress(posix_ipc.PermissionsError):  # another user's
+                if system.port.remove_semaphore(_name(log_id, number)):
+                    left.append(number)
+            system.port.unlock(fd, format.SEAT_LOCKS + number)
+    return left
+
+
 class Seat:
     """A seat that was taken; its lock, held by a descriptor of its own, is what makes it ours."""
 
-    def __init__(self, number: int, name: str, fd: int, semaphore: posix_ipc.Semaphore) -> None:
-        self.number = number
+    def __init__(self, fd: int, name: str, bell: Bell) -> None:
+        self.number = bell.number
+        self.bell = bell
         self.is_ours = True
-        self._is_asleep = False
         self._name = name
         self._fd = fd
-        self._semaphore = semaphore
         forks.register(self)
-
-    def wait(self, timeout: float) -> None:
-        """Sleep until a writer posts, `timeout` seconds at most."""
-        self._is_asleep = True
-        try:
-            system.port.wait_semaphore(self._semaphore, timeout)
-        finally:
-            self._is_asleep = False
-            if self._fd < 0:
-                self._semaphore.close()
 
     def leave(self) -> None:
         """Give the seat back, its semaphore removed. Another thread that sleeps there is woken."""
@@ -75,48 +91,39 @@ class Seat:
         try:
             system.port.close(fd)
         finally:
-            if self._is_asleep and self.is_ours:
-                # Its memory must not go while the other thread looks at it: that one closes it when it is awake.
-                self._semaphore.release()
-            else:
-                self._semaphore.close()
+            self.bell.close()
 
     def forked(self) -> None:
         """In a forked child: the seat is the parent's; only our copy of its descriptor goes."""
         self.is_ours = False
+        self.bell.sleepers = 0  # they are threads of the parent
         self.leave()
 
     def __del__(self) -> None:
         self.leave()
 
 
-class Bells:
-    """A writer's side: the semaphores of the seats that asked to be woken."""
-
-    def __init__(self, log_id: bytes, control: memoryview) -> None:
-        self._log_id = log_id
-        self._words = control.cast("Q")
-        self._known: dict[int, tuple[int, posix_ipc.Semaphore | None]] = {}
-
-    def post(self, seat: int) -> None:
-        """Wake the reader in a seat, if it is still there."""
-        taken = self._words[format.SEAT_WORDS + seat]
-        known, semaphore = self._known.get(seat, (None, None))
-        if known != taken:
-            if semaphore is not None:
-                semaphore.close()
-            semaphore = system.port.open_semaphore(_name(self._log_id, seat))
-            self._known[seat] = taken, semaphore
-        if semaphore is not None:
-            semaphore.release()
+def wake(pair: Pair, wanted: int, bells: list[Bell | None]) -> None:
+    """Wake who asked for it: `wanted` has a byte for each seat, and the lowest one for who watches by inotify."""
+    if wanted >> 8:
+        ring(pair, wanted, bells)
+    if wanted & 0xFF:
+        pair.wake()
 
 
-    def close(self) -> None:
-        """Let go of the semaphores; they stay with those who sleep on them."""
-        while self._known:
-            _, semaphore = self._known.popitem()[1]
-            if semaphore is not None:
-                semaphore.close()
+def ring(pair: Pair, wanted: int, bells: list[Bell | None]) -> None:
+    """Wake who sleeps in the seats whose byte of `wanted` is set; `bells` keeps what a writer knows of each seat, for the next time."""
+    words = pair.control.cast("Q")
+    for number in format.SEATS:
+        if wanted >> (8 * number) & 0xFF:
+            taken = words[format.SEAT_WORDS + number]
+            bell = bells[number]
+            if bell is None or bell.taken != taken:
+                bells[number] = None
+                semaphore = system.port.open_semaphore(_name(pair.header.log_id, number))
+                bell = bells[number] = None if semaphore is None else Bell(semaphore, number, taken)
+            if bell is not None:
+                bell.ring()
 
 
 def _name(log_id: bytes, seat: int) -> str:

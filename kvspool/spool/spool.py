@@ -33,7 +33,7 @@ from kvspool._frames import FrameWriter, measure
 from kvspool.errors import Closed, KvspoolError, MismatchedPair, NotDurable, Poisoned, SpoolFull, TooLarge
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Record, decode, encode
-from kvspool.spool import format, rates, search
+from kvspool.spool import format, rates, search, seats
 from kvspool.spool.cursor import Cursor, Following, Isolation, OnGap, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
 from kvspool.spool.pair import Pair
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.arrow import Columns
+    from kvspool.spool.following import AsyncFollowing
 
 T = TypeVar("T")
 Keep = Callable[[FrameWriter], None]  # told of a writer that keeps the append lock
@@ -333,12 +334,31 @@ class Spool:
         limit: int | None = None,
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
+        spin: float = 0.0,
     ) -> Following:
         """Iterate over the records from `start` on, and wait for more; see `read`.
 
-        Ends quietly after `timeout` seconds without a record; None: never. Raises LogVanished if the log is deleted meanwhile.
+        Ends quietly after `timeout` seconds without a record; None: never. spin: seconds to look for more before going to sleep: that takes
+        a core, and saves the time to wake up where records come close together. Raises LogVanished if the log is deleted meanwhile.
         """
-        return Following(self.cursor(start, isolation=isolation), limit, on_gap, timeout)
+        return Following(self.cursor(start, isolation=isolation), limit, on_gap, timeout, spin=spin)
+
+    def follow_async(
+        self,
+        start: search.Start = "earliest",
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
+    ) -> AsyncFollowing:
+        """Iterate with `async for` over the records from `start` on, and wait for more while the event loop does other work; see `follow`.
+
+        All logs that are followed in a loop share one inotify descriptor. A cancelled wait loses no record, and leaves nothing behind.
+        """
+        from kvspool.spool.following import AsyncFollowing
+
+        return AsyncFollowing(Reading(self.cursor(start, isolation=isolation), limit, on_gap), timeout)
 
     def read_arrow(
         self,
@@ -437,6 +457,13 @@ class Spool:
             created=pair.header.created,
             rates=rates.rates(pair.control.cast("Q"), system.port.now()),
         )
+
+    def clear_seats(self) -> list[int]:
+        """Remove the semaphores that killed readers left behind, before the next one that follows does it; return their seats.
+
+        Raises LogVanished, MismatchedPair; PermissionError where one may only read.
+        """
+        return seats.clear(self._live())
 
     @property
     def closed(self) -> bool:
@@ -631,7 +658,7 @@ class Spool:
         if pair is not None:
             with pair.in_use() as is_open, suppress(OSError, posix_ipc.Error):
                 if is_open:
-                    pair.wake(wanted)
+                    seats.wake(pair, wanted, writer.bells)
 
     def _describe_holder(self, pair: Pair) -> str:
         """Say who took the append lock last: a hint, since it may have changed hands meanwhile."""

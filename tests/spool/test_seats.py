@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any
 
 import posix_ipc
 import pytest
-from children import in_child, start
+from children import Died, in_child, start
 
 import kvspool
 from kvspool import Spool, system
-from kvspool.spool import format, seats
+from kvspool import _frames_py as frames
+from kvspool.cli import main
+from kvspool.spool import cursor, format, seats
 
 
 @pytest.fixture
@@ -36,16 +39,27 @@ def take(log: Spool) -> seats.Seat | None:
     return seats.take(log._pair)
 
 
-class Asleep(system.Port):
-    """Says when somebody sleeps on a semaphore, and lets nothing but a post wake him."""
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing but a bell end a sleep."""
+    monkeypatch.setattr(cursor, "POLL", 60.0)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.sleeping = threading.Event()
 
-    def wait_semaphore(self, semaphore: Any, timeout: float) -> None:
-        self.sleeping.set()
-        semaphore.acquire(60)
+def await_sleeper(log: Spool, seat: int = 1) -> None:
+    """Return when the reader in a seat has asked to be woken: what it does next is to sleep."""
+    assert log._pair is not None
+    deadline = time.monotonic() + 30
+    while not log._pair.control[frames.WANTED * 8 + seat]:
+        assert time.monotonic() < deadline, "the reader never asked to be woken"
+        time.sleep(0.001)
+
+
+def in_thread(following: Iterator[Any]) -> tuple[threading.Thread, list[Any]]:
+    """Start a thread that follows, and return it and what it has got."""
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.extend(following))
+    thread.start()
+    return thread, got
 
 
 def test_six_readers_have_a_seat_and_the_seventh_sleeps_on_inotify(log: Spool) -> None:
@@ -64,44 +78,81 @@ def test_six_readers_have_a_seat_and_the_seventh_sleeps_on_inotify(log: Spool) -
     assert semaphores(log) == set()
 
 
-def test_a_sleeper_is_woken_by_the_post_alone(log: Spool) -> None:
-    port, got = Asleep(), []
-    with system.replaced(port), closing(log.follow(limit=3)) as following:
-        thread = threading.Thread(target=lambda: got.extend(following))
-        thread.start()
+def test_a_sleeper_is_woken_by_the_post_alone(patient: None, log: Spool) -> None:
+    with closing(log.follow(limit=3)) as following:
+        thread, got = in_thread(following)
         for at in range(3):
-            assert port.sleeping.wait(30)
-            port.sleeping.clear()
+            await_sleeper(log)
             log.append(b"%d" % at)
         thread.join()
     assert [record.value for record in got] == [b"0", b"1", b"2"]
     assert semaphores(log) == set()
 
 
-def test_a_sleeper_that_another_thread_closes_wakes_up_and_is_over(log: Spool) -> None:
-    port, got = Asleep(), ["not over"]
-    with system.replaced(port):
-        following = log.follow()
-        thread = threading.Thread(target=lambda: got.__setitem__(slice(None), following))
-        thread.start()
-        assert port.sleeping.wait(30)
-        following.close()
+@pytest.mark.parametrize("append", ["append", "append_many"])
+def test_a_writer_that_knows_the_bell_needs_nothing_else_to_ring_it(patient: None, log: Spool, append: str) -> None:
+    class Deaf(system.Port):
+        def open_semaphore(self, name: str) -> Any:
+            raise AssertionError("it was open already")
+
+    with closing(log.follow(limit=3)) as following:
+        thread, got = in_thread(following)
+        await_sleeper(log)
+        log.append(b"first")
+        for _ in range(2):
+            await_sleeper(log)
+            with system.replaced(Deaf()):
+                getattr(log, append)(b"x" if append == "append" else [b"x"])
         thread.join()
+    assert len(got) == 3
+
+
+def test_a_sleeper_that_another_thread_closes_wakes_up_and_is_over(patient: None, log: Spool) -> None:
+    following = log.follow()
+    thread, got = in_thread(following)
+    await_sleeper(log)
+    following.close()
+    thread.join()
     assert got == []
     assert semaphores(log) == set()
     assert log.append(b"goes on") == 0
 
 
-def test_a_writer_opens_the_new_semaphore_of_a_seat_that_was_taken_anew(log: Spool) -> None:
+def test_a_writer_opens_the_new_semaphore_of_a_seat_that_was_taken_anew(patient: None, log: Spool) -> None:
     for at in range(3):
-        port, got = Asleep(), []
-        with system.replaced(port), closing(log.follow("latest", limit=1)) as following:
-            thread = threading.Thread(target=lambda got=got, following=following: got.extend(following))
-            thread.start()
-            assert port.sleeping.wait(30)
+        with closing(log.follow("latest", limit=1)) as following:
+            thread, got = in_thread(following)
+            await_sleeper(log)
             log.append(b"%d" % at)  # the same handle all the time, which knows the semaphore of before
             thread.join()
         assert [record.value for record in got] == [b"%d" % at]
+
+
+def test_a_signal_ends_the_sleep_and_its_handlers_exception_comes_through(log: Spool) -> None:
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    def when_asleep() -> None:
+        await_sleeper(log)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with closing(log.follow()) as following:
+            log.append(b"first")
+            assert next(following).value == b"first"
+            thread = threading.Thread(target=when_asleep)
+            thread.start()
+            with pytest.raises(Interrupt):
+                next(following)
+            thread.join()
+            log.append(b"second")
+            assert next(following).value == b"second"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_the_seat_of_a_killed_reader_is_free_and_its_semaphore_replaced(log: Spool) -> None:
@@ -118,14 +169,85 @@ def test_the_seat_of_a_killed_reader_is_free_and_its_semaphore_replaced(log: Spo
     assert seat is not None and seat.number == 1
     assert semaphores(log) == {1}
     with pytest.raises(posix_ipc.BusyError):
-        seat._semaphore.acquire(0)
+        posix_ipc.Semaphore(f"/kvspool.{log.log_id.hex()}.1").acquire(0)
     seat.leave()
     assert semaphores(log) == set()
 
 
+def killed_in_their_seats(log: Spool, count: int) -> None:
+    """Leave the semaphores of so many readers behind, that were killed in their sleep."""
+    sleepers = [start(lambda: list(log.follow("latest")), 60) for _ in range(count)]
+    for number in range(1, count + 1):
+        await_sleeper(log, number)
+    for wait in sleepers:
+        os.kill(wait.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        with pytest.raises(Died, match="SIGKILL"):
+            wait()
+
+
+def test_whoever_takes_a_seat_removes_what_killed_readers_left_in_the_others(log: Spool) -> None:
+    killed_in_their_seats(log, 4)
+    assert semaphores(log) == {1, 2, 3, 4}
+    with closing(log.follow(timeout=0.001)) as following:
+        assert list(following) == []
+        assert semaphores(log) == {1}
+    assert semaphores(log) == set()
+
+
+def test_seats_are_cleared_of_the_dead_and_never_of_the_living(log: Spool) -> None:
+    stays = take(log)
+    assert stays is not None and stays.number == 1
+    wait = start(lambda: list(log.follow("latest")), 60)
+    await_sleeper(log, 2)
+    assert seats.clear(log._live()) == []
+    os.kill(wait.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    with pytest.raises(Died, match="SIGKILL"):
+        wait()
+    assert semaphores(log) == {1, 2}
+    assert seats.clear(log._live()) == [2]
+    assert semaphores(log) == {1}
+    assert seats.clear(log._live()) == []
+    stays.leave()
+
+
+def test_the_doctor_removes_what_killed_readers_left(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
+    killed_in_their_seats(log, 2)
+    assert semaphores(log) == {1, 2}
+    assert main(["doctor", str(log.path)]) == 0
+    assert "2 killed readers" in capsys.readouterr().out
+    assert semaphores(log) == set()
+
+
+def test_a_reader_that_looks_before_it_sleeps_needs_no_bell(patient: None, log: Spool) -> None:
+    with closing(log.follow(limit=50, spin=60)) as following:
+        thread, got = in_thread(following)
+        for at in range(50):
+            log.append(b"%d" % at)
+        thread.join()
+        assert following._seat is None, "it never slept"
+    assert [record.value for record in got] == [b"%d" % at for at in range(50)]
+
+
+def test_a_reader_that_looked_in_vain_goes_to_sleep_and_ends_in_time(log: Spool) -> None:
+    with closing(log.follow(timeout=0.02, spin=0.001)) as following:
+        assert list(following) == []
+        assert following._seat is not None
+    with pytest.raises(ValueError, match="spin"):
+        log.follow(spin=-1)
+
+
+def test_a_reader_that_looks_is_over_when_another_thread_closes_it(log: Spool) -> None:
+    following = log.follow(spin=60)
+    thread, got = in_thread(following)
+    system.port.sleep(0.01)
+    following.close()
+    thread.join()
+    assert got == []
+
+
 def test_a_forked_child_takes_a_seat_of_its_own_and_leaves_its_parents_alone(log: Spool) -> None:
     log.append(b"first")
-    with closing(log.follow(timeout=0)) as following:
+    with closing(log.follow(timeout=0.001)) as following:
         assert [record.value for record in following] == [b"first"]
         assert following._seat is not None and following._seat.number == 1
 
