@@ -8,8 +8,9 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -24,23 +25,26 @@ class Interrupt(Exception):
     """What the signal handler raises."""
 
 
-@contextmanager
-def interrupted(seconds: float, again: float = 0.002) -> Iterator[None]:
+class interrupted:
     """Raise Interrupt after so many seconds, wherever the code inside is then; and again, if that place swallows exceptions."""
 
-    def handle(*_: object) -> None:
-        raise Interrupt
+    def __init__(self, seconds: float, again: float = 0.002) -> None:
+        self.times = (seconds, again)
 
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds, again)
-        yield
-    finally:
-        while signal.getsignal(signal.SIGALRM) is handle:
-            with suppress(Interrupt):
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        signal.signal(signal.SIGALRM, before)
+    def __enter__(self) -> None:
+        self.before = signal.signal(signal.SIGALRM, self.handle)
+        signal.setitimer(signal.ITIMER_REAL, *self.times)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.before)
+
+    def handle(self, _: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code in (interrupted.__enter__.__code__, interrupted.__exit__.__code__):
+                return  # the code inside has not begun, or is over
+            frame = frame.f_back
+        raise Interrupt
 
 
 @pytest.fixture
