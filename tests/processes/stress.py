@@ -29,6 +29,7 @@ from pathlib import Path
 import kvspool
 from kvspool import Gap, _frames
 from kvspool.errors import ReaderBusy
+from kvspool.spool import Reader
 
 WRITERS = 4
 READERS = 3
