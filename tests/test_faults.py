@@ -78,7 +78,7 @@ def create(root: Path) -> None:
 
 
 def create_shards(root: Path) -> None:
-    shard.create(root / "made", bits=0, capacity=4096).close()
+    shard.create(root / "made", prefix="made", bits=0, capacity=4096).close()
 
 
 def append_to_shards(root: Path) -> None:
