@@ -11,7 +11,7 @@ See README.md for what an `append` promises, `kvspool.errors` for what can go wr
 """
 
 from kvspool.errors import GapError, KvspoolError
-from kvspool.logs import create, open
+from kvspool.logs import create, open, resize
 from kvspool.record import Codec, Gap, Record
 from kvspool.spool import Lag, Reader, ReaderStats, Spool, SpoolStats
 
@@ -31,4 +31,5 @@ __all__ = [
     "__version__",
     "create",
     "open",
+    "resize",
 ]

@@ -10,11 +10,12 @@ cdef int BLOCK
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNC_ERROR, WANTED
+cdef Py_ssize_t MOVED, DROPPED, KEPT, PINS
 cdef Py_ssize_t HOLDER, HOLDER_WORDS, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS
 cdef int64_t APPEND_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, LOOK_EVERY
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, LOOK_EVERY
 
 
 cdef class Ring:
@@ -67,6 +68,9 @@ cdef class FrameReader(Ring):
     cdef readonly int stop
     cdef public object items
 
+    cpdef object move(
+        self, const uint8_t[::1] data, const uint8_t[::1] control, uint32_t seed, uint64_t position, uint64_t sequence
+    )
     @cython.locals(found=int)
     cdef bint next_frame(self, uint64_t end) noexcept
     cdef bint accept(self, uint32_t state) noexcept
@@ -87,6 +91,7 @@ cdef class FrameReader(Ring):
 
 cdef class FrameWriter(Ring):
     cdef int lock_fd
+    cdef object keeper
     cdef object holder_owner
     cdef uint64_t *holder
     cdef int process
@@ -162,6 +167,7 @@ cdef class FrameWriter(Ring):
     cdef void count(self) noexcept
     @cython.locals(at=Py_ssize_t, value=bytes)
     cpdef int put_many(self, object keys, list values, uint32_t type, const uint8_t[::1] codecs, int64_t timestamp) except -1
+    cpdef object put_copy(self, uint64_t sequence, int64_t timestamp, uint32_t type, bytes key, bytes value, uint32_t codec)
     @cython.locals(
         key_data="const uint8_t *", value_data="const uint8_t *", now=int64_t, at=Py_ssize_t, row=Py_ssize_t,
         key_from=Py_ssize_t, key_tag=uint32_t, value_from=Py_ssize_t, timestamp=int64_t

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import kvspool._machine as native
-from kvspool.errors import Closed, Corruption, Poisoned, Reentered, TooLarge
+from kvspool.errors import Closed, Corruption, Moved, Poisoned, Reentered, TooLarge
 
 HEADER = 32  # bytes before the key
 PAD = 255  # codec of a pad frame
@@ -52,6 +52,10 @@ SYNC_ERROR = 50
 WANTED = 56
 HOLDER = 64
 HOLDER_WORDS = 6
+MOVED = 80
+DROPPED = 81
+KEPT = 82
+PINS = 83
 SLOTS_AT = 1536
 SLOTS = 64
 SLOT_WORDS = 32
@@ -85,6 +89,7 @@ BUSY = -1
 FORKED = -2
 LOOK = -3
 NO_ROOM = -4
+MOVED_ON = -5
 
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
 
@@ -311,6 +316,13 @@ class FrameReader(Ring):
         self.stop = END
         self.items: Any = iter(())
 
+    def move(self, data: memoryview, control: memoryview, seed: int, position: int, sequence: int) -> None:
+        """Go on in the memory of the log's new files; what was copied out already stays in `items`."""
+        self.check_open()
+        Ring.__init__(self, data, control, seed)
+        self.position = position
+        self.sequence = sequence
+
     def next_frame(self, end: int) -> bool:
         """Step over what is no record, and parse the frame at `position`; False if there is none, and `stop` says why."""
         while self.position < end:
@@ -463,14 +475,16 @@ class FrameWriter(Ring):
         holder: memoryview,
         keeps_unread: bool = False,
         expiry: int = 0,
+        keeper: Any = None,
     ) -> None:
         """Look at writable memory; `holder` is the words that name this handle while it holds the lock.
 
         keeps_unread: what a durable reader has yet to read is not overwritten. expiry: ns after which one that hasn't moved is given up;
-        0: never.
+        0: never. keeper: what keeps the descriptors open; it lives as long as this.
         """
         Ring.__init__(self, data, control, seed)
         self.lock_fd = lock_fd
+        self.keeper = keeper
         self.holder_owner: Any = holder
         self.holder: Any = native.words_at(holder)
         self.process = native.process_id()
@@ -494,7 +508,7 @@ class FrameWriter(Ring):
         self.clock = 0
 
     def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
-        """Lock, append one record, publish, unlock; return its sequence, or BUSY, FORKED, LOOK or NO_ROOM, and then nothing was done.
+        """Lock, append one record, publish, unlock; return its sequence, or BUSY, FORKED, LOOK, NO_ROOM or MOVED_ON: nothing was done then.
 
         timestamp -1 means now. Raises TooLarge, Poisoned, Corruption.
         """
@@ -513,6 +527,8 @@ class FrameWriter(Ring):
         if not native.try_lock(self.lock_fd, APPEND_LOCK):
             return BUSY
         try:
+            if native.load(self.control, MOVED) != 0:
+                return MOVED_ON
             self.begin()
             if self.keeps_unread and not self.admits(self.end_of_value(self.end, key, value)):
                 return NO_ROOM
@@ -544,8 +560,10 @@ class FrameWriter(Ring):
             self.is_held = False
 
     def begin(self) -> int:
-        """Under the lock: load where the log ends, and return its next sequence."""
+        """Under the lock: load where the log ends, and return its next sequence. Raises Moved where new files may have taken its place."""
         self.check_open()
+        if native.load(self.control, MOVED) != 0:
+            raise Moved("the log was resized")
         self.sign()
         if native.load(self.control, SYNC_ERROR) != 0:
             raise Poisoned("a flush of this log to disk failed: it takes no more records; copy it to a sound disk")
@@ -849,6 +867,14 @@ class FrameWriter(Ring):
             timestamp = self.clock
         for at, value in enumerate(values):
             self.put_value(None if keys is None else keys[at], value, type, codecs[at], timestamp)
+
+    def put_copy(self, sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes, codec: int) -> None:
+        """Put a record of another log under its own sequence, which must not lie before the next one."""
+        self.check_open()
+        if sequence < self.next_sequence:
+            raise Corruption(f"record {sequence} comes after record {self.next_sequence - 1}: the log is damaged")
+        self.next_sequence = sequence
+        self.put_value(key, value, type, codec, timestamp)
 
     def put_columns(
         self,

@@ -19,6 +19,9 @@ cdef extern from *:
     #ifndef F_OFD_SETLK
     #define F_OFD_SETLK 37
     #endif
+    #ifndef F_OFD_GETLK
+    #define F_OFD_GETLK 36
+    #endif
 
     static inline uint64_t kv_load_acquire(const uint64_t *at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
     static inline uint64_t kv_load_after_reads(const uint64_t *at) {
@@ -50,6 +53,16 @@ cdef extern from *:
         request.l_len = 1;
         return fcntl(fd, F_OFD_SETLK, &request);
     }
+    /* Where the first lock of another open file description begins in these bytes; -1: there is none, or it can't be known. */
+    static inline int64_t kv_locked_from(int fd, int64_t at, int64_t length) {
+        struct flock request = {0};
+        request.l_type = F_WRLCK;
+        request.l_whence = SEEK_SET;
+        request.l_start = at;
+        request.l_len = length;
+        if (fcntl(fd, F_OFD_GETLK, &request) != 0 || request.l_type == F_UNLCK) return -1;
+        return request.l_start > at ? request.l_start : at;
+    }
     static inline int kv_lock(int fd, int64_t at) { return kv_set_lock(fd, at, F_WRLCK); }
     static inline int kv_unlock(int fd, int64_t at) { return kv_set_lock(fd, at, F_UNLCK); }
     """
@@ -61,6 +74,7 @@ cdef extern from *:
     int64_t kv_now() noexcept nogil
     int kv_lock(int fd, int64_t at) noexcept nogil
     int kv_unlock(int fd, int64_t at) noexcept nogil
+    int64_t kv_locked_from(int fd, int64_t at, int64_t length) noexcept nogil
     int kv_process_id() noexcept nogil
 
 
@@ -110,6 +124,10 @@ cdef inline uint64_t exchange(uint64_t *words, Py_ssize_t at, uint64_t value) no
 
 cdef inline void fence() noexcept:
     kv_fence()
+
+
+cdef inline int64_t locked_from(int fd, int64_t at, int64_t length) noexcept:
+    return kv_locked_from(fd, at, length)
 
 
 cdef inline uint32_t crc32c(uint32_t state, const uint8_t *source, Py_ssize_t start, Py_ssize_t length) noexcept:

@@ -21,6 +21,7 @@
     |-- ReaderBusy              somebody else has this durable reader open
     |-- NoSuchReader            the log has no durable reader of this name (also LookupError)
     |-- TooManyReaders          every reader's slot is taken
+    |-- Moved                   the log lies in new files since it was resized; never leaves the package
     |-- Reentered               an append in the middle of another one, from a signal handler (also RuntimeError)
     |-- Poisoned                a flush to disk failed; the log takes no more records
     `-- GapError                records were lost before they could be read
@@ -160,6 +161,10 @@ class TooManyReaders(KvspoolError):
     """Every reader's slot of the log is taken. Nothing was changed; delete a reader that is no longer needed."""
 
     exit_code = 8
+
+
+class Moved(KvspoolError):
+    """The log lies in new files since it was resized. Nothing was written; who catches it goes on there, so no caller ever sees it."""
 
 
 class Reentered(KvspoolError, RuntimeError):

@@ -6,6 +6,7 @@ during the copy and is void. So every sequence from the start on is either hande
 - *overrun*: the position fell behind `head`. The cursor goes on at `head` or, where a fast writer keeps running over that, further ahead;
   the first sound frame found there says exactly which sequences are gone.
 - *damaged*: the bytes at a live position don't match their checksum. The cursor goes on at the next sound frame.
+- *resized*: the log was made smaller, and the oldest records had no room.
 - *machine restart*: sequences that were left out on purpose after a crash of the machine.
 """
 
@@ -19,7 +20,7 @@ from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool.errors import Closed, GapError, LogVanished
 from kvspool.record import Gap, Record
-from kvspool.spool import seats
+from kvspool.spool import search, seats
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.wakeups import BLIND_POLL, CHANGED, POLL, Watcher
 
@@ -67,6 +68,8 @@ class Cursor:
                 return taken
             stop = self.reader.stop
             if stop == frames.FULL or (stop == frames.END and not self._ends_short()):
+                if stop == frames.END and self._moves_on(end):
+                    continue
                 return taken
             gap = self._pass_over(stop, end)
             if gap is not None:
@@ -81,6 +84,27 @@ class Cursor:
     def _ends_short(self) -> bool:
         """Return whether a bounded read has come to its end without the sequences that should be before it: they are gone."""
         return self.end is not None and self.reader.position >= self.end[0] and self.reader.sequence < self.end[1]
+
+    def _moves_on(self, end: int) -> bool:
+        """At the end of what was found: whether there is more to look at after all, because the log was resized.
+
+        The old files are read to their end first. A bounded read ends there, since their memory stays as it is.
+        """
+        reader = self.reader
+        if self.end is not None or not reader.word(frames.MOVED):
+            return False
+        if reader.tail() != end:
+            return True  # appended before the resize, after we looked
+        successor = self.pair.successor()
+        if successor is None:
+            return False
+        position, _ = search.find(successor.reader(0, 0), reader.sequence)
+        reader.move(successor.ring, successor.control, successor.seed, position, reader.sequence)
+        self.pair = successor
+        self.key_table = successor.key_table
+        self.count_gap = successor.count_gap
+        self._reason = "overrun"
+        return True
 
     def _pass_over(self, stop: int, end: int) -> Gap | None:
         """Move behind what can't be read; the Gap if it is known by now which sequences that costs."""
@@ -134,7 +158,12 @@ class Cursor:
         first, self.reader.sequence = self.reader.sequence, sequence
         if sequence <= first:
             return None
-        return Gap(first, sequence - 1, self._reason, str(self.pair.path))
+        return Gap(first, sequence - 1, self._why(sequence), str(self.pair.path))
+
+    def _why(self, sequence: int) -> str:
+        """Return the reason of a Gap that ends before `sequence`."""
+        is_overrun = self._reason in ("overrun", "expired")
+        return "resized" if is_overrun and sequence == self.reader.word(frames.KEPT) else self._reason
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -188,8 +217,8 @@ class Reading(Iterator[Any]):
         handler may come before we have it, and then the next call goes on with it.
         """
         got = self.cursor.advance(lambda end: self._reader.fetch(end, most, self._make))
-        if self._key_table is not None:
-            self._key_table.look()  # now, so that the records can be decoded when the log is closed
+        if self.cursor.key_table is not None and self._key_table is not None:
+            self.cursor.key_table.look()  # now, so that the records can be decoded when the log is closed
         return [got] if isinstance(got, Gap) else got
 
     def __next__(self) -> Any:
@@ -235,6 +264,7 @@ class Following(Reading):
     ) -> None:
         self._watcher: Watcher | None = None
         self._seat: seats.Seat | None = None
+        self._bed_of: Pair | None = None  # the files whose writers will wake us
         super().__init__(cursor, limit, on_gap, make)
         self._timeout = timeout
 
@@ -246,9 +276,9 @@ class Following(Reading):
 
     def _wait(self, most: int, deadline: float | None) -> list[Any]:
         """Return the next records as soon as there are any; nothing once the deadline has passed."""
-        pair = self.cursor.pair
-        sleep, seat = self._bed()
         while True:
+            sleep, seat = self._bed()
+            pair = self.cursor.pair
             if pair.can_ask:
                 self.cursor.reader.ask_for_bell(seat)
             batch = self._fetch(most)
@@ -257,16 +287,21 @@ class Following(Reading):
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
             if left <= 0:
                 return []
+            if self.cursor.pair is not pair:
+                continue  # the log was resized: sleep at the new one
             sleep(left if pair.can_ask else min(left, BLIND_POLL))
             if self._left == 0:
                 return []  # another thread has closed us
             batch = self._fetch(most)
             if batch:
                 return batch
-            refuse_vanished(pair)
+            refuse_vanished(self.cursor.pair)
 
     def _bed(self) -> tuple[Callable[[float], object], int]:
         """Return how to sleep, and what to ask for first: a semaphore where there is a seat left, inotify otherwise."""
+        if self._bed_of is not self.cursor.pair:
+            self._leave_bed()
+            self._bed_of = self.cursor.pair
         if self._seat is not None and not self._seat.is_ours:
             self._seat = None  # the parent's, before a fork
         if self._seat is None and self._watcher is None and self.cursor.pair.can_ask:
@@ -278,6 +313,13 @@ class Following(Reading):
             watch(watcher, self.cursor.pair, 0)
             self._watcher = watcher
         return self._watcher.wait, 0
+
+    def _leave_bed(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+        if self._seat is not None:
+            self._seat.leave()
+        self._watcher = self._seat = None
 
     def close(self) -> None:
         super().close()

@@ -29,7 +29,7 @@ import posix_ipc
 from kvspool import _frames_py as frames
 from kvspool import forks, holders, locks, system
 from kvspool._frames import FrameWriter, measure
-from kvspool.errors import Closed, MismatchedPair, Poisoned, SpoolFull, TooLarge
+from kvspool.errors import Closed, LockTimeout, MismatchedPair, Moved, Poisoned, SpoolFull, TooLarge
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Record, decode, encode
 from kvspool.spool import format, rates, search
@@ -96,7 +96,8 @@ class Spool:
         self.path = pair.path
         self.timeout = timeout
         self._pair: Pair | None = pair
-        self._log_id = pair.header.log_id
+        self._log_id = pair.header.log_id  # of these files
+        self._origin = pair.origin
         self._codec = Codec(pair.header.codec)
         self._pack = Packer(self._intern).pack if self._codec == Codec.KEYED else None
         self._writer: FrameWriter | None = None
@@ -224,7 +225,9 @@ class Spool:
         with pair.in_use() as is_open:
             if not is_open:
                 raise Closed(f"{self.path} was closed; open it again")
-            return self._sync(pair, self.timeout if timeout is None else timeout)
+            sequence = self._sync(pair, self.timeout if timeout is None else timeout)
+        # What was resized meanwhile is on disk too, but perhaps not what others have appended since.
+        return sequence if self._live() is pair else self.sync(timeout)
 
     def _sync(self, pair: Pair, timeout: float) -> int:
         """Do the work of `sync` on files that stay open meanwhile."""
@@ -324,7 +327,7 @@ class Spool:
 
         Raises NoSuchReader, ReaderBusy while it is open; PermissionError where one may only read.
         """
-        delete(self._live(), name, self.timeout)
+        delete(self._live, name, self.timeout)
 
     # Looking after it.
 
@@ -338,7 +341,7 @@ class Spool:
         return SpoolStats(
             path=str(self.path),
             format="spool",
-            log_id=self._log_id.hex(),
+            log_id=self._origin.hex(),
             policy=format.POLICIES[pair.header.policy],
             reader_expiry=pair.header.reader_expiry / 1e9,
             codec=self._codec.name.lower(),
@@ -362,7 +365,8 @@ class Spool:
 
     def owns(self, pair: Pair) -> bool:
         """Return whether these are the files that this handle has open."""
-        return self._pair is pair
+        ours = self._pair
+        return ours is not None and (ours.successor() or ours) is (pair.successor() or pair)
 
     def has_vanished(self) -> bool:
         """Return whether the log's files were deleted; what was read into memory can still be read."""
@@ -370,8 +374,8 @@ class Spool:
 
     @property
     def log_id(self) -> bytes:
-        """Return the 16 random bytes that tell this log from every other one."""
-        return self._log_id
+        """Return the 16 random bytes that tell this log from every other one. It keeps them when it is resized."""
+        return self._origin
 
     @property
     def capacity(self) -> int:
@@ -414,19 +418,33 @@ class Spool:
         if self._is_forked:
             with self._thread_lock:
                 self._reopen()
-        if self._pair is None:
+        pair = self._pair
+        if pair is None:
             raise Closed(f"{self.path} was closed; open it again")
-        return self._pair
+        return self._follow(pair) if pair.may_have_moved else pair
+
+    def _follow(self, pair: Pair) -> Pair:
+        """Return the files in which the log lies now: new ones since it was resized, or still these."""
+        with self._thread_lock:
+            successor = pair.successor()
+            if successor is None or self._pair is not pair:
+                return self._pair or pair
+            # Iterators still read through the old files, which close with the last of them.
+            self._writer = None
+            self._log_id = successor.header.log_id
+            self._pair = successor
+            return successor
 
     def _reopen(self) -> None:
         if not self._is_forked or self._pair is None:
             return
         pair = Pair(self.path)
-        if pair.header.log_id != self._log_id:
+        if pair.origin != self._origin:
             pair.close()
             raise MismatchedPair(f"{self.path} is another log now than the one that was open before the fork")
         # Iterators from before the fork still read through the old pair, which closes with the last of them.
         self._writer = None
+        self._log_id = pair.header.log_id
         self._pair = pair
         self._is_forked = False
 
@@ -485,13 +503,24 @@ class Spool:
 
     def _locked(self, work: Callable[[FrameWriter], T], timeout: float) -> T:
         """Do the work under the append lock, one thread at a time; ring afterwards if a reader asked for it."""
+        left = timeout
+        deadline = system.port.monotonic() + timeout
         with self._thread_lock:
-            writer = self._open_writer()
-            pair = self._live()
-            done: T = locks.wait_for(lambda: writer.locked(work), timeout, partial(self._describe_holder, pair))
-            if writer.bell:
-                self._ring(writer)
-            return done
+            while True:
+                writer = self._open_writer()
+                pair = self._live()
+                try:
+                    done: T = locks.wait_for(partial(writer.locked, work), left, partial(self._describe_holder, pair))
+                except Moved:
+                    if self._live() is pair:
+                        refuse_vanished(pair)
+                        if left == 0.0:
+                            raise LockTimeout(f"{self.path} was not in place within {timeout:g} s of being resized") from None
+                    left = max(0.0, deadline - system.port.monotonic())
+                    continue
+                if writer.bell:
+                    self._ring(writer)
+                return done
 
     def _ring(self, writer: FrameWriter) -> None:
         """Wake who asked. The records are stored by now, so nothing that goes wrong here is the caller's: a sleeper looks by himself."""
@@ -530,7 +559,11 @@ class Spool:
             table.look()
             if not table.is_full and any(key not in table.indexes for key in keys):
                 with locks.held(pair.lock_fd, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
-                    table.add(keys, lambda: self._flush_control(pair))
+                    is_ours = not pair.may_have_moved or pair.is_in_place()
+                    if is_ours:
+                        table.add(keys, lambda: self._flush_control(pair))
+                if not is_ours and self._live() is not pair:
+                    return self._intern(keys)
             return table.indexes
 
     def _flush_control(self, pair: Pair) -> None:
