@@ -426,7 +426,7 @@ def write(path: Path, name: int, stop: int) -> list[tuple[int, bytes]]:
     os.set_blocking(stop, False)
     with kvspool.open(path, timeout=60) as log:
         for number in range(1 << 30):
-            value = {"writer": name, "number": number, "k%d" % (number % 40): None}
+            value = {"writer": name, "number": number, f"k{number % 40}": None}
             if number % 7:
                 acknowledged.append((log.append(value), number))
             else:
