@@ -11,6 +11,7 @@ See README.md for what an `append` promises, `kvspool.errors` for what can go wr
 """
 
 from kvspool.errors import GapError, KvspoolError
+from kvspool.exchange import export, import_, import_v1
 from kvspool.logs import create, open, resize
 from kvspool.record import Codec, Gap, Record
 from kvspool.spool import Lag, Reader, ReaderStats, Spool, SpoolStats
@@ -30,6 +31,9 @@ __all__ = [
     "SpoolStats",
     "__version__",
     "create",
+    "export",
+    "import_",
+    "import_v1",
     "open",
     "resize",
 ]

@@ -14,6 +14,7 @@
     |-- TooLarge                the record can't be held          (also ValueError)
     |-- Unencodable             no codec takes the value          (also TypeError)
     |-- Undecodable             the value isn't what its codec says (also ValueError)
+    |-- NotImportable           what is to be imported is no record (also ValueError)
     |-- OutOfRange              no such sequence yet              (also ValueError)
     |-- UnsafeFilesystem        shared memory doesn't work there
     |-- LockTimeout             somebody else holds the lock      (also TimeoutError)
@@ -110,6 +111,12 @@ class Undecodable(KvspoolError, ValueError):
     """The stored bytes are not what the record's codec says. `record.value` still gives them."""
 
     exit_code = 5
+
+
+class NotImportable(KvspoolError, ValueError):
+    """What is to be imported is no record. The message says where it stands, why, and what was imported before."""
+
+    exit_code = 2
 
 
 class OutOfRange(KvspoolError, ValueError):

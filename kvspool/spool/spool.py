@@ -84,6 +84,16 @@ class Prepared(NamedTuple):
     timestamp: int
 
 
+class Row(NamedTuple):
+    """A record of another log or file; timestamp -1 means now. A value of codec KEYED is plain MessagePack here."""
+
+    key: bytes | None
+    value: bytes
+    type: int
+    codec: int
+    timestamp: int
+
+
 class Spool:
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
@@ -172,6 +182,30 @@ class Spool:
         return self._write(
             lambda writer: writer.put_many(*batch), lambda writer: writer.end_of_many(writer.end, batch.keys, batch.values), timeout
         )
+
+    def append_rows(self, rows: list[Row], timeout: float | None = None) -> range:
+        """Append records of another log as they are, each with its type, codec and timestamp, under one lock; see `append_many`.
+
+        Values of codec KEYED are packed with this log's key table, or stored as MessagePack if it has none. Raises Undecodable too.
+        """
+        for row in rows:
+            _check(row.key, row.type, None if row.timestamp < 0 else row.timestamp)
+        rows = [self._repacked(row) for row in rows]
+        keys, values = [row.key for row in rows], [row.value for row in rows]
+        self._check_sizes(max(map(len, values), default=0), values, keys)
+
+        def put(writer: FrameWriter) -> None:
+            for row in rows:
+                writer.put_many([row.key], [row.value], row.type, bytes((row.codec,)), row.timestamp)
+
+        return self._write(put, lambda writer: writer.end_of_many(writer.end, keys, values), timeout)
+
+    def _repacked(self, row: Row) -> Row:
+        if row.codec != Codec.KEYED:
+            return row
+        if self._pack is None:
+            return row._replace(codec=Codec.MSGPACK)
+        return row._replace(value=encode(decode(row.value, Codec.MSGPACK, None), self._codec, self._pack)[0])
 
     def append_arrow(
         self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW, timeout: float | None = None

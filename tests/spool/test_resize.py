@@ -299,7 +299,7 @@ def test_a_resize_that_is_killed_anywhere_costs_nobody_a_record(tmp_path: Path, 
             run = all_crashes.send(opcodes)
         assert neighbours(path) == [], "a later resize has removed what the killed ones left"
     assert kills > 60
-    assert moved > 3, "some were killed after the change"
+    assert moved > 2, "some were killed after the change"
 
 
 class Watching(system.Port):
