@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cimport kvspool._machine as native
 
-cdef uint64_t HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
+cdef uint64_t DATA_START, HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
 cdef uint32_t PAD, NO_KEY
 cdef int BLOCK
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
@@ -74,6 +74,8 @@ cdef class FrameReader(Ring):
     @cython.locals(found=int)
     cdef bint next_frame(self, uint64_t end) noexcept
     cdef bint accept(self, uint32_t state) noexcept
+    @cython.locals(offset=uint64_t, length=uint64_t, state=uint32_t)
+    cpdef tuple find(self, uint64_t end)
     cdef uint32_t head_state(self) noexcept
     @cython.locals(
         out=list, count=int64_t, at=Py_ssize_t, key_length=Py_ssize_t, key=bytes, value=bytes, state=uint32_t, tags=uint32_t
@@ -92,6 +94,7 @@ cdef class FrameReader(Ring):
 cdef class FrameWriter(Ring):
     cdef int lock_fd
     cdef object keeper
+    cdef int data_fd
     cdef object holder_owner
     cdef uint64_t *holder
     cdef int process
@@ -156,9 +159,11 @@ cdef class FrameWriter(Ring):
         Py_ssize_t value_length, uint32_t type, uint32_t codec, int64_t timestamp
     ) except -1
     @cython.locals(position=uint64_t, room=uint64_t, at=Py_ssize_t, state=uint32_t)
-    cdef uint64_t reserve(self, uint64_t stored) noexcept
-    @cython.locals(head=uint64_t, least=uint64_t, found=int)
-    cdef void make_room(self, uint64_t end) noexcept
+    cdef uint64_t reserve(self, uint64_t stored) except? 0
+    @cython.locals(head=uint64_t, before=uint64_t, least=uint64_t, least_before=uint64_t, found=int)
+    cdef bint make_room(self, uint64_t end) noexcept
+    @cython.locals(offset=uint64_t, length=uint64_t, first=uint64_t)
+    cdef bint is_pinned(self, uint64_t start, uint64_t end) noexcept
     @cython.locals(block=Py_ssize_t, at=Py_ssize_t, first=uint64_t, known=uint64_t)
     cdef void index(self, uint64_t position, uint64_t offset, int64_t timestamp) noexcept
     @cython.locals(other=Py_ssize_t)

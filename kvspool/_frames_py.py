@@ -29,11 +29,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import kvspool._machine as native
-from kvspool.errors import Closed, Corruption, Moved, Poisoned, Reentered, TooLarge
+from kvspool.errors import Closed, Corruption, Moved, Pinned, Poisoned, Reentered, TooLarge
 
 HEADER = 32  # bytes before the key
 PAD = 255  # codec of a pad frame
 NO_KEY = 0xFFFF  # key length of a record without a key
+DATA_START = 4096  # bytes of spool.dat before the ring
 LARGEST = 1 << 30  # bytes of a frame at most, however large the ring is: columns of a batch of records count in 32 bits
 LOW = 0xFFFFFFFF  # the low half of a word
 MOST_POSITION = 0xFFFFF80000000000  # so far from 2^64 that no sum of a position and a length wraps
@@ -354,6 +355,21 @@ class FrameReader(Ring):
         self.sequence += 1
         return True
 
+    def find(self, end: int) -> tuple[int, int, int, int] | None:
+        """Pass over the next frame before `end`, checked where it lies: offset and length of its value in the ring, then of the frame.
+
+        None if there is none, and `stop` says why. Its bytes stay what they are only for as long as they are pinned.
+        """
+        self.check_open()
+        if not self.next_frame(end):
+            return None
+        offset = self.position % self.capacity
+        length = self.content - self.key_length
+        state = native.crc32c(self.head_state(), self.data, offset + HEADER, self.content)
+        if not self.accept(state):
+            return None
+        return offset + HEADER + self.key_length, length, offset, self.stored
+
     def head_state(self) -> int:
         """Return the CRC32C register over the parsed header."""
         return native.crc32c_head(
@@ -476,15 +492,18 @@ class FrameWriter(Ring):
         keeps_unread: bool = False,
         expiry: int = 0,
         keeper: Any = None,
+        data_fd: int = -1,
     ) -> None:
         """Look at writable memory; `holder` is the words that name this handle while it holds the lock.
 
         keeps_unread: what a durable reader has yet to read is not overwritten. expiry: ns after which one that hasn't moved is given up;
-        0: never. keeper: what keeps the descriptors open; it lives as long as this.
+        0: never. keeper: what keeps the descriptors open; it lives as long as this. data_fd: of the file whose locked bytes
+        are not overwritten; -1: there is none.
         """
         Ring.__init__(self, data, control, seed)
         self.lock_fd = lock_fd
         self.keeper = keeper
+        self.data_fd = data_fd
         self.holder_owner: Any = holder
         self.holder: Any = native.words_at(holder)
         self.process = native.process_id()
@@ -533,7 +552,10 @@ class FrameWriter(Ring):
             if self.keeps_unread and not self.admits(self.end_of_value(self.end, key, value)):
                 return NO_ROOM
             self.clock = now
-            self.put_value(key, value, type, codec, timestamp)
+            try:
+                self.put_value(key, value, type, codec, timestamp)
+            except Pinned:
+                return NO_ROOM
             self.publish()
             return self.next_sequence - 1
         finally:
@@ -766,13 +788,13 @@ class FrameWriter(Ring):
         self.last_timestamp = timestamp
 
     def reserve(self, stored: int) -> int:
-        """Make room for a frame of `stored` bytes and return its position; a pad fills the end of the ring if it must."""
+        """Make room for a frame of `stored` bytes and return its position; a pad fills the end of the ring if it must. Raises Pinned."""
         position = self.end
         room = self.capacity - position % self.capacity
+        if not self.make_room(position + stored if room >= stored else position + room + stored):
+            raise Pinned("no room: a view that is open in some process pins the oldest records")
         if room >= stored:
-            self.make_room(position + stored)
             return position
-        self.make_room(position + room + stored)
         if room >= HEADER:
             at = (position % self.capacity) >> 3
             state = native.crc32c_head(self.seed, room, self.next_sequence, 0, PAD << 8)
@@ -784,15 +806,17 @@ class FrameWriter(Ring):
             native.clear(self.data, position % self.capacity + HEADER, room - HEADER)
         return position + room
 
-    def make_room(self, end: int) -> None:
+    def make_room(self, end: int) -> bool:
         """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten.
 
-        A frame whose header can't be right is passed over to the next sound one: damage never stops a writer.
+        False if one of them is pinned: nothing was given up then. A frame whose header can't be right is passed over to the next sound
+        one: damage never stops a writer.
         """
         head = self.bounded_head(native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
-            return
-        least = native.load(self.control, MIN_SEQ)
+            return True
+        before = head
+        least = least_before = native.load(self.control, MIN_SEQ)
         while end - head > self.capacity:
             found = self.parse(head, self.published)
             if found == BAD or (found == FRAME and self.sequence_found >= self.next_sequence):
@@ -801,9 +825,38 @@ class FrameWriter(Ring):
             if found == FRAME:
                 least = self.sequence_found + 1
             head += self.stored
+        if native.load(self.control, PINS) != 0 and self.is_pinned(before, head):
+            return False
         native.store(self.control, MIN_SEQ, least)
         native.store(self.control, HEAD, head)
         native.fence()
+        if native.load(self.control, PINS) != 0 and self.is_pinned(before, head):
+            # Pinned at this moment, by a reader that may have seen the old head. Nothing is overwritten yet.
+            native.store(self.control, HEAD, before)
+            native.store(self.control, MIN_SEQ, least_before)
+            return False
+        return True
+
+    def is_pinned(self, start: int, end: int) -> bool:
+        """Under the lock: return whether a byte between two positions is pinned; take the word `pins` back where nothing is.
+
+        A reader locks, stores the word, then looks at head; so what locks after our last look stores it after us.
+        """
+        if self.data_fd < 0:
+            return False
+        offset = start % self.capacity
+        length = min(end - start, self.capacity)
+        first = min(length, self.capacity - offset)
+        if native.locked_from(self.data_fd, DATA_START + offset, first) >= 0:
+            return True
+        if length > first and native.locked_from(self.data_fd, DATA_START, length - first) >= 0:
+            return True
+        if native.locked_from(self.data_fd, DATA_START, self.capacity) < 0:
+            native.store(self.control, PINS, 0)
+            native.fence()
+            if native.locked_from(self.data_fd, DATA_START, self.capacity) >= 0:
+                native.store(self.control, PINS, 1)
+        return False
 
     def index(self, position: int, offset: int, timestamp: int) -> None:
         """Enter the frame in the index if it is the first one of its block in this lap."""

@@ -19,6 +19,7 @@
     |-- UnsafeFilesystem        shared memory doesn't work there
     |-- LockTimeout             somebody else holds the lock      (also TimeoutError)
     |-- SpoolFull               no room until a durable reader moves on
+    |   `-- Pinned              no room until somebody's view is closed
     |-- ReaderBusy              somebody else has this durable reader open
     |-- NoSuchReader            the log has no durable reader of this name (also LookupError)
     |-- TooManyReaders          every reader's slot is taken
@@ -147,6 +148,10 @@ class SpoolFull(KvspoolError):
     """
 
     exit_code = 8
+
+
+class Pinned(SpoolFull):
+    """No room for the records until a view of the oldest ones is closed, or the process that has it open dies. The message says where."""
 
 
 class ReaderBusy(KvspoolError):

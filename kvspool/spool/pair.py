@@ -281,7 +281,7 @@ class Pair:
         ring = memoryview(ring_map)[format.DATA_START :]
         keeps_unread = self.header.policy != 0
         return FrameWriter(
-            ring, self.control, self.seed, self.lock_fd, memoryview(holder), keeps_unread, self.header.reader_expiry, self
+            ring, self.control, self.seed, self.lock_fd, memoryview(holder), keeps_unread, self.header.reader_expiry, self, self.data_fd
         )
 
     @property

@@ -26,7 +26,7 @@ from kvspool import _frames_py as frames
 from kvspool import _machine, forks, locks, system
 from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
 from kvspool.record import Gap, Record
-from kvspool.spool import format, search, slots
+from kvspool.spool import format, search, slots, views
 from kvspool.spool.cursor import Cursor, Following, OnGap, Reading
 
 if TYPE_CHECKING:
@@ -101,6 +101,28 @@ class Reader:
     def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> Following:
         """Iterate over the records from the reader's place on, and wait for more; see `Spool.follow`."""
         return _Waiting(self, limit, on_gap, timeout)
+
+    @contextmanager
+    def view(self) -> Iterator[memoryview]:
+        """Look at the stored bytes of the next record's value where they lie, without a copy; see `Spool.view`.
+
+        The reader's place is behind the record when the `with` block has ended without an exception. Raises OutOfRange if there is no next
+        record, GapError if it was lost; the place is behind the Gap then.
+        """
+        cursor = self._cursor(None)
+        self._turn = None
+        try:
+            with views.view(cursor) as value:
+                yield value
+        except GapError as error:
+            if error.gap.first == self.sequence:
+                self._stand(cursor)
+            raise
+        self._stand(cursor)
+
+    def _stand(self, cursor: Cursor) -> None:
+        self._place_in = cursor.pair
+        self._place = cursor.reader.position, cursor.reader.sequence
 
     def commit(self) -> int:
         """Store the reader's place: behind everything that was handed out so far, exactly. Return the sequence that comes next.

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -29,10 +29,10 @@ import posix_ipc
 from kvspool import _frames_py as frames
 from kvspool import forks, holders, locks, system
 from kvspool._frames import FrameWriter, measure
-from kvspool.errors import Closed, LockTimeout, MismatchedPair, Moved, Poisoned, SpoolFull, TooLarge
+from kvspool.errors import Closed, LockTimeout, MismatchedPair, Moved, Pinned, Poisoned, SpoolFull, TooLarge
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Record, decode, encode
-from kvspool.spool import format, rates, search
+from kvspool.spool import format, rates, search, views
 from kvspool.spool.cursor import Cursor, Following, OnGap, Reading, refuse_vanished
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import Reader, ReaderStats, delete, listing, slowest
@@ -341,6 +341,17 @@ class Spool:
     ) -> Reading:
         return Reading(self.cursor(start, bounded=True), limit, on_gap, make)
 
+    @contextmanager
+    def view(self, sequence: int) -> Iterator[memoryview]:
+        """Look at the stored bytes of a record's value where they lie, without a copy, inside the `with` block.
+
+        Its part of the ring is pinned meanwhile: a writer that would overwrite it waits up to its timeout, then raises Pinned, with the
+        policy "raise" at once. The view ends with the block: whoever looks at it afterwards gets ValueError. Make no slices of it that
+        live longer. Raises OutOfRange, GapError, PermissionError for who may only read.
+        """
+        with views.view(self.cursor(sequence)) as value:
+            yield value
+
     # Durable readers.
 
     def reader(self, name: str, start: search.Start = "earliest") -> Reader:
@@ -512,25 +523,34 @@ class Spool:
         pause = locks.FIRST_PAUSE
         left = timeout
 
-        def work(writer: FrameWriter) -> range | bool:
+        def work(writer: FrameWriter) -> range | Pinned | None:
             first = writer.begin()
             ends_at = end(writer) if writer.keeps_unread else 0
             if writer.admits(ends_at):
-                put(writer)
+                try:
+                    put(writer)
+                except Pinned as error:
+                    if writer.mark()[1] > first:
+                        raise Pinned(f"{error}; records {first} to {writer.mark()[1] - 1} of this batch were appended") from None
+                    return error
                 writer.publish()
                 return range(first, writer.next_sequence)
             if ends_at - writer.end > writer.capacity:
                 raise TooLarge(f"a batch of {ends_at - writer.end} bytes; a ring of {writer.capacity} never has room for it")
-            return False
+            return None
 
         while True:
-            appended = self._locked(work, left)
+            # In a list: no room is an answer too, and None means that somebody else has the lock.
+            (appended,) = self._locked(lambda writer: [work(writer)], left)
             if isinstance(appended, range):
                 return appended
             pair = self._live()
             left = deadline - system.port.monotonic()
-            if left <= 0 or pair.header.policy != format.BLOCK:
-                waited = f" within {timeout:g} s" if pair.header.policy == format.BLOCK else ""
+            may_wait = pair.header.policy == format.BLOCK or (appended is not None and not pair.header.policy)
+            if left <= 0 or not may_wait:
+                waited = f" within {timeout:g} s" if may_wait else ""
+                if appended is not None:
+                    raise Pinned(f"{self.path}: {appended}{waited and f', and none became free{waited}'}")
                 raise SpoolFull(f"{self.path} has no room{waited}: {slowest(pair)}")
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
