@@ -79,7 +79,7 @@ def resize(
 
     capacity: as `create` has it. Records keep their sequences, durable readers their places; whoever has the log open goes on by himself.
     In a smaller ring the newest records stay, and readers get a Gap with the reason "resized" for the others. It takes the disk space of
-    both rings until it is done. timeout: seconds to wait for each lock. progress: called with bytes done and bytes in all.
+    both rings until it is done. timeout: seconds to wait for each lock. progress: called with the position copied to, and the last one.
 
     Raises what `open` raises; SpoolFull where the policy keeps records for a durable reader that would have no room; TooLarge for a record
     that would not fit; Corruption for a damaged log; LockTimeout; ValueError; or the system's OSError (no space, no permission, a file

@@ -213,7 +213,9 @@ def test_the_golden_file_of_kvspool_v1_is_read(tmp_path: Path) -> None:
 
 
 def test_files_of_kvspool_v1_come_in_order_and_from_where_they_were_read_if_asked(tmp_path: Path) -> None:
-    frames = [[frame({"file": str(file), "frame": str(at), "": ""}, big=file == 10, one_more=at != 1) for at in range(3)] for file in (2, 10)]
+    frames = [
+        [frame({"file": str(file), "frame": str(at), "": ""}, big=file == 10, one_more=at != 1) for at in range(3)] for file in (2, 10)
+    ]
     files = {"kv.5.1-10.sp": spool_file(frames[1], big=True), "kv.5.1-2.sp": spool_file(frames[0]), "kv.1.1-99.sp": b"KV+SPOOL"}
     files["kv.5.1-10.sr"] = struct.pack(">I", 8 + len(frames[1][0]))
     files["kv.5.1-2.sr"] = struct.pack("<I", len(files["kv.5.1-2.sp"]) - 4)
