@@ -11,7 +11,8 @@ See README.md for what an `append` promises, `kvspool.errors` for what can go wr
 """
 
 from kvspool.errors import GapError, KvspoolError
-from kvspool.logs import create, open
+from kvspool.exchange import export, import_, import_v1
+from kvspool.logs import create, open, resize
 from kvspool.record import Codec, Gap, Record
 from kvspool.spool import Lag, Reader, ReaderStats, Spool, SpoolStats, Writer
 
@@ -31,5 +32,9 @@ __all__ = [
     "Writer",
     "__version__",
     "create",
+    "export",
+    "import_",
+    "import_v1",
     "open",
+    "resize",
 ]

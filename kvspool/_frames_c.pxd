@@ -4,18 +4,19 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cimport kvspool._machine as native
 
-cdef uint64_t HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
+cdef uint64_t DATA_START, HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
 cdef uint32_t PAD, NO_KEY
 cdef int BLOCK
 cdef uint64_t AHEAD
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNC_ERROR, WANTED, SEAT_WORDS, SEATS
+cdef Py_ssize_t MOVED, DROPPED, KEPT, PINS
 cdef Py_ssize_t HOLDER, HOLDER_WORDS, ASKED, RELEASED, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS
 cdef int64_t APPEND_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, LOOK_EVERY, QUANTUM, SLICE
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, LOOK_EVERY, QUANTUM, SLICE
 
 
 cdef class Bell:
@@ -94,9 +95,14 @@ cdef class FrameReader(Ring):
     cdef uint32_t[1] state
     cdef public Py_ssize_t edge
 
+    cpdef object move(
+        self, const uint8_t[::1] data, const uint8_t[::1] control, uint32_t seed, uint64_t position, uint64_t sequence
+    )
     @cython.locals(found=int)
     cdef bint next_frame(self, uint64_t end) noexcept
     cdef bint accept(self, uint32_t state) noexcept
+    @cython.locals(offset=uint64_t, length=uint64_t, state=uint32_t)
+    cpdef tuple find(self, uint64_t end)
     cdef uint32_t head_state(self) noexcept
     @cython.locals(
         count=int64_t, at=Py_ssize_t, key_length=Py_ssize_t, key=bytes, value=bytes, tags=uint32_t
@@ -135,6 +141,8 @@ cdef class Items:
 @cython.final
 cdef class FrameWriter(Ring):
     cdef int lock_fd
+    cdef object keeper
+    cdef int data_fd
     cdef object holder_owner
     cdef uint64_t *holder
     cdef int process
@@ -215,9 +223,11 @@ cdef class FrameWriter(Ring):
         Py_ssize_t value_length, uint32_t type, uint32_t codec, int64_t timestamp
     ) except -1
     @cython.locals(position=uint64_t, offset=uint64_t, room=uint64_t, at=Py_ssize_t, state=uint32_t)
-    cdef uint64_t reserve(self, uint64_t stored) noexcept
-    @cython.locals(head=uint64_t, least=uint64_t, found=int)
-    cdef void make_room(self, uint64_t end) noexcept
+    cdef uint64_t reserve(self, uint64_t stored) except? 0
+    @cython.locals(head=uint64_t, before=uint64_t, least=uint64_t, least_before=uint64_t, found=int)
+    cdef bint make_room(self, uint64_t end) noexcept
+    @cython.locals(offset=uint64_t, length=uint64_t, first=uint64_t)
+    cdef bint is_pinned(self, uint64_t start, uint64_t end) noexcept
     @cython.locals(block=Py_ssize_t, at=Py_ssize_t, first=uint64_t, known=uint64_t)
     cdef void index(self, uint64_t position, uint64_t offset, int64_t timestamp) noexcept
     @cython.locals(other=Py_ssize_t)
@@ -228,6 +238,7 @@ cdef class FrameWriter(Ring):
     cpdef int put_many(
         self, list keys, list values, uint32_t type, const uint8_t[::1] codecs, int64_t timestamp, uint64_t stored=*
     ) except -1
+    cpdef object put_copy(self, uint64_t sequence, int64_t timestamp, uint32_t type, bytes key, bytes value, uint32_t codec)
     @cython.locals(
         key_data="const uint8_t *", value_data="const uint8_t *", now=int64_t, at=Py_ssize_t, row=Py_ssize_t,
         key_from=Py_ssize_t, key_tag=uint32_t, value_from=Py_ssize_t, timestamp=int64_t

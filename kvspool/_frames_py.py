@@ -29,11 +29,12 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import kvspool._machine as native
-from kvspool.errors import Closed, Corruption, Poisoned, Reentered, TooLarge
+from kvspool.errors import Closed, Corruption, Moved, Pinned, Poisoned, Reentered, TooLarge
 
 HEADER = 32  # bytes before the key
 PAD = 255  # codec of a pad frame
 NO_KEY = 0xFFFF  # key length of a record without a key
+DATA_START = 4096  # bytes of spool.dat before the ring
 LARGEST = 1 << 30  # bytes of a frame at most, however large the ring is: columns of a batch of records count in 32 bits
 LOW = 0xFFFFFFFF  # the low half of a word
 MOST_POSITION = 0xFFFFF80000000000  # so far from 2^64 that no sum of a position and a length wraps
@@ -57,6 +58,10 @@ HOLDER = 64
 HOLDER_WORDS = 6
 ASKED = 72
 RELEASED = 73
+MOVED = 80
+DROPPED = 81
+KEPT = 82
+PINS = 83
 SLOTS_AT = 1536
 SLOTS = 64
 SLOT_WORDS = 32
@@ -90,6 +95,7 @@ BUSY = -1
 FORKED = -2
 LOOK = -3
 NO_ROOM = -4
+MOVED_ON = -5
 
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
 QUANTUM = 1_000_000  # ns for which a writer that keeps the append lock may keep it although another one asks for it
@@ -431,6 +437,13 @@ class FrameReader(Ring):
         self.state: Any = native.one_state()
         self.edge = TAIL
 
+    def move(self, data: memoryview, control: memoryview, seed: int, position: int, sequence: int) -> None:
+        """Go on in the memory of the log's new files; what was copied out already stays in `items`."""
+        self.check_open()
+        Ring.__init__(self, data, control, seed)
+        self.position = position
+        self.sequence = sequence
+
     def next_frame(self, end: int) -> bool:
         """Step over what is no record, and parse the frame at `position`; False if there is none, and `stop` says why."""
         while self.position < end:
@@ -461,6 +474,21 @@ class FrameReader(Ring):
         self.position += self.stored
         self.sequence += 1
         return True
+
+    def find(self, end: int) -> tuple[int, int, int, int] | None:
+        """Pass over the next frame before `end`, checked where it lies: offset and length of its value in the ring, then of the frame.
+
+        None if there is none, and `stop` says why. Its bytes stay what they are only for as long as they are pinned.
+        """
+        self.check_open()
+        if not self.next_frame(end):
+            return None
+        offset = self.offset
+        length = self.content - self.key_length
+        state = native.crc32c(self.head_state(), self.data, offset + HEADER, self.content)
+        if not self.accept(state):
+            return None
+        return offset + HEADER + self.key_length, length, offset, self.stored
 
     def head_state(self) -> int:
         """Return the CRC32C register over the parsed header."""
@@ -660,14 +688,19 @@ class FrameWriter(Ring):
         holder: memoryview,
         keeps_unread: bool = False,
         expiry: int = 0,
+        keeper: Any = None,
+        data_fd: int = -1,
     ) -> None:
         """Look at writable memory; `holder` is the words that name this handle while it holds the lock.
 
         keeps_unread: what a durable reader has yet to read is not overwritten. expiry: ns after which one that hasn't moved is given up;
-        0: never.
+        0: never. keeper: what keeps the descriptors open; it lives as long as this. data_fd: of the file whose locked bytes
+        are not overwritten; -1: there is none.
         """
         Ring.__init__(self, data, control, seed)
         self.lock_fd = lock_fd
+        self.keeper = keeper
+        self.data_fd = data_fd
         self.holder_owner: Any = holder
         self.holder: Any = native.words_at(holder)
         self.process = native.process_id()
@@ -697,7 +730,7 @@ class FrameWriter(Ring):
         self.clock = 0
 
     def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
-        """Lock, append one record, publish, unlock; return its sequence, or BUSY, FORKED, LOOK or NO_ROOM, and then nothing was done.
+        """Lock, append one record, publish, unlock; return its sequence, or BUSY, FORKED, LOOK, NO_ROOM or MOVED_ON: nothing was done then.
 
         timestamp -1 means now. Raises TooLarge, Poisoned, Corruption.
         """
@@ -738,11 +771,16 @@ class FrameWriter(Ring):
 
     def append_locked(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, now: int) -> int:
         """Under the lock: append one record and publish it."""
+        if native.load(self.control, MOVED) != 0:
+            return MOVED_ON
         self.begin()
         if self.keeps_unread and not self.admits(self.end_of_value(self.end, key, value)):
             return NO_ROOM
         self.clock = now
-        self.put_value(key, value, type, codec, timestamp)
+        try:
+            self.put_value(key, value, type, codec, timestamp)
+        except Pinned:
+            return NO_ROOM
         self.publish()
         return self.next_sequence - 1
 
@@ -827,8 +865,10 @@ class FrameWriter(Ring):
                     bell.ring()
 
     def begin(self) -> int:
-        """Under the lock: load where the log ends, and return its next sequence."""
+        """Under the lock: load where the log ends, and return its next sequence. Raises Moved where new files may have taken its place."""
         self.check_open()
+        if native.load(self.control, MOVED) != 0:
+            raise Moved("the log was resized")
         self.sign()
         if native.load(self.control, SYNC_ERROR) != 0:
             raise Poisoned("a flush of this log to disk failed: it takes no more records; copy it to a sound disk")
@@ -1031,14 +1071,14 @@ class FrameWriter(Ring):
         self.last_timestamp = timestamp
 
     def reserve(self, stored: int) -> int:
-        """Make room for a frame of `stored` bytes and return its position; a pad fills the end of the ring if it must."""
+        """Make room for a frame of `stored` bytes and return its position; a pad fills the end of the ring if it must. Raises Pinned."""
         position = self.end
         offset = Ring.offset_of(self, position)
         room = self.capacity - offset
+        if not self.make_room(position + stored if room >= stored else position + room + stored):
+            raise Pinned("no room: a view that is open in some process pins the oldest records")
         if room >= stored:
-            self.make_room(position + stored)
             return position
-        self.make_room(position + room + stored)
         if room >= HEADER:
             at = offset >> 3
             state = native.crc32c_head(self.seed, room, self.next_sequence, 0, PAD << 8)
@@ -1050,17 +1090,18 @@ class FrameWriter(Ring):
             native.clear(self.data, offset + HEADER, room - HEADER)
         return position + room
 
-    def make_room(self, end: int) -> None:
+    def make_room(self, end: int) -> bool:
         """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten.
 
-        Inside a batch, until all of it fits that is published together. A frame whose header can't be right is passed over to the next
-        sound one: damage never stops a writer.
+        Inside a batch, until all of it fits that is published together. False if one of them is pinned: nothing was given up then. A
+        frame whose header can't be right is passed over to the next sound one: damage never stops a writer.
         """
         head = Ring.bounded_head(self, native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
-            return
+            return True
         end = max(end, min(self.batch_end, self.published + (self.capacity >> 2)))
-        least = native.load(self.control, MIN_SEQ)
+        before = head
+        least = least_before = native.load(self.control, MIN_SEQ)
         while end - head > self.capacity:
             found = Ring.parse(self, head, self.published)
             if found == BAD or (found == FRAME and self.sequence_found >= self.next_sequence):
@@ -1070,9 +1111,38 @@ class FrameWriter(Ring):
                 least = self.sequence_found + 1
             native.prefetch(self.data, self.offset + AHEAD, self.stored)  # what is given up here is overwritten next
             head += self.stored
+        if native.load(self.control, PINS) != 0 and self.is_pinned(before, head):
+            return False
         native.store(self.control, MIN_SEQ, least)
         native.store(self.control, HEAD, head)
-        native.fence_stores()
+        native.fence()
+        if native.load(self.control, PINS) != 0 and self.is_pinned(before, head):
+            # Pinned at this moment, by a reader that may have seen the old head. Nothing is overwritten yet.
+            native.store(self.control, HEAD, before)
+            native.store(self.control, MIN_SEQ, least_before)
+            return False
+        return True
+
+    def is_pinned(self, start: int, end: int) -> bool:
+        """Under the lock: return whether a byte between two positions is pinned; take the word `pins` back where nothing is.
+
+        A reader locks, stores the word, then looks at head; so what locks after our last look stores it after us.
+        """
+        if self.data_fd < 0:
+            return False
+        offset = self.offset_of(start)
+        length = min(end - start, self.capacity)
+        first = min(length, self.capacity - offset)
+        if native.locked_from(self.data_fd, DATA_START + offset, first) >= 0:
+            return True
+        if length > first and native.locked_from(self.data_fd, DATA_START, length - first) >= 0:
+            return True
+        if native.locked_from(self.data_fd, DATA_START, self.capacity) < 0:
+            native.store(self.control, PINS, 0)
+            native.fence()
+            if native.locked_from(self.data_fd, DATA_START, self.capacity) >= 0:
+                native.store(self.control, PINS, 1)
+        return False
 
     def index(self, position: int, offset: int, timestamp: int) -> None:
         """Enter the frame in the index if it is the first one of its block in this lap."""
@@ -1143,6 +1213,14 @@ class FrameWriter(Ring):
             key = None if keys is None else keys[at]
             self.put_value(key, value, type, codecs[at], timestamp)
         self.batch_end = 0
+
+    def put_copy(self, sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes, codec: int) -> None:
+        """Put a record of another log under its own sequence, which must not lie before the next one."""
+        self.check_open()
+        if sequence < self.next_sequence:
+            raise Corruption(f"record {sequence} comes after record {self.next_sequence - 1}: the log is damaged")
+        self.next_sequence = sequence
+        self.put_value(key, value, type, codec, timestamp)
 
     def put_columns(
         self,

@@ -27,6 +27,9 @@ cdef extern from *:
     #ifndef F_OFD_SETLK
     #define F_OFD_SETLK 37
     #endif
+    #ifndef F_OFD_GETLK
+    #define F_OFD_GETLK 36
+    #endif
 
     static inline uint64_t kv_load_acquire(const uint64_t *at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
     static inline uint64_t kv_load_after_reads(const uint64_t *at) {
@@ -112,6 +115,16 @@ cdef extern from *:
     }
     static inline void kv_wake_word(uint64_t *at) { syscall(SYS_futex, (uint32_t *)at, FUTEX_WAKE, 1, NULL, NULL, 0); }
     static inline void kv_wake_all(uint64_t *at) { syscall(SYS_futex, (uint32_t *)at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
+    /* Where the first lock of another open file description begins in these bytes; -1: there is none, or it can't be known. */
+    static inline int64_t kv_locked_from(int fd, int64_t at, int64_t length) {
+        struct flock request = {0};
+        request.l_type = F_WRLCK;
+        request.l_whence = SEEK_SET;
+        request.l_start = at;
+        request.l_len = length;
+        if (fcntl(fd, F_OFD_GETLK, &request) != 0 || request.l_type == F_UNLCK) return -1;
+        return request.l_start > at ? request.l_start : at;
+    }
     static inline int kv_lock(int fd, int64_t at) { return kv_set_lock(fd, at, F_WRLCK); }
     static inline int kv_unlock(int fd, int64_t at) { return kv_set_lock(fd, at, F_UNLCK); }
     """
@@ -134,6 +147,7 @@ cdef extern from *:
     int sem_close(sem_t *semaphore) noexcept nogil
     int kv_lock(int fd, int64_t at) noexcept nogil
     int kv_unlock(int fd, int64_t at) noexcept nogil
+    int64_t kv_locked_from(int fd, int64_t at, int64_t length) noexcept nogil
     int kv_process_id() noexcept nogil
     void kv_wait_word(uint64_t *at, uint64_t expected, int64_t ns) noexcept nogil
     void kv_wake_word(uint64_t *at) noexcept nogil
@@ -225,6 +239,10 @@ cdef inline void wake_all(uint64_t *words, Py_ssize_t at) noexcept:
 
 cdef inline bint is_bytes(object value) noexcept:
     return PyBytes_CheckExact(value)
+
+
+cdef inline int64_t locked_from(int fd, int64_t at, int64_t length) noexcept:
+    return kv_locked_from(fd, at, length)
 
 
 cdef inline uint32_t crc32c(uint32_t state, const uint8_t *source, Py_ssize_t start, Py_ssize_t length) noexcept:

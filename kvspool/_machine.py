@@ -204,6 +204,11 @@ def spin(owner: object, words: memoryview, at: int, value: int, ns: int) -> None
     """
 
 
+def locked_from(fd: int, at: int, length: int) -> int:
+    """Return where the first lock of another open file description begins in these bytes of a file; -1 if there is none."""
+    return system.port.locked_from(fd, at, length)
+
+
 def crc32c(state: int, source: memoryview | bytes, start: int, length: int) -> int:
     """Return the CRC32C register after `length` bytes at `start` of `source`.
 

@@ -14,13 +14,16 @@
     |-- TooLarge                the record can't be held          (also ValueError)
     |-- Unencodable             no codec takes the value          (also TypeError)
     |-- Undecodable             the value isn't what its codec says (also ValueError)
+    |-- NotImportable           what is to be imported is no record (also ValueError)
     |-- OutOfRange              no such sequence yet              (also ValueError)
     |-- UnsafeFilesystem        shared memory doesn't work there
     |-- LockTimeout             somebody else holds the lock      (also TimeoutError)
     |-- SpoolFull               no room until a durable reader moves on
+    |   `-- Pinned              no room until somebody's view is closed
     |-- ReaderBusy              somebody else has this durable reader open
     |-- NoSuchReader            the log has no durable reader of this name (also LookupError)
     |-- TooManyReaders          every reader's slot is taken
+    |-- Moved                   the log lies in new files since it was resized; never leaves the package
     |-- Reentered               an append in the middle of another one, from a signal handler (also RuntimeError)
     |-- Poisoned                a flush to disk failed; the log takes no more records
     |-- NotDurable              the records were appended, but are not known to be on disk
@@ -112,6 +115,12 @@ class Undecodable(KvspoolError, ValueError):
     exit_code = 5
 
 
+class NotImportable(KvspoolError, ValueError):
+    """What is to be imported is no record. The message says where it stands, why, and what was imported before."""
+
+    exit_code = 2
+
+
 class OutOfRange(KvspoolError, ValueError):
     """The sequence has not been written yet."""
 
@@ -142,6 +151,10 @@ class SpoolFull(KvspoolError):
     exit_code = 8
 
 
+class Pinned(SpoolFull):
+    """No room for the records until a view of the oldest ones is closed, or the process that has it open dies. The message says where."""
+
+
 class ReaderBusy(KvspoolError):
     """Somebody else has this durable reader open. Its place was not touched; the message names the holder.
 
@@ -161,6 +174,10 @@ class TooManyReaders(KvspoolError):
     """Every reader's slot of the log is taken. Nothing was changed; delete a reader that is no longer needed."""
 
     exit_code = 8
+
+
+class Moved(KvspoolError):
+    """The log lies in new files since it was resized. Nothing was written; who catches it goes on there, so no caller ever sees it."""
 
 
 class Reentered(KvspoolError, RuntimeError):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from kvspool import filesystems, sizes, system
 from kvspool.errors import LogNotFound, NotALog
 from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, format, pair
+from kvspool.spool import resize as resizing
+from kvspool.spool.resize import Resized
 from kvspool.spool.spool import TIMEOUT
 
 LONGEST_EXPIRY = 1e9  # seconds, some 30 years
@@ -49,9 +52,7 @@ def create(
     """
     system.refuse_unfit_host()
     target = Path(os.path.abspath(path))
-    size = -(-sizes.parse(capacity) // format.PAGE) * format.PAGE
-    if not format.LEAST_CAPACITY <= size <= format.MOST_CAPACITY:
-        raise ValueError(f"a capacity is {format.LEAST_CAPACITY} bytes to {sizes.show(format.MOST_CAPACITY)}, not {capacity}")
+    size = _ring_size(capacity)
     if codec not in STRUCTURED:
         raise ValueError(f"a codec is one of {', '.join(STRUCTURED)}, not {codec!r}")
     if policy not in format.POLICIES:
@@ -78,6 +79,31 @@ def create(
         sync_interval=0 if sync_interval is None else round(sync_interval * 1e9),
     )
     return Spool(made, timeout)
+
+
+def resize(
+    path: str | os.PathLike[str], capacity: int | str, *, timeout: float = TIMEOUT, progress: Callable[[int, int], None] | None = None
+) -> Resized:
+    """Give the log at `path` a ring of another size, while others append to it and read it; on disk when the call returns.
+
+    capacity: as `create` has it. Records keep their sequences, durable readers their places; whoever has the log open goes on by himself.
+    In a smaller ring the newest records stay, and readers get a Gap with the reason "resized" for the others. It takes the disk space of
+    both rings until it is done. timeout: seconds to wait for each lock. progress: called with the position copied to, and the last one.
+
+    Raises what `open` raises; SpoolFull where the policy keeps records for a durable reader that would have no room; TooLarge for a record
+    that would not fit; Corruption for a damaged log; LockTimeout; ValueError; or the system's OSError (no space, no permission, a file
+    system that can't exchange two directories). The log is as it was then.
+    """
+    size = _ring_size(capacity)
+    with open(path, timeout=timeout) as log:
+        return resizing.resize(log, size, timeout, progress)
+
+
+def _ring_size(capacity: int | str) -> int:
+    size = -(-sizes.parse(capacity) // format.PAGE) * format.PAGE
+    if not format.LEAST_CAPACITY <= size <= format.MOST_CAPACITY:
+        raise ValueError(f"a capacity is {format.LEAST_CAPACITY} bytes to {sizes.show(format.MOST_CAPACITY)}, not {capacity}")
+    return size
 
 
 def open(

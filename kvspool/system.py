@@ -10,6 +10,7 @@ descriptor of the file is closed in the process, and it would be shared by all i
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -30,6 +31,7 @@ from inotify_simple import INotify
 # struct flock on 64-bit Linux: type, whence, start, length, pid (which must be 0 for these locks).
 _FLOCK = struct.Struct("@hhqqi4x")
 _LONGEST_WAIT = 0.05  # seconds that a signal has to wait
+_AT_CWD, _EXCHANGE = -100, 2  # of renameat2
 _PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -66,6 +68,9 @@ class Port:
         """Set the permission bits, whatever the umask is."""
         os.fchmod(fd, mode)
 
+    def set_owner(self, fd: int, user: int, group: int) -> None:
+        os.fchown(fd, user, group)
+
     def status(self, fd: int) -> os.stat_result:
         return os.fstat(fd)
 
@@ -84,6 +89,17 @@ class Port:
 
     def rename(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
         os.rename(source, target)
+
+    def exchange(self, one: str | os.PathLike[str], other: str | os.PathLike[str]) -> None:
+        """Let two names change places, at once: whoever looks finds either the one state or the other."""
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+        if rename(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), os.fspath(one), None, os.fspath(other))
+
+    def link(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+        """Give a file one more name."""
+        os.link(source, target, follow_symlinks=False)
 
     def remove(self, path: str | os.PathLike[str]) -> None:
         os.unlink(path)
@@ -126,6 +142,22 @@ class Port:
         """Return whether another open file description holds byte `at`, without taking it."""
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+    def try_share(self, fd: int, at: int, length: int) -> bool:
+        """Lock some bytes for this open file description, shared with others that do; False if one holds them exclusively."""
+        try:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, at, length, 0))
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        return True
+
+    def locked_from(self, fd: int, at: int, length: int) -> int:
+        """Return where the first lock of another open file description begins in some bytes; -1 if there is none."""
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, length, 0))
+        kind, _, start, _, _ = _FLOCK.unpack(answer)
+        return -1 if kind == fcntl.F_UNLCK else max(at, start)
 
     # Wake-ups.
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kvspool import GapError, system
 from kvspool.record import Gap
 from kvspool.spool.cursor import Cursor, OnGap, Reading, ask, refuse_vanished, watch
 from kvspool.wakeups import BLIND_POLL, POLL, Watcher
+
+if TYPE_CHECKING:
+    from kvspool.spool.pair import Pair
 
 LOOK_AROUND = 256  # records after which silent logs are looked at again
 
@@ -28,6 +31,7 @@ class Source:
         self.reading = Reading(cursor, None, "yield", make)
         self.timestamp = 0
         self.item: Any = None
+        self.watched: Pair | None = None  # the files whose changes wake us
 
     @property
     def cursor(self) -> Cursor:
@@ -159,18 +163,22 @@ class FollowingMerge(Merge):
     def add(self, key: Hashable, cursor: Cursor, make: Callable[..., Any]) -> None:
         super().add(key, cursor, make)
         if self._watcher is not None:
-            watch(self._watcher, cursor.pair, key)
+            self._watch(self._watcher, self.sources[key])
 
     def arm(self) -> Watcher:
         """Return a watcher of all there is to wait for."""
         watcher = Watcher()
         try:
             for source in self.sources.values():
-                watch(watcher, source.cursor.pair, source.key)
+                self._watch(watcher, source)
         except BaseException:
             watcher.close()
             raise
         return watcher
+
+    def _watch(self, watcher: Watcher, source: Source) -> None:
+        source.watched = source.cursor.pair
+        watch(watcher, source.cursor.pair, source.key)
 
     def look_around(self) -> None:
         self.notice(self._armed().wait(0))
@@ -188,6 +196,8 @@ class FollowingMerge(Merge):
         watcher = self._armed()
         while True:
             for source in self._silent.values():
+                if source.watched is not source.cursor.pair:
+                    self._watch(watcher, source)  # it was resized
                 ask(source.cursor)
             if self.look(None):
                 return True

@@ -15,10 +15,10 @@ from typing import Any
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 import kvspool
-from kvspool.cli import append, create, doctor, output, plugins, read, readers, stats, sync, tail
+from kvspool.cli import append, create, doctor, export, import_, output, plugins, read, readers, resize, stats, sync, tail
 from kvspool.errors import KvspoolError
 
-COMMANDS = (create, append, sync, read, tail, readers, stats, doctor)
+COMMANDS = (create, append, sync, read, tail, export, import_, readers, resize, stats, doctor)
 
 DESCRIPTION = """\
 A log that you open like a file. Any number of processes append to it at once and any number read it; what was appended

@@ -12,6 +12,28 @@ from kvspool.cli import output
 PATIENCE = 1.0  # seconds before the count is shown while it grows
 
 
+class Progress:
+    """A line on stderr that says how far long work is; nothing where nobody watches, or while it is quick."""
+
+    def __init__(self, *, shows: bool) -> None:
+        self._began = time.monotonic() if shows else float("inf")
+        self._status: Any = None
+
+    def say(self, words: str) -> None:
+        """Show these words in place of the last ones."""
+        if time.monotonic() - self._began < PATIENCE:
+            return
+        if self._status is None:
+            self._status = output.console(stderr=True).status(words)
+            self._status.start()
+        self._status.update(words)
+
+    def stop(self) -> None:
+        """Take the line away."""
+        if self._status is not None:
+            self._status.stop()
+
+
 class Summary:
     """What was appended so far: shown while it grows, if that takes long, and in the end."""
 

@@ -6,6 +6,7 @@ during the copy and is void. So every sequence from the start on is either hande
 - *overrun*: the position fell behind `head`. The cursor goes on at `head` or, where a fast writer keeps running over that, further ahead;
   the first sound frame found there says exactly which sequences are gone.
 - *damaged*: the bytes at a live position don't match their checksum. The cursor goes on at the next sound frame.
+- *resized*: the log was made smaller, and the oldest records had no room.
 - *machine restart*: sequences that were left out on purpose after a crash of the machine.
 """
 
@@ -25,7 +26,7 @@ from kvspool.spool.format import CONTROL_FILE, SYNCED, SYNCED_SEQ
 from kvspool.wakeups import BLIND_POLL, CHANGED, POLL, Watcher
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import FrameReader
+    from kvspool._frames_py import Bell, FrameReader
     from kvspool.eventloops import LoopWatcher
     from kvspool.spool.pair import Pair
 
@@ -76,6 +77,8 @@ class Cursor:
                 return taken
             stop = self.reader.stop
             if stop == frames.FULL or (stop == frames.END and not self._ends_short()):
+                if stop == frames.END and self._moves_on(end):
+                    continue
                 return taken
             gap = self._pass_over(stop, self.reader.tail() if self.end is None else end)
             if gap is not None:
@@ -95,6 +98,28 @@ class Cursor:
     def _ends_short(self) -> bool:
         """Return whether a bounded read has come to its end without the sequences that should be before it: they are gone."""
         return self.end is not None and self.reader.position >= self.end[0] and self.reader.sequence < self.end[1]
+
+    def _moves_on(self, end: int) -> bool:
+        """At the end of what was found: whether there is more to look at after all, because the log was resized.
+
+        The old files are read to their end first, or to that of what was on disk: in the new ones all of it is. A bounded read ends
+        there, since their memory stays as it is.
+        """
+        reader = self.reader
+        if self.end is not None or reader.closed or not self.pair.may_have_moved:
+            return False
+        if reader.tail() != end and not self._is_synced:
+            return True  # appended before the resize, after we looked
+        successor = self.pair.successor()
+        if successor is None:
+            return False
+        position, _ = search.find(successor.reader(0, 0), reader.sequence)
+        reader.move(successor.ring, successor.control, successor.seed, position, reader.sequence)
+        self.pair = successor
+        self.key_table = successor.key_table
+        self.count_gap = successor.count_gap
+        self._reason = "overrun"
+        return True
 
     def _pass_over(self, stop: int, end: int) -> Gap | None:
         """Move behind what can't be read; the Gap if it is known by now which sequences that costs."""
@@ -148,7 +173,12 @@ class Cursor:
         first, self.reader.sequence = self.reader.sequence, sequence
         if sequence <= first:
             return None
-        return Gap(first, sequence - 1, self._reason, str(self.pair.path))
+        return Gap(first, sequence - 1, self._why(sequence), str(self.pair.path))
+
+    def _why(self, sequence: int) -> str:
+        """Return the reason of a Gap that ends before `sequence`."""
+        is_overrun = self._reason in ("overrun", "expired")
+        return "resized" if is_overrun and sequence == self.reader.word(frames.KEPT) else self._reason
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -222,8 +252,8 @@ class Reading(Iterator[Any]):
         """
         items = self._batch.clear()
         got = self.cursor.advance(take, *rest, items)
-        if self._key_table is not None:
-            self._key_table.look()  # now, so that the records can be decoded when the log is closed
+        if self.cursor.key_table is not None and self._key_table is not None:
+            self.cursor.key_table.look()  # now, so that the records can be decoded when the log is closed
         return [got] if isinstance(got, Gap) else items
 
     def __iter__(self) -> Iterator[Any]:
@@ -281,6 +311,7 @@ class Following(Reading):
     ) -> None:
         self._watcher: Watcher | None = None
         self._seat: seats.Seat | None = None
+        self._bed_of: Pair | None = None  # the files whose writers will wake us
         super().__init__(cursor, limit, on_gap, make)
         if not 0 <= spin < float("inf"):
             raise ValueError(f"spin is a number of seconds, not {spin}")
@@ -299,7 +330,7 @@ class Following(Reading):
             if self._spin and (reader.spin(round(min(self._spin, left) * 1e9)) or self.is_over):
                 batch = self._fetch(most) if not self.is_over else []
             elif (seat := self._take_seat()) is not None:
-                batch = self._take(reader.sleep_and_fetch, seat.bell, round(left * 1e9), most, self._make)
+                batch = self._take(self._sleep_and_fetch, self._bed_of, seat.bell, round(left * 1e9), most)
             else:
                 batch = self._watch_and_fetch(left, most)
             if not batch and not self.is_over:
@@ -307,7 +338,10 @@ class Following(Reading):
         return batch
 
     def _take_seat(self) -> seats.Seat | None:
-        """Return the seat to sleep in, if there is one. One from before a fork is the parent's."""
+        """Return the seat to sleep in, if there is one. One from before a fork is the parent's; before a resize, the old files'."""
+        if self._bed_of is not self.cursor.pair:
+            self._leave_bed()
+            self._bed_of = self.cursor.pair
         if self._seat is None or not self._seat.is_ours:
             self._seat = seats.take(self.cursor.pair) if self._watcher is None and self.cursor.pair.can_ask else None
         return self._seat
@@ -323,8 +357,22 @@ class Following(Reading):
         batch = self._fetch(most)
         if batch:
             return batch
-        self._watcher.wait(left if pair.can_ask else min(left, BLIND_POLL))
+        if self.cursor.pair is pair:  # otherwise the log was resized: sleep at the new one
+            self._watcher.wait(left if pair.can_ask else min(left, BLIND_POLL))
         return self._fetch(most) if not self.is_over else []
+
+    def _sleep_and_fetch(self, end: int, pair: Pair, bell: Bell, ns: int, most: int, items: list[Any]) -> list[Any]:
+        """Sleep on the bell of these files, unless something comes before, and fetch; only fetch if the log was resized meanwhile."""
+        if self.cursor.pair is not pair:
+            return self._reader.fetch(end, most, self._make, items)
+        return self._reader.sleep_and_fetch(end, bell, ns, most, self._make, items)
+
+    def _leave_bed(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+        if self._seat is not None:
+            self._seat.leave()
+        self._watcher = self._seat = None
 
     def close(self) -> None:
         super().close()

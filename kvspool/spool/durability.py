@@ -77,6 +77,10 @@ class Flusher:
         """
         self._reach(sequence, 0, timeout)
 
+    def flush_alone(self) -> None:
+        """Put all on disk, with a checkpoint, for files that nobody else has seen yet: no lock is taken."""
+        self._flush(self._state().tail)
+
     def flush_control(self) -> None:
         """Flush spool.ctl."""
         self._flush_file(self.pair.control_fd)

@@ -3,7 +3,9 @@
     NAME/spool.ctl   the control block: small, mapped by everybody
     NAME/spool.dat   one page of header, then the ring
 
-    spool.ctl    0 HEADER   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   576 ASKED   1024 CHECKPOINTS
+    NAME/spool.lck   only in a log that was resized: the file whose bytes are locked
+
+    spool.ctl    0 HEADER   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   576 ASKED   640 MOVES   1024 CHECKPOINTS
                  4096 RATES   8704 GAPS   12288 SLOTS   28672 KEY TABLE   65536 INDEX
 
 Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
@@ -20,6 +22,7 @@ from kvspool.layout import Layout
 
 CONTROL_FILE = "spool.ctl"
 DATA_FILE = "spool.dat"
+LOCK_FILE = "spool.lck"  # of a log that was resized: a link to the spool.ctl that it began with
 CONTROL_MAGIC = b"KVSPOOL2"
 DATA_MAGIC = b"KVSPDAT2"
 VERSION = 1  # of the bytes below; another number is refused
@@ -29,10 +32,10 @@ LEAST_CAPACITY = PAGE
 MOST_CAPACITY = 1 << 42  # the index of a larger ring would not stay small
 LARGEST_KEY = frames.NO_KEY - 1
 
-# Byte ranges of spool.ctl that are locked (open file description locks), one byte each.
+# Bytes of spool.ctl, or of spool.lck where there is one, that are locked (open file description locks), one each.
 APPEND_LOCK = frames.APPEND_LOCK  # writers: everything in TAIL, HEAD, INDEX and the ring
 SYNC_LOCK = 1  # one process flushes for all who wait: SYNCED and CHECKPOINTS
-ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair, resize (reserved)
+ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair (reserved); resize
 KEYS_LOCK = 3  # who adds to the key table
 SEAT_LOCKS = 512  # + seat: the reader that sleeps there
 READER_LOCKS = 1024  # + slot: the durable reader that is open
@@ -59,7 +62,9 @@ class Header(NamedTuple):
     spare: Annotated[bytes, "5s", "zeros"]
     reader_expiry: Annotated[int, "Q", "ns after which writers wait no more for a reader that hasn't moved; 0: never"]
     sync_interval: Annotated[int, "Q", "ns between two flushes with the durability os; 0: not given"]
-    reserved: Annotated[bytes, "44s", "zeros"]
+    origin: Annotated[bytes, "16s", "log_id of the log before its first resize; zeros in one that never was resized"]
+    resizes: Annotated[int, "Q", "how often it was resized; not 0: locks are those of spool.lck"]
+    reserved: Annotated[bytes, "20s", "zeros"]
     crc: Annotated[int, "I", "CRC32C of the bytes before"]
 
 
@@ -109,6 +114,16 @@ class Control(NamedTuple):
     asked: Annotated[int, "Q", "not 0: a writer waits for the append lock; whoever keeps it gives it up and clears this"]
     released: Annotated[int, "Q", "counts, roughly, releases for which somebody waited; writers sleep on its low half (a futex)"]
     asked_reserved: Annotated[bytes, "48s", "zeros"]
+
+
+class Moves(NamedTuple):
+    """What a resize leaves behind, and who pins the ring; from byte 640 of spool.ctl on."""
+
+    moved: Annotated[int, "Q", "not 0: the log may lie in new files at its path: look; who resizes, append lock"]
+    dropped: Annotated[int, "Q", "records from this sequence on, and before `kept`, had no room when it was resized; who resizes"]
+    kept: Annotated[int, "Q", "the first one that had; 0: all had"]
+    pins: Annotated[int, "Q", "not 0: parts of the ring may be pinned; readers set it, writers clear it when nothing is"]
+    moves_reserved: Annotated[bytes, "32s", "zeros"]
 
 
 class Checkpoint(NamedTuple):
@@ -201,6 +216,7 @@ class Frame(NamedTuple):
 HEADER = Layout(Header)
 DATA_HEADER = Layout(DataHeader)
 CONTROL = Layout(Control)
+MOVES = Layout(Moves)
 CHECKPOINT = Layout(Checkpoint)
 SLOT = Layout(Slot)
 COMMIT = Layout(Commit)
@@ -212,6 +228,7 @@ INDEX_ENTRY = Layout(IndexEntry)
 FRAME = Layout(Frame)
 
 CONTROL_AT = 256
+MOVES_AT = frames.MOVED * 8
 CHECKPOINTS_AT = (1024, 1536)
 RATES_AT = PAGE
 GAPS_AT = 8704
@@ -232,6 +249,10 @@ BELL_AT = CONTROL_AT + CONTROL.offset("bell")
 assert (SEAT_WORDS + SEATS[0]) * 8 == CONTROL_AT + CONTROL.offset("seats")
 assert HEADER.size == DATA_HEADER.size == 128
 assert CHECKPOINT.size == 72
+assert MOVES.size == 64 and MOVES_AT == 640
+assert (MOVES.offset("dropped"), MOVES.offset("kept"), MOVES.offset("pins")) == tuple(
+    (at - frames.MOVED) * 8 for at in (frames.DROPPED, frames.KEPT, frames.PINS)
+)
 assert FRAME.size == frames.HEADER
 assert SLOT.size == frames.SLOT_COMMITS * 8 == 128
 assert COMMIT.size == frames.COMMIT_WORDS * 8 == 32

@@ -44,6 +44,21 @@ class KeyTable:
         """Let go of the memory; what is known stays known."""
         self._region = self._words = None
 
+    def go_on(self, older: KeyTable) -> None:
+        """Take over from the table of the files that the log lay in before it was resized: whoever looks keys up there finds ours too."""
+        older.keys.names.update(self.keys.names)
+        self.keys = older.keys
+        self.keys.refresh = self.refresh
+
+    def copy_to(self, other: KeyTable) -> None:
+        """Under the key lock: give a new, empty table all that is here; where this one ends for good, the other one does."""
+        self.refresh()
+        names = self.keys.names
+        entries = b"".join(other._entry(names[index].encode(), index) for index in range(len(names)))
+        other._region[HEAD : HEAD + len(entries)] = entries
+        other._words[0] = self._words[0]
+        other.refresh()
+
     def look(self) -> None:
         """Take in what was published since the last look, which costs one load if that is nothing."""
         words = self._words

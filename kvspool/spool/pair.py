@@ -5,6 +5,8 @@ process ever sees half a spool, and a spool that can be seen survives a crash of
 
 **Trust.** Everything in the headers is checked before a byte is mapped: a file shorter than its header says would kill the process with
 SIGBUS at the first load behind its end. For the same reason the disk space is reserved in full when the spool is made.
+
+**Resizing** puts a new pair in the place of the old one. Who has the old one open finds its word `moved` set and asks for the `successor`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool._frames import FrameReader, FrameWriter
 from kvspool.errors import (
@@ -38,6 +41,7 @@ from kvspool.spool import format, rates
 from kvspool.spool.keys import KeyTable
 
 H = TypeVar("H", format.Header, format.DataHeader)
+_NO_WORDS = memoryview(b"").cast("Q")
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM)
 
 
@@ -63,11 +67,27 @@ def create(
         raise LogExists(f"{path} exists already; kvspool.open opens it")
     log_id = system.port.random(16)
     building = path.with_name(f".{path.name}.{log_id.hex()}.new")
+    header = format.Header(
+        magic=format.CONTROL_MAGIC,
+        version=format.VERSION,
+        data_start=format.DATA_START,
+        control_bytes=format.control_bytes(capacity),
+        capacity=capacity,
+        log_id=log_id,
+        created=system.port.now(),
+        policy=policy,
+        codec=codec,
+        durability=durability,
+        spare=b"",
+        reader_expiry=reader_expiry,
+        sync_interval=sync_interval,
+        origin=b"",
+        resizes=0,
+        reserved=b"",
+        crc=0,
+    )
     try:
-        system.port.make_directory(building, 0o700)
-        _write_data(building / format.DATA_FILE, log_id, capacity, mode)
-        _write_control(building / format.CONTROL_FILE, log_id, capacity, codec, mode, policy, reader_expiry, durability, sync_interval)
-        _flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
+        build(building, header, mode)
         pair = Pair(building)  # opened first: once the log can be seen, nothing but a broken disk can fail
         try:
             _publish(building, path)
@@ -79,8 +99,16 @@ def create(
     except BaseException as error:
         if isinstance(error, OSError):
             error.add_note(f"while creating the spool {path} of {capacity} bytes; nothing was left behind")
-        _discard(building)
+        discard(building)
         raise
+
+
+def build(building: Path, header: format.Header, mode: int) -> None:
+    """Make the directory `building` with the two files of an empty log, on disk when the call returns."""
+    system.port.make_directory(building, 0o700)
+    _write_data(building / format.DATA_FILE, header.log_id, header.capacity, mode)
+    _write_file(building / format.CONTROL_FILE, header.control_bytes, _sealed(format.HEADER, header), mode)
+    flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
 
 
 def _publish(building: Path, path: Path) -> None:
@@ -91,7 +119,7 @@ def _publish(building: Path, path: Path) -> None:
             raise LogExists(f"{path} exists already; kvspool.open opens it") from error
         raise
     try:
-        _flush_directory(path.parent, None)
+        flush_directory(path.parent)
     except BaseException:
         system.port.rename(path, building)
         raise
@@ -100,26 +128,6 @@ def _publish(building: Path, path: Path) -> None:
 def _write_data(path: Path, log_id: bytes, capacity: int, mode: int) -> None:
     header = format.DataHeader(format.DATA_MAGIC, format.VERSION, format.DATA_START, capacity, log_id, b"", 0)
     _write_file(path, format.DATA_START + capacity, _sealed(format.DATA_HEADER, header), mode)
-
-
-def _write_control(
-    path: Path,
-    log_id: bytes,
-    capacity: int,
-    codec: int,
-    mode: int,
-    policy: int,
-    reader_expiry: int,
-    durability: int,
-    sync_interval: int,
-) -> None:
-    size = format.control_bytes(capacity)
-    now = system.port.now()
-    header = format.Header(
-        format.CONTROL_MAGIC, format.VERSION, format.DATA_START, size, capacity, log_id, now, policy, codec, durability, b"",
-        reader_expiry, sync_interval, b"", 0,
-    )
-    _write_file(path, size, _sealed(format.HEADER, header), mode)
 
 
 def _sealed(layout: Layout[H], record: H) -> bytes:
@@ -139,7 +147,8 @@ def _write_file(path: Path, size: int, header: bytes, mode: int) -> None:
         system.port.close(fd)
 
 
-def _flush_directory(path: Path, mode: int | None) -> None:
+def flush_directory(path: Path, mode: int | None = None) -> None:
+    """Put the entries of a directory on disk, after its permission bits were set if they are given."""
     fd = system.port.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if mode is not None:
@@ -149,9 +158,9 @@ def _flush_directory(path: Path, mode: int | None) -> None:
         system.port.close(fd)
 
 
-def _discard(building: Path) -> None:
-    """Remove what an unfinished `create` left under its temporary name."""
-    for name in (format.DATA_FILE, format.CONTROL_FILE):
+def discard(building: Path) -> None:
+    """Remove what an unfinished `create` or `resize` left under its temporary name."""
+    for name in (format.DATA_FILE, format.CONTROL_FILE, format.LOCK_FILE):
         with suppress(FileNotFoundError):
             system.port.remove(building / name)
     with suppress(FileNotFoundError):
@@ -176,20 +185,35 @@ class Pair:
         self._guard = threading.Lock()
         self._users = 0
         self.key_table: KeyTable | None = None
+        self._words = _NO_WORDS
+        self._successor: Pair | None = None
         try:
-            self._open()
+            while not self._open_files():
+                self._release()
+            self._map_files()
         except BaseException:
             self._release()
             raise
 
-    def _open(self) -> None:
-        self.control_fd, self.can_ask = self._open_file(format.CONTROL_FILE)
-        self.header = self._read_header()
-        self.data_fd, self.can_write = self._open_file(format.DATA_FILE)
-        self._check_data()
+    def _open_files(self) -> bool:
+        """Open and check the files; False if the log was resized just then, so that they aren't a pair."""
+        try:
+            self.control_fd, self.can_ask = self._open_file(format.CONTROL_FILE)
+            self.header = self._read_header()
+            self.lock_file_fd = self._open_file(format.LOCK_FILE)[0] if self.header.resizes else self.control_fd
+            self.data_fd, self.can_write = self._open_file(format.DATA_FILE)
+            self._check_data()
+        except (MismatchedPair, NotALog):
+            if not self._files or self._lies_at(self.path / format.CONTROL_FILE, self._files[0]):
+                raise
+            return False
+        return True
+
+    def _map_files(self) -> None:
         self.seed = format.frame_seed(self.header.log_id)
         control_map = self._map(self.control_fd, self.header.control_bytes, self.can_ask)
         self.control = memoryview(control_map)
+        self._words = self.control.cast("Q")
         ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=False)
         self.ring = memoryview(ring_map)[format.DATA_START :]
         if self.header.codec == Codec.KEYED:
@@ -262,8 +286,9 @@ class Pair:
             raise PermissionError(errno.EACCES, "no permission to append to this spool", os.fspath(self.path))
         ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True)
         ring = memoryview(ring_map)[format.DATA_START :]
+        keeps_unread = self.header.policy != 0
         return FrameWriter(
-            ring, self.control, self.seed, self.lock_fd, memoryview(holder), self.header.policy != 0, self.header.reader_expiry
+            ring, self.control, self.seed, self.lock_fd, memoryview(holder), keeps_unread, self.header.reader_expiry, self, self.data_fd
         )
 
     @property
@@ -283,20 +308,95 @@ class Pair:
         return self._sync_lock_fd
 
     def open_lock(self) -> int:
-        """Return a new descriptor for locks of this log. Raises LogVanished or MismatchedPair if another file lies there now."""
-        path = self.path / format.CONTROL_FILE
-        try:
-            fd = system.port.open(path, os.O_RDWR | os.O_NONBLOCK)
-        except FileNotFoundError:
-            raise LogVanished(f"{self.path} was deleted while it was open; open it again if it exists") from None
-        try:
-            ours, found = system.port.status(self.control_fd), system.port.status(fd)
-            if (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino):
-                raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
-        except BaseException:
+        """Return a new descriptor for locks of this log. Raises LogVanished or MismatchedPair if another file lies there now.
+
+        A log keeps the file of its locks when it is resized: as spool.lck, beside a new spool.ctl.
+        """
+        names = [format.LOCK_FILE] if self.header.resizes else [format.CONTROL_FILE, format.LOCK_FILE]
+        for name in names:
+            try:
+                fd = system.port.open(self.path / name, os.O_RDWR | os.O_NONBLOCK)
+            except FileNotFoundError:
+                continue
+            try:
+                if _is_same(system.port.status(self.lock_file_fd), system.port.status(fd)):
+                    return fd
+            except BaseException:
+                system.port.close(fd)
+                raise
             system.port.close(fd)
-            raise
-        return fd
+        if not os.path.lexists(self.path / format.CONTROL_FILE):
+            raise LogVanished(f"{self.path} was deleted while it was open; open it again if it exists")
+        raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
+
+    # A log that was resized lies in new files at the same path.
+
+    @property
+    def origin(self) -> bytes:
+        """Return the id of the log, which no resize changes; the header's `log_id` is that of these two files."""
+        return self.header.origin if self.header.resizes else self.header.log_id
+
+    @property
+    def may_have_moved(self) -> bool:
+        """Return whether to ask `successor`: one load."""
+        words = self._words
+        return len(words) > frames.MOVED and words[frames.MOVED] != 0
+
+    def successor(self) -> Pair | None:
+        """Return the open files in which the log goes on since it was resized, the newest ones; None if it still lies in these.
+
+        Raises MismatchedPair if another log lies at the path.
+        """
+        with self.in_use() as is_open:
+            if is_open and self._successor is None and self.may_have_moved:
+                found = self._find_successor()
+                if self._successor is None:  # no lock: two threads that look at once may open the files twice
+                    self._successor = found
+        newest = self._successor
+        return newest if newest is None or not newest.may_have_moved else newest.successor() or newest
+
+    def _find_successor(self) -> Pair | None:
+        if self.is_in_place():
+            self._stay()
+            if self.is_in_place():
+                return None
+        try:
+            found = Pair(self.path)
+        except LogNotFound:
+            return None
+        if found.origin != self.origin or found.header.resizes <= self.header.resizes:
+            found.close()
+            raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
+        if found.key_table is not None and self.key_table is not None:
+            found.key_table.go_on(self.key_table)
+        return found
+
+    def _stay(self) -> None:
+        """Take back the word `moved` if whoever stored it died before the new files were in place."""
+        if not (self.can_ask and self.can_write):
+            return
+        fd = self.open_lock()
+        try:
+            if system.port.try_lock(fd, format.APPEND_LOCK):
+                if self.is_in_place():
+                    self._words[frames.MOVED] = 0
+                system.port.unlock(fd, format.APPEND_LOCK)
+        finally:
+            system.port.close(fd)
+
+    def is_in_place(self) -> bool:
+        """Return whether these are the files that lie at the path."""
+        return self._lies_at(self.path / format.CONTROL_FILE, self.control_fd)
+
+    def _lies_at(self, path: Path, ours: int) -> bool:
+        try:
+            fd = system.port.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        try:
+            return _is_same(system.port.status(ours), system.port.status(fd))
+        finally:
+            system.port.close(fd)
 
     def wake(self) -> None:
         """Wake who sleeps on inotify: it sees a write to the file, never a store through a mapping."""
@@ -308,8 +408,11 @@ class Pair:
             rates.count_gap(self.control.cast("Q"), system.port.now())
 
     def has_vanished(self) -> bool:
-        """Return whether the files were deleted; what is mapped can still be read."""
-        return system.port.status(self.control_fd).st_nlink == 0 or system.port.status(self.data_fd).st_nlink == 0
+        """Return whether the log's files were deleted; what is mapped can still be read."""
+        if system.port.status(self.control_fd).st_nlink and system.port.status(self.data_fd).st_nlink:
+            return False
+        successor = self.successor()
+        return successor is None or successor.has_vanished()
 
     def give_up_locks(self) -> None:
         """In a forked child: close the lock descriptors, which are the parent's. No other thread is there any more."""
@@ -352,6 +455,7 @@ class Pair:
         if self.key_table is not None:
             self.key_table.close()
         self.control = self.ring = memoryview(b"")
+        self._words = _NO_WORDS
         while self._maps:
             _close_map(self._maps.pop().close)
         self._lock_fd = self._sync_lock_fd = -1
@@ -362,6 +466,10 @@ class Pair:
     def __del__(self) -> None:
         self.is_closed = True
         self._release()
+
+
+def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
 def _close_map(close: Callable[[], None]) -> None:

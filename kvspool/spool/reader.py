@@ -24,9 +24,9 @@ import msgspec
 
 from kvspool import _frames_py as frames
 from kvspool import _machine, forks, locks, system
-from kvspool.errors import Closed, Corruption, GapError, MismatchedPair, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
+from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
 from kvspool.record import Gap, Record
-from kvspool.spool import format, search, slots, turns
+from kvspool.spool import format, search, slots, turns, views
 from kvspool.spool.cursor import Cursor, Following, Isolation, OnGap, Reading, check_isolation, end_of
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class Reader:
         self._fd = -1
         self._process = -1  # that took the lock
         self._is_closed = False
+        self._place_in: Pair | None = None  # the files in which the position of `_place` counts
         self._turn: object = None  # of the iterator that may have copied records out in advance
         self._attach()
         forks.register(self)
@@ -113,12 +114,48 @@ class Reader:
 
         return AsyncFollowing(_Taking(self, limit, on_gap, None), timeout)
 
+    @contextmanager
+    def view(self) -> Iterator[memoryview]:
+        """Look at the stored bytes of the next record's value where they lie, without a copy; see `Spool.view`.
+
+        The reader's place is behind the record when the `with` block has ended without an exception. Raises OutOfRange if there is no next
+        record, GapError if it was lost; the place is behind the Gap then.
+        """
+        cursor = self._cursor(None)
+        self._turn = None
+        try:
+            with views.view(cursor) as value:
+                yield value
+        except GapError as error:
+            if error.gap.first == self.sequence:
+                self._stand(cursor)
+            raise
+        self._stand(cursor)
+
+    def _stand(self, cursor: Cursor) -> None:
+        self._place_in = cursor.pair
+        self._place = cursor.reader.position, cursor.reader.sequence
+
     def commit(self) -> int:
         """Store the reader's place: behind everything that was handed out so far, exactly. Return the sequence that comes next.
 
         The next one to open the reader begins there, whatever becomes of this process.
         """
         pair = self._pair()
+        self._store(pair)
+        _machine.fence()
+        while pair.may_have_moved:
+            # Who resizes the log may have copied the slot before we stored: wait until that is over, and look where the log lies then.
+            with self._appending():
+                pass
+            before, pair = pair, self._pair()
+            if pair is before:
+                break
+            self._store(pair)
+        return self.sequence
+
+    def _store(self, pair: Pair) -> None:
+        """Store the reader's place in its slot in these files."""
         if not pair.header.policy:
             self._committed = self._slot.move(self._place, system.port.now(), self._committed)
         elif self._place[0] < self._committed.position or self._slot.is_evicted(self._committed):
@@ -134,7 +171,6 @@ class Reader:
                 # A writer gave the reader up just now, and may not have seen this commit.
                 with self._appending():
                     self._slots.announce()
-        return self.sequence
 
     # Moving.
 
@@ -204,12 +240,25 @@ class Reader:
             self.forked()  # a raw fork, of which nobody told
         if self._fd < 0:
             self._attach()
-        return self._live()
+        pair = self._live()
+        if pair is not self._place_in:
+            self._move(pair)
+        return pair
+
+    def _move(self, pair: Pair) -> None:
+        """Go on in the files in which the log lies since it was resized. The slot has its number there, and its lock is the same."""
+        all_slots = slots.Slots(pair.control, pair.header.log_id)
+        slot = all_slots.slot(self._slot.number)
+        self._committed = slot.commit()
+        self._slots, self._slot = all_slots, slot
+        self._place = search.find(pair.reader(0, 0), self._place[1])[0], self._place[1]
+        self._place_in = pair
+        self._turn = None
 
     def _attach(self) -> None:
         """Take the slot and its lock, and stand at the place that was committed."""
-        pair = self._live()
-        with _administering(pair, self._timeout) as admin:
+        with administering(self._live, self._timeout) as admin:
+            pair = admin.pair
             self._slots = slots.Slots(pair.control, pair.header.log_id)
             slot = self._slots.find(self._raw_name)
             if slot is not None:
@@ -222,6 +271,7 @@ class Reader:
                 slot.sign()
                 self._take(pair, admin.fd, slot)
             self._slot = slot
+            self._place_in = pair
             self._process = system.port.process_id()
             self._fd = admin.keep()
 
@@ -331,7 +381,10 @@ class _Turns(Reading):
     def _begin_anew(self) -> None:
         """Go on where the reader stands now."""
         lost = self.cursor.lost
-        self.cursor = self._owner._cursor(self.cursor.end)
+        end, pair = self.cursor.end, self._owner._pair()
+        if end is not None and pair is not self.cursor.pair:
+            end = search.find(pair.reader(0, 0), end[1])
+        self.cursor = self._owner._cursor(end)
         self.cursor.lost = lost
         self._reader = self.cursor.reader
         self._batch.clear()
@@ -355,25 +408,25 @@ class _Waiting(_Turns, Following):
         self._belong_to(owner)
 
 
-class _Admin:
+class Admin:
     """A descriptor that holds the admin lock, and what else was locked through it."""
 
     def __init__(self, pair: Pair, fd: int) -> None:
-        self._pair = pair
+        self.pair = pair
         self.fd = fd
         self.is_kept = False
 
     def lock(self, slot: slots.Slot) -> None:
         """Take the lock of a reader's slot. Raises ReaderBusy."""
         if not system.port.try_lock(self.fd, format.READER_LOCKS + slot.number):
-            raise ReaderBusy(f"the reader {slot.name!r} of {self._pair.path} is open in {slot.holder}")
+            raise ReaderBusy(f"the reader {slot.name!r} of {self.pair.path} is open in {slot.holder}")
 
     def lock_free(self, all_slots: slots.Slots) -> slots.Slot:
         """Return a free slot, locked. Raises TooManyReaders."""
         for slot in map(all_slots.slot, format.SLOTS):
             if not slot.is_taken and system.port.try_lock(self.fd, format.READER_LOCKS + slot.number):
                 return slot
-        raise TooManyReaders(f"{self._pair.path} has {len(format.SLOTS)} durable readers, which is all that it can have; delete one")
+        raise TooManyReaders(f"{self.pair.path} has {len(format.SLOTS)} durable readers, which is all that it can have; delete one")
 
     def keep(self) -> int:
         """Return the descriptor with its slot's lock; it stays open."""
@@ -382,17 +435,16 @@ class _Admin:
 
 
 @contextmanager
-def _administering(pair: Pair, timeout: float) -> Iterator[_Admin]:
-    """Hold the admin lock inside the `with` block, on a descriptor of its own."""
+def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
+    """Hold the admin lock inside the `with` block, on a descriptor of its own; meanwhile nobody resizes the log that `live` returns."""
+    pair = live()
     if not pair.can_ask:
         raise PermissionError(errno.EACCES, "no permission to keep readers in this spool", os.fspath(pair.path))
-    fd = system.port.open(pair.path / format.CONTROL_FILE, os.O_RDWR)
-    admin = _Admin(pair, fd)
+    fd = pair.open_lock()
+    admin = Admin(pair, fd)
     try:
-        ours, found = system.port.status(pair.control_fd), system.port.status(fd)
-        if (ours.st_dev, ours.st_ino) != (found.st_dev, found.st_ino):
-            raise MismatchedPair(f"{pair.path} was replaced by another log while it was open; open it again")
-        with locks.held(fd, format.ADMIN_LOCK, timeout, lambda: "another process opens or deletes a reader"):
+        with locks.held(fd, format.ADMIN_LOCK, timeout, lambda: "another process opens or deletes a reader, or resizes the log"):
+            admin.pair = live()
             yield admin
     finally:
         if not admin.is_kept:
@@ -441,7 +493,7 @@ def listing(pair: Pair) -> list[ReaderStats]:
     """Return what is known of each durable reader, by name."""
     found = []
     for slot in slots.Slots(pair.control, pair.header.log_id).taken():
-        is_open = system.port.is_locked(pair.control_fd, format.READER_LOCKS + slot.number)
+        is_open = system.port.is_locked(pair.lock_file_fd, format.READER_LOCKS + slot.number)
         commit = slot.newest()
         if commit is None:
             found.append(ReaderStats(slot.name, None, None, 0, is_open, False, True, slot.number))
@@ -464,14 +516,15 @@ def slowest(pair: Pair) -> str:
     if waited_for is None:
         return "no reader is left to wait for; try again"
     slot, commit = waited_for
-    is_open = system.port.is_locked(pair.control_fd, format.READER_LOCKS + slot.number)
+    is_open = system.port.is_locked(pair.lock_file_fd, format.READER_LOCKS + slot.number)
     behind = measure(pair.reader(0, 0), (commit.position, commit.sequence)).records
     return f"the reader {slot.name!r} has {behind} records to go ({f'open in {slot.holder}' if is_open else 'not open'})"
 
 
-def delete(pair: Pair, name: str | int, timeout: float) -> None:
+def delete(live: Callable[[], Pair], name: str | int, timeout: float) -> None:
     """Free the slot of a reader, or the slot of this number."""
-    with _administering(pair, timeout) as admin:
+    with administering(live, timeout) as admin:
+        pair = admin.pair
         all_slots = slots.Slots(pair.control, pair.header.log_id)
         if isinstance(name, str):
             slot = all_slots.find(slots.encode_name(name))

@@ -135,6 +135,17 @@ class Slot:
         self._words[self._at] = 1
         return commit
 
+    def adopt(self, other: Slot, commit: format.Commit | None, place: tuple[int, int]) -> None:
+        """Make a free slot of new files what `other` was in the old ones; `place` is where its commit stands. A damaged one stays so."""
+        for at in range(1, frames.SLOT_WORDS):
+            self._words[self._at + at] = other._words[other._at + at]
+        if commit is not None:
+            for at in range(2 * frames.COMMIT_WORDS):
+                self._words[self._at + frames.SLOT_COMMITS + at] = 0
+            self._state = self._register(self.raw_name)
+            self._store(place, commit.updated, commit.generation)
+        self._words[self._at] = 1
+
     def release(self) -> None:
         """Under the admin lock and the slot's: free it."""
         self._words[self._at] = 0

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -30,10 +30,10 @@ import posix_ipc
 from kvspool import _frames_py as frames
 from kvspool import forks, holders, locks, system
 from kvspool._frames import FrameWriter, measure
-from kvspool.errors import Closed, KvspoolError, MismatchedPair, NotDurable, Poisoned, SpoolFull, TooLarge
+from kvspool.errors import Closed, KvspoolError, LockTimeout, MismatchedPair, Moved, NotDurable, Pinned, Poisoned, SpoolFull, TooLarge
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Record, decode, encode
-from kvspool.spool import format, rates, search, seats
+from kvspool.spool import format, rates, search, seats, views
 from kvspool.spool.cursor import Cursor, Following, Isolation, OnGap, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
 from kvspool.spool.pair import Pair
@@ -99,6 +99,16 @@ class Prepared(NamedTuple):
     stored: int = 0
 
 
+class Row(NamedTuple):
+    """A record of another log or file; timestamp -1 means now. A value of codec KEYED is plain MessagePack here."""
+
+    key: bytes | None
+    value: bytes
+    type: int
+    codec: int
+    timestamp: int
+
+
 class Spool:
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
@@ -116,7 +126,8 @@ class Spool:
         self.path = pair.path
         self.timeout = timeout
         self._pair: Pair | None = pair
-        self._log_id = pair.header.log_id
+        self._log_id = pair.header.log_id  # of these files
+        self._origin = pair.origin
         self._codec = Codec(pair.header.codec)
         self._pack = Packer(self._intern).pack if self._codec == Codec.KEYED else None
         self.durability = durability or format.DURABILITIES[pair.header.durability]
@@ -201,8 +212,7 @@ class Spool:
             _check_keys(keys, values)
             values, codecs = _encode_all(values, self._codec, self._pack)
             longest, stored = measure(keys, values)
-        if _stored(longest) > format.largest_frame(self.capacity):
-            raise TooLarge(_too_large(longest, self.capacity))
+        self._refuse_larger(longest)
         return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored)
 
     def append_prepared(
@@ -216,6 +226,30 @@ class Spool:
             durable,
             keep,
         )
+
+    def append_rows(self, rows: list[Row], timeout: float | None = None) -> range:
+        """Append records of another log as they are, each with its type, codec and timestamp, under one lock; see `append_many`.
+
+        Values of codec KEYED are packed with this log's key table, or stored as MessagePack if it has none. Raises Undecodable too.
+        """
+        for row in rows:
+            _check(row.key, row.type, None if row.timestamp < 0 else row.timestamp)
+        rows = [self._repacked(row) for row in rows]
+        keys, values = [row.key for row in rows], [row.value for row in rows]
+        self._refuse_larger(measure(keys, values)[0])
+
+        def put(writer: FrameWriter) -> None:
+            for row in rows:
+                writer.put_many([row.key], [row.value], row.type, bytes((row.codec,)), row.timestamp)
+
+        return self._write(put, lambda writer: writer.end_of_many(writer.end, keys, values), timeout, False)
+
+    def _repacked(self, row: Row) -> Row:
+        if row.codec != Codec.KEYED:
+            return row
+        if self._pack is None:
+            return row._replace(codec=Codec.MSGPACK)
+        return row._replace(value=encode(decode(row.value, Codec.MSGPACK, None), self._codec, self._pack)[0])
 
     def writer(self, timeout: float | None = None) -> Writer:
         """Return a writer for bursts: it keeps the append lock between its appends, until another writer asks for it.
@@ -292,9 +326,11 @@ class Spool:
         """
         with self._thread_lock:
             self._open_writer().give_up()  # the append lock is never held across a flush
-            flusher = self._flusher
+            pair, flusher = self._live(), self._flusher
         assert flusher is not None
-        return flusher.sync(self.timeout if timeout is None else timeout)
+        sequence = flusher.sync(self.timeout if timeout is None else timeout)
+        # What was resized meanwhile is on disk too, but perhaps not what others have appended since.
+        return sequence if self._live() is pair else self.sync(timeout)
 
     # Reading.
 
@@ -402,6 +438,17 @@ class Spool:
         table = self._live().key_table
         return decode(value, codec, None, msgspec.UNSET if table is None else table.keys)
 
+    @contextmanager
+    def view(self, sequence: int) -> Iterator[memoryview]:
+        """Look at the stored bytes of a record's value where they lie, without a copy, inside the `with` block.
+
+        Its part of the ring is pinned meanwhile: a writer that would overwrite it waits up to its timeout, then raises Pinned, with the
+        policy "raise" at once. The view ends with the block: whoever looks at it afterwards gets ValueError. Make no slices of it that
+        live longer. Raises OutOfRange, GapError, PermissionError for who may only read.
+        """
+        with views.view(self.cursor(sequence)) as value:
+            yield value
+
     # Durable readers.
 
     def reader(self, name: str, start: search.Start = "earliest", *, isolation: Isolation = "appended") -> Reader:
@@ -422,7 +469,7 @@ class Spool:
 
         Raises NoSuchReader, ReaderBusy while it is open; PermissionError where one may only read.
         """
-        delete(self._live(), name, self.timeout)
+        delete(self._live, name, self.timeout)
 
     # Looking after it.
 
@@ -437,7 +484,7 @@ class Spool:
         return SpoolStats(
             path=str(self.path),
             format="spool",
-            log_id=self._log_id.hex(),
+            log_id=self._origin.hex(),
             policy=format.POLICIES[pair.header.policy],
             reader_expiry=pair.header.reader_expiry / 1e9,
             codec=self._codec.name.lower(),
@@ -472,7 +519,8 @@ class Spool:
 
     def owns(self, pair: Pair) -> bool:
         """Return whether these are the files that this handle has open."""
-        return self._pair is pair
+        ours = self._pair
+        return ours is not None and (ours.successor() or ours) is (pair.successor() or pair)
 
     def has_vanished(self) -> bool:
         """Return whether the log's files were deleted; what was read into memory can still be read."""
@@ -480,8 +528,8 @@ class Spool:
 
     @property
     def log_id(self) -> bytes:
-        """Return the 16 random bytes that tell this log from every other one."""
-        return self._log_id
+        """Return the 16 random bytes that tell this log from every other one. It keeps them when it is resized."""
+        return self._origin
 
     @property
     def capacity(self) -> int:
@@ -541,19 +589,33 @@ class Spool:
         if self._is_forked:
             with self._thread_lock:
                 self._reopen()
-        if self._pair is None:
+        pair = self._pair
+        if pair is None:
             raise Closed(f"{self.path} was closed; open it again")
-        return self._pair
+        return self._follow(pair) if pair.may_have_moved else pair
+
+    def _follow(self, pair: Pair) -> Pair:
+        """Return the files in which the log lies now: new ones since it was resized, or still these."""
+        with self._thread_lock:
+            successor = pair.successor()
+            if successor is None or self._pair is not pair:
+                return self._pair or pair
+            # Iterators still read through the old files, which close with the last of them. All that was in them is on disk.
+            self._writer = self._flusher = self._background = None
+            self._log_id = successor.header.log_id
+            self._pair = successor
+            return successor
 
     def _reopen(self) -> None:
         if not self._is_forked or self._pair is None:
             return
         pair = Pair(self.path)
-        if pair.header.log_id != self._log_id:
+        if pair.origin != self._origin:
             pair.close()
             raise MismatchedPair(f"{self.path} is another log now than the one that was open before the fork")
         # Iterators from before the fork still read through the old pair, which closes with the last of them.
         self._writer = None
+        self._log_id = pair.header.log_id
         self._pair = pair
         self._is_forked = False
 
@@ -597,11 +659,21 @@ class Spool:
         pause = locks.FIRST_PAUSE
         left = timeout
 
+        pinned: Pinned | None = None
+
         def work(writer: FrameWriter) -> range | bool:
+            nonlocal pinned
             first = writer.begin()
             ends_at = end(writer) if writer.keeps_unread else 0
             if writer.admits(ends_at):
-                put(writer)
+                try:
+                    put(writer)
+                except Pinned as error:
+                    if writer.mark()[1] > first:
+                        raise Pinned(f"{error}; records {first} to {writer.mark()[1] - 1} of this batch were appended") from None
+                    pinned = error
+                    return False
+                pinned = None
                 writer.publish()
                 return range(first, writer.next_sequence)
             if ends_at - writer.end > writer.capacity:
@@ -616,8 +688,11 @@ class Spool:
                 return appended
             pair = self._live()
             left = deadline - system.port.monotonic()
-            if left <= 0 or pair.header.policy != format.BLOCK:
-                waited = f" within {timeout:g} s" if pair.header.policy == format.BLOCK else ""
+            may_wait = pair.header.policy == format.BLOCK or (pinned is not None and not pair.header.policy)
+            if left <= 0 or not may_wait:
+                waited = f" within {timeout:g} s" if may_wait else ""
+                if pinned is not None:
+                    raise Pinned(f"{self.path}: {pinned}{waited and f', and none became free{waited}'}")
                 raise SpoolFull(f"{self.path} has no room{waited}: {slowest(pair)}")
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
@@ -626,9 +701,10 @@ class Spool:
         """Return when the records that were just appended are on disk. Raises Poisoned, or NotDurable for any other error."""
         try:
             self.give_up()  # the append lock is never held across a flush
-            flusher = self._flusher
-            if flusher is None:
-                raise Closed("another thread closed the handle")
+            with self._thread_lock:
+                self._open_writer()
+                flusher = self._flusher
+            assert flusher is not None
             flusher.flush_below(appended.stop, self.timeout if timeout is None else timeout)
         except Poisoned as error:
             error.add_note(f"sequences {appended[0]} to {appended[-1]} were appended before, and may not be on disk")
@@ -638,18 +714,28 @@ class Spool:
 
     def _locked(self, work: Callable[[FrameWriter], T], timeout: float, keep: Keep | None = None) -> T:
         """Do the work under the append lock, one thread at a time; ring afterwards if a reader asked for it. See `FrameWriter.locked`."""
+        left = timeout
+        deadline = system.port.monotonic() + timeout
         with self._thread_lock:
-            writer = self._open_writer()
-            pair = self._live()
-            writer.let_others()
-            done: T = locks.wait_for(
-                lambda: writer.locked(work, keep is not None), timeout, partial(self._describe_holder, pair), Turn(writer).rest
-            )
-            if keep is not None:
-                keep(writer)
-            if writer.bell:
-                self.ring(writer)
-            return done
+            while True:
+                writer = self._open_writer()
+                pair = self._live()
+                writer.let_others()
+                try:
+                    attempt = partial(writer.locked, work, keep is not None)
+                    done: T = locks.wait_for(attempt, left, partial(self._describe_holder, pair), Turn(writer).rest)
+                except Moved:
+                    if self._live() is pair:
+                        refuse_vanished(pair)
+                        if left == 0.0:
+                            raise LockTimeout(f"{self.path} was not in place within {timeout:g} s of being resized") from None
+                    left = max(0.0, deadline - system.port.monotonic())
+                    continue
+                if keep is not None:
+                    keep(writer)
+                if writer.bell:
+                    self.ring(writer)
+                return done
 
     def ring(self, writer: FrameWriter) -> None:
         """Wake who asked. The records are stored by now, so nothing that goes wrong here is the caller's: a sleeper looks by himself."""
@@ -666,6 +752,11 @@ class Spool:
         words = [reader.word(frames.HOLDER + 2 + at) for at in range(4)]
         return f"{self.path} is locked by {holders.describe(words)}"
 
+    def _refuse_larger(self, content: int) -> None:
+        """Raise TooLarge for a record with so many bytes of key and value that it can't be one of this log."""
+        if _stored(content) > format.largest_frame(self.capacity):
+            raise TooLarge(_too_large(content, self.capacity))
+
     def _intern(self, keys: list[str]) -> dict[str, int]:
         """Add keys to the key table, as far as there is room, and return the indexes of all that are there."""
         with self._thread_lock:
@@ -677,7 +768,11 @@ class Spool:
             if not table.is_full and any(key not in table.indexes for key in keys):
                 writer.give_up()  # the append lock is never held across a flush
                 with locks.held(pair.lock_fd, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
-                    table.add(keys, flusher.flush_control)
+                    is_ours = not pair.may_have_moved or pair.is_in_place()
+                    if is_ours:
+                        table.add(keys, flusher.flush_control)
+                if not is_ours and self._live() is not pair:
+                    return self._intern(keys)
             return table.indexes
 
 

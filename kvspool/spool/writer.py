@@ -118,6 +118,8 @@ class Writer(Burst):
         """See to it that somebody gives the lock up when nobody appends; where no thread can be had, give it up at once."""
         log = self._log
         if log is not None and (self._relief is None or self._relief.frames is not frames):
+            if self._relief is not None:
+                self._relief.end()  # the log was resized, or this is a forked child
             self._relief = Relief(frames, log)
         relief = self._relief
         if relief is None or relief.is_over:  # closed by another thread meanwhile

@@ -1,0 +1,84 @@
+"""`kvspool export`: the records of a log as a file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import kvspool
+from kvspool import exchange
+from kvspool.cli import options, output
+from kvspool.cli.summary import Progress
+
+NAME = "export"
+SUMMARY = "write the records of a log to a file"
+DESCRIPTION = """\
+Write the records that are there now as JSON lines or as a Parquet file. JSON lines have the members sequence, timestamp (ns since
+1970), type, codec, key and value; what JSON can't say exactly stands in base64 in key_base64 and value_base64. `kvspool import` takes
+both back. The file appears when it is complete. Lost records are named on stderr; with --gaps raise they end the command with code 7."""
+EXAMPLES = """\
+  kvspool export events -o events.jsonl
+  kvspool export events --format parquet --from 1000 --to 2000 -o events.parquet
+  kvspool export events | gzip > events.jsonl.gz"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    options.add_path(parser, "the log")
+    parser.add_argument("--format", choices=exchange.FORMATS, default="jsonl", help="of the file (default: %(default)s)")
+    parser.add_argument(
+        "--from", dest="start", type=options.start, default="earliest", metavar="START", help="a sequence or a time, as `read` has it"
+    )
+    parser.add_argument("--to", dest="end", type=options.count(0), metavar="N", help="up to this sequence, which is not included")
+    parser.add_argument("-o", dest="file", default="-", metavar="FILE", help="where to write; - is standard output (default: %(default)s)")
+    parser.add_argument("--gaps", choices=("raise", "yield"), default="yield", help="lost records: go on, or end (default: %(default)s)")
+    options.add_json(parser, "print the summary as a JSON object, on standard error if the records go to standard output")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file and say what it holds."""
+    progress = Progress(shows=sys.stderr.isatty())
+    with kvspool.open(arguments.path) as log:
+        try:
+            if arguments.file == "-":
+                done = _export(log, sys.stdout.buffer, arguments, progress)
+            else:
+                part = Path(f"{arguments.file}.part")
+                try:
+                    with open(part, "wb") as file:
+                        done = _export(log, file, arguments, progress)
+                    os.replace(part, arguments.file)
+                except BaseException:
+                    part.unlink(missing_ok=True)
+                    raise
+        finally:
+            progress.stop()
+    _say(done, arguments)
+    return 0
+
+
+def _export(log: kvspool.Spool, file: object, arguments: argparse.Namespace, progress: Progress) -> exchange.Exported:
+    return exchange.export(
+        log,
+        file,  # type: ignore[arg-type]
+        arguments.format,
+        start=arguments.start,
+        end=arguments.end,
+        on_gap=arguments.gaps,
+        progress=lambda count: progress.say(f"exported {count:,} records"),
+    )
+
+
+def _say(done: exchange.Exported, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        if arguments.file == "-":
+            sys.stdout.flush()
+            print(exchange._to_json(done).decode(), file=sys.stderr)
+        else:
+            output.print_json(done)
+        return
+    for gap in done.gaps:
+        output.complain(str(gap))
+    print(f"exported {done.records:,} records" + (f"; {done.lost:,} were lost" if done.lost else ""), file=sys.stderr)

@@ -1,0 +1,56 @@
+"""`kvspool resize`: give a log another size."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import kvspool
+from kvspool import sizes
+from kvspool.cli import options, output
+from kvspool.cli.options import BadInput
+from kvspool.cli.summary import Progress
+
+NAME = "resize"
+SUMMARY = "give a log another size while it is in use"
+DESCRIPTION = """\
+Give the log a ring of another size. Others may append to it and read it meanwhile; they go on by themselves. Records keep their sequences,
+durable readers their places. In a smaller ring the newest records stay, and readers are told of the others; with the policies block and
+raise it is refused while a durable reader has yet to read them. It takes the disk space of both rings until it is done."""
+EXAMPLES = """\
+  kvspool resize events 4GiB
+  kvspool resize events 64MiB --json"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    options.add_path(parser, "the log")
+    parser.add_argument("capacity", type=options.size, metavar="SIZE", help="bytes, or with a unit such as 64MiB")
+    parser.add_argument(
+        "--timeout", type=options.seconds, default=60.0, metavar="S", help="seconds to wait for each lock (default: %(default)s)"
+    )
+    options.add_json(parser, "print what was done as a JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Resize the log and say what was done."""
+    progress = Progress(shows=sys.stderr.isatty())
+    try:
+        done = kvspool.resize(
+            arguments.path,
+            arguments.capacity,
+            timeout=arguments.timeout,
+            progress=lambda at, end: progress.say(f"copying, {sizes.show(max(0, end - at))} to go"),
+        )
+    except kvspool.KvspoolError:
+        raise
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    finally:
+        progress.stop()
+    if arguments.json:
+        output.print_json(done)
+    else:
+        words = f"resized {done.path}: {sizes.show(done.before)} to {sizes.show(done.capacity)}, {done.records:,} records"
+        print(output.escape(words + (f"; {done.dropped:,} had no room" if done.dropped else "")))
+    return 0

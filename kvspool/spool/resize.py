@@ -1,0 +1,284 @@
+"""Make a log larger or smaller while it is in use.
+
+A file that others have mapped is never shrunk, so a resize makes a new pair beside the old one, copies the records, and lets the two
+directories change places, which is one step. Sequences, timestamps, keys and durable readers stay what they were; positions don't.
+
+**Who has the log open goes on in the new pair.** Before the places are changed the word `moved` of the old pair is set: it means "look
+at the path". A writer looks at it under the append lock, a reader when it has come to the end of the old ring, a durable reader after
+each commit. The locks stay where they were: the new directory has a link to the file of the old locks, so that a reader that is
+open stays so, and writers of both pairs exclude each other.
+
+**What waits.** Most records are copied while others append; the rest, and what changes beside the records, under the append lock.
+
+**A crash.** Killed before the places are changed, a resize leaves the old log as it was, and a directory under a temporary name; killed
+after it, that directory is the old log. The next resize removes it. The new pair is flushed before the change, the parent directory
+after it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import posix_ipc
+
+from kvspool import _frames_py as frames
+from kvspool import _machine, holders, locks, system
+from kvspool.errors import Corruption, Poisoned, SpoolFull
+from kvspool.spool import format, search, seats, slots, turns
+from kvspool.spool import pair as pairs
+from kvspool.spool.durability import Flusher
+from kvspool.spool.pair import Pair
+from kvspool.spool.reader import administering
+from kvspool.spool.spool import Spool
+
+if TYPE_CHECKING:
+    from kvspool.spool.search import Place
+
+BATCH = 256  # records copied at once
+NEARLY = 1 << 20  # bytes; no more than that is left to copy when writers have to wait
+ROUNDS = 8  # of copying what came meanwhile; then they wait for all the rest
+_SUFFIX = ".resize"  # of the temporary name
+_FILES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE}
+
+Progress = Callable[[int, int], None]
+
+
+class Resized(msgspec.Struct, frozen=True):
+    """What a resize did. capacity, before: bytes of the ring, now and before. records: that are kept. dropped: that had no room."""
+
+    path: str
+    before: int
+    capacity: int
+    records: int
+    dropped: int
+
+
+def resize(log: Spool, capacity: int, timeout: float, progress: Progress | None = None) -> Resized:
+    """Give an open log a ring of `capacity` bytes; see `kvspool.resize`."""
+    with administering(log._live, timeout) as admin:
+        old = admin.pair
+        path = Path(os.path.realpath(old.path))
+        if not (old.can_write and old.can_ask):
+            raise PermissionError(errno.EACCES, "no permission to resize this spool", os.fspath(path))
+        if old.reader(0, 0).word(frames.SYNC_ERROR):
+            raise Poisoned(f"{path}: a flush to disk failed before; copy it to a sound disk")
+        _refuse_others_files(path)
+        _remove_leftovers(path)
+        log_id = system.port.random(16)
+        building = path.with_name(f".{path.name}.{log_id.hex()}{_SUFFIX}")
+        try:
+            resizing = _build(old, building, log_id, capacity)
+            try:
+                done = resizing.run(path, admin.fd, timeout, progress)
+            finally:
+                resizing.new.close()
+        except BaseException as error:
+            if isinstance(error, OSError):
+                error.add_note(f"while resizing the spool {path} to {capacity} bytes")
+            if old.is_in_place():
+                pairs.discard(building)  # otherwise it is the old log, and the next resize removes it
+            raise
+        pairs.discard(building)
+        return done
+
+
+def _refuse_others_files(path: Path) -> None:
+    others = set(system.port.names(path)) - _FILES
+    if others:
+        words = f"the log's directory holds other files ({', '.join(sorted(others)[:3])}); move them away before it is resized"
+        raise OSError(errno.ENOTEMPTY, words, os.fspath(path))
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Under the admin lock: remove what a resize left that was killed."""
+    for name in system.port.names(path.parent):
+        log_id = name.removeprefix(f".{path.name}.").removesuffix(_SUFFIX)
+        if name == f".{path.name}.{log_id}{_SUFFIX}" and len(log_id) == 32:
+            pairs.discard(path.parent / name)
+
+
+def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing:
+    """Make the new pair, empty, with the rights and the locks of the old one."""
+    header = old.header._replace(
+        control_bytes=format.control_bytes(capacity),
+        capacity=capacity,
+        log_id=log_id,
+        origin=old.origin,
+        resizes=old.header.resizes + 1,
+    )
+    pairs.build(building, header, 0o600)
+    lock_file = format.LOCK_FILE if old.header.resizes else format.CONTROL_FILE
+    system.port.link(old.path / lock_file, building / format.LOCK_FILE)
+    for name in (format.DATA_FILE, format.CONTROL_FILE, ""):
+        _give_rights(old.path / name, building / name)
+    return _Resizing(old, Pair(building))
+
+
+def _give_rights(old: Path, new: Path) -> None:
+    """Let a new file or directory belong to whom the old one belongs, with the same permission bits."""
+    fd = system.port.open(os.path.realpath(old), os.O_RDONLY)
+    try:
+        wanted = system.port.status(fd)
+    finally:
+        system.port.close(fd)
+    fd = system.port.open(new, os.O_RDONLY)
+    try:
+        found = system.port.status(fd)
+        if (found.st_uid, found.st_gid) != (wanted.st_uid, wanted.st_gid):
+            system.port.set_owner(fd, wanted.st_uid, wanted.st_gid)
+        system.port.set_mode(fd, wanted.st_mode & 0o7777)
+        system.port.flush(fd)
+    finally:
+        system.port.close(fd)
+
+
+class _Resizing:
+    """Copies one pair into another that nobody else sees yet."""
+
+    def __init__(self, old: Pair, new: Pair) -> None:
+        """Stand where the records begin that can have room. The new ring begins behind position 0: places before it are overrun ones."""
+        self.old = old
+        self.new = new
+        self.capacity = new.header.capacity
+        self.reader = old.reader(0, 0)
+        self.words: Any = new.control.cast("Q")
+        self.oldest = search.find(self.reader, "earliest")
+        self.reader.position, self.reader.sequence = self._first_place()
+        for at in (frames.HEAD, frames.TAIL, frames.MARKS):
+            self.words[at] = self.capacity
+        for at in (frames.MIN_SEQ, frames.MARKS + 1):
+            self.words[at] = self.reader.sequence
+        self.writer = new.writer(system.port.random(16) + struct.pack("<4Q", *holders.ours()))
+        self.writer.begin()
+
+    def _first_place(self) -> Place:
+        """Return the place of a record before which none can have room."""
+        tail = self.reader.tail()
+        position, sequence = self.oldest
+        wanted = tail - self.capacity - (2 << frames.BLOCK)
+        if wanted <= position:
+            return position, sequence
+        found, number, _ = self.reader.entry(wanted % self.reader.capacity >> frames.BLOCK)
+        if position < found < tail - self.capacity and self.reader.sequence_at(found, tail) == number:
+            return found, number
+        return position, sequence
+
+    def run(self, path: Path, fd: int, timeout: float, progress: Progress | None) -> Resized:
+        """Copy, and let the two change places. `fd` holds the admin lock, and gets the others."""
+        for _ in range(ROUNDS):
+            self._copy(progress)
+            if self.reader.tail() - self.reader.position <= NEARLY:
+                break
+        self._flush()
+        with self._all_locks(fd, timeout):
+            old_words = self.old.control.cast("Q")
+            try:
+                old_words[frames.MOVED] = 1
+                # From now on a durable reader that commits looks at the path afterwards; what it stored before is copied.
+                _machine.fence()
+                done = self._finish(progress)
+                system.port.exchange(self.new.path, path)
+            except BaseException:
+                if self.old.is_in_place():
+                    old_words[frames.MOVED] = 0
+                raise
+            with suppress(OSError, posix_ipc.Error):
+                seats.wake(self.old, frames.NOTHING, [None] * (frames.SEATS + 1))  # everybody sleeps on at the new one
+            pairs.flush_directory(path.parent)
+        return done
+
+    @contextmanager
+    def _all_locks(self, fd: int, timeout: float) -> Iterator[None]:
+        """Hold all that could change the old pair, in the order in which everybody takes them."""
+        with (
+            locks.held(fd, format.SYNC_LOCK, timeout, lambda: "another process flushes"),
+            locks.held(fd, format.KEYS_LOCK, timeout, lambda: "another process adds keys"),
+            turns.held(fd, self.old.reader(0, 0), timeout, lambda: "another process appends"),
+        ):
+            yield
+
+    def _copy(self, progress: Progress | None) -> None:
+        """Copy the records that are there now. What was overwritten before we came to it is gone, and so is all before it."""
+        reader, writer = self.reader, self.writer
+        end = reader.tail()
+        while True:
+            if progress is not None:
+                progress(reader.position, end)
+            reader.fetch(end, BATCH, writer.put_copy)
+            if reader.stop == frames.END:
+                break
+            if reader.stop == frames.JUMPED:
+                reader.sequence = reader.sequence_found  # numbers that were left out; `put_copy` leaves them out too
+            elif reader.stop == frames.OVERRUN:
+                self._begin_anew()
+            elif reader.stop == frames.DAMAGED:
+                raise Corruption(f"{self.old.path} is damaged at record {reader.sequence}: a resize would lose what can be salvaged")
+        writer.publish()
+
+    def _begin_anew(self) -> None:
+        """Go on at the oldest record there is; what was copied before it is older than any that the log still has."""
+        self.writer.publish()
+        self.oldest = search.find(self.old.reader(0, 0), "earliest")
+        self.reader.position, self.reader.sequence = self.oldest
+        self.words[frames.HEAD] = self.words[frames.TAIL]
+        self.words[frames.MIN_SEQ] = self.oldest[1]
+
+    def _finish(self, progress: Progress | None) -> Resized:
+        """Under all locks: copy the rest and what changes beside the records, and put it on disk."""
+        self._copy(progress)
+        old, new = self.old, self.new
+        tail, next_sequence, timestamp = old.reader(0, 0).mark()
+        at = frames.MARKS if self.words[frames.MARKS] == self.words[frames.TAIL] else frames.MARKS + frames.MARK_WORDS
+        self.words[at + 1], self.words[at + 2] = next_sequence, timestamp
+        reader = new.reader(0, 0)
+        first, kept = search.find(old.reader(0, 0), "earliest")[1], search.find(reader, "earliest")[1]
+        if kept > first:
+            self._refuse_unread(first, kept)
+            self.words[frames.DROPPED], self.words[frames.KEPT] = first, kept
+        elif old.reader(0, 0).word(frames.KEPT) == kept:
+            for word in (frames.DROPPED, frames.KEPT):
+                self.words[word] = old.reader(0, 0).word(word)
+        if old.key_table is not None and new.key_table is not None:
+            old.key_table.copy_to(new.key_table)
+        new.control[format.RATES_AT : format.SLOTS_AT] = old.control[format.RATES_AT : format.SLOTS_AT]
+        self._copy_slots(reader, kept)
+        self._flush()
+        return Resized(str(old.path), old.header.capacity, self.capacity, next_sequence - kept, max(0, kept - first))
+
+    def _refuse_unread(self, first: int, kept: int) -> None:
+        """Raise SpoolFull if the policy keeps for a durable reader what had no room."""
+        if not self.old.header.policy:
+            return
+        for slot in slots.Slots(self.old.control, self.old.header.log_id).taken():
+            commit = slot.newest()
+            if commit is None or (commit.sequence < kept and not slot.is_evicted(commit)):
+                left = f"{kept - max(first, commit.sequence)} records to go" if commit is not None else f"a damaged slot ({slot.number})"
+                raise SpoolFull(
+                    f"{self.old.path} has no room in {self.capacity} bytes: the reader {slot.name!r} has {left} before record {kept}"
+                )
+
+    def _copy_slots(self, reader: Any, kept: int) -> None:
+        """Give every durable reader its slot, its newest commit standing where its record is now."""
+        next_sequence = reader.mark()[1]
+        ours = slots.Slots(self.new.control, self.new.header.log_id)
+        for slot in slots.Slots(self.old.control, self.old.header.log_id).taken():
+            commit = slot.newest()
+            place = (0, 0)
+            if commit is not None:
+                position = 0 if commit.sequence < kept else search.find(reader, min(commit.sequence, next_sequence))[0]
+                place = position, commit.sequence
+            ours.slot(slot.number).adopt(slot, commit, place)
+
+    def _flush(self) -> None:
+        """Put the new pair on disk."""
+        try:
+            Flusher(self.new).flush_alone()
+        except Poisoned as error:  # which is not the log, but only what would have taken its place
+            raise error.__cause__ or error from None

@@ -1,0 +1,96 @@
+"""A record's value where it lies in the ring, pinned so that no writer overwrites it.
+
+A pin is a shared lock on the frame's bytes of `spool.dat`, on a descriptor of its own, which the kernel frees when the process dies.
+Writers ask for such locks only while the word `pins` is set, so that nobody pays for what nobody does. The order is what makes it
+safe: a reader locks, sets the word, then looks whether `head` has passed the frame; a writer moves `head`, then looks at the word, then
+at the locks. One of them sees the other.
+
+After a resize the old ring is never written again: what lies there needs no pin.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvspool import _frames_py as frames
+from kvspool import _machine, forks, system
+from kvspool.errors import GapError, LockTimeout, LogVanished, OutOfRange
+from kvspool.record import Gap
+from kvspool.spool import format
+
+if TYPE_CHECKING:
+    from kvspool.spool.cursor import Cursor
+    from kvspool.spool.pair import Pair
+
+
+@contextmanager
+def view(cursor: Cursor) -> Iterator[memoryview]:
+    """Yield the value that comes next, and leave the cursor behind it. Raises OutOfRange, GapError, PermissionError."""
+    pin = _Pin()
+    try:
+        found = cursor.advance(lambda end: pin.take(cursor, end))
+        if isinstance(found, Gap):
+            raise GapError(found)
+        if not found:
+            raise OutOfRange(f"record {cursor.sequence} is not written yet")
+        with found[0] as value:
+            yield value
+    finally:
+        pin.release()
+
+
+class _Pin:
+    """The lock of one view."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        forks.register(self)
+
+    def take(self, cursor: Cursor, end: int) -> list[memoryview]:
+        """Return the value of the next frame before `end`, pinned; nothing if there is none, and the reader says why."""
+        pair, reader = cursor.pair, cursor.reader
+        position, sequence = reader.position, reader.sequence
+        found = reader.find(end)
+        if found is None:
+            return []
+        value_at, length, offset, stored = found
+        start = reader.position - stored
+        self._lock(pair, offset, stored)
+        if reader.head() > start:
+            self.release()
+            reader.position, reader.sequence = position, sequence
+            reader.find(end)  # says that it was overrun
+            return []
+        return [pair.ring[value_at : value_at + length]]
+
+    def _lock(self, pair: Pair, offset: int, stored: int) -> None:
+        """Pin some bytes of the ring, so that every writer that moves `head` after our next look at it sees it."""
+        if not pair.can_ask:
+            raise PermissionError(errno.EACCES, "no permission to pin records of this spool", os.fspath(pair.path))
+        self._fd = system.port.open(pair.path / format.DATA_FILE, os.O_RDONLY)
+        if not os.path.sameopenfile(self._fd, pair.data_fd):
+            self.release()
+            if pair.successor() is None:
+                raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")
+            return
+        if not system.port.try_share(self._fd, format.DATA_START + offset, stored):
+            raise LockTimeout(f"somebody has locked the data of {pair.path} exclusively; no kvspool does that")
+        pair.control.cast("Q")[frames.PINS] = 1
+        _machine.fence()
+
+    def release(self) -> None:
+        """Let writers go on."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            system.port.close(fd)
+
+    def forked(self) -> None:
+        """In a forked child: the pin is the parent's; only our copy of its descriptor goes."""
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()

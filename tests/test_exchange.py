@@ -1,0 +1,294 @@
+"""Records out of a log and into another one, byte for byte; and the directories of kvspool v1."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import kvspool
+from kvspool import Codec, Gap, Record, Spool, exchange
+from kvspool.cli import main, plugins
+from kvspool.errors import GapError, NotALog, NotImportable
+from kvspool.spool.spool import Row
+
+FORMATS = list(exchange.FORMATS)
+VALUES = [
+    (Codec.RAW, b""),
+    (Codec.RAW, b"text that is bytes"),
+    (Codec.RAW, b"\0\xff\xfe"),
+    (Codec.TEXT, "grüße \N{LINE SEPARATOR} \n\t\x1b".encode()),
+    (Codec.TEXT, b"\xffdamaged"),
+    (Codec.JSON, b'{"a": 1,  "spaces":[1.0, 1e400, null]}'),
+    (Codec.JSON, b'{\n "lines": 2}'),
+    (Codec.JSON, b" 7 "),
+    (Codec.JSON, b"no json"),
+    (Codec.JSON, b""),
+    (Codec.MSGPACK, msgspec.msgpack.encode({"a": [1, -1, 2**63, None, True, "x"]})),
+    (Codec.MSGPACK, msgspec.msgpack.encode({"bytes": b"\xff", "float": 1.0})),
+    (Codec.MSGPACK, msgspec.msgpack.encode({5: "integer key"})),
+    (Codec.MSGPACK, b"\xc1damaged"),
+    (77, b"of a later version"),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [])
+
+
+def make(path: Path, codec: str = "json", capacity: int = 1 << 20) -> Spool:
+    return kvspool.create(path, capacity=capacity, codec=codec)
+
+
+def fill(log: Spool) -> list[Record]:
+    keys = [None, b"", b"key", b"\xff\0"]
+    log.append_rows([Row(keys[at % 4], value, at * 17, codec, 1000 + at) for at, (codec, value) in enumerate(VALUES)])
+    return list(log)
+
+
+def copied(log: Spool, other: Spool, format: str) -> tuple[exchange.Exported, exchange.Imported]:
+    file = io.BytesIO()
+    exported = kvspool.export(log, file, format)
+    file.seek(0)
+    return exported, kvspool.import_(other, file, format)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_record_comes_back_byte_for_byte(tmp_path: Path, format: str) -> None:
+    with make(tmp_path / "one") as one, make(tmp_path / "other") as other:
+        records = fill(one)
+        assert [(record.codec, record.value) for record in records] == VALUES
+        exported, imported = copied(one, other, format)
+        assert list(other) == records
+        assert exported == exchange.Exported(len(VALUES), 0, [])
+        assert imported == exchange.Imported(len(VALUES), 0, len(VALUES) - 1)
+
+
+def test_a_line_can_be_read_by_people() -> None:
+    record = Record(7, 9, 1, b"k", b'{"a":1}', Codec.JSON)
+    assert msgspec.json.encode(exchange._members(record)) == (
+        b'{"sequence":7,"timestamp":9,"type":1,"codec":"json","key":"k","value":{"a":1}}'
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("codec", ["keyed", "json"])
+def test_keyed_values_go_out_as_what_they_mean_and_are_packed_anew(tmp_path: Path, format: str, codec: str) -> None:
+    with make(tmp_path / "one", "keyed") as one, make(tmp_path / "other", codec) as other:
+        one.append_many([{"first": 1}, {"second": {"first": b"\xff"}}, {5: True}])
+        other.append({"another": "table"})
+        copied(one, other, format)
+        records = list(other)[1:]
+        assert [record.data for record in records] == [record.data for record in one]
+        assert {record.codec for record in records} == {Codec.KEYED if codec == "keyed" else Codec.MSGPACK}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_gaps_are_reported_and_parts_can_be_taken(tmp_path: Path, format: str) -> None:
+    with make(tmp_path / "log", capacity=4096) as log, make(tmp_path / "other") as other:
+        log.append_many([bytes(100)] * 60)
+        first = log.stats().first_sequence
+        file = io.BytesIO()
+        done = kvspool.export(log, file, format, start=3, end=first + 5, on_gap="yield")
+        assert done == exchange.Exported(5, first - 3, [Gap(3, first - 1, "overrun", str(log.path))])
+        file.seek(0)
+        assert kvspool.import_(other, file, format).records == 5
+        with pytest.raises(GapError):
+            kvspool.export(log, io.BytesIO(), format, start=3)
+
+
+def test_parquet_holds_the_columns_of_arrow_and_the_codec(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    with make(tmp_path / "log") as log:
+        fill(log)
+        with open(tmp_path / "file", "wb") as file:
+            kvspool.export(log, file, "parquet")
+        table = parquet.read_table(tmp_path / "file")
+        assert table.select(log.read_arrow().column_names).equals(log.read_arrow())
+        assert table.schema.metadata[b"kvspool.log_id"].decode() == log.stats().log_id
+
+
+def test_a_large_log_goes_out_in_row_groups(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    with make(tmp_path / "log", capacity=4 << 20) as log, make(tmp_path / "other", capacity=4 << 20) as other:
+        log.append_many([b"%d" % at for at in range(3000)])
+        seen: list[int] = []
+        with open(tmp_path / "file", "wb") as file:
+            kvspool.export(log, file, "parquet", progress=seen.append)
+        assert seen == [1024, 2048, 3000]
+        assert parquet.ParquetFile(tmp_path / "file").num_row_groups == 3
+        with open(tmp_path / "file", "rb") as file:
+            kvspool.import_(other, file, "parquet")
+        assert list(other) == list(log)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"no json", "malformed"),
+        (b"[1]", "Expected `object`"),
+        (b"{}", "either value or value_base64"),
+        (b'{"value": "a", "value_base64": "YQ=="}', "either"),
+        (b'{"value": 1}', "is a string, not int"),
+        (b'{"value_base64": "!"}', "base64"),
+        (b'{"value": "a", "codec": "pad"}', "no codec 'pad'"),
+        (b'{"value": "a", "codec": 255}', "no codec 255"),
+        (b'{"value": "a", "type": 256}', "a type is 0..255"),
+        (b'{"value": "a", "type": "x"}', "Expected `int`"),
+        (b'{"value": "\\ud800"}', ""),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_of_its_batch_is_appended(tmp_path: Path, line: bytes, why: str) -> None:
+    good = b'{"value":"good"}\n'
+    with make(tmp_path / "log") as log:
+        with pytest.raises(NotImportable, match=rf"^line 1027: .*{why}.*; 1024 records were imported before, sequences 0 to 1023$"):
+            kvspool.import_(log, io.BytesIO(good * 1024 + b"\n" + good + line + b"\n" + good))
+        assert log.stats().next_sequence == 1024
+
+
+def test_timestamps_never_decrease_and_what_is_missing_has_a_default(tmp_path: Path) -> None:
+    with make(tmp_path / "log") as log:
+        kvspool.import_(log, io.BytesIO(b'{"timestamp": 5, "value": "a", "key": ""}\n{"timestamp": 3, "value": "b"}\n{"value": "c"}'))
+        one, two, three = log
+        assert (one.timestamp, two.timestamp, one.key, two.key, three.codec) == (5, 5, b"", None, Codec.RAW)
+        assert three.timestamp > 10**18
+
+
+def test_a_hostile_parquet_file_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with make(tmp_path / "log") as log:
+        with pytest.raises(NotImportable, match="no Parquet file"):
+            kvspool.import_(log, io.BytesIO(b"PAR1 and so on"), "parquet")
+        for columns in ({"key": [b"k"]}, {"value": [None]}, {"value": [b"v"], "type": [256]}, {"value": [[b"list"]]}):
+            file = io.BytesIO()
+            parquet.write_table(pa.table(columns), file)
+            with pytest.raises(NotImportable):
+                kvspool.import_(log, file, "parquet")
+        assert log.stats().records == 0
+
+
+# kvspool v1, written here byte by byte as its format says.
+
+GOLDEN = bytes.fromhex(
+    "4b562b53504f4f4c 74706c02 36000000 4128737329 00 02000000 06000000 68656c6c6f 06000000 616761696e "
+    "07000000 7365636f6e64 05000000 6c696665 36000000"
+)
+
+
+def frame(pairs: dict[str, str], *, big: bool = False, one_more: bool = True) -> bytes:
+    word = struct.Struct(">I" if big else "<I")
+    strings = [text.encode() for pair in pairs.items() for text in pair]
+    body = b"A(ss)\0" + word.pack(len(pairs)) + b"".join(word.pack(len(text) + one_more) + text for text in strings)
+    return b"tpl" + bytes([big | one_more << 1]) + word.pack(8 + len(body)) + body
+
+
+def spool_file(frames: list[bytes], *, big: bool = False) -> bytes:
+    return b"KV+SPOOL" + b"".join(frames) + struct.pack(">I" if big else "<I", len(frames[-1]))
+
+
+def old_spool(path: Path, files: dict[str, bytes]) -> Path:
+    path.mkdir()
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+    return path
+
+
+def test_the_golden_file_of_kvspool_v1_is_read(tmp_path: Path) -> None:
+    assert spool_file([frame({"hello": "again", "second": "life"})]) == GOLDEN
+    old = old_spool(tmp_path / "old", {"kv.1.2-0.sp": GOLDEN, "kv.1.2-0.sr": struct.pack("<I", 8), "limits": b"dir 1gb"})
+    for codec in ("json", "keyed"):
+        with make(tmp_path / codec, codec) as log:
+            assert kvspool.import_v1(log, old).records == 1
+            assert [record.data for record in log] == [{"hello": "again", "second": "life"}]
+
+
+def test_files_of_kvspool_v1_come_in_order_and_from_where_they_were_read_if_asked(tmp_path: Path) -> None:
+    frames = [
+        [frame({"file": str(file), "frame": str(at), "": ""}, big=file == 10, one_more=at != 1) for at in range(3)] for file in (2, 10)
+    ]
+    files = {"kv.5.1-10.sp": spool_file(frames[1], big=True), "kv.5.1-2.sp": spool_file(frames[0]), "kv.1.1-99.sp": b"KV+SPOOL"}
+    files["kv.5.1-10.sr"] = struct.pack(">I", 8 + len(frames[1][0]))
+    files["kv.5.1-2.sr"] = struct.pack("<I", len(files["kv.5.1-2.sp"]) - 4)
+    files["kv.1.1-99.sr"] = struct.pack("<I", 8)
+    old = old_spool(tmp_path / "old", files)
+    with make(tmp_path / "all") as every, make(tmp_path / "unread") as unread:
+        kvspool.import_v1(every, old)
+        assert [(record.data["file"], record.data["frame"]) for record in every] == [(file, at) for file in ("2", "10") for at in "012"]
+        kvspool.import_v1(unread, old, unread=True)
+        assert [(record.data["file"], record.data["frame"]) for record in unread] == [("10", "1"), ("10", "2")]
+
+
+def test_a_torn_file_of_kvspool_v1_gives_what_is_whole_at_every_length(tmp_path: Path) -> None:
+    frames = [frame({"number": str(at)}) for at in range(3)]
+    whole = spool_file(frames)
+    ends = [8 + sum(map(len, frames[:count])) for count in range(4)]
+    with make(tmp_path / "log") as log:
+        for length in range(8, len(whole)):
+            path = tmp_path / f"old{length}"
+            done = kvspool.import_v1(log, old_spool(path, {"kv.1-0.sp": whole[:length]}))
+            assert done.records == sum(length >= end for end in ends[1:])
+            assert done.torn == ([] if length in ends else [f"{path / 'kv.1-0.sp'} at byte {max(end for end in ends if end <= length)}"])
+
+
+def test_hostile_files_of_kvspool_v1_are_refused_by_name_and_byte(tmp_path: Path) -> None:
+    with make(tmp_path / "log") as log:
+        with pytest.raises(NotALog):
+            kvspool.import_v1(log, tmp_path)
+        broken: list[Any] = [b"KV+SPOON" + GOLDEN[8:], GOLDEN[:8] + b"tpm" + GOLDEN[11:]]
+        for at in range(8, 8 + 54):
+            for value in (0, 0x7F, 0xFF):
+                damaged = bytearray(GOLDEN)
+                damaged[at] = value
+                broken.append(bytes(damaged))
+        refused = 0
+        for number, content in enumerate(broken):
+            old = old_spool(tmp_path / f"old{number}", {"kv.1-0.sp": content})
+            try:
+                done = kvspool.import_v1(log, old)
+            except NotImportable as error:
+                refused += 1
+                assert "kv.1-0.sp" in str(error)
+            else:
+                assert done.records <= 1
+        assert refused > 90
+
+
+def test_the_commands_take_out_and_bring_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with make(tmp_path / "one") as one, make(tmp_path / "other") as other:
+        records = fill(one)
+        for name in ("file.jsonl", "file.parquet"):
+            kind = name.rpartition(".")[2]
+            assert main(["export", str(one.path), "--format", kind, "-o", str(tmp_path / name), "--json"]) == 0
+            assert json.loads(capsys.readouterr().out) == {"records": len(records), "lost": 0, "gaps": []}
+            assert main(["import", str(tmp_path / name), str(other.path), "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["records"] == len(records)
+        assert [record.value for record in other] == [record.value for record in records] * 2
+        assert not list(tmp_path.glob("*.part"))
+        (tmp_path / "bad").write_text('{"value": "a"}\n{"value": 5}\n')
+        assert main(["import", str(tmp_path / "bad"), str(other.path)]) == 2
+        assert "line 2: " in capsys.readouterr().err
+        old = old_spool(tmp_path / "old", {"kv.1-0.sp": GOLDEN[:-3]})
+        assert main(["import", str(old), str(other.path)]) == 0
+        assert "cut off" in capsys.readouterr().err
+
+
+def test_the_command_resizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with make(tmp_path / "log", capacity=65536) as log:
+        log.append_many([bytes(100)] * 100)
+        assert main(["resize", str(log.path), "4KiB", "--json"]) == 0
+        done = json.loads(capsys.readouterr().out)
+        assert (done["before"], done["capacity"], done["records"] + done["dropped"]) == (65536, 4096, 100)
+        assert main(["resize", str(log.path), "8KiB"]) == 0
+        assert "4.0 KiB to 8.0 KiB" in capsys.readouterr().out
+        assert main(["resize", str(log.path), "1PiB"]) == 2
+        assert log.capacity == 8192
