@@ -2,7 +2,7 @@
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EACCES, EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 
 cdef extern from "_crc32c.h":
@@ -90,6 +90,10 @@ cdef inline bytes copy_out(const uint8_t *data, Py_ssize_t at, Py_ssize_t length
 
 cdef inline void copy_in(uint8_t *data, Py_ssize_t at, const uint8_t *source, Py_ssize_t start, Py_ssize_t length) noexcept:
     memcpy(data + at, source + start, length)
+
+
+cdef inline bint is_zero(const uint8_t *data, Py_ssize_t at, Py_ssize_t length) noexcept:
+    return data[at] == 0 and memcmp(data + at, data + at + 1, length - 1) == 0
 
 
 cdef inline uint64_t load(const uint64_t *words, Py_ssize_t at) noexcept:

@@ -56,6 +56,11 @@ def copy_in(data: memoryview, at: int, source: memoryview | bytes, start: int, l
     data[at : at + length] = source[start : start + length]
 
 
+def is_zero(data: memoryview, at: int, length: int) -> bool:
+    """Return whether `length` bytes at `at` are all zero."""
+    return not any(data[at : at + length])
+
+
 def load(words: memoryview, at: int) -> int:
     """Load word `at` (acquire: no later access moves before it)."""
     return words[at]

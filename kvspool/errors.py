@@ -9,6 +9,7 @@
     |   |-- NotALog             neither a log nor anything that holds logs
     |   |-- UnknownVersion      written by a newer kvspool
     |   `-- MismatchedPair      control block and data file of different logs
+    |-- Unrecovered             the machine was restarted, and nobody who may write has opened the log since
     |-- Corruption              ours, but damaged
     |   `-- Truncated           a file is shorter than its header says
     |-- TooLarge                the record can't be held          (also ValueError)
@@ -81,6 +82,15 @@ class UnknownVersion(FormatError):
 
 class MismatchedPair(FormatError):
     """`spool.ctl` and `spool.dat` belong to different logs: one was copied or restored without the other."""
+
+
+class Unrecovered(KvspoolError):
+    """The machine was restarted since the log was written, and you may only read it. Nothing was changed.
+
+    Its control block can't be trusted before the log is recovered. Whoever may write does that by opening it once.
+    """
+
+    exit_code = 5
 
 
 class Corruption(KvspoolError):

@@ -3,7 +3,7 @@
     NAME/spool.ctl   the control block: small, mapped by everybody
     NAME/spool.dat   one page of header, then the ring
 
-    spool.ctl    0 HEADER   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   1024 CHECKPOINTS
+    spool.ctl    0 HEADER   128 EPOCHS   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   1024 CHECKPOINTS
                  4096 RATES   8704 GAPS   12288 SLOTS   28672 KEY TABLE   65536 INDEX
 
 Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
@@ -32,7 +32,7 @@ LARGEST_KEY = frames.NO_KEY - 1
 # Byte ranges of spool.ctl that are locked (open file description locks), one byte each.
 APPEND_LOCK = frames.APPEND_LOCK  # writers: everything in TAIL, HEAD, INDEX and the ring
 SYNC_LOCK = 1  # one process flushes for all who wait: SYNCED and CHECKPOINTS
-ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair, resize (reserved)
+ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery and repair; resize (reserved)
 KEYS_LOCK = 3  # who adds to the key table
 SEAT_LOCKS = 512  # + seat: the reader that sleeps there
 READER_LOCKS = 1024  # + slot: the durable reader that is open
@@ -57,6 +57,19 @@ class Header(NamedTuple):
     reader_expiry: Annotated[int, "Q", "ns after which writers wait no more for a reader that hasn't moved; 0: never"]
     reserved: Annotated[bytes, "52s", "zeros"]
     crc: Annotated[int, "I", "CRC32C of the bytes before"]
+
+
+class Epoch(NamedTuple):
+    """In which start of the machine the words that change are true. Two of them, 64 bytes apart; a recovery overwrites the older one."""
+
+    boot_id: Annotated[bytes, "16s", "the start of the machine"]
+    first_seq: Annotated[int, "Q", "records appended since it began have this sequence or a later one"]
+    recovered: Annotated[int, "Q", "when the log was recovered, ns since the Unix epoch; 0: it was made"]
+    recoveries: Annotated[int, "Q", "how often it was; of two sound records the one with the higher number counts"]
+    lost_records: Annotated[int, "Q", "what the last recovery did not find of that which the control block knew: sequences"]
+    lost_bytes: Annotated[int, "Q", "and bytes behind the end that it found"]
+    state: Annotated[int, "I", "1: the words are written and the ring is on disk; 2: the checkpoint is too, and the words are true"]
+    crc: Annotated[int, "I", "CRC32C of the log id and the bytes before; this store and that of the state are one"]
 
 
 class DataHeader(NamedTuple):
@@ -189,6 +202,7 @@ class Frame(NamedTuple):
 
 
 HEADER = Layout(Header)
+EPOCH = Layout(Epoch)
 DATA_HEADER = Layout(DataHeader)
 CONTROL = Layout(Control)
 CHECKPOINT = Layout(Checkpoint)
@@ -201,6 +215,8 @@ KEY_ENTRY = Layout(KeyEntry)
 INDEX_ENTRY = Layout(IndexEntry)
 FRAME = Layout(Frame)
 
+EPOCHS_AT = (128, 192)
+SEALED, TRUE = 1, 2  # states of an epoch
 CONTROL_AT = 256
 CHECKPOINTS_AT = (1024, 1536)
 RATES_AT = PAGE
@@ -219,6 +235,7 @@ BELL_AT = CONTROL_AT + CONTROL.offset("bell")
 
 assert HEADER.size == DATA_HEADER.size == 128
 assert CHECKPOINT.size == 72
+assert EPOCH.size == 64
 assert FRAME.size == frames.HEADER
 assert SLOT.size == frames.SLOT_COMMITS * 8 == 128
 assert COMMIT.size == frames.COMMIT_WORDS * 8 == 32

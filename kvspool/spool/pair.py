@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvspool import system
-from kvspool._frames import FrameReader, FrameWriter
+from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
 from kvspool.errors import (
     Corruption,
     FormatError,
@@ -34,7 +34,7 @@ from kvspool.errors import (
 )
 from kvspool.layout import Layout
 from kvspool.record import STRUCTURED, Codec
-from kvspool.spool import format, rates
+from kvspool.spool import epochs, format, rates
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.seats import Bells
 
@@ -98,7 +98,8 @@ def _write_control(path: Path, log_id: bytes, capacity: int, codec: int, mode: i
     header = format.Header(
         format.CONTROL_MAGIC, format.VERSION, format.DATA_START, size, capacity, log_id, now, policy, codec, b"", reader_expiry, b"", 0
     )
-    _write_file(path, size, _sealed(format.HEADER, header), mode)
+    epoch = epochs.packed(log_id, format.Epoch(system.port.boot_id(), 0, 0, 0, 0, 0, format.TRUE, 0))
+    _write_file(path, size, _sealed(format.HEADER, header) + epoch, mode)
 
 
 def _sealed(layout: Layout[H], record: H) -> bytes:
@@ -237,13 +238,24 @@ class Pair:
 
     def writer(self, holder: bytes) -> FrameWriter:
         """Return the writer of frames; `holder` are the words that name it. Raises PermissionError for who may only read."""
-        if not (self.can_write and self.can_ask):
+        if not self.is_writable:
             raise PermissionError(errno.EACCES, "no permission to append to this spool", os.fspath(self.path))
-        ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True)
-        ring = memoryview(ring_map)[format.DATA_START :]
         return FrameWriter(
-            ring, self.control, self.seed, self.lock_fd, memoryview(holder), self.header.policy != 0, self.header.reader_expiry
+            self.map_ring(), self.control, self.seed, self.lock_fd, memoryview(holder), self.header.policy != 0, self.header.reader_expiry
         )
+
+    @property
+    def is_writable(self) -> bool:
+        """Return whether this user may change both files."""
+        return self.can_write and self.can_ask
+
+    def map_ring(self) -> memoryview:
+        """Map the ring once more, for writing."""
+        return memoryview(self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True))[format.DATA_START :]
+
+    def survey(self, ring: memoryview) -> FrameSurvey:
+        """Return what finds every sound frame, and what erases some if `ring` is writable."""
+        return FrameSurvey(ring, self.control, self.seed)
 
     @property
     def lock_fd(self) -> int:

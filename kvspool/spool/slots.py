@@ -143,6 +143,14 @@ class Slot:
         """Under the slot's lock, after `commit` or `take`: commit a place. Killed at any store, the commit `before` still counts."""
         return self._store(place, updated, (before.generation + 1) % _MODULUS)
 
+    def replace(self, position: int) -> None:
+        """Under all locks, with nobody at it: say where the next record of the commit lies now. What was given up stays given up."""
+        before = self.commit()
+        was_evicted = self.is_evicted(before)
+        after = self.move((position, before.sequence), before.updated, before)
+        if was_evicted:
+            self._words[self._at + frames.SLOT_EVICTED] = frames.EVICTED | after.generation
+
     def _commits(self, name: bytes | None) -> list[tuple[format.Commit, bool]]:
         """Return both commits, and whether they are sound."""
         state = self._register(self.raw_name if name is None else name)

@@ -4,7 +4,7 @@
 included, at any instruction. When `sync` returns, they survive the death of the machine.
 
 **Recovery.** After the death of a process there is nothing to do: its lock is freed by the kernel, what it had not published is not
-there, and the next writer goes on.
+there, and the next writer goes on. After a crash of the machine the first one who opens the log recovers it; see `recovery`.
 
 **Limits.** A record takes at most a quarter of the ring, a key at most 65,534 bytes.
 
@@ -32,7 +32,7 @@ from kvspool._frames import FrameWriter, measure
 from kvspool.errors import Closed, MismatchedPair, Poisoned, SpoolFull, TooLarge
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Record, decode, encode
-from kvspool.spool import format, rates, search
+from kvspool.spool import checkpoints, epochs, format, rates, recovery, search
 from kvspool.spool.cursor import Cursor, Following, OnGap, Reading, refuse_vanished
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import Reader, ReaderStats, delete, listing, slowest
@@ -52,7 +52,8 @@ class SpoolStats(msgspec.Struct, frozen=True):
     capacity, used: bytes of the ring, in all and with frames in them. first_sequence: of the oldest record kept; next_sequence: of the next
     one to be appended. first_timestamp, last_timestamp, created: ns since the Unix epoch, 0 where there is no record. synced_sequence:
     every record below it is on disk. reader_expiry: seconds, 0 for never. sync_error: errno of the first failed flush, 0 if there was none.
-    rates: of appends and Gaps.
+    rates: of appends and Gaps. recoveries: how often the log was recovered after a restart of the machine; recovered: when last, ns since the
+    Unix epoch, 0 for never; lost_records, lost_bytes: what the control block knew of then and was not there any more.
     """
 
     path: str
@@ -72,6 +73,10 @@ class SpoolStats(msgspec.Struct, frozen=True):
     sync_error: int
     created: int
     rates: rates.Rates
+    recoveries: int = 0
+    recovered: int = 0
+    lost_records: int = 0
+    lost_bytes: int = 0
 
 
 class Prepared(NamedTuple):
@@ -88,13 +93,15 @@ class Spool:
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
     It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it. It
-    reopens nothing else; a log that was deleted stays deleted.
+    reopens nothing else; a log that was deleted stays deleted. `recovery` is the report if opening it had to recover it after a crash of the
+    machine, None otherwise.
     """
 
     def __init__(self, pair: Pair, timeout: float = TIMEOUT) -> None:
         """Take over open files; `timeout` is how long a writer waits for another one, in seconds."""
         self.path = pair.path
         self.timeout = timeout
+        self.recovery = _settled(pair, timeout)
         self._pair: Pair | None = pair
         self._log_id = pair.header.log_id
         self._codec = Codec(pair.header.codec)
@@ -353,6 +360,7 @@ class Spool:
             sync_error=reader.word(frames.SYNC_ERROR),
             created=pair.header.created,
             rates=rates.rates(pair.control.cast("Q"), system.port.now()),
+            **_recovered(pair),
         )
 
     @property
@@ -425,6 +433,7 @@ class Spool:
         if pair.header.log_id != self._log_id:
             pair.close()
             raise MismatchedPair(f"{self.path} is another log now than the one that was open before the fork")
+        _settled(pair, self.timeout)
         # Iterators from before the fork still read through the old pair, which closes with the last of them.
         self._writer = None
         self._pair = pair
@@ -546,33 +555,33 @@ class Spool:
         words = pair.control.cast("Q")
         if words[frames.SYNC_ERROR]:
             raise Poisoned(f"{self.path}: a flush to disk failed before (errno {words[frames.SYNC_ERROR]}); copy it to a sound disk")
-        head, least = reader.head(), reader.word(frames.MIN_SEQ)
-        tail, next_sequence, timestamp = reader.mark()
+        state = checkpoints.state(reader)
         try:
             system.port.flush_data(pair.data_fd)
-            at, generation = _older_checkpoint(pair)
-            body = format.CHECKPOINT.pack(
-                format.Checkpoint(generation, head, least, tail, next_sequence, timestamp, system.port.boot_id(), 0, 0)
-            )[:-4]
-            crc = format.checksum(self._log_id, body).to_bytes(4, "little")
-            system.port.write(pair.control_fd, body + crc, at)
+            at, raw = checkpoints.successor(pair.control, pair.header, state, system.port.boot_id())
+            system.port.write(pair.control_fd, raw, at)
             system.port.flush_data(pair.control_fd)
         except OSError as error:
             words[frames.SYNC_ERROR] = error.errno or 5
             raise Poisoned(f"{self.path}: the flush to disk failed ({error}); it takes no more records") from error
-        words[format.SYNCED_SEQ] = next_sequence
-        words[format.SYNCED] = tail
+        words[format.SYNCED_SEQ] = state.next_seq
+        words[format.SYNCED] = state.tail
 
 
-def _older_checkpoint(pair: Pair) -> tuple[int, int]:
-    """Return where the checkpoint to be overwritten stands, and the generation of the new one."""
-    generations = []
-    for at in format.CHECKPOINTS_AT:
-        raw = bytes(pair.control[at : at + format.CHECKPOINT.size])
-        found = format.CHECKPOINT.unpack(raw)
-        is_sound = found.crc == format.checksum(pair.header.log_id, raw[:-4])
-        generations.append((found.generation if is_sound else 0, at))
-    return min(generations)[1], max(generations)[0] + 1
+def _settled(pair: Pair, timeout: float) -> recovery.RecoveryReport | None:
+    """Recover the log if the machine was restarted; see `recovery.settle`. The files are closed if that fails."""
+    try:
+        return recovery.settle(pair, timeout)
+    except BaseException:
+        pair.close()
+        raise
+
+
+def _recovered(pair: Pair) -> dict[str, int]:
+    """Return the fields of SpoolStats that tell of the last recovery."""
+    found = epochs.newest(pair.control, pair.header.log_id)
+    names = ("recoveries", "recovered", "lost_records", "lost_bytes")
+    return {name: 0 if found is None else getattr(found[1], name) for name in names}
 
 
 def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
