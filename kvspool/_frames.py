@@ -9,19 +9,19 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import FrameReader, FrameSurvey, FrameWriter, Ring, measure
+    from kvspool._frames_py import FrameReader, FrameSurvey, FrameWriter, Ring, crc32c, measure
 
     TWIN = "interpreted"
 else:
     try:
         if os.environ.get("KVSPOOL_NO_EXTENSIONS") == "1":
             raise ImportError
-        from kvspool._frames_c import FrameReader, FrameSurvey, FrameWriter, Ring, measure
+        from kvspool._frames_c import FrameReader, FrameSurvey, FrameWriter, Ring, crc32c, measure
 
         TWIN = "compiled"
     except ImportError:
-        from kvspool._frames_py import FrameReader, FrameSurvey, FrameWriter, Ring, measure
+        from kvspool._frames_py import FrameReader, FrameSurvey, FrameWriter, Ring, crc32c, measure
 
         TWIN = "interpreted"
 
-__all__ = ["TWIN", "FrameReader", "FrameSurvey", "FrameWriter", "Ring", "measure"]
+__all__ = ["TWIN", "FrameReader", "FrameSurvey", "FrameWriter", "Ring", "crc32c", "measure"]

@@ -199,3 +199,4 @@ cdef class FrameSurvey(Ring):
 
 @cython.locals(longest=Py_ssize_t, length=Py_ssize_t)
 cpdef Py_ssize_t measure(list values) except? -2
+cpdef uint32_t crc32c(uint32_t state, bytes data) except? 0

@@ -1041,3 +1041,8 @@ def measure(values: list[Any]) -> int:
         if length > longest:
             longest = length
     return longest
+
+
+def crc32c(state: int, data: bytes) -> int:
+    """Return the CRC32C register `state` after some further bytes."""
+    return native.crc32c(state, native.bytes_of(data), 0, len(data))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 from kvspool import _frames_py as frames
-from kvspool import _machine
+from kvspool._frames import crc32c
 from kvspool.layout import Layout
 
 CONTROL_FILE = "spool.ctl"
@@ -269,13 +269,13 @@ def checksum(*parts: bytes) -> int:
     """Return the CRC32C of the parts, one after the other."""
     state = 0xFFFFFFFF
     for part in parts:
-        state = _machine.crc32c(state, part, 0, len(part))
+        state = crc32c(state, part)
     return state ^ 0xFFFFFFFF
 
 
 def frame_seed(log_id: bytes) -> int:
     """Return the CRC32C register with which the checksum of each frame of this log begins."""
-    return _machine.crc32c(0xFFFFFFFF, log_id, 0, len(log_id))
+    return crc32c(0xFFFFFFFF, log_id)
 
 
 def blocks(capacity: int) -> int:

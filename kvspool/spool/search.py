@@ -51,11 +51,9 @@ def _earliest(reader: FrameReader) -> Place:
             return head, sequence
         if head >= tail:
             return tail, next_sequence
-        # The oldest frame is damaged. Its sequence stands in the control block, unless a writer died just there, or believed damage.
-        least = reader.word(frames.MIN_SEQ)
-        if reader.find_frame(head, tail, 0, next_sequence - 1) < tail:
-            least = min(least, reader.sequence_found)
-        return head, least
+        # The oldest frame is damaged. Its sequence stands in the control block, or one that a writer who died just there meant to go to.
+        # Frames with smaller ones are not asked: a crash of the machine may have left them in the damage from an earlier lap.
+        return head, min(reader.word(frames.MIN_SEQ), next_sequence)
 
 
 def _at_sequence(reader: FrameReader, sequence: int) -> Place:
