@@ -11,14 +11,28 @@ See README.md for what an `append` promises, `kvspool.errors` for what can go wr
 """
 
 from kvspool.errors import GapError, KvspoolError
-from kvspool.logs import create, open
+from kvspool.logs import create, open, verify
 from kvspool.record import Codec, Gap, Record
-from kvspool.spool import Lag, Reader, ReaderStats, Spool, SpoolStats
+from kvspool.spool import (
+    Damage,
+    Lag,
+    Reader,
+    ReaderStats,
+    RecoveryReport,
+    RepairReport,
+    SalvageReport,
+    Spool,
+    SpoolStats,
+    VerifyReport,
+    repair,
+    salvage,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Codec",
+    "Damage",
     "Gap",
     "GapError",
     "KvspoolError",
@@ -26,9 +40,16 @@ __all__ = [
     "Reader",
     "ReaderStats",
     "Record",
+    "RecoveryReport",
+    "RepairReport",
+    "SalvageReport",
     "Spool",
     "SpoolStats",
+    "VerifyReport",
     "__version__",
     "create",
     "open",
+    "repair",
+    "salvage",
+    "verify",
 ]

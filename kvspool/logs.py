@@ -11,6 +11,7 @@ from kvspool.errors import LogNotFound, NotALog
 from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, format, pair
 from kvspool.spool.spool import TIMEOUT
+from kvspool.spool.verify import Progress, VerifyReport
 
 LONGEST_EXPIRY = 1e9  # seconds, some 30 years
 _SHARD_NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?[1-9a]\.[0-3][0-9a-f]{2}")
@@ -86,3 +87,13 @@ def open(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> Spool:
     if target.is_dir() and any(_SHARD_NAME.fullmatch(name) for name in system.port.names(target)):
         raise NotALog(f"{target} holds shards: open one shard set in it with shard.open, or all of them with hub.open")
     raise NotALog(f"{target} is neither a log nor a directory of logs")
+
+
+def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport:
+    """Check every record of the log at `path` against its checksum, while writers and readers go on.
+
+    progress: called as `progress(done, all)` now and then, with bytes. Raises what `open` raises, and Corruption where the control block
+    doesn't say where the log ends: `repair` finds that out from the records.
+    """
+    with open(path) as log:
+        return log.verify(progress)

@@ -15,10 +15,10 @@ from typing import Any
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 import kvspool
-from kvspool.cli import append, create, doctor, output, plugins, read, readers, stats, tail
+from kvspool.cli import append, create, doctor, output, plugins, read, readers, repair, salvage, stats, tail, verify
 from kvspool.errors import KvspoolError
 
-COMMANDS = (create, append, read, tail, readers, stats, doctor)
+COMMANDS = (create, append, read, tail, readers, stats, verify, repair, salvage, doctor)
 
 DESCRIPTION = """\
 A log that you open like a file. Any number of processes append to it at once and any number read it; what was appended

@@ -61,3 +61,10 @@ def successor(control: memoryview, header: format.Header, state: State, boot_id:
     which, before = newest(control, header)
     body = format.CHECKPOINT.pack(format.Checkpoint(before.generation + 1, *state, boot_id, 0, 0))[:-4]
     return format.CHECKPOINTS_AT[0 if which is None else 1 - which], body + format.checksum(header.log_id, body).to_bytes(4, "little")
+
+
+def announce(control: memoryview, state: State) -> None:
+    """Tell all what is on disk now."""
+    words = control.cast("Q")
+    words[format.SYNCED_SEQ] = state.next_seq
+    words[format.SYNCED] = state.tail

@@ -1,13 +1,13 @@
 """After a crash of the machine: find out from the frames what the log holds, and make the control block say so.
 
 **What a crash leaves.** Pages reach the disk in any order and at any moment. So the control block may be ahead of the ring or behind
-it, and parts of the ring may be a lap or more older than others. Certain is only what a checkpoint says, since it was written after a flush.
+it, and parts of the ring may be a lap or more older than others. Certain is only what a checkpoint says: it was written after a flush.
 
 **Truth.** Every frame whose checksum matches: it begins with the log id. A survey finds them all, once around the ring. Those with
-sequences that the checkpoint knows stand where they belong (see `checkpoints`); older ones are left over from earlier laps. The rest is newer
-than the checkpoint and lies behind its tail; the last of them is where the log ends. In the order of the ring from there on, a frame that
-comes behind one with a larger sequence is a leftover; every other one is kept. Bytes between kept frames are damage: a reader gets a Gap
-for them, and nothing is cut off there.
+sequences that the checkpoint knows stand where they belong (see `checkpoints`); older ones are left over from earlier laps. The rest is
+newer than the checkpoint and lies behind its tail; the last of them is where the log ends. In the order of the ring from there on, a
+frame that comes behind one with a larger sequence is a leftover; every other one is kept. Bytes between kept frames are damage: a
+reader gets a Gap for them, and nothing is cut off there.
 
 **Leftovers are erased.** Every sound frame that is not kept although its sequence is one that the log still counts with gets a 0
 over its first word: it was given up or never promised, and must not be found again in a hole. Damaged bytes stay as they are. After that
@@ -19,8 +19,8 @@ the crash took, and no number is ever given to two.
 **Durable readers** keep their sequence. Their position is that of the record with this sequence, or of what comes next, in
 the recovered log. A commit that is ahead of what was recovered stays ahead: its reader gets a Gap, and no record twice.
 
-**Interrupted.** What is kept does not depend on what is rejected, on the control block's words or on the commits. So a recovery can be killed
-at any store, and gives the same result when it is run again. Once its epoch is sealed, only the checkpoint is left to do.
+**Interrupted.** What is kept does not depend on what is rejected, on the control block's words or on the commits. So a recovery can be
+killed at any store, and gives the same result when it is run again. Once its epoch is sealed, only the checkpoint is left to do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kvspool.spool import checkpoints, epochs, format, slots
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvspool._frames_py import FrameReader, FrameSurvey
+    from kvspool._frames_py import FrameSurvey
     from kvspool.spool.pair import Pair
 
 STRIDE = 1 << 32  # sequences: a recovered log goes on at a multiple of it
@@ -393,15 +393,15 @@ def _place_of(survey: FrameSurvey, found: Findings, sequence: int) -> int:
     return found.state.tail if sequence >= found.state.next_seq else place
 
 
-def recover(memory: Memory, boot_id: bytes, now: int) -> Findings | None:
+def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False) -> Findings | None:
     """Make the control block true in this start of the machine; None if only the end of another one's work was left to do.
 
-    Call it under the admin, sync and append locks.
+    Call it under the admin, sync and append locks. `is_forced`: from the beginning, whatever the epoch says.
     """
     log_id = memory.header.log_id
     before = epochs.newest(memory.control, log_id)
     found = None
-    if before is None or before[1].state != format.SEALED or before[1].boot_id != boot_id:
+    if is_forced or before is None or before[1].state != format.SEALED or before[1].boot_id != boot_id:
         found = examine(memory)
         apply(memory, found)
         memory.flush_ring()
@@ -464,9 +464,6 @@ class Files:
     def survey(self) -> FrameSurvey:
         return self._pair.survey(self.ring)
 
-    def reader(self) -> FrameReader:
-        return self._pair.reader(0, 0)
-
     def flush_ring(self) -> None:
         system.port.flush_data(self._pair.data_fd)
 
@@ -476,7 +473,7 @@ class Files:
 
 @contextmanager
 def exclusively(pair: Pair, timeout: float) -> Iterator[None]:
-    """Hold every lock that recovery and repair need inside the `with` block, each within `timeout` seconds, in the one order that there is."""
+    """Hold every lock that recovery and repair need inside the `with` block, in the one order that there is."""
     with (
         locks.held(pair.lock_fd, format.ADMIN_LOCK, timeout, lambda: f"{pair.path} is being recovered or looked after by another process"),
         locks.held(pair.lock_fd, format.SYNC_LOCK, timeout, lambda: f"{pair.path} is being flushed by another process"),
@@ -492,25 +489,27 @@ def settle(pair: Pair, timeout: float) -> RecoveryReport | None:
     recovery takes longer than `timeout` seconds; Poisoned if the disk fails.
     """
     boot_id = system.port.boot_id()
-    log_id = pair.header.log_id
-    if epochs.is_true(pair.control, log_id, boot_id):
+    if is_true(pair, boot_id):
         return None
     if not pair.is_writable:
         raise Unrecovered(f"{pair.path}: the machine was restarted since the log was written; let a user who may write open it once")
     with exclusively(pair, timeout):
-        if epochs.is_true(pair.control, log_id, boot_id):
-            return None
-        return recover_files(pair, boot_id)
+        return None if is_true(pair, boot_id) else recover_files(pair, boot_id)
 
 
-def recover_files(pair: Pair, boot_id: bytes) -> RecoveryReport | None:
+def is_true(pair: Pair, boot_id: bytes) -> bool:
+    """Return whether the control block can be believed in the start of the machine with this id."""
+    return epochs.is_true(pair.control, pair.header.log_id, boot_id)
+
+
+def recover_files(pair: Pair, boot_id: bytes, *, is_forced: bool = False) -> RecoveryReport | None:
     """Under all locks: recover the log, and say so in the process's log. Raises Poisoned if the disk fails."""
     now = system.port.now()
     try:
-        found = recover(Files(pair), boot_id, now)
+        found = recover(Files(pair), boot_id, now, is_forced=is_forced)
     except OSError as error:
         if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
-            raise Poisoned(f"{pair.path}: a flush to disk failed during recovery ({error}); kvspool.salvage copies what it holds") from error
+            raise Poisoned(f"{pair.path}: a flush to disk failed during recovery ({error}); salvage copies what it holds") from error
         raise
     if found is None:
         return None

@@ -36,6 +36,7 @@ from kvspool.spool import checkpoints, epochs, format, rates, recovery, search
 from kvspool.spool.cursor import Cursor, Following, OnGap, Reading, refuse_vanished
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import Reader, ReaderStats, delete, listing, slowest
+from kvspool.spool.verify import Progress, VerifyReport, verify_pair
 
 if TYPE_CHECKING:
     import pyarrow
@@ -52,8 +53,8 @@ class SpoolStats(msgspec.Struct, frozen=True):
     capacity, used: bytes of the ring, in all and with frames in them. first_sequence: of the oldest record kept; next_sequence: of the next
     one to be appended. first_timestamp, last_timestamp, created: ns since the Unix epoch, 0 where there is no record. synced_sequence:
     every record below it is on disk. reader_expiry: seconds, 0 for never. sync_error: errno of the first failed flush, 0 if there was none.
-    rates: of appends and Gaps. recoveries: how often the log was recovered after a restart of the machine; recovered: when last, ns since the
-    Unix epoch, 0 for never; lost_records, lost_bytes: what the control block knew of then and was not there any more.
+    rates: of appends and Gaps. recoveries: how often the log was recovered after a restart of the machine; recovered: when last, ns since
+    the Unix epoch, 0 for never; lost_records, lost_bytes: what the control block knew of then and was not there any more.
     """
 
     path: str
@@ -93,8 +94,8 @@ class Spool:
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
     It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it. It
-    reopens nothing else; a log that was deleted stays deleted. `recovery` is the report if opening it had to recover it after a crash of the
-    machine, None otherwise.
+    reopens nothing else; a log that was deleted stays deleted. `recovery` is the report if opening it had to recover it after a crash of
+    the machine, None otherwise.
     """
 
     def __init__(self, pair: Pair, timeout: float = TIMEOUT) -> None:
@@ -363,6 +364,13 @@ class Spool:
             **_recovered(pair),
         )
 
+    def verify(self, progress: Progress | None = None) -> VerifyReport:
+        """Check every record that is there now against its checksum, while others go on; see `VerifyReport`.
+
+        `progress(done, all)` is called now and then, with bytes. Takes no lock and changes nothing.
+        """
+        return verify_pair(self._live(), progress)
+
     @property
     def closed(self) -> bool:
         """Return whether the handle was closed."""
@@ -564,8 +572,7 @@ class Spool:
         except OSError as error:
             words[frames.SYNC_ERROR] = error.errno or 5
             raise Poisoned(f"{self.path}: the flush to disk failed ({error}); it takes no more records") from error
-        words[format.SYNCED_SEQ] = state.next_seq
-        words[format.SYNCED] = state.tail
+        checkpoints.announce(pair.control, state)
 
 
 def _settled(pair: Pair, timeout: float) -> recovery.RecoveryReport | None:
