@@ -72,8 +72,11 @@ def _makes_sense(reader: FrameReader) -> bool:
         tail, next_sequence, _ = reader.mark()
     except Corruption:
         return False
-    head = reader.word(frames.HEAD)
-    if head & 7 or not head <= tail <= head + reader.capacity or reader.word(frames.MIN_SEQ) > next_sequence:
+    head, least = reader.word(frames.HEAD), reader.word(frames.MIN_SEQ)
+    if head & 7 or not head <= tail <= head + reader.capacity or least > next_sequence:
+        return False
+    # A writer that was killed may have stored a larger `min_seq` and not the head that belongs to it.
+    if head < tail and not reader.sequence_at(head, tail) <= least:
         return False
     return bool(reader.find_frame(head, tail, next_sequence, frames.NOTHING) == tail)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from images import crash_images as images
 
 import kvspool
@@ -27,16 +26,18 @@ def test_the_epoch_of_a_new_log_is_that_of_its_machine(tmp_path: Path) -> None:
     pair.close()
 
 
-@pytest.mark.parametrize("bit", range(format.EPOCH.size * 8))
-def test_a_flipped_bit_makes_an_epoch_untrue_and_the_other_one_counts(bit: int) -> None:
+def test_a_flipped_bit_makes_an_epoch_untrue_and_the_other_one_counts() -> None:
     control = memoryview(bytearray(4096))
     epochs.store(control, LOG_ID, 0, epoch(1))
     epochs.store(control, LOG_ID, 1, epoch(2))
     assert epochs.is_true(control, LOG_ID, bytes([2]) * 16)
-    control[format.EPOCHS_AT[1] + (bit >> 3)] ^= 1 << (bit & 7)
-    assert not epochs.is_true(control, LOG_ID, bytes([2]) * 16)
-    found = epochs.newest(control, LOG_ID)
-    assert found is not None and found[0] == 0
+    for bit in range(format.EPOCH.size * 8):
+        at = format.EPOCHS_AT[1] + (bit >> 3)
+        control[at] ^= 1 << (bit & 7)
+        assert not epochs.is_true(control, LOG_ID, bytes([2]) * 16)
+        found = epochs.newest(control, LOG_ID)
+        assert found is not None and found[0] == 0
+        control[at] ^= 1 << (bit & 7)
 
 
 def test_a_sealed_epoch_is_not_true_yet() -> None:
