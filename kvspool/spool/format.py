@@ -25,6 +25,7 @@ DATA_MAGIC = b"KVSPDAT2"
 VERSION = 1  # of the bytes below; another number is refused
 
 PAGE = 4096
+STRIDE = 1 << 32  # sequences: after a crash of the machine a log goes on at a multiple of it
 LEAST_CAPACITY = PAGE
 MOST_CAPACITY = 1 << 42  # the index of a larger ring would not stay small
 LARGEST_KEY = frames.NO_KEY - 1

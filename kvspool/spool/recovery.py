@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kvspool._frames_py import FrameSurvey
     from kvspool.spool.pair import Pair
 
-STRIDE = 1 << 32  # sequences: a recovered log goes on at a multiple of it
+STRIDE = format.STRIDE
 SPARE = 1 << 31  # sequences that may have been given out without a trace on disk
 MOST_PLACES = 1000  # damaged places that a report lists; it counts all of them
 

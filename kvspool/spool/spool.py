@@ -343,6 +343,7 @@ class Spool:
         position, first = search.find(reader, "earliest")
         tail, next_sequence, last = reader.mark()
         reader.walk(position, tail, 0, 0)
+        first_timestamp = reader.timestamp if position < tail else 0
         return SpoolStats(
             path=str(self.path),
             format="spool",
@@ -352,10 +353,10 @@ class Spool:
             codec=self._codec.name.lower(),
             capacity=pair.header.capacity,
             used=tail - position,
-            records=next_sequence - first,
+            records=search.count(reader, first, (tail, next_sequence)),
             first_sequence=first,
             next_sequence=next_sequence,
-            first_timestamp=reader.timestamp if position < tail else 0,
+            first_timestamp=first_timestamp,
             last_timestamp=last,
             synced_sequence=reader.word(format.SYNCED_SEQ),
             sync_error=reader.word(frames.SYNC_ERROR),

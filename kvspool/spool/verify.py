@@ -14,7 +14,7 @@ import msgspec
 from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool.spool import format, search, slots
-from kvspool.spool.recovery import MOST_PLACES, STRIDE, Damage
+from kvspool.spool.recovery import MOST_PLACES, Damage
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
@@ -104,7 +104,7 @@ class _Look:
     def _jump(self, sequence: int, position: int) -> None:
         """Go on at `sequence`: what lies between was damaged, or left out after a restart of the machine."""
         reader = self.reader
-        restart = sequence // STRIDE * STRIDE
+        restart = sequence // format.STRIDE * format.STRIDE
         if self._broken is not None:
             last = sequence if restart <= reader.sequence else restart
             # Sequences before a restart that were never given out can't be told from lost ones; the place is damaged all the same.
