@@ -183,7 +183,8 @@ class Poisoned(KvspoolError):
     """A flush to disk failed, so what was written since the last good one may not be on disk.
 
     The kernel forgets the pages that it could not write; a retry would report success that never was.
-    The log takes no more records. It can be read; copy what it holds to a new log on a sound disk.
+    The log takes no more records. It can be read; `kvspool.repair` writes all of it to disk anew and lets it go on, if the disk can;
+    otherwise `kvspool.salvage` copies what it holds to a new log on a sound one.
     """
 
     exit_code = 5

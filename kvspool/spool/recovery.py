@@ -136,8 +136,9 @@ CONDITIONS: dict[str, tuple[str, ...]] = {
     "newest": ("none", "last", "known", "newer"),
     # Whether the ring holds all from the checkpoint's head to the end of that frame.
     "room": ("fits", "over"),
-    # Later: frames that are newer than the checkpoint lie where others were overwritten by newer ones yet.
-    "lap": ("same", "later"),
+    # Whether frames that are newer than the checkpoint lie behind the last one. Later: yes, of the lap before, and all that the
+    # checkpoint knew was given up. Doubtful: or else the last one is of a writer that was killed before it published it.
+    "lap": ("same", "doubtful", "later"),
     # The tail in the control block, compared to the end; unknown: it has no mark.
     "recorded": ("behind", "at", "ahead", "unknown"),
 }
@@ -175,6 +176,9 @@ CASES = (
     # Newer frames have begun to overwrite the oldest ones that the checkpoint knew.
     Case("oldest records overwritten", "newer", "over", "same", _NOT_AHEAD, "newest", "all", False),
     Case("oldest records overwritten, unsynced ones lost", "newer", "over", "same", "ahead", "newest", "all", True),
+    # Perhaps a lap on; what was synced wins where the two can't be told apart.
+    Case("perhaps a lap on", "newer", ANY, "doubtful", _NOT_AHEAD, "newest", "all", False),
+    Case("perhaps a lap on, unsynced records lost", "newer", ANY, "doubtful", "ahead", "newest", "all", True),
     # Newer frames went on into a further lap: all that the checkpoint knew was given up.
     Case("a lap on", "newer", ANY, "later", _NOT_AHEAD, "newest", "newer", False),
     Case("a lap on, unsynced records lost", "newer", ANY, "later", "ahead", "newest", "newer", True),
@@ -215,15 +219,15 @@ def examine(memory: Memory) -> Findings:
     runs, pads = _survey(memory, checkpoint)
     newest = max(runs, key=lambda run: run.last, default=None)
     end = _end(newest, checkpoint, memory.header.capacity)
-    went_on = _went_on(runs, end, checkpoint, memory.header.capacity)
-    if went_on:
+    lap = "same" if newest is None else _lap(runs, newest, end, checkpoint, memory.header.capacity)
+    if lap == "later":
         end += memory.header.capacity
     recorded = _recorded(memory, end)
     case = decide(
         {
             "newest": _newest(newest, checkpoint),
             "room": "fits" if end - checkpoint.head <= memory.header.capacity else "over",
-            "lap": "later" if went_on else "same",
+            "lap": lap,
             "recorded": _compare(recorded, end),
         }
     )
@@ -288,9 +292,27 @@ def _into(run: Run, end: int, capacity: int) -> Run:
     return run.moved((end - 1 - run.start) // capacity * capacity)
 
 
-def _went_on(runs: list[Run], end: int, checkpoint: format.Checkpoint, capacity: int) -> bool:
-    """Return whether a frame that is newer than the checkpoint would stand before its tail, if the log ended at `end`."""
-    return any(run.first >= checkpoint.next_seq and _into(run, end, capacity).start < checkpoint.tail for run in runs)
+def _lap(runs: list[Run], newest: Run, end: int, checkpoint: format.Checkpoint, capacity: int) -> str:
+    """Return whether the log went on for a lap after it first came by `end`, where its last sound frame ends; see `CONDITIONS`.
+
+    It decides by the frames that are kept then, and by what is never erased, so that it decides the same when it is run again.
+    """
+    moved = [(_into(run, end, capacity), run) for run in runs]
+    before = sorted(new for new, run in moved if run.first >= checkpoint.next_seq and new.start < checkpoint.tail)
+    if not before:
+        return "same"
+    if not any(run.first < checkpoint.next_seq and _is_known(run, end, checkpoint, capacity) for run in runs):
+        return "later"  # and nothing that was synced is at stake
+    # A killed writer leaves at most a quarter of the ring unpublished. So many records can't lie between what one left and the next one's.
+    if newest.last - before[0].first > (capacity // frames.HEADER >> 1) + 2:
+        return "later"
+    # More records were appended than fit between the checkpoint and here.
+    return "later" if newest.last - checkpoint.next_seq > (end - checkpoint.tail) // frames.HEADER else "doubtful"
+
+
+def _is_known(run: Run, end: int, checkpoint: format.Checkpoint, capacity: int) -> bool:
+    """Return whether a run that the checkpoint knows is still there if the log ends at `end`."""
+    return run.start >= end - capacity and run.end <= checkpoint.tail
 
 
 def _sort(
@@ -299,12 +321,15 @@ def _sort(
     """Return the runs that are kept, in order, and what is left over from earlier laps, pads included."""
     kept: list[Run] = []
     rejected: list[Run] = []
-    found = []
+    found: list[Run] = []
     for run in runs:
-        if run.first >= checkpoint.next_seq:
-            found.append(_into(run, tail, capacity) if case.newest == "newer" else run)
-        elif case.counts == "all" and run.start >= tail - capacity and run.end <= checkpoint.tail:
-            found.append(run)
+        if run.first < checkpoint.next_seq:
+            moved, counts = run, case.counts == "all" and _is_known(run, tail, checkpoint, capacity)
+        else:
+            moved = _into(run, tail, capacity)
+            counts = case.counts == "newer" or moved.start >= checkpoint.tail
+        if counts:
+            found.append(moved)
         else:
             rejected.append(run)
     for run in sorted(found):

@@ -2,12 +2,13 @@
 """Crash a machine many times, in memory, and see whether a spool recovers from each crash.
 
 A random workload runs the real code on a small spool whose memory records every store: appends of all sizes, syncs with appends in
-their midst, several laps, durable readers that commit, all policies, the keyed codec. Then disks are made up as a crash could have left
-them: each page (or sector) of both files at any of the versions it had since its file was last flushed. Each one is recovered
-and compared with what was appended:
+their midst, writers that are killed, several laps, durable readers that commit, all policies, the keyed codec. Then disks are made up
+as a crash could have left them: each page (or sector) of both files at any of the versions it had since its file was last flushed. Each
+one is recovered and compared with what was appended:
 
   - every record before the last completed sync is there, unless the policy had given it up by then;
-  - no record is there that was not appended, none with other bytes, and keyed values can be decoded;
+  - no record is there that was not appended, none with other bytes, and keyed values can be decoded; only in place of a record that
+    was not synced may one stand that a killed writer had put there and not published;
   - sequences ascend, and those that are missing are reported as Gaps: every account adds up;
   - no number that was ever visible is given out again;
   - a durable reader goes on at a sequence that it had committed since the last flush, and gets all that is kept from there on;
@@ -180,6 +181,7 @@ class History:
 
     def __init__(self) -> None:
         self.values: dict[int, tuple[bytes, Any]] = {}  # by sequence: the stored bytes, and what was meant where they are keyed
+        self.unpublished: dict[int, set[bytes]] = {}  # by sequence: what killed writers had put there
         self.seen: list[tuple[int, int]] = [(0, 0)]  # when, and the sequence below which every number was given out
         self.safe: list[tuple[int, frozenset[int]]] = [(0, frozenset())]  # when, and the sequences that were on disk then
         self.least: list[tuple[int, int]] = [(0, 0)]  # when, and the oldest sequence that was not given up
@@ -201,6 +203,7 @@ class History:
         known = self.at(self.seen, when)
         least = self.at(self.least, when)
         after.values = {sequence: value for sequence, value in self.values.items() if sequence < known}
+        after.unpublished = self.unpublished
         after.seen = [(0, known)]
         after.safe = [(0, frozenset(sequence for sequence in self.at(self.safe, when) if sequence >= least))]
         after.least = [(0, least)]
@@ -224,6 +227,7 @@ class Life:
         if number:
             recovery.recover(self.disk, boot_id(number), 1)  # type: ignore[arg-type]
             self.history.safe.append((self.clock[0], self.disk.kept()))
+            self._adopt()
         self.recovered = self.clock[0]
         region = Recorded(self.control, self.control.view[format.KEYS_AT : format.INDEX_AT], format.KEYS_AT)
         self.table = KeyTable(region, LOG_ID)
@@ -231,6 +235,12 @@ class Life:
         self.commits: dict[bytes, tuple[Any, Any]] = {}
         self._open_readers()
         self._work()
+
+    def _adopt(self) -> None:
+        """What a killed writer had put and the crash has brought up is a record from now on."""
+        for item in self.disk.read():
+            if not isinstance(item, Gap) and item.value in self.history.unpublished.get(item.sequence, ()):
+                self.history.values[item.sequence] = item.value, None
 
     def _intern(self, keys: list[str]) -> dict[str, int]:
         self.table.look()
@@ -279,10 +289,15 @@ class Life:
         began, sequence = self.clock[0], writer.begin()
         if not writer.admits(writer.end_of_many(writer.end, None, values)):
             return
-        self.history.values.update(enumerate(zip(values, meant, strict=True), sequence))
         codecs = bytes(Codec.RAW if each is None else Codec.KEYED for each in meant)
         writer.put_many(None, values, 0, codecs, 1)
-        writer.publish()
+        if meant[0] is not None or self.choose.random() < 0.9:
+            writer.publish()
+        published = self.disk.reader(0, 0).mark()[1] - sequence
+        for at in range(published, count):
+            self.history.unpublished.setdefault(sequence + at, set()).add(values[at])
+        count = published
+        self.history.values.update(enumerate(zip(values[:count], meant, strict=False), sequence))
         # Part of them may have been published earlier, and room was made first of all: both count from the first store on.
         self.history.seen.append((began, sequence + count))
         self.history.least.append((began, self.disk.least()))
@@ -341,8 +356,8 @@ def check(disk: Disk, history: History, when: int, flushed: int, number: int) ->
     table = KeyTable(disk.control[format.KEYS_AT : format.INDEX_AT], LOG_ID)
     disk.key_table = table
     place = search.find(disk.reader(0, 0), "earliest")
-    got = account(disk.read(place), place[1], found.state.next_seq, history)
-    assert got == {sequence for run in found.kept for sequence in range(run.first, run.last + 1)}
+    got, brought_up = account(disk.read(place), place[1], found.state.next_seq, history)
+    assert got | brought_up == {sequence for run in found.kept for sequence in range(run.first, run.last + 1)}
     least, seen = history.at(history.least, when), history.at(history.seen, when)
     lost = {sequence for sequence in history.at(history.safe, when) if sequence >= least} - got
     assert not lost, f"synced records are gone: {sorted(lost)}"
@@ -354,7 +369,7 @@ def check(disk: Disk, history: History, when: int, flushed: int, number: int) ->
         assert commit.sequence in allowed, f"{slot.name} is at {commit.sequence}, and committed {sorted(allowed)}"
         place = resume(disk.reader(0, 0), slot.name, commit)
         rest = account(disk.read(place), commit.sequence, found.state.next_seq, history)
-        assert rest == {sequence for sequence in got if sequence >= commit.sequence}
+        assert rest[0] | rest[1] == {sequence for sequence in got | brought_up if sequence >= commit.sequence}
     again = recovery.examine(disk)  # type: ignore[arg-type]
     assert again.rejected == [], "a leftover could be found again"
     assert again.state[:3] == found.state[:3] or not found.kept
@@ -373,21 +388,29 @@ def joined(runs: list[recovery.Run]) -> list[list[int]]:
     return out
 
 
-def account(items: list[Any], first: int, end: int, history: History) -> set[int]:
-    """Return which sequences were read. Everything from `first` to `end` must be a record that was appended, or lie in a Gap."""
+def account(items: list[Any], first: int, end: int, history: History) -> tuple[set[int], set[int]]:
+    """Return which sequences were read, and those with what was never published.
+
+    Everything from `first` to `end` must be a record that was appended, or lie in a Gap.
+    """
     got: set[int] = set()
+    brought_up: set[int] = set()
     expected = first
     for item in items:
         at, last = (item.first, item.last) if isinstance(item, Gap) else (item.sequence, item.sequence)
         assert at == expected, f"{item} follows {expected}"
         expected = last + 1
-        if not isinstance(item, Gap):
-            value, meant = history.values[item.sequence]
-            assert item.value == value, f"{item.sequence} has other bytes"
+        if isinstance(item, Gap):
+            continue
+        value, meant = history.values.get(item.sequence, (None, None))
+        if item.value == value:
             assert meant is None or item.data == meant, f"{item.sequence} means something else"
             got.add(item.sequence)
+        else:
+            assert item.value in history.unpublished.get(item.sequence, ()), f"{item.sequence} has other bytes"
+            brought_up.add(item.sequence)
     assert expected == end, f"the account ends at {expected}, the log at {end}"
-    return got
+    return got, brought_up
 
 
 def campaign(images: int, seed: int, unit: int, on_case: Callable[[str], None] = lambda name: None) -> int:
