@@ -217,7 +217,7 @@ def examine(memory: Memory) -> Findings:
     """Find out what the log holds, without changing anything."""
     which, checkpoint = checkpoints.newest(memory.control, memory.header)
     runs, pads = _survey(memory, checkpoint)
-    newest = max(runs, key=lambda run: run.last, default=None)
+    newest = max(runs, key=lambda run: (run.last, -_behind(run, checkpoint, memory.header.capacity)), default=None)
     end = _end(newest, checkpoint, memory.header.capacity)
     lap = "same" if newest is None else _lap(runs, newest, end, checkpoint, memory.header.capacity)
     if lap == "later":
@@ -232,7 +232,7 @@ def examine(memory: Memory) -> Findings:
         }
     )
     tail = checkpoint.tail if case.ends == "checkpoint" else end
-    kept, rejected = _sort(runs, pads, case, tail, checkpoint, memory.header.capacity)
+    kept, rejected = _sort(memory, runs, pads, case, tail, checkpoint)
     next_sequence = next_multiple(max([checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])]))
     first = kept[0] if kept else Run(tail, tail, next_sequence, 0, 0, 0)
     known = max([checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])])
@@ -258,17 +258,20 @@ def _survey(memory: Memory, checkpoint: format.Checkpoint) -> tuple[list[Run], l
     survey = memory.survey()
     runs: list[Run] = []
     pads: list[Run] = []
-    position, stop = checkpoint.head, checkpoint.head + memory.header.capacity
-    while survey.next_run(position, stop, checkpoint.min_seq, checkpoint.next_seq):
-        run = Run(survey.start, survey.position, survey.first, survey.last, survey.newest, survey.frames)
-        if run.frames:
-            runs.append(run)
-            position = run.end
-        else:
-            pads.append(run)
-            position = run.start + frames.HEADER
+    position = checkpoint.head
+    for stop in (checkpoint.tail, checkpoint.head + memory.header.capacity):  # a run ends where the checkpoint does
+        while survey.next_run(position, stop, checkpoint.min_seq, checkpoint.next_seq):
+            run = Run(survey.start, survey.position, survey.first, survey.last, survey.newest, survey.frames)
+            (runs if run.frames else pads).append(run)
+            position = run.end if run.frames else run.start + frames.HEADER
+        position = max(position, stop)
     survey.close()
     return runs, pads
+
+
+def _behind(run: Run, checkpoint: format.Checkpoint, capacity: int) -> int:
+    """Return how far behind the checkpoint's tail a run stands that the checkpoint doesn't know: at least so far."""
+    return 0 if run.first < checkpoint.next_seq else (run.start - checkpoint.tail) % capacity
 
 
 def _newest(run: Run | None, checkpoint: format.Checkpoint) -> str:
@@ -301,6 +304,8 @@ def _lap(runs: list[Run], newest: Run, end: int, checkpoint: format.Checkpoint, 
     before = sorted(new for new, run in moved if run.first >= checkpoint.next_seq and new.start < checkpoint.tail)
     if not before:
         return "same"
+    if max(run.last for run in before) == newest.last:
+        return "doubtful"  # a number that was put twice
     if not any(run.first < checkpoint.next_seq and _is_known(run, end, checkpoint, capacity) for run in runs):
         return "later"  # and nothing that was synced is at stake
     # A killed writer leaves at most a quarter of the ring unpublished. So many records can't lie between what one left and the next one's.
@@ -316,9 +321,10 @@ def _is_known(run: Run, end: int, checkpoint: format.Checkpoint, capacity: int) 
 
 
 def _sort(
-    runs: list[Run], pads: list[Run], case: Case, tail: int, checkpoint: format.Checkpoint, capacity: int
+    memory: Memory, runs: list[Run], pads: list[Run], case: Case, tail: int, checkpoint: format.Checkpoint
 ) -> tuple[list[Run], list[Run]]:
     """Return the runs that are kept, in order, and what is left over from earlier laps, pads included."""
+    capacity = memory.header.capacity
     kept: list[Run] = []
     rejected: list[Run] = []
     found: list[Run] = []
@@ -333,13 +339,28 @@ def _sort(
         else:
             rejected.append(run)
     for run in sorted(found):
-        if kept and run.first <= kept[-1].last:
-            rejected.append(run)
-        else:
-            kept.append(run)
+        again, further = _split(memory, run, kept[-1].last if kept else run.first - 1)
+        rejected += again
+        kept += further
     announced = {(run.start % capacity, run.first) for run in kept}
     rejected += [pad for pad in pads if (pad.end % capacity, pad.first) not in announced]
     return kept, rejected
+
+
+def _split(memory: Memory, run: Run, last: int) -> tuple[list[Run], list[Run]]:
+    """Return the part of a run up to the sequence `last`, and the part behind it; each is one run or none."""
+    if run.first > last:
+        return [], [run]
+    if run.last <= last:
+        return [run], []
+    survey = memory.survey()
+    place = survey.place_of(run.start, run.end, last + 1)
+    survey.close()
+    frames_before = last + 1 - run.first
+    return (
+        [run._replace(end=place, last=last, frames=frames_before)],
+        [run._replace(start=place, first=last + 1, frames=run.frames - frames_before)],
+    )
 
 
 def _recorded(memory: Memory, tail: int) -> tuple[int, int] | None:
