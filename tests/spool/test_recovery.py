@@ -132,12 +132,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def crashed() -> Any:
-    """Return an image of the campaign, of which a recovery rejects frames and moves a durable reader."""
+    """Return an image of the campaign with a durable reader, of which a recovery erases frames."""
     choose = images.random.Random(3)
     while True:
         life = images.Life(images.blank(8192), images.History(), 0, 512, choose)
         image = life.crash(choose.randint(0, life.clock[0]), _frames_py)
-        if any(run.frames for run in recovery.examine(image).rejected) and any(image.slots().taken()):
+        found = recovery.examine(image)
+        if any(run.frames and run.last >= found.state.min_seq for run in found.rejected) and any(image.slots().taken()):
             return image
 
 
