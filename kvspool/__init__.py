@@ -12,14 +12,29 @@ See README.md for what an `append` promises, `kvspool.errors` for what can go wr
 
 from kvspool.errors import GapError, KvspoolError
 from kvspool.exchange import export, import_, import_v1
-from kvspool.logs import create, open, resize
+from kvspool.logs import create, open, resize, verify
 from kvspool.record import Codec, Gap, Record
-from kvspool.spool import Lag, Reader, ReaderStats, Spool, SpoolStats, Writer
+from kvspool.spool import (
+    Damage,
+    Lag,
+    Reader,
+    ReaderStats,
+    RecoveryReport,
+    RepairReport,
+    SalvageReport,
+    Spool,
+    SpoolStats,
+    VerifyReport,
+    Writer,
+    repair,
+    salvage,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Codec",
+    "Damage",
     "Gap",
     "GapError",
     "KvspoolError",
@@ -27,8 +42,12 @@ __all__ = [
     "Reader",
     "ReaderStats",
     "Record",
+    "RecoveryReport",
+    "RepairReport",
+    "SalvageReport",
     "Spool",
     "SpoolStats",
+    "VerifyReport",
     "Writer",
     "__version__",
     "create",
@@ -36,5 +55,8 @@ __all__ = [
     "import_",
     "import_v1",
     "open",
+    "repair",
     "resize",
+    "salvage",
+    "verify",
 ]

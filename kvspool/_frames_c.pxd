@@ -81,8 +81,9 @@ cdef class Ring:
     cpdef uint64_t find_frame(self, uint64_t position, uint64_t end, uint64_t least, uint64_t most) except? 0
     @cython.locals(found=int)
     cdef uint64_t scan(self, uint64_t position, uint64_t end, uint64_t least, uint64_t most) noexcept
-    @cython.locals(found=int)
+    @cython.locals(found=int, least=uint64_t, beyond=uint64_t)
     cpdef uint64_t walk(self, uint64_t position, uint64_t end, uint64_t sequence, uint64_t timestamp) except? 0
+    cdef bint goes_back(self, int found, uint64_t least) noexcept
     @cython.locals(at=Py_ssize_t, position=uint64_t, sequence=uint64_t, timestamp=uint64_t)
     cpdef tuple entry(self, Py_ssize_t block)
 
@@ -228,6 +229,7 @@ cdef class FrameWriter(Ring):
     cdef bint make_room(self, uint64_t end) noexcept
     @cython.locals(offset=uint64_t, length=uint64_t, first=uint64_t)
     cdef bint is_pinned(self, uint64_t start, uint64_t end) noexcept
+    cdef bint may_be_oldest(self, int found, uint64_t least, uint64_t position) noexcept
     @cython.locals(block=Py_ssize_t, at=Py_ssize_t, first=uint64_t, known=uint64_t)
     cdef void index(self, uint64_t position, uint64_t offset, int64_t timestamp) noexcept
     @cython.locals(other=Py_ssize_t)
@@ -254,5 +256,28 @@ cdef class Burst:
     cdef public FrameWriter frames
 
 
+cdef class FrameSurvey(Ring):
+    cdef readonly uint64_t start
+    cdef readonly uint64_t position
+    cdef readonly uint64_t first
+    cdef readonly uint64_t last
+    cdef readonly uint64_t newest
+    cdef readonly uint64_t frames
+
+    @cython.locals(found=int, end=uint64_t)
+    cpdef bint next_run(self, uint64_t position, uint64_t stop, uint64_t least, uint64_t split) except -1
+    cdef uint64_t step(self, uint64_t offset) noexcept
+    @cython.locals(end=uint64_t)
+    cdef void follow(self, uint64_t position, uint64_t stop, uint64_t split) noexcept
+    cpdef uint64_t place_of(self, uint64_t position, uint64_t end, uint64_t sequence) except? 0
+    @cython.locals(at=Py_ssize_t)
+    cpdef int erase(self, uint64_t position, uint64_t end, uint64_t least) except -1
+    @cython.locals(block=Py_ssize_t, blocks=Py_ssize_t)
+    cpdef int clear_index(self) except -1
+    @cython.locals(offset=uint64_t, block=Py_ssize_t, at=Py_ssize_t, known=uint64_t)
+    cpdef int enter_run(self, uint64_t position, uint64_t end) except -1
+
+
 @cython.locals(longest=Py_ssize_t, total=Py_ssize_t, length=Py_ssize_t, at=Py_ssize_t, value=object, key=object)
 cpdef tuple measure(list keys, list values)
+cpdef uint32_t crc32c(uint32_t state, bytes data) except? 0

@@ -393,17 +393,34 @@ class Ring:
     def walk(self, position: int, end: int, sequence: int, timestamp: int) -> int:
         """Follow the chain from `position` to the first frame with at least this sequence and timestamp; or to `end`.
 
-        Stops early at a header that can't be right: the caller reads on from there and finds the damage itself.
+        Stops at damage that may have been that frame: the caller reads on from there and finds the damage itself. Damage before it is
+        passed over; what a crash of the machine left there of an earlier lap is known by a sequence that goes back.
         """
         self.check_open()
+        least = 0
         while position < end:
             found = self.parse(position, end)
-            if found == BAD:
-                break
-            if found == FRAME and self.sequence_found >= sequence and self.timestamp >= timestamp:
-                break
+            if found == BAD or self.goes_back(found, least) or (found == FRAME and not self.is_sound(self.offset)):
+                beyond = self.scan(position + 8, end, least, NOTHING)
+                if beyond >= end or native.load_after_reads(self.control, HEAD) > position:
+                    break
+                if self.sequence_found >= sequence and self.timestamp >= timestamp:
+                    break
+                position = beyond
+                continue
+            if found == FRAME:
+                if self.sequence_found >= sequence and self.timestamp >= timestamp:
+                    break
+                least = self.sequence_found + 1
             position += self.stored
         return position
+
+    def goes_back(self, found: int, least: int) -> bool:
+        """Return whether the frame or pad that `parse` found belongs before sequence `least`, to an earlier lap.
+
+        A crash of the machine may leave such ones where pages came too late. A pad has the sequence of the record behind it.
+        """
+        return (found == FRAME or self.stored >= HEADER) and self.sequence_found < least
 
     def entry(self, block: int) -> tuple[int, int, int]:
         """Return what the index says of a block: position, sequence and timestamp of a frame; or NOTHING, 0, 0.
@@ -453,7 +470,7 @@ class FrameReader(Ring):
             if native.load_after_reads(self.control, HEAD) > self.position:
                 self.stop = OVERRUN
                 return False
-            if found == BAD:
+            if found == BAD or self.goes_back(found, self.sequence):
                 self.stop = DAMAGED
                 return False
             self.position += self.stored
@@ -1093,8 +1110,10 @@ class FrameWriter(Ring):
     def make_room(self, end: int) -> bool:
         """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten.
 
-        Inside a batch, until all of it fits that is published together. False if one of them is pinned: nothing was given up then. A
-        frame whose header can't be right is passed over to the next sound one: damage never stops a writer.
+        Inside a batch, until all of it fits that is published together. False if one of them is pinned: nothing was given up then.
+
+        What can't be right is passed over to the next sound frame: damage never stops a writer. `min_seq` never goes down, and the head
+        comes to stand at a frame that belongs there: no frame with this sequence or a later one is left over from an earlier lap.
         """
         head = Ring.bounded_head(self, native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
@@ -1102,13 +1121,16 @@ class FrameWriter(Ring):
         end = max(end, min(self.batch_end, self.published + (self.capacity >> 2)))
         before = head
         least = least_before = native.load(self.control, MIN_SEQ)
-        while end - head > self.capacity:
+        while head < self.published:
             found = Ring.parse(self, head, self.published)
-            if found == BAD or (found == FRAME and self.sequence_found >= self.next_sequence):
-                head = self.scan(head + 8, self.published, 0, self.next_sequence - 1)
+            if found == BAD or self.goes_back(found, least) or not self.may_be_oldest(found, least, head):
+                head = self.scan(head + 8, self.published, least, self.next_sequence - 1)
                 continue
             if found == FRAME:
-                least = self.sequence_found + 1
+                least = self.sequence_found
+                if end - head <= self.capacity:
+                    break
+                least += 1
             native.prefetch(self.data, self.offset + AHEAD, self.stored)  # what is given up here is overwritten next
             head += self.stored
         if native.load(self.control, PINS) != 0 and self.is_pinned(before, head):
@@ -1143,6 +1165,14 @@ class FrameWriter(Ring):
             if native.locked_from(self.data_fd, DATA_START, self.capacity) >= 0:
                 native.store(self.control, PINS, 1)
         return False
+
+    def may_be_oldest(self, found: int, least: int, position: int) -> bool:
+        """Return whether the frame or pad at `position` can be believed; the checksum is asked only if the sequence isn't `least`."""
+        if found == FRAME:
+            if self.sequence_found == least:
+                return True
+            return self.sequence_found < self.next_sequence and self.is_sound(self.offset)
+        return self.stored < HEADER or self.sequence_found <= self.next_sequence
 
     def index(self, position: int, offset: int, timestamp: int) -> None:
         """Enter the frame in the index if it is the first one of its block in this lap."""
@@ -1298,6 +1328,115 @@ class Burst:
         raise NotImplementedError
 
 
+class FrameSurvey(Ring):
+    """Finds every sound frame, in whatever state a crash of the machine left the ring; erases leftovers, and fills the index.
+
+    A *run* is a row of sound frames that touch each other, each with the sequence after the one before; `start`, `position` (behind it),
+    `first`, `last`, `newest` (the last timestamp) and `frames` tell of the one that `next_run` found. A sound pad is a run without frames.
+    """
+
+    def __init__(self, data: memoryview, control: memoryview, seed: int) -> None:
+        """Look at the ring; `erase` needs it writable, `clear_index` and `enter_run` the control block."""
+        Ring.__init__(self, data, control, seed)
+        self.start = 0
+        self.position = 0
+        self.first = 0
+        self.last = 0
+        self.newest = 0
+        self.frames = 0
+
+    def next_run(self, position: int, stop: int, least: int, split: int) -> bool:
+        """Find the first run from `position` on whose sequences are at least `least`; False if none starts before `stop`.
+
+        A run ends before the sequence `split`. Sound frames that are older are passed over whole; everywhere else every 8 bytes may
+        start a frame, also behind the header of a pad: what lies there may be of a later lap.
+        """
+        self.check_open()
+        end = stop + self.capacity
+        while position < stop:
+            found = self.parse(position, end)
+            if found == FRAME and self.is_sound(self.offset):
+                if self.sequence_found >= least:
+                    self.follow(position, stop, split)
+                    return True
+                position += self.stored
+            elif found == SKIP and self.stored < HEADER:
+                position += self.stored
+            elif found == SKIP and self.sequence_found >= least:
+                self.start = position
+                self.position = position + self.stored
+                self.first = self.last = self.sequence_found
+                self.frames = 0
+                return True
+            else:
+                position += self.step(position % self.capacity)
+        return False
+
+    def step(self, offset: int) -> int:
+        """Return how far the next place is at which a frame may start: a page that is all zeros has none."""
+        if offset & 4095 == 0 and offset + 4096 <= self.capacity and native.is_zero(self.data, offset, 4096):
+            return 4096
+        return 8
+
+    def follow(self, position: int, stop: int, split: int) -> None:
+        """Take in the run that begins with the frame just parsed, at `position`."""
+        end = stop + self.capacity
+        self.start = position
+        self.first = self.sequence_found
+        self.frames = 0
+        while True:
+            self.frames += 1
+            self.last = self.sequence_found
+            self.newest = self.timestamp
+            position += self.stored
+            if position >= stop or self.parse(position, end) != FRAME or self.sequence_found != self.last + 1:
+                break
+            if self.sequence_found == split or not self.is_sound(self.offset):
+                break
+        self.position = position
+
+    def place_of(self, position: int, end: int, sequence: int) -> int:
+        """Return the position of the frame with this sequence in the run between these positions; `end` if it has none."""
+        self.check_open()
+        while position < end and self.parse(position, end) == FRAME and self.sequence_found < sequence:
+            position += self.stored
+        return position
+
+    def erase(self, position: int, end: int, least: int) -> None:
+        """Overwrite the first word of each frame or pad of the run between these positions whose sequence is at least `least`."""
+        self.check_open()
+        while position < end and self.parse(position, end) != BAD:
+            at = (position % self.capacity) >> 3
+            position += self.stored
+            if self.sequence_found >= least:
+                self.words[at] = 0
+
+    def clear_index(self) -> None:
+        """Empty every entry of the index."""
+        self.check_open()
+        blocks = (self.capacity + (1 << BLOCK) - 1) >> BLOCK
+        for block in range(blocks):
+            native.store(self.control, INDEX + INDEX_WORDS * block, 0)
+
+    def enter_run(self, position: int, end: int) -> None:
+        """Enter the first frame of each block between these positions in the index; every frame there is sound.
+
+        Runs are entered in the order of their positions, into an index that was cleared.
+        """
+        self.check_open()
+        while position < end and self.parse(position, end) == FRAME:
+            offset = position % self.capacity
+            block = offset >> BLOCK
+            at = INDEX + INDEX_WORDS * block
+            known = native.load(self.control, at)
+            if known & 1 == 0 or known < position - offset + (block << BLOCK):
+                native.store(self.control, at, 0)
+                native.store(self.control, at + 1, self.sequence_found)
+                native.store(self.control, at + 2, self.timestamp)
+                native.store(self.control, at, position | 1)
+            position += self.stored
+
+
 def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
     """Return the bytes of the longest record's key and value, and those of the ring that all take but for a pad.
 
@@ -1322,3 +1461,8 @@ def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
             longest = length
         total += (HEADER + length + 7) & ~7
     return longest, total
+
+
+def crc32c(state: int, data: bytes) -> int:
+    """Return the CRC32C register `state` after some further bytes."""
+    return native.crc32c(state, native.bytes_of(data), 0, len(data))

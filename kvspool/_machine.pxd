@@ -3,7 +3,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromSt
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EACCES, EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memset
+from libc.string cimport memcmp, memset
 
 
 cdef extern from "_crc32c.h":
@@ -194,6 +194,10 @@ cdef inline uint32_t copy_in(
     uint32_t state, uint8_t *data, Py_ssize_t at, const uint8_t *source, Py_ssize_t start, Py_ssize_t length
 ) noexcept:
     return kv_crc32c_copy(state, data + at, source + start, length, True)
+
+
+cdef inline bint is_zero(const uint8_t *data, Py_ssize_t at, Py_ssize_t length) noexcept:
+    return data[at] == 0 and memcmp(data + at, data + at + 1, length - 1) == 0
 
 
 cdef inline uint64_t load(const uint64_t *words, Py_ssize_t at) noexcept:

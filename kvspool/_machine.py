@@ -75,6 +75,11 @@ def copy_in(state: int, data: memoryview, at: int, source: memoryview | bytes, s
     return crc32c(state, source, start, length)
 
 
+def is_zero(data: memoryview, at: int, length: int) -> bool:
+    """Return whether `length` bytes at `at` are all zero."""
+    return not any(data[at : at + length])
+
+
 def load(words: memoryview, at: int) -> int:
     """Load word `at` (acquire: no later access moves before it)."""
     return words[at]

@@ -9,6 +9,7 @@
     |   |-- NotALog             neither a log nor anything that holds logs
     |   |-- UnknownVersion      written by a newer kvspool
     |   `-- MismatchedPair      control block and data file of different logs
+    |-- Unrecovered             the machine was restarted, and nobody who may write has opened the log since
     |-- Corruption              ours, but damaged
     |   `-- Truncated           a file is shorter than its header says
     |-- TooLarge                the record can't be held          (also ValueError)
@@ -85,6 +86,15 @@ class UnknownVersion(FormatError):
 
 class MismatchedPair(FormatError):
     """`spool.ctl` and `spool.dat` belong to different logs: one was copied or restored without the other."""
+
+
+class Unrecovered(KvspoolError):
+    """The machine was restarted since the log was written, and you may only read it. Nothing was changed.
+
+    Its control block can't be trusted before the log is recovered. Whoever may write does that by opening it once.
+    """
+
+    exit_code = 5
 
 
 class Corruption(KvspoolError):
@@ -191,7 +201,8 @@ class Poisoned(KvspoolError):
     """A flush to disk failed, so what was written since the last good one may not be on disk.
 
     The kernel forgets the pages that it could not write; a retry would report success that never was.
-    The log takes no more records. It can be read; copy what it holds to a new log on a sound disk.
+    The log takes no more records. It can be read; `kvspool.repair` writes all of it to disk anew and lets it go on, if the disk can;
+    otherwise `kvspool.salvage` copies what it holds to a new log on a sound one.
     """
 
     exit_code = 5

@@ -14,6 +14,7 @@ from kvspool.spool import Spool, format, pair
 from kvspool.spool import resize as resizing
 from kvspool.spool.resize import Resized
 from kvspool.spool.spool import TIMEOUT
+from kvspool.spool.verify import Progress, VerifyReport
 
 LONGEST_EXPIRY = 1e9  # seconds, some 30 years
 LEAST_INTERVAL = 1e-3  # seconds
@@ -129,6 +130,16 @@ def open(
     if target.is_dir() and any(_SHARD_NAME.fullmatch(name) for name in system.port.names(target)):
         raise NotALog(f"{target} holds shards: open one shard set in it with shard.open, or all of them with hub.open")
     raise NotALog(f"{target} is neither a log nor a directory of logs")
+
+
+def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport:
+    """Check every record of the log at `path` against its checksum, while writers and readers go on.
+
+    progress: called as `progress(done, all)` now and then, with bytes. Raises what `open` raises, and Corruption where the control block
+    doesn't say where the log ends: `repair` finds that out from the records.
+    """
+    with open(path) as log:
+        return log.verify(progress)
 
 
 def _check_durability(durability: format.Durability | None, sync_interval: float | None) -> None:

@@ -14,8 +14,8 @@ from kvspool.spool import format
 from kvspool.spool.keys import KeyTable
 
 PAGE = (Path(__file__).parent.parent / "docs" / "format.md").read_text(encoding="utf-8")
-LAYOUTS = [format.HEADER, format.CONTROL, format.MOVES, format.CHECKPOINT, format.INDEX_ENTRY, format.DATA_HEADER, format.FRAME]
-LAYOUTS += [format.SLOT, format.COMMIT, format.RATE_BUCKET, format.GAP_BUCKET, format.KEY_TABLE, format.KEY_ENTRY]
+LAYOUTS = [format.HEADER, format.EPOCH, format.CONTROL, format.MOVES, format.CHECKPOINT, format.INDEX_ENTRY, format.DATA_HEADER]
+LAYOUTS += [format.FRAME, format.SLOT, format.COMMIT, format.RATE_BUCKET, format.GAP_BUCKET, format.KEY_TABLE, format.KEY_ENTRY]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.record.__name__)

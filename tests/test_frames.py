@@ -948,3 +948,87 @@ def test_a_copy_made_while_the_writer_ran_over_it_is_void(make_ring: MakeRing) -
 def test_every_reserved_word_has_a_line_of_its_own() -> None:
     lines = [frames.HEAD, frames.TAIL, frames.SYNC_ERROR, frames.WANTED, frames.HOLDER]
     assert all(later // 8 - earlier // 8 >= 1 for earlier, later in pairwise(lines))
+
+
+def leftover_ring(twin: ModuleType, make_ring: MakeRing) -> Ring:
+    """Return a ring with the records 10..19, in which 13 and 14 are records of the lap before, as a crash of the machine may leave it."""
+    ring = make_ring(twin, 1024)
+    ring.fill([b"%02d" % at * 30 for at in range(10)])
+    before = bytes(ring.data)
+    ring.fill([b"%02d" % at * 30 for at in range(10, 20)])
+    ring.data[288:480] = before[288:480]
+    return ring
+
+
+def test_a_reader_passes_over_frames_of_an_earlier_lap(twin: ModuleType, make_ring: MakeRing) -> None:
+    ring = leftover_ring(twin, make_ring)
+    items = ring.read()
+    assert [item.sequence for item in items if isinstance(item, Record)] == [10, 11, 12, 15, 16, 17, 18, 19]
+    assert [(item.first, item.last, item.reason) for item in items if isinstance(item, Gap)] == [(13, 14, "damaged")]
+
+
+@pytest.mark.parametrize("sequence", range(10, 21))
+def test_a_search_passes_over_frames_of_an_earlier_lap(twin: ModuleType, make_ring: MakeRing, sequence: int) -> None:
+    ring = leftover_ring(twin, make_ring)
+    items = ring.read(search.find(ring.reader(0, 0), sequence))
+    expected = [at for at in range(sequence, 20) if at not in (13, 14)]
+    assert [item.sequence for item in items if isinstance(item, Record)] == expected
+    assert [(item.first, item.last) for item in items if isinstance(item, Gap)] == ([(max(13, sequence), 14)] if sequence < 15 else [])
+
+
+def test_a_pad_of_an_earlier_lap_hides_no_record(twin: ModuleType, make_ring: MakeRing) -> None:
+    ring = make_ring(twin, 1024)
+    ring.fill([b"%02d" % at * 30 for at in range(11)])  # the eleventh doesn't fit, and stands behind a pad of 64 bytes
+    pad = bytes(ring.data[960:992])
+    ring.fill([b"%02d" % at * 30 for at in range(11, 20)])
+    ring.fill([b"", b""])  # where the pad was
+    assert [item.sequence for item in ring.read()][-2:] == [20, 21]
+    ring.data[960:992] = pad
+    items = ring.read()
+    assert [(item.first, item.last, item.reason) for item in items if isinstance(item, Gap)] == [(20, 20, "damaged")]
+    assert items[-1].sequence == 21  # type: ignore[union-attr]
+
+
+def test_making_room_never_lowers_min_seq_and_the_head_never_stands_at_a_frame_of_an_earlier_lap(
+    twin: ModuleType, make_ring: MakeRing
+) -> None:
+    ring = leftover_ring(twin, make_ring)
+    least = 10
+    for at in range(20, 40):
+        ring.fill([b"%02d" % at * 30])
+        head, first = ring.earliest()
+        assert ring.words[frames.MIN_SEQ] == first >= least, "exact, and never smaller than before"
+        assert first not in (13, 14)
+        least = first
+        assert [item.sequence for item in ring.read() if isinstance(item, Record)][0] == first
+    assert least > 20
+
+
+def test_a_survey_finds_every_run_and_pad_and_erases_what_it_is_told(twin: ModuleType, make_ring: MakeRing) -> None:
+    ring = leftover_ring(twin, make_ring)
+
+    def found(least: int = 0, split: int = frames.NOTHING) -> list[tuple[int, int, int, int, int]]:
+        survey = twin.FrameSurvey(ring.data, ring.control, SEED)
+        runs, position = [], 0
+        while survey.next_run(position, 1024, least, split):
+            runs.append((survey.start, survey.position, survey.first, survey.last, survey.frames))
+            position = survey.position if survey.frames else survey.start + frames.HEADER
+        survey.close()
+        return runs
+
+    assert found() == [(0, 288, 10, 12, 3), (288, 480, 3, 4, 2), (480, 960, 15, 19, 5), (960, 1024, 10, 10, 0)]
+    assert found(least=11) == [(96, 288, 11, 12, 2), (480, 960, 15, 19, 5)]
+    assert found(split=17)[2:] == [(480, 672, 15, 16, 2), (672, 960, 17, 19, 3), (960, 1024, 10, 10, 0)]
+    survey = twin.FrameSurvey(ring.data, ring.control, SEED)
+    assert [survey.place_of(480, 960, sequence) for sequence in (0, 15, 17, 19, 20)] == [480, 480, 672, 864, 960]
+    before = bytes(ring.data)
+    survey.erase(288, 480, 4)
+    survey.erase(960, 1024, 10)
+    assert found() == [(0, 288, 10, 12, 3), (288, 384, 3, 3, 1), (480, 960, 15, 19, 5)]
+    assert bytes(ring.data) == before[:384] + bytes(8) + before[392:960] + bytes(8) + before[968:], "one word each"
+    survey.clear_index()
+    survey.enter_run(1024 + 480, 1024 + 960)
+    assert ring.reader(0, 0).entry(0) == (1024 + 480, 15, 7)
+    with pytest.raises(Closed):
+        survey.close()
+        survey.next_run(0, 1024, 0, 0)

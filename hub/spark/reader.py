@@ -93,6 +93,9 @@ class ShardReader(DataSourceReader):
                 yield rows.of(batch)
 
     def _report(self, gap: Gap, partition: ShardRange) -> None:
+        if gap.reason == "machine restart":  # it was there when the query was planned
+            _logger.warning("topic %s, partition %s: %s", partition.topic, partition.partition, gap)
+            return
         message = (
             f"[KVSPOOL_DATA_LOSS] topic {partition.topic}, partition {partition.partition}: {gap}. "
             "They were there when the query was planned; a larger capacity keeps them longer."

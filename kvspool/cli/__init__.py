@@ -15,10 +15,27 @@ from typing import Any
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 import kvspool
-from kvspool.cli import append, create, doctor, export, import_, output, plugins, read, readers, resize, stats, sync, tail
+from kvspool.cli import (
+    append,
+    create,
+    doctor,
+    export,
+    import_,
+    output,
+    plugins,
+    read,
+    readers,
+    repair,
+    resize,
+    salvage,
+    stats,
+    sync,
+    tail,
+    verify,
+)
 from kvspool.errors import KvspoolError
 
-COMMANDS = (create, append, sync, read, tail, export, import_, readers, resize, stats, doctor)
+COMMANDS = (create, append, sync, read, tail, export, import_, readers, resize, stats, verify, repair, salvage, doctor)
 
 DESCRIPTION = """\
 A log that you open like a file. Any number of processes append to it at once and any number read it; what was appended

@@ -26,7 +26,7 @@ EXAMPLES = """\
   kvspool stats events --json | jq .records
   kvspool stats events --watch --interval 0.5"""
 
-_TIMES = ("first_timestamp", "last_timestamp", "created")
+_TIMES = ("first_timestamp", "last_timestamp", "created", "recovered")
 _SIZES = ("capacity", "used", "bytes", "size")
 _DETAILS = (
     "rates",
@@ -43,6 +43,10 @@ _DETAILS = (
     "synced_sequence",
     "unsynced_bytes",
     "sync_error",
+    "recoveries",
+    "recovered",
+    "lost_records",
+    "lost_bytes",
 )
 _UNITS = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
 

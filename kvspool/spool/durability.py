@@ -23,7 +23,6 @@ import errno
 import threading
 import weakref
 from contextlib import suppress
-from typing import NamedTuple
 
 import posix_ipc
 
@@ -31,23 +30,14 @@ from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool._frames import Bell
 from kvspool.errors import Closed, KvspoolError, LockTimeout, Poisoned, Reentered
-from kvspool.spool import format, seats
+from kvspool.spool import checkpoints, format, seats
+from kvspool.spool.checkpoints import State
 from kvspool.spool.pair import Pair
 
 SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
 CHECKPOINT_EVERY = 1_000_000_000  # ns
 CHECKPOINT_SHARE = 8  # of the ring, so a checkpoint is due when so much was flushed since the last one
 LONGEST_WAIT = 2_000_000  # ns until a look whether another process is done, for one that was killed wakes nobody
-
-
-class State(NamedTuple):
-    """What a log holds at one moment, as a checkpoint says it."""
-
-    head: int
-    min_seq: int
-    tail: int
-    next_seq: int
-    timestamp: int
 
 
 class Flusher:
@@ -62,13 +52,13 @@ class Flusher:
 
     def sync(self, timeout: float) -> int:
         """Put everything that was appended so far on disk, and a checkpoint that says so; return the sequence below which all is there."""
-        state = self._state()
+        state = checkpoints.state(self._reader)
         self._reach(state.next_seq, state.tail, timeout)
         return int(self._reader.word(format.SYNCED_SEQ))
 
     def flush(self, timeout: float) -> None:
         """Put everything that was appended so far on disk."""
-        self.flush_below(self._state().next_seq, timeout)
+        self.flush_below(checkpoints.state(self._reader).next_seq, timeout)
 
     def flush_below(self, sequence: int, timeout: float) -> None:
         """Return when every record below `sequence` is on disk, whoever put it there.
@@ -79,7 +69,10 @@ class Flusher:
 
     def flush_alone(self) -> None:
         """Put all on disk, with a checkpoint, for files that nobody else has seen yet: no lock is taken."""
-        self._flush(self._state().tail)
+        state = checkpoints.state(self._reader)
+        self._flush_file(self.pair.data_fd)
+        checkpoints.announce(self.pair.control, state)
+        self._write_checkpoint(state)
 
     def flush_control(self) -> None:
         """Flush spool.ctl."""
@@ -161,18 +154,18 @@ class Flusher:
 
     def _flush(self, position: int) -> None:
         """Flush the data and tell all; then write a checkpoint, if one is wanted or due."""
-        state = self._state()
+        state = checkpoints.state(self._reader)
         words = self.pair.control.cast("Q")
         if words[format.SYNCED] != state.tail or words[format.SYNCED_SEQ] != state.next_seq:
             self._flush_file(self.pair.data_fd)
-            words[format.SYNCED_SEQ] = state.next_seq
-            words[format.SYNCED] = state.tail
+            if self._is_far(state.tail):
+                # Before anybody is told: recovery can tell frames of this lap from those of the next only so far behind a checkpoint.
+                self._write_checkpoint(state)
+            checkpoints.announce(self.pair.control, state)
             self._ring()
-        if position or self._is_checkpoint_due(state.tail):
+        is_kept = self._reader.word(format.CHECKPOINTED) == state.tail
+        if self._is_checkpoint_due(state.tail) or (position and not is_kept):
             self._write_checkpoint(state)
-
-    def _state(self) -> State:
-        return State(self._reader.head(), self._reader.word(frames.MIN_SEQ), *self._reader.mark())
 
     def _ring(self) -> None:
         """Wake the readers who wait for what is on disk now. One that misses it looks by himself, so nothing that fails here matters."""
@@ -182,29 +175,20 @@ class Flusher:
                 seats.wake(self.pair, wanted, self._bells)
 
     def _is_checkpoint_due(self, tail: int) -> bool:
-        flushed = tail - self._reader.word(format.CHECKPOINTED)
         age = system.port.now() - self._reader.word(format.CHECKPOINTED_AT)
-        return not 0 <= flushed <= self.pair.header.capacity // CHECKPOINT_SHARE or not 0 <= age < CHECKPOINT_EVERY
+        return self._is_far(tail) or not 0 <= age < CHECKPOINT_EVERY
+
+    def _is_far(self, tail: int) -> bool:
+        """Return whether more than a share of the ring was flushed since the last checkpoint."""
+        return not 0 <= tail - self._reader.word(format.CHECKPOINTED) <= self.pair.header.capacity // CHECKPOINT_SHARE
 
     def _write_checkpoint(self, state: State) -> None:
         """Overwrite the older checkpoint. The data up to `state.tail` is on disk."""
-        at, generation = self._older_checkpoint()
-        log_id = self.pair.header.log_id
-        body = format.CHECKPOINT.pack(format.Checkpoint(generation, *state, system.port.boot_id(), 0, 0))[:-4]
-        self._flush_file(self.pair.control_fd, body + format.checksum(log_id, body).to_bytes(4, "little"), at)
+        at, raw = checkpoints.successor(self.pair.control, self.pair.header, state, system.port.boot_id())
+        self._flush_file(self.pair.control_fd, raw, at)
         words = self.pair.control.cast("Q")
         words[format.CHECKPOINTED_AT] = system.port.now()
         words[format.CHECKPOINTED] = state.tail
-
-    def _older_checkpoint(self) -> tuple[int, int]:
-        """Return where the checkpoint to be overwritten stands, and the generation of the new one."""
-        generations = []
-        for at in format.CHECKPOINTS_AT:
-            raw = bytes(self.pair.control[at : at + format.CHECKPOINT.size])
-            found = format.CHECKPOINT.unpack(raw)
-            is_sound = found.crc == format.checksum(self.pair.header.log_id, raw[:-4])
-            generations.append((found.generation if is_sound else 0, at))
-        return min(generations)[1], max(generations)[0] + 1
 
     def _flush_file(self, fd: int, data: bytes = b"", at: int = 0) -> None:
         """Write `data` at `at` of a file, and flush the file. A failure poisons the log."""

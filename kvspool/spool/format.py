@@ -5,8 +5,8 @@
 
     NAME/spool.lck   only in a log that was resized: the file whose bytes are locked
 
-    spool.ctl    0 HEADER   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   576 ASKED   640 MOVES   1024 CHECKPOINTS
-                 4096 RATES   8704 GAPS   12288 SLOTS   28672 KEY TABLE   65536 INDEX
+    spool.ctl    0 HEADER   128 EPOCHS   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   576 ASKED   640 MOVES
+                 1024 CHECKPOINTS   4096 RATES   8704 GAPS   12288 SLOTS   28672 KEY TABLE   65536 INDEX
 
 Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
 different cache lines. Who may change what stands with each record below. A file is never truncated or shrunk.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 from kvspool import _frames_py as frames
-from kvspool import _machine
+from kvspool._frames import crc32c
 from kvspool.layout import Layout
 
 CONTROL_FILE = "spool.ctl"
@@ -28,6 +28,7 @@ DATA_MAGIC = b"KVSPDAT2"
 VERSION = 1  # of the bytes below; another number is refused
 
 PAGE = 4096
+STRIDE = 1 << 32  # sequences: after a crash of the machine a log goes on at a multiple of it
 LEAST_CAPACITY = PAGE
 MOST_CAPACITY = 1 << 42  # the index of a larger ring would not stay small
 LARGEST_KEY = frames.NO_KEY - 1
@@ -35,7 +36,7 @@ LARGEST_KEY = frames.NO_KEY - 1
 # Bytes of spool.ctl, or of spool.lck where there is one, that are locked (open file description locks), one each.
 APPEND_LOCK = frames.APPEND_LOCK  # writers: everything in TAIL, HEAD, INDEX and the ring
 SYNC_LOCK = 1  # one process flushes for all who wait: SYNCED and CHECKPOINTS
-ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair (reserved); resize
+ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair, resize
 KEYS_LOCK = 3  # who adds to the key table
 SEAT_LOCKS = 512  # + seat: the reader that sleeps there
 READER_LOCKS = 1024  # + slot: the durable reader that is open
@@ -66,6 +67,19 @@ class Header(NamedTuple):
     resizes: Annotated[int, "Q", "how often it was resized; not 0: locks are those of spool.lck"]
     reserved: Annotated[bytes, "20s", "zeros"]
     crc: Annotated[int, "I", "CRC32C of the bytes before"]
+
+
+class Epoch(NamedTuple):
+    """In which start of the machine the words that change are true. Two of them, 64 bytes apart; a recovery overwrites the older one."""
+
+    boot_id: Annotated[bytes, "16s", "the start of the machine"]
+    first_seq: Annotated[int, "Q", "records appended since it began have this sequence or a later one"]
+    recovered: Annotated[int, "Q", "when the log was recovered, ns since the Unix epoch; 0: it was made"]
+    recoveries: Annotated[int, "Q", "how often it was; of two sound records the one with the higher number counts"]
+    lost_records: Annotated[int, "Q", "what the last recovery did not find of that which the control block knew: sequences"]
+    lost_bytes: Annotated[int, "Q", "and bytes behind the end that it found"]
+    state: Annotated[int, "I", "1: the words are written and the ring is on disk; 2: the checkpoint is too, and the words are true"]
+    crc: Annotated[int, "I", "CRC32C of the log id and the bytes before; this store and that of the state are one"]
 
 
 class DataHeader(NamedTuple):
@@ -214,6 +228,7 @@ class Frame(NamedTuple):
 
 
 HEADER = Layout(Header)
+EPOCH = Layout(Epoch)
 DATA_HEADER = Layout(DataHeader)
 CONTROL = Layout(Control)
 MOVES = Layout(Moves)
@@ -227,6 +242,8 @@ KEY_ENTRY = Layout(KeyEntry)
 INDEX_ENTRY = Layout(IndexEntry)
 FRAME = Layout(Frame)
 
+EPOCHS_AT = (128, 192)
+SEALED, TRUE = 1, 2  # states of an epoch
 CONTROL_AT = 256
 MOVES_AT = frames.MOVED * 8
 CHECKPOINTS_AT = (1024, 1536)
@@ -253,6 +270,7 @@ assert MOVES.size == 64 and MOVES_AT == 640
 assert (MOVES.offset("dropped"), MOVES.offset("kept"), MOVES.offset("pins")) == tuple(
     (at - frames.MOVED) * 8 for at in (frames.DROPPED, frames.KEPT, frames.PINS)
 )
+assert EPOCH.size == 64
 assert FRAME.size == frames.HEADER
 assert SLOT.size == frames.SLOT_COMMITS * 8 == 128
 assert COMMIT.size == frames.COMMIT_WORDS * 8 == 32
@@ -288,13 +306,13 @@ def checksum(*parts: bytes) -> int:
     """Return the CRC32C of the parts, one after the other."""
     state = 0xFFFFFFFF
     for part in parts:
-        state = _machine.crc32c(state, part, 0, len(part))
+        state = crc32c(state, part)
     return state ^ 0xFFFFFFFF
 
 
 def frame_seed(log_id: bytes) -> int:
     """Return the CRC32C register with which the checksum of each frame of this log begins."""
-    return _machine.crc32c(0xFFFFFFFF, log_id, 0, len(log_id))
+    return crc32c(0xFFFFFFFF, log_id)
 
 
 def blocks(capacity: int) -> int:

@@ -82,6 +82,11 @@ class KeyTable:
         self._seen = used
         self.is_full = self._next[0] != HEAD + used or len(region) - self._next[0] < format.KEY_ENTRY.size + LONGEST_KEY
 
+    def is_whole(self) -> bool:
+        """Return whether every key that was published is there."""
+        self.refresh()
+        return self._next[0] == HEAD + self._seen
+
     def add(self, keys: list[str], flush: Callable[[], None]) -> None:
         """Under the key lock: add the keys that are not there yet, as far as there is room. `flush` puts spool.ctl on disk."""
         self.refresh()

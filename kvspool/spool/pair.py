@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from kvspool import _frames_py as frames
 from kvspool import system
-from kvspool._frames import FrameReader, FrameWriter
+from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
 from kvspool.errors import (
     Corruption,
     FormatError,
@@ -37,7 +37,7 @@ from kvspool.errors import (
 )
 from kvspool.layout import Layout
 from kvspool.record import STRUCTURED, Codec
-from kvspool.spool import format, rates
+from kvspool.spool import epochs, format, rates
 from kvspool.spool.keys import KeyTable
 
 H = TypeVar("H", format.Header, format.DataHeader)
@@ -103,11 +103,17 @@ def create(
         raise
 
 
-def build(building: Path, header: format.Header, mode: int) -> None:
-    """Make the directory `building` with the two files of an empty log, on disk when the call returns."""
+def build(building: Path, header: format.Header, mode: int, epoch: format.Epoch | None = None) -> None:
+    """Make the directory `building` with the two files of an empty log, on disk when the call returns.
+
+    epoch: what is known of restarts of the machine; None for a log that saw none.
+    """
+    if epoch is None:
+        epoch = format.Epoch(system.port.boot_id(), 0, 0, 0, 0, 0, format.TRUE, 0)
     system.port.make_directory(building, 0o700)
     _write_data(building / format.DATA_FILE, header.log_id, header.capacity, mode)
-    _write_file(building / format.CONTROL_FILE, header.control_bytes, _sealed(format.HEADER, header), mode)
+    head = _sealed(format.HEADER, header) + epochs.packed(header.log_id, epoch)
+    _write_file(building / format.CONTROL_FILE, header.control_bytes, head, mode)
     flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
 
 
@@ -282,14 +288,25 @@ class Pair:
 
     def writer(self, holder: bytes) -> FrameWriter:
         """Return the writer of frames; `holder` are the words that name it. Raises PermissionError for who may only read."""
-        if not (self.can_write and self.can_ask):
+        if not self.is_writable:
             raise PermissionError(errno.EACCES, "no permission to append to this spool", os.fspath(self.path))
-        ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True)
-        ring = memoryview(ring_map)[format.DATA_START :]
-        keeps_unread = self.header.policy != 0
+        keeps_unread, expiry = self.header.policy != 0, self.header.reader_expiry
         return FrameWriter(
-            ring, self.control, self.seed, self.lock_fd, memoryview(holder), keeps_unread, self.header.reader_expiry, self, self.data_fd
+            self.map_ring(), self.control, self.seed, self.lock_fd, memoryview(holder), keeps_unread, expiry, self, self.data_fd
         )
+
+    @property
+    def is_writable(self) -> bool:
+        """Return whether this user may change both files."""
+        return self.can_write and self.can_ask
+
+    def map_ring(self) -> memoryview:
+        """Map the ring once more, for writing."""
+        return memoryview(self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True))[format.DATA_START :]
+
+    def survey(self, ring: memoryview) -> FrameSurvey:
+        """Return what finds every sound frame, and what erases some if `ring` is writable."""
+        return FrameSurvey(ring, self.control, self.seed)
 
     @property
     def lock_fd(self) -> int:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class Lag(msgspec.Struct, frozen=True):
     """How far a reader is behind the end of the log, counting only what it can still read.
 
-    records: by their sequences. bytes: of the ring, headers and padding included. seconds: age of the oldest record that it has
-    yet to read; 0 where there is none.
+    records: by their sequences, without those that a crash of the machine has left out. bytes: of the ring, headers and padding included.
+    seconds: age of the oldest record that it has yet to read; 0 where there is none.
     """
 
     records: int
@@ -486,7 +486,7 @@ def measure(reader: FrameReader, place: Place) -> Lag:
         sequence = max(sequence, first)
     found = reader.sequence_at(position, tail) if position < tail else frames.NOTHING
     age = 0.0 if found == frames.NOTHING else max(0.0, (system.port.now() - reader.timestamp) / 1e9)
-    return Lag(max(0, next_sequence - sequence), max(0, tail - position), age)
+    return Lag(search.count(reader, sequence, (tail, next_sequence)), max(0, tail - position), age)
 
 
 def listing(pair: Pair) -> list[ReaderStats]:

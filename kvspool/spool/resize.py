@@ -31,7 +31,7 @@ import posix_ipc
 from kvspool import _frames_py as frames
 from kvspool import _machine, holders, locks, system
 from kvspool.errors import Corruption, Poisoned, SpoolFull
-from kvspool.spool import format, search, seats, slots, turns
+from kvspool.spool import epochs, format, search, seats, slots, turns
 from kvspool.spool import pair as pairs
 from kvspool.spool.durability import Flusher
 from kvspool.spool.pair import Pair
@@ -113,7 +113,8 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
         origin=old.origin,
         resizes=old.header.resizes + 1,
     )
-    pairs.build(building, header, 0o600)
+    epoch = epochs.newest(old.control, old.header.log_id)
+    pairs.build(building, header, 0o600, None if epoch is None else epoch[1])
     lock_file = format.LOCK_FILE if old.header.resizes else format.CONTROL_FILE
     system.port.link(old.path / lock_file, building / format.LOCK_FILE)
     for name in (format.DATA_FILE, format.CONTROL_FILE, ""):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvspool import _frames_py as frames
 from kvspool.errors import OutOfRange
+from kvspool.spool import format
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
@@ -39,6 +40,35 @@ def find(reader: FrameReader, start: Start) -> Place:
     raise ValueError(f'start is a sequence, "earliest", "latest" or an aware datetime, not {start!r}')
 
 
+def count(reader: FrameReader, sequence: int, end: Place) -> int:
+    """Return how many records there are from `sequence` up to a place, without those that a crash of the machine has left out."""
+    tail, next_sequence = end
+    total = 0
+    while sequence // format.STRIDE < next_sequence // format.STRIDE:
+        boundary = (sequence // format.STRIDE + 1) * format.STRIDE
+        total += max(0, _last_before(reader, boundary) + 1 - sequence)
+        found = reader.sequence_at(_at_or_after(reader, boundary, 0)[0], tail)
+        sequence = (next_sequence if not boundary <= found < next_sequence else found) // format.STRIDE * format.STRIDE
+    return total + max(0, next_sequence - sequence)
+
+
+def _last_before(reader: FrameReader, boundary: int) -> int:
+    """Return the last sequence before a boundary; -1 if there is none."""
+    tail, head = reader.mark()[0], reader.head()
+    position = _entry_before(reader, head, tail, boundary, 0)
+    low, high = reader.sequence_at(position, tail), boundary
+    if not low < boundary:
+        return -1
+    while low + 1 < high:
+        middle = (low + high) // 2
+        found = reader.sequence_at(reader.walk(position, tail, middle, 0), tail)
+        if low < found < boundary:
+            low = found
+        else:
+            high = middle
+    return low
+
+
 def _earliest(reader: FrameReader) -> Place:
     """Return the place of the oldest frame, as of one moment."""
     while True:
@@ -51,11 +81,9 @@ def _earliest(reader: FrameReader) -> Place:
             return head, sequence
         if head >= tail:
             return tail, next_sequence
-        # The oldest frame is damaged. Its sequence stands in the control block, unless a writer died just there, or believed damage.
-        least = reader.word(frames.MIN_SEQ)
-        if reader.find_frame(head, tail, 0, next_sequence - 1) < tail:
-            least = min(least, reader.sequence_found)
-        return head, least
+        # The oldest frame is damaged. Its sequence stands in the control block, or one that a writer who died just there meant to go to.
+        # Frames with smaller ones are not asked: a crash of the machine may have left them in the damage from an earlier lap.
+        return head, min(reader.word(frames.MIN_SEQ), next_sequence)
 
 
 def _at_sequence(reader: FrameReader, sequence: int) -> Place:

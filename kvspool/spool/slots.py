@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from kvspool import _frames_py as frames
 from kvspool import _machine, holders
+from kvspool._frames import crc32c
 from kvspool.errors import Corruption
 from kvspool.spool import format
 
@@ -48,7 +49,7 @@ class Slots:
 
     def taken(self) -> Iterator[Slot]:
         """Yield the slots that are taken."""
-        return (slot for slot in map(self.slot, format.SLOTS) if slot.is_taken)
+        return (self.slot(number) for number in format.SLOTS if self._words[frames.SLOTS_AT + number * frames.SLOT_WORDS])
 
     def slot(self, number: int) -> Slot:
         """Return a slot, taken or not."""
@@ -154,6 +155,14 @@ class Slot:
         """Under the slot's lock, after `commit` or `take`: commit a place. Killed at any store, the commit `before` still counts."""
         return self._store(place, updated, (before.generation + 1) % _MODULUS)
 
+    def replace(self, position: int) -> None:
+        """Under all locks, with nobody at it: say where the next record of the commit lies now. What was given up stays given up."""
+        before = self.commit()
+        was_evicted = self.is_evicted(before)
+        after = self.move((position, before.sequence), before.updated, before)
+        if was_evicted:
+            self._words[self._at + frames.SLOT_EVICTED] = frames.EVICTED | after.generation
+
     def _commits(self, name: bytes | None) -> list[tuple[format.Commit, bool]]:
         """Return both commits, and whether they are sound."""
         state = self._register(self.raw_name if name is None else name)
@@ -162,15 +171,15 @@ class Slot:
             at = (self._at + frames.SLOT_COMMITS + which * frames.COMMIT_WORDS) * 8
             raw = bytes(self._control[at : at + format.COMMIT.size])
             commit = format.COMMIT.unpack(raw)
-            commits.append((commit, _machine.crc32c(state, raw, 0, 28) ^ frames.LOW == commit.crc))
+            commits.append((commit, crc32c(state, raw[:28]) ^ frames.LOW == commit.crc))
         return commits
 
     def _register(self, name: bytes) -> int:
         """Return the CRC32C register after the log id and the name, with which the checksum of a commit begins."""
-        return _machine.crc32c(format.frame_seed(self._log_id), name, 0, NAME_BYTES)
+        return crc32c(format.frame_seed(self._log_id), name)
 
     def _store(self, place: tuple[int, int], updated: int, generation: int) -> format.Commit:
-        crc = _machine.crc32c(self._state, _PLACE.pack(*place, updated, generation), 0, _PLACE.size) ^ frames.LOW
+        crc = crc32c(self._state, _PLACE.pack(*place, updated, generation)) ^ frames.LOW
         commit = format.Commit(*place, updated, generation, crc)
         at = self._at + frames.SLOT_COMMITS + (generation & 1) * frames.COMMIT_WORDS
         for further, word in enumerate(struct.unpack("<4Q", format.COMMIT.pack(commit))):

@@ -5,7 +5,7 @@ included, at any instruction. When `sync` returns, or an append with `durable=Tr
 "os" a thread syncs at an interval, at "disk" every append is durable; the level is the log's, or the handle's.
 
 **Recovery.** After the death of a process there is nothing to do: its lock is freed by the kernel, what it had not published is not
-there, and the next writer goes on.
+there, and the next writer goes on. After a crash of the machine the first one who opens the log recovers it; see `recovery`.
 
 **Limits.** A record takes at most a quarter of the ring, a key at most 65,534 bytes.
 
@@ -33,12 +33,13 @@ from kvspool._frames import FrameWriter, measure
 from kvspool.errors import Closed, KvspoolError, LockTimeout, MismatchedPair, Moved, NotDurable, Pinned, Poisoned, SpoolFull, TooLarge
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Record, decode, encode
-from kvspool.spool import format, rates, search, seats, views
+from kvspool.spool import epochs, format, rates, recovery, search, seats, views
 from kvspool.spool.cursor import Cursor, Following, Isolation, OnGap, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import Reader, ReaderStats, delete, listing, slowest
 from kvspool.spool.turns import Turn
+from kvspool.spool.verify import Progress, VerifyReport, verify_pair
 from kvspool.spool.writer import Writer
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class SpoolStats(msgspec.Struct, frozen=True):
     one to be appended. first_timestamp, last_timestamp, created: ns since the Unix epoch, 0 where there is no record. synced_sequence:
     every record below it is on disk; unsynced_records, unsynced_bytes: from there on. reader_expiry: seconds, 0 for never. durability: the
     level of this handle; sync_interval: seconds, for the level "os". sync_error: errno of the first failed flush, 0 if there was none.
-    rates: of appends and Gaps.
+    rates: of appends and Gaps. recoveries: how often the log was recovered after a restart of the machine; recovered: when last, ns since
+    the Unix epoch, 0 for never; lost_records, lost_bytes: what the control block knew of then and was not there any more.
     """
 
     path: str
@@ -83,6 +85,10 @@ class SpoolStats(msgspec.Struct, frozen=True):
     sync_error: int
     created: int
     rates: rates.Rates
+    recoveries: int = 0
+    recovered: int = 0
+    lost_records: int = 0
+    lost_bytes: int = 0
 
 
 class Prepared(NamedTuple):
@@ -113,7 +119,8 @@ class Spool:
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
     It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it. It
-    reopens nothing else; a log that was deleted stays deleted.
+    reopens nothing else; a log that was deleted stays deleted. `recovery` is the report if opening it had to recover it after a crash of
+    the machine, None otherwise.
     """
 
     def __init__(
@@ -125,6 +132,7 @@ class Spool:
         """
         self.path = pair.path
         self.timeout = timeout
+        self.recovery = _settled(pair, timeout)
         self._pair: Pair | None = pair
         self._log_id = pair.header.log_id  # of these files
         self._origin = pair.origin
@@ -481,6 +489,7 @@ class Spool:
         position, first = search.find(reader, "earliest")
         tail, next_sequence, last = reader.mark()
         reader.walk(position, tail, 0, 0)
+        first_timestamp = reader.timestamp if position < tail else 0
         return SpoolStats(
             path=str(self.path),
             format="spool",
@@ -490,10 +499,10 @@ class Spool:
             codec=self._codec.name.lower(),
             capacity=pair.header.capacity,
             used=tail - position,
-            records=next_sequence - first,
+            records=search.count(reader, first, (tail, next_sequence)),
             first_sequence=first,
             next_sequence=next_sequence,
-            first_timestamp=reader.timestamp if position < tail else 0,
+            first_timestamp=first_timestamp,
             last_timestamp=last,
             durability=self.durability,
             sync_interval=self.sync_interval if self.durability == "os" else 0.0,
@@ -503,6 +512,7 @@ class Spool:
             sync_error=reader.word(frames.SYNC_ERROR),
             created=pair.header.created,
             rates=rates.rates(pair.control.cast("Q"), system.port.now()),
+            **_recovered(pair),
         )
 
     def clear_seats(self) -> list[int]:
@@ -511,6 +521,13 @@ class Spool:
         Raises LogVanished, MismatchedPair; PermissionError where one may only read.
         """
         return seats.clear(self._live())
+
+    def verify(self, progress: Progress | None = None) -> VerifyReport:
+        """Check every record that is there now against its checksum, while others go on; see `VerifyReport`.
+
+        `progress(done, all)` is called now and then, with bytes. Takes no lock and changes nothing.
+        """
+        return verify_pair(self._live(), progress)
 
     @property
     def closed(self) -> bool:
@@ -613,6 +630,7 @@ class Spool:
         if pair.origin != self._origin:
             pair.close()
             raise MismatchedPair(f"{self.path} is another log now than the one that was open before the fork")
+        _settled(pair, self.timeout)
         # Iterators from before the fork still read through the old pair, which closes with the last of them.
         self._writer = None
         self._log_id = pair.header.log_id
@@ -774,6 +792,22 @@ class Spool:
                 if not is_ours and self._live() is not pair:
                     return self._intern(keys)
             return table.indexes
+
+
+def _settled(pair: Pair, timeout: float) -> recovery.RecoveryReport | None:
+    """Recover the log if the machine was restarted; see `recovery.settle`. The files are closed if that fails."""
+    try:
+        return recovery.settle(pair, timeout)
+    except BaseException:
+        pair.close()
+        raise
+
+
+def _recovered(pair: Pair) -> dict[str, int]:
+    """Return the fields of SpoolStats that tell of the last recovery."""
+    found = epochs.newest(pair.control, pair.header.log_id)
+    names = ("recoveries", "recovered", "lost_records", "lost_bytes")
+    return {name: 0 if found is None else getattr(found[1], name) for name in names}
 
 
 def _check(key: bytes | None, type: int, timestamp: int | None) -> None:

@@ -8,9 +8,10 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from images import Rebooted
 
 import kvspool
-from kvspool import Spool, errors
+from kvspool import Spool, errors, system
 from kvspool import _frames_py as frames
 from kvspool.spool import format, search
 
@@ -159,3 +160,22 @@ def test_a_damaged_oldest_record_is_reported_from_the_earliest_place(tmp_path: P
         assert (gap.first, gap.last, gap.reason, record.sequence) == (first, first, "damaged", first + 1)
         assert first_read(log, first + 1) == first + 1
         assert first_read(log, first + 50) == first + 50
+
+
+@pytest.mark.parametrize("appended", [[3], [0, 3], [2, 2], [1, 0, 4], [30, 1, 30], [0, 0, 0]])
+def test_records_are_counted_without_the_numbers_that_restarts_left_out(tmp_path: Path, appended: list[int]) -> None:
+    kvspool.create(tmp_path / "log", capacity=4096).close()
+    for boot, number in enumerate(appended):
+        port = Rebooted()
+        port.boot_id = lambda boot=boot: bytes([boot]) * 16  # type: ignore[method-assign,misc]
+        with system.replaced(port), kvspool.open(tmp_path / "log") as log:
+            log.append_many([b"x" * 100] * number)
+            there = [record.sequence for record in log.read(on_gap="skip")]
+            stats = log.stats()
+            assert stats.records == len(there)
+            with log.reader("one", "earliest") as reader:
+                reader.rewind()
+                assert reader.lag().records == len(there)
+                for left in range(len(there) - 1, -1, -1):
+                    next(reader.read(on_gap="skip"))
+                    assert reader.lag().records == left

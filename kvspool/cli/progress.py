@@ -1,0 +1,22 @@
+"""How far long work has got, on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kvspool.cli import output
+
+
+@contextmanager
+def shown(words: str) -> Iterator[Callable[[int, int], None]]:
+    """Give the function that is told `done` and `all`; it draws a bar on stderr if that is a terminal. The bar goes with the block."""
+    if not sys.stderr.isatty():
+        yield lambda done, all: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=output.console(stderr=True), transient=True) as bar:
+        task = bar.add_task(words)
+        yield lambda done, all: bar.update(task, completed=done, total=all)

@@ -1,0 +1,564 @@
+"""After a crash of the machine: find out from the frames what the log holds, and make the control block say so.
+
+**What a crash leaves.** Pages reach the disk in any order and at any moment. So the control block may be ahead of the ring or behind
+it, and parts of the ring may be a lap or more older than others. Certain is only what a checkpoint says: it was written after a flush.
+
+**Truth.** Every frame whose checksum matches: it begins with the log id. A survey finds them all, once around the ring. Those with
+sequences that the checkpoint knows stand where they belong (see `checkpoints`); older ones are left over from earlier laps. The rest is
+newer than the checkpoint and lies behind its tail; the last of them is where the log ends. In the order of the ring from there on, a
+frame that comes behind one with a larger sequence is a leftover; every other one is kept. Bytes between kept frames are damage: a
+reader gets a Gap for them, and nothing is cut off there.
+
+**Leftovers are erased.** Every sound frame that is not kept although its sequence is one that the log still counts with gets a 0
+over its first word: it was given up or never promised, and must not be found again in a hole. Damaged bytes stay as they are. After that
+every sound frame from `min_seq` on stands where it belongs, which is what the next checkpoint says.
+
+**Numbers.** The next sequence is a multiple of 2**32, at least 2**31 after the last one known: a reader may have seen records that
+the crash took, and no number is ever given to two.
+
+**Durable readers** keep their sequence. Their position is that of the record with this sequence, or of what comes next, in
+the recovered log. A commit that is ahead of what was recovered stays ahead: its reader gets a Gap, and no record twice.
+
+**Interrupted.** What is kept does not depend on what is rejected, on the control block's words or on the commits. So a recovery can be
+killed at any store, and gives the same result when it is run again. Once its epoch is sealed, only the checkpoint is left to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from kvspool import _frames_py as frames
+from kvspool import locks, system
+from kvspool.errors import Poisoned, Unrecovered
+from kvspool.spool import checkpoints, epochs, format, slots
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvspool._frames_py import FrameSurvey
+    from kvspool.spool.pair import Pair
+
+STRIDE = format.STRIDE
+SPARE = 1 << 31  # sequences that may have been given out without a trace on disk
+MOST_PLACES = 1000  # damaged places that a report lists; it counts all of them
+
+_logger = logging.getLogger("kvspool")
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """A place whose bytes are no frames, or not those that should be there.
+
+    position, size: of the place in the ring. first, last: the sequences that are missing there; last < first if none is.
+    """
+
+    position: int
+    size: int
+    first: int
+    last: int
+
+    @property
+    def count(self) -> int:
+        """Return how many sequences are missing."""
+        return self.last - self.first + 1
+
+
+class RecoveryReport(msgspec.Struct, frozen=True):
+    """What a recovery found, kept and missed.
+
+    case: the name of the decision, see `CASES`. recovered: ns since the Unix epoch. checkpoint: "A", "B" or "none". head, tail: positions
+    between which the log lies now; records, first_sequence, last_sequence: what is kept there (last < first: nothing); next_sequence: of
+    the next record. damaged_records: sequences missing that should be there; damaged: the places, the first 1000 of them. cut_records,
+    cut_bytes: what the control block knew of and is not there, behind the end. erased_records: leftovers of earlier laps.
+    """
+
+    path: str
+    case: str
+    recovered: int
+    checkpoint: str
+    head: int
+    tail: int
+    records: int
+    first_sequence: int
+    last_sequence: int
+    next_sequence: int
+    damaged_records: int
+    damaged: list[Damage]
+    cut_records: int
+    cut_bytes: int
+    erased_records: int
+
+    def __str__(self) -> str:
+        words = f"{self.path}: recovered ({self.case}): {self.records} records kept"
+        if self.cut_records or self.cut_bytes:
+            words += f", {self.cut_records} records ({self.cut_bytes} bytes) that were not synced are gone"
+        if self.damaged_records:
+            words += f", {self.damaged_records} records are damaged"
+        return f"{words}; the log ends at position {self.tail} and goes on with sequence {self.next_sequence}"
+
+
+class Memory(Protocol):
+    """What a recovery works on: the memory of both files, writable, and their flushes."""
+
+    ring: memoryview
+    control: memoryview
+    header: format.Header
+
+    def survey(self) -> FrameSurvey: ...
+
+    def flush_ring(self) -> None: ...
+
+    def flush_control(self) -> None: ...
+
+
+class Run(NamedTuple):
+    """A row of sound frames, or a pad (no frames); see `FrameSurvey`."""
+
+    start: int
+    end: int
+    first: int
+    last: int
+    timestamp: int
+    frames: int
+
+    def moved(self, by: int) -> Run:
+        """Return the run, so many bytes further on."""
+        return self._replace(start=self.start + by, end=self.end + by)
+
+
+# The decision, as data: conditions, and the values that each can have.
+CONDITIONS: dict[str, tuple[str, ...]] = {
+    # The last sound frame: there is none; the checkpoint knows it, as its last one or not; it came after the checkpoint.
+    "newest": ("none", "last", "known", "newer"),
+    # Whether the ring holds all from the checkpoint's head to the end of that frame.
+    "room": ("fits", "over"),
+    # Whether frames that are newer than the checkpoint lie behind the last one. Later: yes, of the lap before, and all that the
+    # checkpoint knew was given up. Doubtful: or else the last one is of a writer that was killed before it published it.
+    "lap": ("same", "doubtful", "later"),
+    # The tail in the control block, compared to the end; unknown: it has no mark.
+    "recorded": ("behind", "at", "ahead", "unknown"),
+}
+ANY = "any"
+
+
+class Case(NamedTuple):
+    """Conditions, and what follows from them: where the log ends, which frames count, and whether something is reported as cut."""
+
+    name: str
+    newest: str
+    room: str
+    lap: str
+    recorded: tuple[str, ...] | str
+    ends: Literal["checkpoint", "newest"]
+    counts: Literal["all", "newer"]
+    is_cut: bool
+
+
+_NOT_AHEAD = ("behind", "at", "unknown")
+
+CASES = (
+    # Nothing there: the log was empty, or all that the checkpoint knew is damaged.
+    Case("no record found", "none", ANY, ANY, _NOT_AHEAD, "checkpoint", "all", False),
+    Case("no record found, unsynced ones lost", "none", ANY, ANY, "ahead", "checkpoint", "all", True),
+    # The newest frame ends before the checkpoint does: what was synced last is damaged, and is not overwritten.
+    Case("synced records damaged at the end", "known", ANY, ANY, _NOT_AHEAD, "checkpoint", "all", False),
+    Case("synced records damaged at the end, unsynced ones lost", "known", ANY, ANY, "ahead", "checkpoint", "all", True),
+    # Nothing but what was synced.
+    Case("as it was synced", "last", ANY, ANY, _NOT_AHEAD, "checkpoint", "all", False),
+    Case("as it was synced, unsynced records lost", "last", ANY, ANY, "ahead", "checkpoint", "all", True),
+    # What was synced, and more.
+    Case("rolled forward", "newer", "fits", "same", _NOT_AHEAD, "newest", "all", False),
+    Case("rolled forward, unsynced records lost", "newer", "fits", "same", "ahead", "newest", "all", True),
+    # Newer frames have begun to overwrite the oldest ones that the checkpoint knew.
+    Case("oldest records overwritten", "newer", "over", "same", _NOT_AHEAD, "newest", "all", False),
+    Case("oldest records overwritten, unsynced ones lost", "newer", "over", "same", "ahead", "newest", "all", True),
+    # Perhaps a lap on; what was synced wins where the two can't be told apart.
+    Case("perhaps a lap on", "newer", ANY, "doubtful", _NOT_AHEAD, "newest", "all", False),
+    Case("perhaps a lap on, unsynced records lost", "newer", ANY, "doubtful", "ahead", "newest", "all", True),
+    # Newer frames went on into a further lap: all that the checkpoint knew was given up.
+    Case("a lap on", "newer", ANY, "later", _NOT_AHEAD, "newest", "newer", False),
+    Case("a lap on, unsynced records lost", "newer", ANY, "later", "ahead", "newest", "newer", True),
+)
+
+
+def decide(conditions: dict[str, str]) -> Case:
+    """Return the one case whose conditions hold."""
+    (case,) = [case for case in CASES if matches(case, conditions)]
+    return case
+
+
+def matches(case: Case, conditions: dict[str, str]) -> bool:
+    """Return whether all conditions of a case hold."""
+    for kind, value in conditions.items():
+        wanted = getattr(case, kind)
+        if wanted != ANY and value != wanted and (isinstance(wanted, str) or value not in wanted):
+            return False
+    return True
+
+
+class Findings(NamedTuple):
+    """What is true of a log, and how it was found out."""
+
+    case: Case
+    checkpoint: str
+    state: checkpoints.State
+    kept: list[Run]
+    rejected: list[Run]
+    damaged: list[Damage]
+    cut_records: int
+    cut_bytes: int
+
+
+def examine(memory: Memory) -> Findings:
+    """Find out what the log holds, without changing anything."""
+    which, checkpoint = checkpoints.newest(memory.control, memory.header)
+    runs, pads = _survey(memory, checkpoint)
+    newest = max(runs, key=lambda run: (run.last, -_behind(run, checkpoint, memory.header.capacity)), default=None)
+    end = _end(newest, checkpoint, memory.header.capacity)
+    lap = "same" if newest is None else _lap(runs, newest, end, checkpoint, memory.header.capacity)
+    if lap == "later":
+        end += memory.header.capacity
+    recorded = _recorded(memory, end)
+    case = decide(
+        {
+            "newest": _newest(newest, checkpoint),
+            "room": "fits" if end - checkpoint.head <= memory.header.capacity else "over",
+            "lap": lap,
+            "recorded": _compare(recorded, end),
+        }
+    )
+    tail = checkpoint.tail if case.ends == "checkpoint" else end
+    kept, rejected = _sort(memory, runs, pads, case, tail, checkpoint)
+    next_sequence = next_multiple(max([checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])]))
+    first = kept[0] if kept else Run(tail, tail, next_sequence, 0, 0, 0)
+    known = max([checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])])
+    return Findings(
+        case,
+        "none" if which is None else "AB"[which],
+        checkpoints.State(first.start, first.first, tail, next_sequence, max(checkpoint.timestamp, kept[-1].timestamp if kept else 0)),
+        kept,
+        rejected,
+        _damage(kept, checkpoint, tail, is_whole=case.counts == "all" and tail - checkpoint.head <= memory.header.capacity),
+        max(0, recorded[1] - known) if case.is_cut and recorded else 0,
+        recorded[0] - tail if case.is_cut and recorded else 0,
+    )
+
+
+def next_multiple(sequence: int) -> int:
+    """Return the sequence with which a recovered log goes on whose last known next one is `sequence`."""
+    return -(-(sequence + SPARE) // STRIDE) * STRIDE
+
+
+def _survey(memory: Memory, checkpoint: format.Checkpoint) -> tuple[list[Run], list[Run]]:
+    """Return all runs and all pads that are no leftovers by the checkpoint's word, once around the ring from its head on."""
+    survey = memory.survey()
+    runs: list[Run] = []
+    pads: list[Run] = []
+    position = checkpoint.head
+    for stop in (checkpoint.tail, checkpoint.head + memory.header.capacity):  # a run ends where the checkpoint does
+        while survey.next_run(position, stop, checkpoint.min_seq, checkpoint.next_seq):
+            run = Run(survey.start, survey.position, survey.first, survey.last, survey.newest, survey.frames)
+            (runs if run.frames else pads).append(run)
+            position = run.end if run.frames else run.start + frames.HEADER
+        position = max(position, stop)
+    survey.close()
+    return runs, pads
+
+
+def _behind(run: Run, checkpoint: format.Checkpoint, capacity: int) -> int:
+    """Return how far behind the checkpoint's tail a run stands that the checkpoint doesn't know: at least so far."""
+    return 0 if run.first < checkpoint.next_seq else (run.start - checkpoint.tail) % capacity
+
+
+def _newest(run: Run | None, checkpoint: format.Checkpoint) -> str:
+    """Return what the last sound frame, the last one of this run, is to the checkpoint."""
+    if run is None:
+        return "none"
+    if run.first >= checkpoint.next_seq:
+        return "newer"
+    return "last" if run.end == checkpoint.tail else "known"
+
+
+def _end(run: Run | None, checkpoint: format.Checkpoint, capacity: int) -> int:
+    """Return where the log ends whose last sound frame is the last one of this run, at least: the checkpoint's tail, or behind it."""
+    if run is None or run.first < checkpoint.next_seq:
+        return checkpoint.tail
+    return run.end if run.start >= checkpoint.tail else run.end + capacity
+
+
+def _into(run: Run, end: int, capacity: int) -> Run:
+    """Return the run as it stands in the lap that ends at position `end`."""
+    return run.moved((end - 1 - run.start) // capacity * capacity)
+
+
+def _lap(runs: list[Run], newest: Run, end: int, checkpoint: format.Checkpoint, capacity: int) -> str:
+    """Return whether the log went on for a lap after it first came by `end`, where its last sound frame ends; see `CONDITIONS`.
+
+    It decides by the frames that are kept then, and by what is never erased, so that it decides the same when it is run again.
+    """
+    moved = [(_into(run, end, capacity), run) for run in runs]
+    before = sorted(new for new, run in moved if run.first >= checkpoint.next_seq and new.start < checkpoint.tail)
+    if not before:
+        return "same"
+    if max(run.last for run in before) == newest.last:
+        return "doubtful"  # a number that was put twice
+    if not any(run.first < checkpoint.next_seq and _is_known(run, end, checkpoint, capacity) for run in runs):
+        return "later"  # and nothing that was synced is at stake
+    # A killed writer leaves at most a quarter of the ring unpublished. So many records can't lie between what one left and the next one's.
+    if newest.last - before[0].first > (capacity // frames.HEADER >> 1) + 2:
+        return "later"
+    # More records were appended than fit between the checkpoint and here.
+    return "later" if newest.last - checkpoint.next_seq > (end - checkpoint.tail) // frames.HEADER else "doubtful"
+
+
+def _is_known(run: Run, end: int, checkpoint: format.Checkpoint, capacity: int) -> bool:
+    """Return whether a run that the checkpoint knows is still there if the log ends at `end`."""
+    return run.start >= end - capacity and run.end <= checkpoint.tail
+
+
+def _sort(
+    memory: Memory, runs: list[Run], pads: list[Run], case: Case, tail: int, checkpoint: format.Checkpoint
+) -> tuple[list[Run], list[Run]]:
+    """Return the runs that are kept, in order, and what is left over from earlier laps, pads included."""
+    capacity = memory.header.capacity
+    kept: list[Run] = []
+    rejected: list[Run] = []
+    found: list[Run] = []
+    for run in runs:
+        if run.first < checkpoint.next_seq:
+            moved, counts = run, case.counts == "all" and _is_known(run, tail, checkpoint, capacity)
+        else:
+            moved = _into(run, tail, capacity)
+            counts = case.counts == "newer" or moved.start >= checkpoint.tail
+        if counts:
+            found.append(moved)
+        else:
+            rejected.append(run)
+    for run in sorted(found):
+        again, further = _split(memory, run, kept[-1].last if kept else run.first - 1)
+        rejected += again
+        kept += further
+    announced = {(run.start % capacity, run.first) for run in kept}
+    rejected += [pad for pad in pads if (pad.end % capacity, pad.first) not in announced]
+    return kept, rejected
+
+
+def _split(memory: Memory, run: Run, last: int) -> tuple[list[Run], list[Run]]:
+    """Return the part of a run up to the sequence `last`, and the part behind it; each is one run or none."""
+    if run.first > last:
+        return [], [run]
+    if run.last <= last:
+        return [run], []
+    survey = memory.survey()
+    place = survey.place_of(run.start, run.end, last + 1)
+    survey.close()
+    frames_before = last + 1 - run.first
+    return (
+        [run._replace(end=place, last=last, frames=frames_before)],
+        [run._replace(start=place, first=last + 1, frames=run.frames - frames_before)],
+    )
+
+
+def _recorded(memory: Memory, tail: int) -> tuple[int, int] | None:
+    """Return the tail and next sequence in the control block: a hint, None if there is no mark or it can't be of this lap."""
+    words = memory.control.cast("Q")
+    found = words[frames.TAIL]
+    for at in (frames.MARKS, frames.MARKS + frames.MARK_WORDS):
+        if words[at] == found and found & 7 == 0 and abs(found - tail) <= memory.header.capacity:
+            return found, words[at + 1]
+    return None
+
+
+def _compare(recorded: tuple[int, int] | None, tail: int) -> str:
+    if recorded is None:
+        return "unknown"
+    return "ahead" if recorded[0] > tail else "at" if recorded[0] == tail else "behind"
+
+
+def _damage(kept: list[Run], checkpoint: format.Checkpoint, tail: int, *, is_whole: bool) -> list[Damage]:
+    """Return the places where sequences are missing; before the first kept one only if nothing was overwritten since the checkpoint."""
+    places = []
+    position, sequence = checkpoint.head, checkpoint.min_seq
+    if not is_whole and kept:
+        position, sequence = kept[0].start, kept[0].first
+    for run in kept:
+        expected = max(sequence, run.first // STRIDE * STRIDE)
+        if run.first > expected:
+            places.append(Damage(position, run.start - position, expected, run.first - 1))
+        position, sequence = run.end, run.last + 1
+    if checkpoint.next_seq > sequence and position < tail:
+        places.append(Damage(position, tail - position, sequence, checkpoint.next_seq - 1))
+    return places
+
+
+def apply(memory: Memory, found: Findings) -> None:
+    """Erase what is left over, and make the control block say what was found. Nobody believes it before the epoch says that it is true."""
+    survey = memory.survey()
+    for run in found.rejected:
+        survey.erase(run.start, run.end, found.state.min_seq)
+    words = memory.control.cast("Q")
+    state = found.state
+    values = [(frames.MIN_SEQ, state.min_seq), (frames.HEAD, state.head)]
+    for mark in (frames.MARKS, frames.MARKS + frames.MARK_WORDS):
+        values += [(mark, state.tail), (mark + 1, state.next_seq), (mark + 2, state.timestamp)]
+    values += [(frames.TAIL, state.tail), (format.SYNCED_SEQ, state.next_seq), (format.SYNCED, state.tail)]
+    for at, value in values:
+        if words[at] != value:
+            words[at] = value
+    survey.clear_index()
+    for run in found.kept:
+        survey.enter_run(run.start, run.end)
+    _place_readers(memory, survey, found)
+    survey.close()
+
+
+def _place_readers(memory: Memory, survey: FrameSurvey, found: Findings) -> None:
+    """Let each durable reader's commit say where its next record lies now; its sequence stays."""
+    all_slots = slots.Slots(memory.control, memory.header.log_id)
+    for slot in all_slots.taken():
+        commit = slot.newest()
+        if commit is None or commit.sequence > found.state.next_seq:
+            continue  # damaged: a person has to decide
+        position = _place_of(survey, found, commit.sequence)
+        if position != commit.position:
+            slot.replace(position)
+    all_slots.announce()
+
+
+def _place_of(survey: FrameSurvey, found: Findings, sequence: int) -> int:
+    """Return where a reader that expects this sequence goes on: at its frame, or else behind the one before it."""
+    place = found.state.head
+    for run in found.kept:
+        if sequence <= run.last:
+            return survey.place_of(run.start, run.end, sequence) if sequence >= run.first else place
+        place = run.end
+    return found.state.tail if sequence >= found.state.next_seq else place
+
+
+def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False) -> Findings | None:
+    """Make the control block true in this start of the machine; None if only the end of another one's work was left to do.
+
+    Call it under the admin, sync and append locks. `is_forced`: from the beginning, whatever the epoch says.
+    """
+    log_id = memory.header.log_id
+    before = epochs.newest(memory.control, log_id)
+    found = None
+    if is_forced or before is None or before[1].state != format.SEALED or before[1].boot_id != boot_id:
+        found = examine(memory)
+        apply(memory, found)
+        memory.flush_ring()
+        slot, count = (0, 0) if before is None else (1 - before[0], before[1].recoveries)
+        epoch = format.Epoch(boot_id, found.state.next_seq, now, count + 1, found.cut_records, found.cut_bytes, format.SEALED, 0)
+        epochs.store(memory.control, log_id, slot, epoch)
+    else:
+        slot, epoch = before
+    _write_checkpoint(memory, boot_id)
+    # From now on the numbers of this epoch may be given out, so that must be on disk before anybody can get one.
+    memory.flush_control()
+    words = memory.control.cast("Q")
+    words[frames.SYNC_ERROR] = 0
+    epochs.store(memory.control, log_id, slot, epoch._replace(state=format.TRUE))
+    return found
+
+
+def _write_checkpoint(memory: Memory, boot_id: bytes) -> None:
+    """Overwrite the older checkpoint with what the control block says, unless the newer one says so already."""
+    words = memory.control.cast("Q")
+    mark = frames.MARKS
+    state = checkpoints.State(words[frames.HEAD], words[frames.MIN_SEQ], words[mark], words[mark + 1], words[mark + 2])
+    newest = checkpoints.newest(memory.control, memory.header)[1]
+    if newest[1:6] != state:
+        at, raw = checkpoints.successor(memory.control, memory.header, state, boot_id)
+        memory.control[at : at + len(raw)] = raw
+
+
+def report(path: str, found: Findings, now: int) -> RecoveryReport:
+    """Return the report of what was found."""
+    kept, state = found.kept, found.state
+    return RecoveryReport(
+        path=path,
+        case=found.case.name,
+        recovered=now,
+        checkpoint=found.checkpoint,
+        head=state.head,
+        tail=state.tail,
+        records=sum(run.frames for run in kept),
+        first_sequence=state.min_seq,
+        last_sequence=kept[-1].last if kept else state.next_seq - 1,
+        next_sequence=state.next_seq,
+        damaged_records=sum(place.count for place in found.damaged),
+        damaged=found.damaged[:MOST_PLACES],
+        cut_records=found.cut_records,
+        cut_bytes=found.cut_bytes,
+        erased_records=sum(run.frames for run in found.rejected),
+    )
+
+
+class Files:
+    """The memory of an open pair."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self.ring = pair.map_ring()
+        self.control = pair.control
+        self.header = pair.header
+
+    def survey(self) -> FrameSurvey:
+        return self._pair.survey(self.ring)
+
+    def flush_ring(self) -> None:
+        system.port.flush_data(self._pair.data_fd)
+
+    def flush_control(self) -> None:
+        system.port.flush_data(self._pair.control_fd)
+
+
+@contextmanager
+def exclusively(pair: Pair, timeout: float) -> Iterator[None]:
+    """Hold every lock that recovery and repair need inside the `with` block, in the one order that there is."""
+    with (
+        locks.held(pair.lock_fd, format.ADMIN_LOCK, timeout, lambda: f"{pair.path} is being recovered or looked after by another process"),
+        locks.held(pair.lock_fd, format.SYNC_LOCK, timeout, lambda: f"{pair.path} is being flushed by another process"),
+        locks.held(pair.lock_fd, format.APPEND_LOCK, timeout, lambda: f"{pair.path} is locked by another process"),
+    ):
+        yield
+
+
+def settle(pair: Pair, timeout: float) -> RecoveryReport | None:
+    """Let the pair's control block be true: recover the log if it is not. This is what every opener does first.
+
+    Returns the report if anything was to be done here. Raises Unrecovered without the right to write; LockTimeout if another process's
+    recovery takes longer than `timeout` seconds; Poisoned if the disk fails.
+    """
+    boot_id = system.port.boot_id()
+    if is_true(pair, boot_id):
+        return None
+    if not pair.is_writable:
+        raise Unrecovered(f"{pair.path}: the machine was restarted since the log was written; let a user who may write open it once")
+    with exclusively(pair, timeout):
+        return None if is_true(pair, boot_id) else recover_files(pair, boot_id)
+
+
+def is_true(pair: Pair, boot_id: bytes) -> bool:
+    """Return whether the control block can be believed in the start of the machine with this id."""
+    return epochs.is_true(pair.control, pair.header.log_id, boot_id)
+
+
+def recover_files(pair: Pair, boot_id: bytes, *, is_forced: bool = False) -> RecoveryReport | None:
+    """Under all locks: recover the log, and say so in the process's log. Raises Poisoned if the disk fails."""
+    now = system.port.now()
+    try:
+        found = recover(Files(pair), boot_id, now, is_forced=is_forced)
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            raise Poisoned(f"{pair.path}: a flush to disk failed during recovery ({error}); salvage copies what it holds") from error
+        raise
+    if found is None:
+        return None
+    done = report(str(pair.path), found, now)
+    _logger.log(logging.WARNING if done.cut_records or done.damaged_records else logging.INFO, "%s", done)
+    return done

@@ -1,0 +1,217 @@
+"""Copy every sound record out of a damaged pair into a new log.
+
+Needs spool.dat, and the log's id from the header of either file; nothing else has to be sound. What was given up but not overwritten
+yet comes out, too. **Keyed values** are copied as they are, after the keys themselves, which get the same numbers in the new log.
+Where the key table has lost a key that a value names, the value is stored as raw bytes: a new key of that number must not give it
+another meaning. Durable readers are not copied, since sequences are new.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvspool import _frames_py as frames
+from kvspool import filesystems, keyed, system
+from kvspool._frames import FrameReader, FrameSurvey
+from kvspool.errors import Corruption, LogNotFound, NotALog
+from kvspool.record import STRUCTURED, Codec
+from kvspool.spool import format, pair
+from kvspool.spool.keys import KeyTable
+from kvspool.spool.spool import Prepared, Spool
+
+BATCH = 256  # records copied at once
+
+
+class SalvageReport(msgspec.Struct, frozen=True):
+    """What was found in a damaged pair and copied.
+
+    records, bytes: what the new log has got, bytes of keys and values. first_sequence, last_sequence: what their numbers were; in the
+    new log they are numbered from 0. missing: numbers between those that no sound record has, restarts of the machine included.
+    undecodable: keyed values whose keys are lost, stored as raw bytes. damage: what was wrong with the files.
+    """
+
+    source: str
+    target: str
+    records: int
+    bytes: int
+    first_sequence: int
+    last_sequence: int
+    missing: int
+    undecodable: int
+    damage: list[str]
+
+
+class _Found(NamedTuple):
+    """What is left of the two headers and the key table."""
+
+    log_id: bytes
+    capacity: int
+    codec: int
+    policy: int
+    reader_expiry: int
+    keys: keyed.Keys
+
+
+def salvage(
+    path: str | os.PathLike[str], target: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
+) -> SalvageReport:
+    """Make a new log at `target` with every sound record that can be found in the files of the one at `path`, which nobody may be using.
+
+    Order, timestamp, type, key, value and codec stay; sequences are new, from 0. `path` is only read. progress: called as `progress(done,
+    all)` now and then, with records. Raises LogNotFound, NotALog, Corruption (no id is left), LogExists, UnsafeFilesystem, or the
+    system's OSError. All that was copied is on disk when the call returns.
+    """
+    source, goal = Path(os.path.abspath(path)), Path(os.path.abspath(target))
+    damage: list[str] = []
+    fd = _open(source / format.DATA_FILE)
+    try:
+        status = system.port.status(fd)
+        size = (status.st_size - format.DATA_START) // 8 * 8
+        found = _headers(source, fd, size, damage)
+        filesystems.refuse_unsafe(goal.parent)
+        made = pair.create(
+            goal,
+            capacity=-(-max(found.capacity, size, format.LEAST_CAPACITY) // format.PAGE) * format.PAGE,
+            codec=found.codec,
+            mode=status.st_mode & 0o666 | 0o600,
+            policy=found.policy,
+            reader_expiry=found.reader_expiry,
+        )
+        with Spool(made) as log:
+            if made.key_table is not None:
+                made.key_table.add(list(found.keys.names.values()), lambda: system.port.flush_data(made.control_fd))
+            copy = _Copy(log, found, progress or (lambda done, all: None))
+            if size > 0:
+                copy.go(fd, min(size, found.capacity))
+            log.sync()
+    finally:
+        system.port.close(fd)
+    missing = copy.last - copy.first + 1 - copy.records
+    return SalvageReport(str(source), str(goal), copy.records, copy.bytes, copy.first, copy.last, missing, copy.undecodable, damage)
+
+
+def _open(path: Path) -> int:
+    try:
+        return system.port.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        if not os.path.lexists(path.parent):
+            raise LogNotFound(f"{path.parent} does not exist") from None
+        raise NotALog(f"{path.parent} has no {path.name}, in which the records are") from None
+
+
+def _headers(source: Path, fd: int, size: int, damage: list[str]) -> _Found:
+    """Return what is known of the log; `damage` is told what isn't. Raises Corruption if no header is sound."""
+    data = _header(system.port.read(fd, format.DATA_HEADER.size, 0), format.DATA_HEADER, format.DATA_MAGIC)
+    if data is None:
+        damage.append(f"{format.DATA_FILE}: its header is damaged")
+    block = _control_block(source / format.CONTROL_FILE, damage)
+    control = _header(block[: format.HEADER.size], format.HEADER, format.CONTROL_MAGIC)
+    if control is None and block:
+        damage.append(f"{format.CONTROL_FILE}: its header is damaged")
+    if data is None and control is None:
+        raise Corruption(f"{source}: neither header has the log's id any more; without it no record can be told from garbage")
+    log_id = (data or control).log_id
+    if control is not None and control.log_id != log_id:
+        damage.append(f"{format.CONTROL_FILE} belongs to another log")
+        control, block = None, b""
+    capacity = (data or control).capacity
+    if size < capacity:
+        damage.append(f"{format.DATA_FILE} is {capacity - size} bytes too short")
+    keys = _keys(block, log_id)
+    if control is None or control.codec not in STRUCTURED.values() or control.policy >= len(format.POLICIES):
+        return _Found(log_id, capacity, Codec.KEYED if keys.names else Codec.JSON, 0, 0, keys)
+    return _Found(log_id, capacity, control.codec, control.policy, control.reader_expiry, keys)
+
+
+def _control_block(path: Path, damage: list[str]) -> bytes:
+    """Return what there is of spool.ctl before the index."""
+    try:
+        fd = system.port.open(path, os.O_RDONLY)
+    except OSError as error:
+        damage.append(f"{path.name} can't be read: {error.strerror}")
+        return b""
+    try:
+        return system.port.read(fd, format.INDEX_AT, 0)
+    finally:
+        system.port.close(fd)
+
+
+def _header(raw: bytes, layout: Any, magic: bytes) -> Any:
+    """Return a header; None if it can't be believed."""
+    if raw[: len(magic)] == magic and len(raw) == layout.size and format.checksum(raw[:-4]) == int.from_bytes(raw[-4:], "little"):
+        return layout.unpack(raw)
+    return None
+
+
+def _keys(block: bytes, log_id: bytes) -> keyed.Keys:
+    """Return the keys whose entries are sound."""
+    region = bytearray(format.INDEX_AT - format.KEYS_AT)
+    found = block[format.KEYS_AT :]
+    region[: len(found)] = found
+    return KeyTable(memoryview(region), log_id).keys
+
+
+class _Copy:
+    """The copying, and its counts."""
+
+    def __init__(self, log: Spool, found: _Found, progress: Callable[[int, int], object]) -> None:
+        self._log = log
+        self._found = found
+        self._progress = progress
+        self.records = self.bytes = self.undecodable = self.first = 0
+        self.last = -1
+
+    def go(self, fd: int, size: int) -> None:
+        """Append every sound record of the ring in `fd` to the log, in the order of their sequences."""
+        mapping = system.port.map(fd, format.DATA_START + size, writable=False)
+        ring = memoryview(mapping)[format.DATA_START :]
+        none = memoryview(bytes(format.control_bytes(size)))
+        seed = format.frame_seed(self._found.log_id)
+        runs = sorted(_runs(FrameSurvey(ring, none, seed), size))
+        total = sum(count for *_, count in runs)
+        reader = FrameReader(ring, none, seed, 0, 0)
+        for first, last, start, end, _ in runs:
+            if last <= self.last:
+                continue  # a second copy
+            reader.position, reader.sequence = start, first
+            while items := reader.fetch(end, BATCH, lambda *fields: fields):
+                for fields in items:
+                    if fields[0] > self.last:
+                        self._append(*fields)
+                self._progress(self.records, total)
+        reader.close()
+        ring.release()
+        mapping.close()
+
+    def _append(self, sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes, codec: int) -> None:
+        if codec == Codec.KEYED and not self._is_decodable(value):
+            codec = Codec.RAW
+            self.undecodable += 1
+        self._log.append_prepared(Prepared([key], [value], type, bytes((codec,)), timestamp))
+        if self.last < 0:
+            self.first = sequence
+        self.last = sequence
+        self.records += 1
+        self.bytes += len(key or b"") + len(value)
+
+    def _is_decodable(self, value: bytes) -> bool:
+        try:
+            keyed.unpack(value, self._found.keys)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+
+def _runs(survey: FrameSurvey, size: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield first and last sequence, start, end and number of frames of each run in the ring."""
+    position = 0
+    while survey.next_run(position, size, 0, frames.NOTHING):
+        if survey.frames:
+            yield survey.first, survey.last, survey.start, survey.position, survey.frames
+        position = survey.position if survey.frames else survey.start + frames.HEADER
+    survey.close()

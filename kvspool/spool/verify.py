@@ -1,0 +1,169 @@
+"""Look at every record of a log while others use it, and say what is damaged.
+
+**No false alarms.** No lock is taken. What lies before `head` may be overwritten at any moment, so after each finding `head` is looked at
+again: a place that it has passed was no damage. Sequences that were left out on purpose after a restart of the machine are none either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvspool import _frames_py as frames
+from kvspool import system
+from kvspool.spool import format, search, slots
+from kvspool.spool.recovery import MOST_PLACES, Damage
+
+if TYPE_CHECKING:
+    from kvspool._frames_py import FrameReader
+    from kvspool.spool.pair import Pair
+
+BATCH = 256  # records looked at between two questions
+Progress = Callable[[int, int], object]
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """What a look at every record between the oldest one and the tail, as it was in the beginning, found.
+
+    records, bytes: sound records, and what their keys and values take. damaged_records: sequences whose bytes are wrong; damaged: the
+    places, the first 1000 of them. left_out: sequences that no record has since a restart of the machine. overrun: sequences that
+    writers overwrote during the look, which is no fault. problems: what is wrong with headers, the key table and durable readers.
+    sync_error: errno of the first failed flush, 0 if there was none.
+    """
+
+    path: str
+    records: int
+    bytes: int
+    first_sequence: int
+    next_sequence: int
+    damaged_records: int
+    damaged: list[Damage]
+    left_out: int
+    overrun: int
+    problems: list[str]
+    sync_error: int
+
+    @property
+    def is_sound(self) -> bool:
+        """Return whether nothing is damaged."""
+        return not self.damaged and not self.problems
+
+
+class _Look:
+    """One look from the oldest record to the tail."""
+
+    def __init__(self, reader: FrameReader) -> None:
+        self.reader = reader
+        self.first: int
+        reader.position, reader.sequence = search.find(reader, "earliest")
+        self.first = reader.sequence
+        self.end, self.next_sequence, _ = reader.mark()
+        self.records = self.bytes = self.left_out = self.overrun = 0
+        self.damaged: list[Damage] = []
+        self._broken: tuple[int, int] | None = None  # where damage began, and the sequence expected there
+
+    def go(self, progress: Progress) -> None:
+        reader = self.reader
+        begin = reader.position
+        while True:
+            sizes = reader.fetch(self.end, BATCH, _size)
+            self.records += len(sizes)
+            self.bytes += sum(sizes)
+            progress(reader.position - begin, self.end - begin)
+            if sizes:
+                continue
+            if reader.stop == frames.OVERRUN:
+                if not self._catch_up():
+                    return
+            elif reader.stop == frames.JUMPED:
+                self._jump(reader.sequence_found, reader.position)
+            elif reader.stop == frames.DAMAGED:
+                self._pass_over()
+            else:
+                self._jump(self.next_sequence, self.end)
+                return
+
+    def _catch_up(self) -> bool:
+        """Writers were faster: go on at the head. False if that is behind the end."""
+        reader, self._broken = self.reader, None
+        while True:
+            head = reader.head()
+            if head >= self.end:
+                self.overrun += max(0, self.next_sequence - reader.sequence)
+                return False
+            found = reader.sequence_at(head, self.end)
+            if reader.head() != head:
+                continue
+            reader.position = head
+            if found != frames.NOTHING and found > reader.sequence:
+                self.overrun, reader.sequence = self.overrun + found - reader.sequence, found
+            return True
+
+    def _jump(self, sequence: int, position: int) -> None:
+        """Go on at `sequence`: what lies between was damaged, or left out after a restart of the machine."""
+        reader = self.reader
+        restart = sequence // format.STRIDE * format.STRIDE
+        if self._broken is not None:
+            last = sequence if restart <= reader.sequence else restart
+            # Sequences before a restart that were never given out can't be told from lost ones; the place is damaged all the same.
+            missing = sequence - 1 if last == sequence else reader.sequence - 1
+            self.damaged.append(Damage(self._broken[0], position - self._broken[0], self._broken[1], missing))
+            self.left_out += sequence - 1 - missing
+        elif sequence > reader.sequence:
+            self.left_out += sequence - reader.sequence
+        reader.sequence, self._broken = sequence, None
+
+    def _pass_over(self) -> None:
+        """Find the next sound frame; remember where the damage began, unless writers have overwritten it meanwhile."""
+        reader = self.reader
+        at = reader.position
+        found = reader.find_frame(at + 8, self.end, reader.sequence, self.next_sequence - 1)
+        if reader.head() > at:
+            self._broken = None
+            return  # the next fetch says that it was overrun
+        self._broken = self._broken or (at, reader.sequence)
+        reader.position = found
+        if found < self.end and reader.sequence_at(found, self.end) == reader.sequence:
+            # Bytes that are no frames, and nothing is missing there: what a crash of the machine left behind.
+            self._broken = None
+
+
+def _size(sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes, codec: int) -> int:
+    return len(key or b"") + len(value)
+
+
+def verify_pair(pair: Pair, progress: Progress | None = None) -> VerifyReport:
+    """Look at every record that is there now; `progress(done, all)` is called with bytes. Raises Corruption if the log's end is unknown."""
+    look = _Look(pair.reader(0, 0))
+    look.go(progress or (lambda done, all: None))
+    return VerifyReport(
+        str(pair.path),
+        look.records,
+        look.bytes,
+        look.first,
+        look.next_sequence,
+        sum(place.count for place in look.damaged),
+        look.damaged[:MOST_PLACES],
+        look.left_out,
+        look.overrun,
+        _problems(pair),
+        pair.control.cast("Q")[frames.SYNC_ERROR],
+    )
+
+
+def _problems(pair: Pair) -> list[str]:
+    """Return what is wrong with the headers, which are read again past the mappings, the key table and the durable readers."""
+    found = []
+    for name, fd, size in (
+        (format.CONTROL_FILE, pair.control_fd, format.HEADER.size),
+        (format.DATA_FILE, pair.data_fd, format.DATA_HEADER.size),
+    ):
+        raw = system.port.read(fd, size, 0)
+        if format.checksum(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
+            found.append(f"{name}: the checksum of its header doesn't match")
+    if pair.key_table is not None and not pair.key_table.is_whole():
+        found.append(f"the key table is damaged behind key {len(pair.key_table.indexes)}: records that name later ones can't be decoded")
+    lost = [slot for slot in slots.Slots(pair.control, pair.header.log_id).taken() if slot.newest() is None]
+    return found + [f"the durable reader {slot.name!r} (slot {slot.number}) has lost its place; delete it" for slot in lost]

@@ -1,0 +1,367 @@
+"""Recovery after a crash of the machine: the table of decisions, crash images, kills at every store, damage of every kind."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from children import in_child, start
+from faults import FailingPort
+from images import OTHER_BOOT, ReadOnly, Rebooted
+from images import crash_images as images
+
+import kvspool
+from kvspool import Gap, _frames, _frames_py, _machine, errors, locks, system
+from kvspool import _frames_py as frames
+from kvspool.spool import checkpoints, epochs, format, recovery
+from kvspool.spool.recovery import STRIDE
+
+BOOT = b"2" * 16
+
+
+def combinations() -> list[dict[str, str]]:
+    kinds = list(recovery.CONDITIONS)
+    return [dict(zip(kinds, values, strict=True)) for values in itertools.product(*recovery.CONDITIONS.values())]
+
+
+def test_every_combination_of_conditions_has_exactly_one_case() -> None:
+    matched = set()
+    for conditions in combinations():
+        (case,) = [case for case in recovery.CASES if recovery.matches(case, conditions)]
+        assert recovery.decide(conditions) is case
+        matched.add(case.name)
+    assert matched == {case.name for case in recovery.CASES}
+    assert len(matched) == len(recovery.CASES)
+
+
+def test_crash_images_recover_to_what_was_synced_and_nothing_else_and_reach_every_case() -> None:
+    # A slice of the campaign; the interpreted twin is some ten times slower, and takes less of it.
+    reached: set[str] = set()
+    count = 4000 if _frames.TWIN == "compiled" else 300
+    in_recovery = [images.campaign(count, 9, unit, reached.add) for unit in images.UNITS]
+    assert all(in_recovery)
+    if _frames.TWIN == "compiled":
+        assert reached == {case.name for case in recovery.CASES}
+
+
+def filled(twin: Any, count: int = 6, size: int = 40, laps: bool = False) -> Any:
+    """Return a disk with some records, the first half of them synced; `laps`: and as many as go around twice."""
+    disk = images.blank(4096)
+    disk.twin = twin
+    writer = disk.writer()
+    for at in range(count * (30 if laps else 1)):
+        writer.begin()
+        writer.put_many([b"k"], [bytes([at % 251]) * size], 0, b"\0", 1)
+        writer.publish()
+        if at == count // 2:
+            state = checkpoints.state(disk.reader(0, 0))
+            where, raw = checkpoints.successor(disk.control, disk.header, state, bytes(16))
+            disk.control[where : where + len(raw)] = raw
+    return disk
+
+
+def records(disk: Any) -> list[Any]:
+    return [item for item in disk.read() if not isinstance(item, Gap)]
+
+
+def test_every_flipped_bit_costs_the_record_it_lies_in_and_no_other(twin: ModuleType) -> None:
+    whole = filled(twin, count=3, size=9)
+    frame = 48
+    for bit in range(3 * frame * 8):
+        disk = whole.copy()
+        disk.ring[bit >> 3] ^= 1 << (bit & 7)
+        before = bytes(disk.ring)
+        recovery.recover(disk, BOOT, 1)
+        got = {item.sequence for item in records(disk)}
+        assert {0, 1, 2} - got <= {(bit >> 3) // frame}, bit
+        assert bytes(disk.ring) == before, "what is damaged is left as it is"
+
+
+def test_zeroed_sectors_and_swapped_ones_never_bring_up_what_was_not_there(twin: ModuleType) -> None:
+    whole = filled(twin, count=30, size=60, laps=True)
+    values = {item.sequence: item.value for item in whole.read()}
+    for at in range(0, 4096, 512):
+        for other in (None, *range(0, 4096, 512)):
+            disk = whole.copy()
+            piece = bytes(512) if other is None else bytes(whole.ring[other : other + 512])
+            if other is not None:
+                disk.ring[other : other + 512] = whole.ring[at : at + 512]
+            disk.ring[at : at + 512] = piece
+            recovery.recover(disk, BOOT, 1)
+            got = records(disk)
+            assert [item.sequence for item in got] == sorted({item.sequence for item in got})
+            assert all(values.get(item.sequence, item.value) == item.value for item in got)
+
+
+class Killed(Exception):
+    pass
+
+
+class Killing:
+    """Memory whose stores kill once none is left."""
+
+    def __init__(self, view: memoryview, left: list[int]) -> None:
+        self.view, self.left = view, left
+
+    def cast(self, code: str) -> Killing:
+        return Killing(self.view.cast(code), self.left)  # type: ignore[call-overload]
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.view[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        if self.left[0] == 0:
+            raise Killed
+        self.left[0] -= 1
+        self.view[at] = value
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that stands, so that the interpreted twin does the same stores in each run."""
+    monkeypatch.setattr(_machine, "now", lambda: 10**18)
+
+
+def crashed() -> Any:
+    """Return an image of the campaign with a durable reader, of which a recovery erases frames."""
+    choose = images.random.Random(3)
+    while True:
+        life = images.Life(images.blank(8192), images.History(), 0, 512, choose)
+        image = life.crash(choose.randint(0, life.clock[0]), _frames_py)
+        found = recovery.examine(image)
+        if any(run.frames and run.last >= found.state.min_seq for run in found.rejected) and any(image.slots().taken()):
+            return image
+
+
+def visible(disk: Any) -> tuple[Any, ...]:
+    """Return all that a recovery is to make the same, however often it was begun."""
+    words = disk.control.cast("Q")
+    commits = [(slot.number, slot.commit()[:3]) for slot in disk.slots().taken()]
+    names = (frames.HEAD, frames.MIN_SEQ, frames.TAIL, frames.MARKS, frames.MARKS + 1, format.SYNCED, format.SYNCED_SEQ)
+    newest = checkpoints.newest(disk.control, disk.header)[1]
+    return bytes(disk.ring), disk.read(), commits, [words[at] for at in names], newest[1:6], bytes(disk.control[format.INDEX_AT :])
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_recovery_that_is_killed_at_any_store_gives_the_same_result_when_it_is_run_again() -> None:
+    whole = crashed()
+    once = whole.copy()
+    recovery.recover(once, BOOT, 1)
+    assert bytes(once.ring) != bytes(whole.ring)
+    stores = 0
+    while True:
+        disk = whole.copy()
+        ring, control, left = disk.ring, disk.control, [stores]
+        disk.ring, disk.control = Killing(ring, left), Killing(control, left)
+        try:
+            recovery.recover(disk, BOOT, 1)
+            break
+        except Killed:
+            assert not epochs.is_true(control, images.LOG_ID, BOOT)
+            disk.ring, disk.control = ring, control
+            recovery.recover(disk, BOOT, 1)
+            assert visible(disk) == visible(once), stores
+            stores += 1
+    assert stores > 20
+
+
+@pytest.mark.usefixtures("clock")
+def test_of_any_image_a_recovery_that_was_killed_gives_the_same_result_when_it_is_run_again() -> None:
+    choose = images.random.Random(5)
+    for _ in range(15):
+        life = images.Life(images.blank(choose.choice((4096, 8192)), 1), images.History(), 0, choose.choice(images.UNITS), choose)
+        for _ in range(10):
+            image = life.crash(choose.randint(0, life.clock[0]), _frames_py)
+            once, again = image.copy(), image.copy()
+            recovery.recover(once, BOOT, 1)
+            ring, control, left = again.ring, again.control, [choose.randrange(40)]
+            again.ring, again.control = Killing(ring, left), Killing(control, left)
+            with suppress(Killed):
+                recovery.recover(again, BOOT, 1)
+            again.ring, again.control = ring, control
+            if not epochs.is_true(control, images.LOG_ID, BOOT):
+                recovery.recover(again, BOOT, 1)
+            assert visible(again) == visible(once)
+
+
+def test_a_log_that_is_opened_in_another_start_of_the_machine_goes_on_at_a_multiple_of_two_to_the_32(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536) as log:
+        log.append_many([b"a", b"b", b"c"])
+        log.sync()
+        assert log.recovery is None
+        assert log.stats().recoveries == 0
+    with system.replaced(Rebooted()), caplog.at_level(logging.INFO, "kvspool"):
+        with kvspool.open(tmp_path / "log") as log:
+            assert log.recovery is not None
+            assert (log.recovery.case, log.recovery.records, log.recovery.checkpoint) == ("as it was synced", 3, "A")
+            assert len(caplog.records) == 1
+            assert log.append(b"d") == STRIDE
+            items = list(log.read(on_gap="yield"))
+            assert [item.value for item in items if not isinstance(item, Gap)] == [b"a", b"b", b"c", b"d"]
+            assert [item for item in items if isinstance(item, Gap)] == [Gap(3, STRIDE - 1, "machine restart", str(tmp_path / "log"))]
+            stats = log.stats()
+            assert (stats.recoveries, stats.lost_records, stats.recovered > 0) == (1, 0, True)
+            assert [record.value for record in log.read(start=2, limit=1)] == [b"c"]
+        with kvspool.open(tmp_path / "log") as log:
+            assert log.recovery is None
+
+
+def test_what_the_control_block_knew_of_and_is_gone_is_reported(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536) as log:
+        log.append_many([b"1" * 68] * 5)
+        log.sync()
+        log.append_many([b"2" * 68] * 3)
+    with (tmp_path / "log" / format.DATA_FILE).open("r+b") as file:
+        file.seek(format.DATA_START + 520)
+        file.write(bytes(300))
+    with system.replaced(Rebooted()), kvspool.open(tmp_path / "log") as log:
+        assert log.recovery is not None
+        assert (log.recovery.case, log.recovery.cut_records, log.recovery.cut_bytes) == ("as it was synced, unsynced records lost", 3, 312)
+        assert (log.stats().lost_records, log.stats().lost_bytes) == (3, 312)
+        assert "3 records (312 bytes) that were not synced are gone" in str(log.recovery)
+
+
+def fill(log: kvspool.Spool) -> list[int]:
+    """Append until there is no room, and return the sequences."""
+    appended: list[int] = []
+    with pytest.raises(errors.SpoolFull):
+        while len(appended) < 10:
+            appended.append(log.append(b"x" * 900))
+    assert len(appended) >= 2
+    return appended
+
+
+@pytest.mark.parametrize("policy", ["overwrite", "block", "raise"])
+def test_a_durable_reader_ahead_of_the_recovered_log_gets_a_gap_and_no_record_twice(tmp_path: Path, policy: str) -> None:
+    path = tmp_path / "log"
+    with kvspool.create(path, capacity=4096, policy=policy) as log:
+        log.append_many([b"kept"] * 3)
+        log.sync()
+        log.append_many([b"lost" * 100] * 4)
+        with log.reader("one") as reader:
+            assert len(list(reader.read(limit=5))) == 5
+            reader.commit()
+    with (path / format.DATA_FILE).open("r+b") as file:
+        file.seek(format.DATA_START + 120)
+        file.write(bytes(3000))
+    with system.replaced(Rebooted()), kvspool.open(path) as log:
+        assert log.append(b"new") == STRIDE
+        with log.reader("one") as reader:
+            assert reader.sequence == 5
+            items = list(reader.read(on_gap="yield"))
+            assert [(item.first, item.last) for item in items if isinstance(item, Gap)] == [(5, STRIDE - 1)]
+            assert [item.value for item in items if not isinstance(item, Gap)] == [b"new"]
+            # Writers know where it stands: nothing that it has yet to commit is overwritten.
+            if policy == "raise":
+                appended = fill(log)
+                assert [record.sequence for record in reader.read()] == appended
+
+
+def test_a_durable_reader_behind_goes_on_at_its_record(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=4096, policy="raise") as log:
+        for lap in range(40):
+            with log.reader("one") as reader:
+                log.append_many([b"%d" % lap * 100] * 2)
+                list(reader.read(limit=1 if lap == 39 else None))
+                reader.commit()
+        expected = list(log.read(79))
+    # No sync: there is no checkpoint, and positions begin anew.
+    with system.replaced(Rebooted()), kvspool.open(tmp_path / "log") as log, log.reader("one") as reader:
+        assert log.recovery is not None and log.recovery.checkpoint == "none"
+        assert list(reader.read(limit=1)) == expected[:1]
+        appended = fill(log)
+        assert [record.sequence for record in reader.read(on_gap="skip")] == appended
+
+
+def test_keyed_values_are_decoded_after_a_restart(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536, codec="keyed") as log:
+        log.append_many([{"a": 1}, {"b": 2}])
+    with system.replaced(Rebooted()), kvspool.open(tmp_path / "log") as log:
+        log.append({"c": 3})
+        assert [record.data for record in log.read(on_gap="skip")] == [{"a": 1}, {"b": 2}, {"c": 3}]
+
+
+def test_who_may_only_read_is_told_that_the_log_must_be_recovered_first(tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "log", capacity=65536).close()
+    with system.replaced(ReadOnly()), pytest.raises(errors.Unrecovered, match="who may write"):
+        kvspool.open(tmp_path / "log")
+    with system.replaced(Rebooted()):
+        kvspool.open(tmp_path / "log").close()
+    with system.replaced(ReadOnly()), kvspool.open(tmp_path / "log") as log:
+        assert list(log) == []
+
+
+def test_an_opener_waits_for_another_ones_recovery_and_then_says_so(tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "log", capacity=65536).close()
+    fd = os.open(tmp_path / "log" / format.CONTROL_FILE, os.O_RDWR)
+    try:
+        with (
+            locks.held(fd, format.ADMIN_LOCK, 1, lambda: ""),
+            system.replaced(Rebooted()),
+            pytest.raises(errors.LockTimeout, match="recovered"),
+        ):
+            kvspool.open(tmp_path / "log", timeout=0)
+    finally:
+        os.close(fd)
+
+
+def test_a_forked_child_recovers_a_log_too(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536) as log:
+        log.append(b"a")
+
+        def child() -> int:
+            with system.replaced(Rebooted()):
+                return log.append(b"b")
+
+        assert in_child(child) == STRIDE
+
+
+def test_openers_at_once_recover_a_log_once(tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "log", capacity=1 << 20).close()
+
+    def child() -> bool:
+        with system.replaced(Rebooted()), kvspool.open(tmp_path / "log") as log:
+            return log.recovery is not None
+
+    waits = [start(child) for _ in range(6)]
+    assert sum(wait() for wait in waits) == 1
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_flush_that_fails_leaves_the_log_to_be_recovered(tmp_path: Path, nth: int) -> None:
+    class Failing(FailingPort):
+        def boot_id(self) -> bytes:
+            return OTHER_BOOT
+
+    with kvspool.create(tmp_path / "log", capacity=65536) as log:
+        log.append(b"a")
+    with system.replaced(Failing(nth, 5, ("flush_data",))), pytest.raises(errors.Poisoned):
+        kvspool.open(tmp_path / "log")
+    with system.replaced(Rebooted()), kvspool.open(tmp_path / "log") as log:
+        assert [record.value for record in log.read(on_gap="skip")] == [b"a"]
+        assert log.append(b"b") == STRIDE
+
+
+def test_opening_in_the_same_start_of_the_machine_looks_at_no_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kvspool.create(tmp_path / "log", capacity=65536).close()
+    monkeypatch.setattr(recovery, "examine", None)
+    kvspool.open(tmp_path / "log").close()
+
+
+@pytest.mark.parametrize(
+    ("last", "goes_on"),
+    [(0, STRIDE), (1 << 31, STRIDE), ((1 << 31) + 1, 2 * STRIDE), (STRIDE, 2 * STRIDE), (STRIDE - 1, 2 * STRIDE)],
+)
+def test_numbers_go_on_at_a_multiple_that_leaves_room_for_what_the_crash_took(last: int, goes_on: int) -> None:
+    assert recovery.next_multiple(last) == goes_on

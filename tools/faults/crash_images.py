@@ -1,0 +1,472 @@
+#!/usr/bin/env python3
+"""Crash a machine many times, in memory, and see whether a spool recovers from each crash.
+
+A random workload runs the real code on a small spool whose memory records every store: appends of all sizes, syncs and durable appends
+with others in their midst, writers that are killed, several laps, durable readers that commit, all policies, the keyed codec. Then disks
+are made up as a crash could have left them: each page (or sector) of both files at any of the versions it had since its file was last
+flushed. Each one is recovered and compared with what was appended:
+
+  - every record before the last completed sync is there, unless the policy had given it up by then;
+  - no record is there that was not appended, none with other bytes, and keyed values can be decoded; only in place of a record that
+    was not synced may one stand that a killed writer had put there and not published;
+  - sequences ascend, and those that are missing are reported as Gaps: every account adds up;
+  - no number that was ever visible is given out again;
+  - a durable reader goes on at a sequence that it had committed since the last flush, and gets all that is kept from there on;
+  - no frame that is not kept could be found again, and a second look finds the same.
+
+A recovered disk is then used on, and crashes again, up to four times: during its recovery, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvspool import _frames, _frames_py, _machine
+from kvspool.keyed import Packer
+from kvspool.record import Codec, Gap
+from kvspool.spool import checkpoints, epochs, format, recovery, search, slots
+from kvspool.spool.cursor import Cursor, Reading
+from kvspool.spool.durability import CHECKPOINT_SHARE
+from kvspool.spool.keys import KeyTable
+from kvspool.spool.reader import resume
+
+LOG_ID = bytes(range(16))
+SEED = format.frame_seed(LOG_ID)
+CAPACITIES = (4096, 4096, 8192, 8192, 12288, 16384, 65536)
+UNITS = (4096, 512)  # bytes that reach the disk at once
+RECORDS = 70  # at most, in one life of the machine
+IMAGES = 120  # of each life
+LIVES = 4  # of one disk
+READERS = (b"one", b"two")
+
+
+class File:
+    """The memory of one file that remembers every version of each of its units, and when it was flushed."""
+
+    def __init__(self, content: bytes, unit: int, clock: list[int]) -> None:
+        self.bytes = bytearray(content)
+        self.view = memoryview(self.bytes)
+        self.unit = unit
+        self.clock = clock  # one count of the stores to both files
+        self.flushes = [0]
+        self.times: dict[int, list[int]] = {}
+        self.versions: dict[int, list[bytes]] = {}
+
+    def store(self, view: memoryview, at: Any, value: Any, first: int, size: int) -> None:
+        """Store, and remember the units that changed as they were before the first time and as they are now."""
+        units = range(first // self.unit, (first + size - 1) // self.unit + 1)
+        for number in units:
+            if number not in self.versions:
+                self.times[number] = [0]
+                self.versions[number] = [bytes(self.view[number * self.unit : (number + 1) * self.unit])]
+        view[at] = value
+        self.clock[0] += 1
+        for number in units:
+            self.times[number].append(self.clock[0])
+            self.versions[number].append(bytes(self.view[number * self.unit : (number + 1) * self.unit]))
+
+    def flush(self) -> None:
+        self.clock[0] += 1
+        self.flushes.append(self.clock[0])
+
+    def flushed(self, when: int) -> int:
+        """Return when the last flush before this moment was."""
+        return self.flushes[bisect_right(self.flushes, when) - 1]
+
+    def crash(self, when: int, base: bytes, choose: random.Random) -> bytearray:
+        """Return a disk as a crash at this moment could have left it; `base` is what the file began with."""
+        disk = bytearray(base)
+        flushed = self.flushed(when)
+        for number, times in self.times.items():
+            least, most = bisect_right(times, flushed) - 1, bisect_right(times, when) - 1
+            # The oldest and the newest are the likeliest, since whole files are often late or early.
+            kind = choose.getrandbits(2)
+            at = least if kind == 0 else most if kind == 1 else choose.randint(least, most)
+            disk[number * self.unit : (number + 1) * self.unit] = self.versions[number][at]
+        return disk
+
+
+class Recorded:
+    """A part of a file as the interpreted twin sees it; every store is recorded."""
+
+    def __init__(self, file: File, view: memoryview, start: int) -> None:
+        self.file, self.view, self.start = file, view, start
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def cast(self, code: str) -> Recorded:
+        return Recorded(self.file, self.view.cast(code), self.start)  # type: ignore[call-overload]
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.view[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        if isinstance(at, slice):
+            first, size = at.start or 0, len(value)
+        else:
+            first, size = at * self.view.itemsize, self.view.itemsize
+        if size:
+            self.file.store(self.view, at, value, self.start + first, size)
+
+
+class Disk:
+    """A pair in memory: a recovery and a cursor take it for an open spool. `twin` reads it."""
+
+    path = Path("image")
+    is_closed = False
+    seed = SEED
+    key_table: KeyTable | None = None
+
+    def __init__(self, ring: Any, control: Any, policy: int = 0, twin: Any = _frames) -> None:
+        self.ring, self.control, self.policy, self.twin = ring, control, policy, twin
+        empty = format.HEADER.unpack(bytes(format.HEADER.size))
+        self.header = empty._replace(control_bytes=len(control), capacity=len(ring), log_id=LOG_ID, policy=policy, codec=Codec.KEYED)
+        self.flush_ring: Callable[[], None] = lambda: None
+        self.flush_control: Callable[[], None] = lambda: None
+
+    def count_gap(self) -> None:
+        """Count a Gap in the rates: there are none."""
+
+    def reader(self, position: int, sequence: int) -> Any:
+        return self.twin.FrameReader(self.ring, self.control, SEED, position, sequence)
+
+    def survey(self) -> Any:
+        return self.twin.FrameSurvey(self.ring, self.control, SEED)
+
+    def writer(self) -> Any:
+        return self.twin.FrameWriter(self.ring, self.control, SEED, -1, memoryview(bytes(48)), self.policy != 0, 0)
+
+    def read(self, place: tuple[int, int] | None = None) -> list[Any]:
+        """Return the records and Gaps from a place on, by default from the oldest."""
+        reader = self.reader(0, 0)
+        start = search.find(reader, "earliest") if place is None else place
+        return list(Reading(Cursor(self, start, reader.mark()[:2], "overrun"), None, "yield"))  # type: ignore[arg-type]
+
+    def kept(self) -> frozenset[int]:
+        """Return the sequences of all records that can be read."""
+        return frozenset(item.sequence for item in self.read() if not isinstance(item, Gap))
+
+    def least(self) -> int:
+        """Return the oldest sequence that is there."""
+        return search.find(self.reader(0, 0), "earliest")[1]
+
+    def slots(self) -> slots.Slots:
+        return slots.Slots(self.control, LOG_ID)
+
+    def copy(self, twin: Any = None) -> Disk:
+        ring, control = memoryview(bytearray(self.ring)), memoryview(bytearray(self.control))
+        return Disk(ring, control, self.policy, self.twin if twin is None else twin)
+
+
+def blank(capacity: int, policy: int = 0, boot: bytes = bytes(16)) -> Disk:
+    """Return a spool as it is made."""
+    control = bytearray(format.control_bytes(capacity))
+    at = format.EPOCHS_AT[0]
+    control[at : at + format.EPOCH.size] = epochs.packed(LOG_ID, format.Epoch(boot, 0, 0, 0, 0, 0, format.TRUE, 0))
+    return Disk(memoryview(bytearray(capacity)), memoryview(control), policy)
+
+
+def boot_id(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+class History:
+    """What was appended, seen, synced and committed in all lives of a disk, and when in this one."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, tuple[bytes, Any]] = {}  # by sequence: the stored bytes, and what was meant where they are keyed
+        self.unpublished: dict[int, set[bytes]] = {}  # by sequence: what killed writers had put there
+        self.seen: list[tuple[int, int]] = [(0, 0)]  # when, and the sequence below which every number was given out
+        self.safe: list[tuple[int, frozenset[int]]] = [(0, frozenset())]  # when, and the sequences that were on disk then
+        self.least: list[tuple[int, int]] = [(0, 0)]  # when, and the oldest sequence that was not given up
+        self.commits: dict[bytes, list[tuple[int, int]]] = {name: [] for name in READERS}  # when, and the sequence
+
+    @staticmethod
+    def at(entries: list[tuple[int, Any]], when: int) -> Any:
+        return entries[bisect_right(entries, when, key=lambda entry: entry[0]) - 1][1]
+
+    def committed(self, name: bytes, flushed: int, when: int) -> set[int]:
+        """Return the sequences of which a commit may be on disk."""
+        entries = self.commits[name]
+        first = max(0, bisect_right(entries, flushed, key=lambda entry: entry[0]) - 1)
+        return {sequence for time, sequence in entries[first:] if time <= when}
+
+    def crashed(self, when: int) -> History:
+        """Return the history with which the next life begins."""
+        after = History()
+        known = self.at(self.seen, when)
+        least = self.at(self.least, when)
+        after.values = {sequence: value for sequence, value in self.values.items() if sequence < known}
+        after.unpublished = self.unpublished
+        after.seen = [(0, known)]
+        after.safe = [(0, frozenset(sequence for sequence in self.at(self.safe, when) if sequence >= least))]
+        after.least = [(0, least)]
+        return after
+
+
+class Life:
+    """One start of the machine: recover the disk, append, sync and commit, and remember every store."""
+
+    def __init__(self, disk: Disk, history: History, number: int, unit: int, choose: random.Random) -> None:
+        self.clock = [0]
+        self.history = history
+        self.choose = choose
+        self.number = number
+        self.base = bytes(disk.ring), bytes(disk.control)
+        self.ring = File(self.base[0], unit, self.clock)
+        self.control = File(self.base[1], unit, self.clock)
+        ring, control = Recorded(self.ring, self.ring.view, 0), Recorded(self.control, self.control.view, 0)
+        self.disk = Disk(ring, control, disk.policy, _frames_py)
+        self.disk.flush_ring, self.disk.flush_control = self.ring.flush, self.control.flush
+        if number:
+            recovery.recover(self.disk, boot_id(number), 1)  # type: ignore[arg-type]
+            self.history.safe.append((self.clock[0], self.disk.kept()))
+            self._adopt()
+        self.recovered = self.clock[0]
+        region = Recorded(self.control, self.control.view[format.KEYS_AT : format.INDEX_AT], format.KEYS_AT)
+        self.table = KeyTable(region, LOG_ID)
+        self.pack = Packer(self._intern).pack
+        self.commits: dict[bytes, tuple[Any, Any]] = {}
+        self._open_readers()
+        self._work()
+
+    def _adopt(self) -> None:
+        """What a killed writer had put and the crash has brought up is a record from now on."""
+        for item in self.disk.read():
+            if not isinstance(item, Gap) and item.value in self.history.unpublished.get(item.sequence, ()):
+                self.history.values[item.sequence] = item.value, None
+
+    def _intern(self, keys: list[str]) -> dict[str, int]:
+        self.table.look()
+        if not self.table.is_full and any(key not in self.table.indexes for key in keys):
+            self.table.add(keys, self.control.flush)
+        return self.table.indexes
+
+    def _open_readers(self) -> None:
+        """Find the readers that the crash left, and note where they are: that is what a crash of this life can take them back to."""
+        for slot in self.disk.slots().taken():
+            name = slot.raw_name.rstrip(b"\0")
+            commit = slot.commit()
+            self.commits[name] = slot, commit
+            self.history.commits[name] = [(0, commit.sequence)]
+
+    def _work(self) -> None:
+        owed: dict[bytes, set[int]] = {name: set() for name in READERS}
+        for name, (_, commit) in self.commits.items():
+            owed[name] = {sequence for sequence in self.disk.kept() if sequence >= commit.sequence}
+        for _ in range(self.choose.randrange(RECORDS)):
+            kind = self.choose.random()
+            if kind < 0.08:
+                self._sync(owed)
+            elif kind < 0.20:
+                self._commit(owed)
+            else:
+                self._append(owed)
+        self.clock[0] += 1
+        if self.disk.policy:
+            for name, (_, commit) in self.commits.items():
+                place = resume(self.disk.reader(0, 0), "", commit)
+                got = {item.sequence for item in self.disk.read(place) if not isinstance(item, Gap)}
+                assert got == owed[name], f"{name!r} was to get {sorted(owed[name])}, and got {sorted(got)}"
+
+    def _append(self, owed: dict[bytes, set[int]]) -> None:
+        writer = self.disk.writer()
+        largest = (len(self.disk.ring) >> 2) - 48
+        count = self.choose.choice((1, 1, 1, 3))
+        meant: list[Any] = [None] * count
+        if self.choose.random() < 0.1:
+            meant = [{f"key {self.choose.randrange(40)}": at} for at in range(count)]
+            values = [self.pack(each) for each in meant]
+        else:
+            sizes = (0, 9, 60, 200, min(1500, largest), largest // 3, largest)
+            values = [self.choose.randbytes(self.choose.choice(sizes)) for _ in range(count)]
+        began, sequence = self.clock[0], writer.begin()
+        if not writer.admits(writer.end_of_many(writer.end, None, values)):
+            return
+        codecs = bytes(Codec.RAW if each is None else Codec.KEYED for each in meant)
+        writer.put_many(None, values, 0, codecs, 1)
+        if meant[0] is not None or self.choose.random() < 0.9:
+            writer.publish()
+        published = self.disk.reader(0, 0).mark()[1] - sequence
+        for at in range(published, count):
+            self.history.unpublished.setdefault(sequence + at, set()).add(values[at])
+        count = published
+        self.history.values.update(enumerate(zip(values[:count], meant, strict=False), sequence))
+        # Part of them may have been published earlier, and room was made first of all: both count from the first store on.
+        self.history.seen.append((began, sequence + count))
+        self.history.least.append((began, self.disk.least()))
+        for name in self.commits:
+            owed[name].update(range(sequence, sequence + count))
+
+    def _sync(self, owed: dict[bytes, set[int]]) -> None:
+        """As `Flusher` does it, with writers that go on meanwhile; also for a durable append: it needs no checkpoint near the last one."""
+        reader = self.disk.reader(0, 0)
+        kept = self.disk.kept()
+        state = checkpoints.state(reader)
+        for step in range(2):
+            if self.choose.random() < 0.3:
+                self._append(owed)
+            if step == 0:
+                self.ring.flush()
+        last = checkpoints.newest(self.disk.control, self.disk.header)[1]
+        if not 0 <= state.tail - last.tail <= len(self.disk.ring) // CHECKPOINT_SHARE or self.choose.random() < 0.5:
+            at, raw = checkpoints.successor(self.disk.control, self.disk.header, state, boot_id(self.number))
+            self.disk.control[at : at + len(raw)] = raw
+            self.control.flush()
+        self.history.safe.append((self.clock[0], kept))
+
+    def _commit(self, owed: dict[bytes, set[int]]) -> None:
+        """Open a durable reader, or let one move; as `Reader` does it under the append lock."""
+        name = self.choose.choice(READERS)
+        reader = self.disk.reader(0, 0)
+        self.disk.slots().announce()
+        if name not in self.commits:
+            slot = next(slot for slot in map(self.disk.slots().slot, format.SLOTS) if not slot.is_taken)
+            place = search.find(reader, self.choose.choice(("earliest", "latest")))
+            commit = slot.take(name.ljust(64, b"\0"), place, 1)
+        else:
+            slot, before = self.commits[name]
+            items = self.disk.read(resume(reader, "", before))
+            if not items:
+                return
+            item = self.choose.choice(items)
+            sequence = (item.last if isinstance(item, Gap) else item.sequence) + 1
+            commit = slot.move(search.find(reader, sequence), 1, before)
+        self.commits[name] = slot, commit
+        self.history.commits[name].append((self.clock[0], commit.sequence))
+        owed[name] = {sequence for sequence in self.disk.kept() if sequence >= commit.sequence}
+
+    def crash(self, when: int, twin: Any = _frames) -> Disk:
+        """Return a disk that a crash at this moment could leave."""
+        ring = self.ring.crash(when, self.base[0], self.choose)
+        control = self.control.crash(when, self.base[1], self.choose)
+        return Disk(memoryview(ring), memoryview(control), self.disk.policy, twin)
+
+
+def check(disk: Disk, history: History, when: int, flushed: int, number: int) -> recovery.Findings:
+    """Recover a disk, and compare it with the history; AssertionError says what is wrong."""
+    boot = boot_id(number)
+    found = recovery.recover(disk, boot, 1)  # type: ignore[arg-type]
+    assert found is not None
+    assert epochs.is_true(disk.control, LOG_ID, boot)
+    table = KeyTable(disk.control[format.KEYS_AT : format.INDEX_AT], LOG_ID)
+    disk.key_table = table
+    place = search.find(disk.reader(0, 0), "earliest")
+    got, brought_up = account(disk.read(place), place[1], found.state.next_seq, history)
+    assert got | brought_up == {sequence for run in found.kept for sequence in range(run.first, run.last + 1)}
+    least, seen = history.at(history.least, when), history.at(history.seen, when)
+    lost = {sequence for sequence in history.at(history.safe, when) if sequence >= least} - got
+    assert not lost, f"synced records are gone: {sorted(lost)}"
+    next_sequence = disk.reader(0, 0).mark()[1]
+    assert next_sequence == found.state.next_seq >= seen, f"{next_sequence} was given out before; {seen} is next"
+    for slot in disk.slots().taken():
+        commit = slot.commit()
+        allowed = history.committed(slot.raw_name.rstrip(b"\0"), flushed, when)
+        assert commit.sequence in allowed, f"{slot.name} is at {commit.sequence}, and committed {sorted(allowed)}"
+        place = resume(disk.reader(0, 0), slot.name, commit)
+        rest = account(disk.read(place), commit.sequence, found.state.next_seq, history)
+        assert rest[0] | rest[1] == {sequence for sequence in got | brought_up if sequence >= commit.sequence}
+    again = recovery.examine(disk)  # type: ignore[arg-type]
+    assert again.rejected == [], "a leftover could be found again"
+    assert again.state[:3] == found.state[:3] or not found.kept
+    assert joined(again.kept) == joined(found.kept)
+    return found
+
+
+def joined(runs: list[recovery.Run]) -> list[list[int]]:
+    """Return start, end and sequences of the runs, with those that touch made one."""
+    out: list[list[int]] = []
+    for run in runs:
+        if out and (out[-1][1], out[-1][3] + 1) == (run.start, run.first):
+            out[-1][1], out[-1][3] = run.end, run.last
+        else:
+            out.append([run.start, run.end, run.first, run.last])
+    return out
+
+
+def account(items: list[Any], first: int, end: int, history: History) -> tuple[set[int], set[int]]:
+    """Return which sequences were read, and those with what was never published.
+
+    Everything from `first` to `end` must be a record that was appended, or lie in a Gap.
+    """
+    got: set[int] = set()
+    brought_up: set[int] = set()
+    expected = first
+    for item in items:
+        at, last = (item.first, item.last) if isinstance(item, Gap) else (item.sequence, item.sequence)
+        assert at == expected, f"{item} follows {expected}"
+        expected = last + 1
+        if isinstance(item, Gap):
+            continue
+        value, meant = history.values.get(item.sequence, (None, None))
+        if item.value == value:
+            assert meant is None or item.data == meant, f"{item.sequence} means something else"
+            got.add(item.sequence)
+        else:
+            assert item.value in history.unpublished.get(item.sequence, ()), f"{item.sequence} has other bytes"
+            brought_up.add(item.sequence)
+    assert expected == end, f"the account ends at {expected}, the log at {end}"
+    return got, brought_up
+
+
+def campaign(images: int, seed: int, unit: int, on_case: Callable[[str], None] = lambda name: None) -> int:
+    """Check this many images; return how many were made while a recovery was under way. The same seed makes the same images."""
+    clock, _machine.now = _machine.now, lambda: 10**18
+    try:
+        return _campaign(images, random.Random(seed), unit, on_case)
+    finally:
+        _machine.now = clock
+
+
+def _campaign(images: int, choose: random.Random, unit: int, on_case: Callable[[str], None]) -> int:
+    done = in_recovery = 0
+    while done < images:
+        disk, history = blank(choose.choice(CAPACITIES), choose.choice((0, 0, 1, 2))), History()
+        for number in range(choose.randint(1, LIVES)):
+            life = Life(disk, history, number, unit, choose)
+            at = 0
+            for _ in range(min(IMAGES, images - done)):
+                at = choose.randint(0, choose.choice((life.clock[0], life.clock[0], life.recovered or life.clock[0])))
+                disk = life.crash(at)
+                on_case(check(disk.copy(), history, at, life.control.flushed(at), number + 1).case.name)
+                done += 1
+                in_recovery += at < life.recovered
+            history = history.crashed(at)
+            if done >= images:
+                break
+    return in_recovery
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=20_000, help="how many, in all (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=None, help="repeat a campaign (default: a new one)")
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    print(f"seed {seed}, images {options.images}, recovered on the {_frames.TWIN} twin", flush=True)
+    for unit in UNITS:
+        counts: dict[str, int] = {}
+
+        def count(name: str, counts: dict[str, int] = counts) -> None:
+            counts[name] = counts.get(name, 0) + 1
+
+        began = time.monotonic()
+        in_recovery = campaign(options.images // len(UNITS), seed, unit, count)
+        seconds = time.monotonic() - began
+        total = sum(counts.values())
+        print(f"{total} images of {unit}-byte units in {seconds:.1f} s, {total / seconds:.0f}/s; {in_recovery} during a recovery; no fault")
+        for name, number in sorted(counts.items(), key=lambda each: -each[1]):
+            print(f"  {number:>8}  {name}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
