@@ -18,11 +18,18 @@ def ours() -> tuple[int, int, int, int]:
     return pid, system.port.process_start(pid), boot, system.port.pid_namespace()
 
 
+def is_gone(words: Sequence[int]) -> bool:
+    """Return whether the holder is a process of this machine and container that has ended, as far as it can be known here."""
+    pid, start, boot, namespace = words
+    is_here = boot == int.from_bytes(system.port.boot_id()[:8], "little") and namespace == system.port.pid_namespace()
+    return is_here and system.port.process_start(pid) != start
+
+
 def describe(words: Sequence[int]) -> str:
     """Return the holder in words for people, as far as it can be known here."""
     pid, start, boot, namespace = words
     if boot != int.from_bytes(system.port.boot_id()[:8], "little") or namespace != system.port.pid_namespace():
         return f"process {pid} of another container"
-    if system.port.process_start(pid) != start:
+    if is_gone(words):
         return f"a process that is no longer process {pid}, which took it last"
     return f"process {pid} ({system.port.process_state(pid)})"

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from kvspool.spool.pair import Pair
     from kvspool.spool.search import Place
 
+AFTER_DEATH = 50  # looks, 2 ms apart, at a lock whose holder has ended
+
 
 class Lag(msgspec.Struct, frozen=True):
     """How far a reader is behind the end of the log, counting only what it can still read.
@@ -339,12 +341,8 @@ class _Turns(Reading):
         self._owner = owner
         self._places = {}
         self._record = self._make or Record
-        self._make = self._note
+        self._make = _noting(self._places, self._reader, self._record)
         self._turn = owner._turn = object()
-
-    def _note(self, sequence: int, *fields: Any) -> Record:
-        self._places[sequence] = (self.cursor.reader.position, sequence + 1)
-        return self._record(sequence, *fields)
 
     def _take(self, take: Callable[..., list[Any]], *rest: Any) -> list[Any]:
         self._places.clear()
@@ -387,9 +385,20 @@ class _Turns(Reading):
         self.cursor = self._owner._cursor(end)
         self.cursor.lost = lost
         self._reader = self.cursor.reader
+        self._make = _noting(self._places, self._reader, self._record)
         self._batch.clear()
         self._places.clear()
         self._owner._turn = self._turn
+
+
+def _noting(places: dict[int, Place], reader: FrameReader, record: Callable[..., Record]) -> Callable[..., Record]:
+    """Return `record`, which also notes the place behind each one. No method: an iterator that is dropped must leave its seat at once."""
+
+    def note(sequence: int, *fields: Any) -> Record:
+        places[sequence] = (reader.position, sequence + 1)
+        return record(sequence, *fields)
+
+    return note
 
 
 class _Taking(_Turns):
@@ -417,9 +426,17 @@ class Admin:
         self.is_kept = False
 
     def lock(self, slot: slots.Slot) -> None:
-        """Take the lock of a reader's slot. Raises ReaderBusy."""
-        if not system.port.try_lock(self.fd, format.READER_LOCKS + slot.number):
-            raise ReaderBusy(f"the reader {slot.name!r} of {self.pair.path} is open in {slot.holder}")
+        """Take the lock of a reader's slot. Raises ReaderBusy.
+
+        Whoever was killed may hold it for a moment more, while somebody else looks at his descriptors in /proc.
+        """
+        for _ in range(AFTER_DEATH):
+            if system.port.try_lock(self.fd, format.READER_LOCKS + slot.number):
+                return
+            if not slot.has_lost_its_holder:
+                break
+            system.port.sleep(locks.LONGEST_PAUSE)
+        raise ReaderBusy(f"the reader {slot.name!r} of {self.pair.path} is open in {slot.holder}")
 
     def lock_free(self, all_slots: slots.Slots) -> slots.Slot:
         """Return a free slot, locked. Raises TooManyReaders."""

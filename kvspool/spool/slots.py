@@ -96,7 +96,15 @@ class Slot:
     @property
     def holder(self) -> str:
         """Return who opened it last, in words for people."""
-        return holders.describe([self._words[self._at + _HOLDER + at] for at in range(4)])
+        return holders.describe(self._holder())
+
+    @property
+    def has_lost_its_holder(self) -> bool:
+        """Return whether the process that opened the reader last has ended, as far as it can be known here."""
+        return holders.is_gone(self._holder())
+
+    def _holder(self) -> list[int]:
+        return [self._words[self._at + _HOLDER + at] for at in range(4)]
 
     def newest(self, name: bytes | None = None) -> format.Commit | None:
         """Return the commit that counts, None if none is sound; `name` stands in for the name in the slot."""

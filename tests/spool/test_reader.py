@@ -9,8 +9,10 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,48 @@ def test_a_killed_holder_frees_the_name_and_keeps_the_commit(spool: Spool, holde
     holder.wait()
     with spool.reader("billing") as reader:
         assert sequences(reader.read()) == list(range(3, 10))
+
+
+class Lingering(system.Port):
+    """The lock of a reader stays for some more looks, as while somebody looks at the descriptors of its holder."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def try_lock(self, fd: int, at: int) -> bool:
+        if at >= format.READER_LOCKS and self.looks:
+            self.looks -= 1
+            return False
+        return super().try_lock(fd, at)
+
+
+def test_the_lock_of_a_killed_holder_may_stay_for_a_moment(spool: Spool, holder: subprocess.Popen[bytes]) -> None:
+    with system.replaced(Lingering(3)), pytest.raises(ReaderBusy, match=f"process {holder.pid} "):
+        spool.reader("billing")
+    holder.kill()
+    holder.wait()
+    with system.replaced(Lingering(10**9)), pytest.raises(ReaderBusy, match=f"no longer process {holder.pid}"):
+        spool.reader("billing")
+    with system.replaced(Lingering(3)) as port, spool.reader("billing") as reader:
+        assert reader.committed == 3
+    assert isinstance(port, Lingering) and port.looks == 0
+
+
+def test_an_iterator_that_is_dropped_leaves_its_seat_at_once(spool: Spool) -> None:
+    with spool.reader("r") as reader:
+        gc.collect()
+        gc.disable()
+        try:
+            for follow in (partial(spool.follow, "latest"), reader.follow):
+                following = follow(timeout=0.01)
+                list(following)
+                assert following._seat is not None
+                seat = weakref.ref(following._seat)
+                del following
+                assert seat() is None
+        finally:
+            gc.enable()
 
 
 def test_a_stopped_holder_is_named(spool: Spool, holder: subprocess.Popen[bytes]) -> None:
