@@ -56,6 +56,7 @@ class Pair:
                 count += 1
             self.files.put_back()
         assert count >= min(SCHEDULES // 2, opcodes // 2)
+        print(f"{count} schedules of {opcodes} opcodes")
         return count
 
     def close(self) -> None:
