@@ -80,7 +80,8 @@ cdef class Ring:
     cpdef uint64_t find_frame(self, uint64_t position, uint64_t end, uint64_t least, uint64_t most) except? 0
     @cython.locals(found=int)
     cdef uint64_t scan(self, uint64_t position, uint64_t end, uint64_t least, uint64_t most) noexcept
-    @cython.locals(found=int)
+    cdef bint is_frame(self, uint64_t position, uint64_t end) noexcept
+    @cython.locals(found=int, before=uint64_t, expected=uint64_t)
     cpdef uint64_t walk(self, uint64_t position, uint64_t end, uint64_t sequence, uint64_t timestamp) except? 0
     @cython.locals(at=Py_ssize_t, position=uint64_t, sequence=uint64_t, timestamp=uint64_t)
     cpdef tuple entry(self, Py_ssize_t block)

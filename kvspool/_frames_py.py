@@ -387,17 +387,34 @@ class Ring:
     def walk(self, position: int, end: int, sequence: int, timestamp: int) -> int:
         """Follow the chain from `position` to the first frame with at least this sequence and timestamp; or to `end`.
 
-        Stops early at a header that can't be right: the caller reads on from there and finds the damage itself.
+        Stops early at a header that can't be right: the caller reads on from there and finds the damage itself. A damaged length that is
+        possible leads past sound frames, or into the midst of one; so where a sequence isn't the one after the last, and where the chain
+        ends, the frame before is checked in full, and the walk stops there if it isn't sound.
         """
         self.check_open()
+        before = NOTHING
+        expected = 0
         while position < end:
             found = self.parse(position, end)
+            if before != NOTHING and found != SKIP and (found == BAD or self.sequence_found != expected):
+                if not self.is_frame(before, end):
+                    return before
+                self.parse(position, end)
             if found == BAD:
-                break
-            if found == FRAME and self.sequence_found >= sequence and self.timestamp >= timestamp:
-                break
+                return position
+            if found == FRAME:
+                if self.sequence_found >= sequence and self.timestamp >= timestamp:
+                    return position
+                before = position
+                expected = (self.sequence_found + 1) & NOTHING
             position += self.stored
+        if before != NOTHING and not self.is_frame(before, end):
+            return before
         return position
+
+    def is_frame(self, position: int, end: int) -> bool:
+        """Parse what stands at `position`, and return whether it is a sound frame."""
+        return self.parse(position, end) == FRAME and self.is_sound(self.offset)
 
     def entry(self, block: int) -> tuple[int, int, int]:
         """Return what the index says of a block: position, sequence and timestamp of a frame; or NOTHING, 0, 0.
