@@ -164,8 +164,11 @@ class Flusher:
             words[format.SYNCED_SEQ] = state.next_seq
             words[format.SYNCED] = state.tail
             self._ring()
-        if position or self._is_checkpoint_due(state.tail):
+        if position:
             self._write_checkpoint(state)
+        elif self._is_checkpoint_due(state.tail):
+            with suppress(OSError):  # a limit of this process: the records are on disk, and another one will write it
+                self._write_checkpoint(state)
 
     def _state(self) -> State:
         return State(self._reader.head(), self._reader.word(frames.MIN_SEQ), *self._reader.mark())
@@ -203,13 +206,15 @@ class Flusher:
         return min(generations)[1], max(generations)[0] + 1
 
     def _flush_file(self, fd: int, data: bytes = b"", at: int = 0) -> None:
-        """Write `data` at `at` of a file, and flush the file. A failure poisons the log."""
+        """Write `data` at `at` of a file, and flush the file. A failure poisons the log; but OSError if this process may not write there."""
         words = self.pair.control.cast("Q")
         try:
             if data:
                 system.port.write(fd, data, at)
             system.port.flush_data(fd)
         except OSError as error:
+            if error.errno == errno.EFBIG:  # a limit of this process (`ulimit -f`), and no failure of the disk
+                raise
             # At once: no call before it lets an exception out of a signal handler in, and the failure is not reported again.
             words[frames.SYNC_ERROR] = error.errno or errno.EIO
             raise Poisoned(f"{self.pair.path}: the flush to disk failed ({error}); it takes no more records") from error
