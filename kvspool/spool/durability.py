@@ -206,7 +206,7 @@ class Flusher:
         return min(generations)[1], max(generations)[0] + 1
 
     def _flush_file(self, fd: int, data: bytes = b"", at: int = 0) -> None:
-        """Write `data` at `at` of a file, and flush the file. A failure poisons the log; but OSError if this process may not write there."""
+        """Write `data` at `at` of a file, and flush the file. A failure poisons the log; OSError if this process may not write there."""
         words = self.pair.control.cast("Q")
         try:
             if data:

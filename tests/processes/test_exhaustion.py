@@ -1,4 +1,4 @@
-"""A disk, descriptors, memory and file sizes that run out: a clear error, nothing lost, nothing left behind, and all is well once there is room.
+"""A disk, descriptors, memory and file sizes run out: a clear error, nothing lost, nothing left behind, and all is well once there is room.
 
 In children, so that the limits, the mounts and a death by SIGBUS are theirs.
 """
