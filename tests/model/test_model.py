@@ -1,7 +1,7 @@
 """The spool against a model: a plain list of what was appended, and the arithmetic of a ring.
 
 Hypothesis chooses the operations. The ring is the smallest possible, and its counters begin at 0 or where a counter of 32 or 63 bits
-would wrap, so that overruns, pads and wraps happen in every run. KVSPOOL_MODEL_EXAMPLES is how many histories are tried (default: 120).
+would wrap, so that overruns, pads and wraps happen in every run. KVSPOOL_MODEL_EXAMPLES is how many histories are tried (default: 30).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvspool.spool import format
 
 CAPACITY = 4096
 STARTS = [(0, 0), (4072, 5), (2**32 - 1024, 2**32 - 10), (2**63 - 2048, 2**63 - 20_000), (2**63 - 24, 2**32 - 3), (2**32 - 8, 2**63 - 9000)]
-EXAMPLES = int(os.environ.get("KVSPOOL_MODEL_EXAMPLES", "120"))
+EXAMPLES = int(os.environ.get("KVSPOOL_MODEL_EXAMPLES", "30"))
 NAMES = ("a", "b")
 
 keys = st.none() | st.binary(max_size=20)
