@@ -620,6 +620,23 @@ def test_a_flipped_bit_never_makes_the_earliest_place_pass_over_a_sound_record(t
     in_child(flip_each)
 
 
+def test_a_flipped_bit_never_leads_a_search_past_a_sound_record(twin: ModuleType, make_ring: MakeRing) -> None:
+    ring, where, place = noisy_ring(make_ring, twin)
+    end = ring.mark()[1]
+
+    def flip_each() -> None:
+        for bit in range(512 * 8):
+            ring.data[bit >> 3] ^= 1 << (bit & 7)
+            hit = {sequence for sequence, bytes_of in where.items() if bit >> 3 in bytes_of}
+            for start in range(place[1], end):
+                got = ring.read(search.find(ring.reader(0, 0), start))
+                assert sequences(got) == [at for at in range(start, end) if at not in hit], f"bit {bit}, from {start}"
+                assert_accounted(got, start, end)
+            ring.data[bit >> 3] ^= 1 << (bit & 7)
+
+    in_child(flip_each)
+
+
 def test_a_word_of_the_ring_replaced_costs_the_record_it_lies_in_and_no_other(twin: ModuleType, make_ring: MakeRing) -> None:
     ring, where, place = noisy_ring(make_ring, twin)
     whole = ring.read(place)

@@ -191,13 +191,15 @@ class Flusher:
         words[format.CHECKPOINTED] = state.tail
 
     def _flush_file(self, fd: int, data: bytes = b"", at: int = 0) -> None:
-        """Write `data` at `at` of a file, and flush the file. A failure poisons the log."""
+        """Write `data` at `at` of a file, and flush the file. A failure poisons the log; OSError if this process may not write there."""
         words = self.pair.control.cast("Q")
         try:
             if data:
                 system.port.write(fd, data, at)
             system.port.flush_data(fd)
         except OSError as error:
+            if error.errno == errno.EFBIG:  # a limit of this process (`ulimit -f`), and no failure of the disk
+                raise
             # At once: no call before it lets an exception out of a signal handler in, and the failure is not reported again.
             words[frames.SYNC_ERROR] = error.errno or errno.EIO
             raise Poisoned(f"{self.pair.path}: the flush to disk failed ({error}); it takes no more records") from error

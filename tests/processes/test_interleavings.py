@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import ClockPort
 from interleavings import account, run
 from test_opcodes import Files
 
 import kvspool
-from kvspool import Gap, Spool, errors
+from kvspool import Gap, Spool, errors, system
+from kvspool import _frames_py as frames
 
 ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
 SCHEDULES = 40  # of each pair, evenly over all opcodes
@@ -56,6 +58,7 @@ class Pair:
                 count += 1
             self.files.put_back()
         assert count >= min(SCHEDULES // 2, opcodes // 2)
+        print(f"{count} schedules of {opcodes} opcodes")
         return count
 
     def close(self) -> None:
@@ -200,6 +203,82 @@ def test_a_commit_against_an_append_that_waits_for_it(make: Callable[..., Pair])
                 assert pair.b.append(bytes(100)) == pair.next, "there is room now"
 
         pair.schedules(commit, attempt(lambda: pair.b.append(bytes(100))), check)
+
+
+def test_giving_a_reader_up_against_its_commit(make: Callable[..., Pair]) -> None:
+    """The reader has been silent for too long when it commits; a writer that finds the log full gives it up, before, meanwhile or after."""
+    pair = make(policy="raise", reader_expiry=10)
+    clock = ClockPort(system.port.now())
+    with system.replaced(clock), pair.a.reader("reader") as reader:
+        assert len(list(reader.read(limit=5))) == 5
+        with pytest.raises(errors.SpoolFull):
+            while True:
+                pair.b.append(bytes(100))
+        clock.times = [clock.now() + 11 * 10**9]
+        pair.next = pair.b.stats().next_sequence
+        pair.files = Files(pair.path)
+        committed, place = reader._committed, reader._place
+        refused = evicted = 0
+
+        def commit() -> Any:
+            reader._committed, reader._place = committed, place  # as it was before the schedule
+            return reader.commit()
+
+        def check(mine: Any, others: list[Any]) -> None:
+            nonlocal refused, evicted
+            assert mine == place[1]
+            refused += isinstance(others[0], errors.LockTimeout)
+            assert isinstance(others[0], int | errors.LockTimeout), "it is given up, or has moved on"
+            (listed,) = pair.b.readers()
+            assert (listed.sequence, listed.expired, listed.damaged) == (mine, False, False), "whatever came first, it is waited for again"
+            first = pair.b.stats().first_sequence
+            evicted += first > committed.sequence
+            with pytest.raises(errors.SpoolFull):
+                while True:
+                    pair.b.append(bytes(100))
+            assert pair.b.stats().first_sequence == max(first, mine), "nothing that came after the commit is overwritten"
+            account(pair.b)
+
+        count = pair.schedules(commit, attempt(lambda: pair.b.append(bytes(100))), check)
+        assert refused < count and evicted
+
+
+@pytest.mark.parametrize("bursting_first", [True, False])
+def test_a_burst_against_an_append_that_asks_for_the_lock(make: Callable[..., Pair], bursting_first: bool) -> None:
+    pair = make()
+    gave_way = kept = 0
+
+    def burst() -> list[int]:
+        with pair.a.writer() as writer:
+            got = [writer.append(b"burst 0")]
+            for at in range(1, 4):
+                assert pair.a._writer is not None
+                pair.a._writer.kept_since -= frames.QUANTUM  # as if each append took so long
+                got.append(writer.append(b"burst %d" % at))
+            return got
+
+    def ask() -> Any:
+        got = attempt(lambda: pair.b.append(b"other"))()
+        return got
+
+    def check(mine: Any, others: list[Any]) -> None:
+        nonlocal gave_way, kept
+        (bursts, other) = (mine, others[0]) if bursting_first else (others[0], mine)
+        got = {} if not isinstance(other, int) else {other: b"other"}
+        if isinstance(bursts, list):
+            got.update((sequence, b"burst %d" % at) for at, sequence in enumerate(bursts))
+            assert bursts == sorted(bursts)
+        gave_way += isinstance(other, int) and isinstance(bursts, list) and bursts[0] < other < bursts[-1]
+        kept += isinstance(other, errors.LockTimeout)
+        found = account(pair.b)
+        assert {sequence: value for sequence, value in found.items() if sequence >= pair.next} == got
+        assert sorted(got) == list(range(pair.next, pair.next + len(got))), "dense"
+        assert pair.b.append(b"after") == pair.next + len(got), "nobody keeps the lock"
+
+    first, second = (burst, ask) if bursting_first else (ask, attempt(burst))
+    count = pair.schedules(first, second, check)
+    if bursting_first:
+        assert 0 < kept < count
 
 
 @pytest.mark.parametrize("deleting_first", [False, True])

@@ -2,16 +2,21 @@
 
     .venv/bin/python tools/faults/fuzz.py TARGET SECONDS [CORPUS]
 
-Targets: reader and writer (a ring and a control block, a page of each fuzzed), header (both files' headers), slots, keys (the key table),
-keyed (decoding a keyed value). It runs on the interpreted twin, in which atheris sees the branches. The last line counts the inputs.
+Targets: reader and writer (a ring and a control block, a page of each fuzzed), header (both files' headers), checkpoint, slots, keys (the
+key table), keyed (decoding a keyed value), lines (the input of `kvspool append`). It runs on the interpreted twin, in which atheris sees
+the branches, and begins with the golden bytes of tests/formats. The last line counts the inputs.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import shutil
 import struct
 import sys
+import tempfile
 import time
+import tomllib
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -22,8 +27,11 @@ import atheris
 
 with atheris.instrument_imports(include=["kvspool"]):
     from kvspool import _frames_py as frames
-    from kvspool import errors, keyed
-    from kvspool.spool import format, pair, search, slots
+    from kvspool import errors, keyed, record
+    from kvspool.cli import append as command
+    from kvspool.cli import lines
+    from kvspool.cli.options import BadInput
+    from kvspool.spool import durability, format, pair, search, slots
     from kvspool.spool.keys import KeyTable
 
 CAPACITY = 4096
@@ -31,6 +39,9 @@ LOG_ID = bytes(range(16))
 SEED = format.frame_seed(LOG_ID)
 CHANGED = 256  # bytes of the control block that an input sets, from 256 on
 EXPECTED = (errors.KvspoolError, ValueError)
+GOLDENS = Path(__file__).parents[2] / "tests" / "formats"
+
+frames.TRIES = 1  # nobody changes these slots meanwhile; a hundred looks at each unsound one took nearly all of the time
 
 
 def memory(data: bytes) -> tuple[memoryview, memoryview]:
@@ -105,14 +116,103 @@ def decode(data: bytes) -> None:
     keyed.unpack(data, names)
 
 
+class Checkpointed(durability.Flusher):
+    """A flusher of plain memory, whose older checkpoint it finds as always."""
+
+    def __init__(self, control: memoryview) -> None:
+        header = argparse.Namespace(log_id=LOG_ID)
+        self.pair = argparse.Namespace(control=control, header=header)  # type: ignore[assignment]
+
+
+def checkpoint(data: bytes) -> None:
+    control = memoryview(bytearray(format.control_bytes(CAPACITY)))
+    first, second = format.CHECKPOINTS_AT
+    size = format.CHECKPOINT.size
+    body = data[: size - 4].ljust(size - 4, b"\0")
+    sealed = body + format.checksum(LOG_ID, body).to_bytes(4, "little")
+    rest = data[size - 4 :][:size].ljust(size, b"\0")
+    for one, other in ((sealed, rest), (rest, sealed), (sealed, sealed), (rest, rest)):
+        control[first : first + size], control[second : second + size] = one, other
+        at, generation = Checkpointed(control)._older_checkpoint()
+        assert at in format.CHECKPOINTS_AT and 1 <= generation <= 1 << 64
+
+
+class Appended:
+    """Takes what the command appends, and looks at it as a log would."""
+
+    def append_many(self, values: list[object], *, keys: list[bytes | None], type: int, durable: bool) -> int:
+        assert len(values) == len(keys) and all(key is None or isinstance(key, bytes) for key in keys)
+        for value in values:
+            record.encode(value, record.Codec.JSON)
+        return len(values)
+
+
+def in_lines(data: bytes) -> None:
+    bits, content = (data[0], data[1:]) if data else (0, b"")
+    arguments = argparse.Namespace(
+        json_lines=bool(bits & 1), key_field="k" if bits & 3 == 3 else None, key="key" if bits & 4 else None, type=0, durable=False
+    )
+    with tempfile.TemporaryFile(buffering=0) as file:
+        file.write(content)
+        file.seek(0)
+        count = 0
+        try:
+            for batch in lines.LineReader(file.fileno(), most=1 + (bits >> 4), longest=1000).batches():
+                assert batch.first == count + 1
+                count += len(batch.lines)
+                command.append_batch(Appended(), batch, arguments)
+        except BadInput:
+            return
+    assert count == content.count(b"\n") + (not content.endswith(b"\n") and bool(content))
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "reader": reader,
     "writer": writer,
     "header": header,
+    "checkpoint": checkpoint,
     "slots": in_slots,
     "keys": keys,
     "keyed": decode,
+    "lines": in_lines,
 }
+
+
+def golden(name: str) -> bytes:
+    """Return the bytes of a file of the golden log."""
+    content = bytearray(format.control_bytes(CAPACITY))
+    for line in tomllib.loads((GOLDENS / "spool-1.toml").read_text(encoding="utf-8"))[name].splitlines():
+        at, _, row = line.partition(":")
+        if row:
+            raw = bytes.fromhex(row)
+            content[int(at, 16) : int(at, 16) + len(raw)] = raw
+    return bytes(content)
+
+
+def seeds(target: str) -> list[bytes]:
+    """Return what the parser gets on a good day."""
+    control, data = golden(format.CONTROL_FILE), golden(format.DATA_FILE)
+    state = control[format.CONTROL_AT :][:CHANGED]
+    if target in ("reader", "writer"):
+        rows = tomllib.loads((GOLDENS / "frames-1.toml").read_text(encoding="utf-8"))["frame"]
+        return [state + data[format.DATA_START :][:CAPACITY], *(state + bytes.fromhex(row["hex"]) for row in rows)]
+    if target == "header":
+        return [control[: format.HEADER.size], data[: format.DATA_HEADER.size]]
+    if target == "checkpoint":
+        return [control[at : at + format.CHECKPOINT.size] for at in format.CHECKPOINTS_AT]
+    if target == "slots":
+        made = memoryview(bytearray(format.control_bytes(CAPACITY)))
+        for number, name in enumerate(("reader", "another")):
+            slot = slots.Slots(made, LOG_ID).slot(number)
+            slot.move((4096, 7), 2, slot.take(slots.encode_name(name), (0, 0), 1))
+        return [bytes(made[format.SLOTS_AT :][:512])]
+    if target == "keys":
+        region = bytearray(format.INDEX_AT - format.KEYS_AT)
+        KeyTable(memoryview(region), LOG_ID).add(["user", "é"], lambda: None)
+        return [bytes(region[:128])]
+    if target == "keyed":
+        return [bytes.fromhex("83 00 01 01 81 00 91 c3 91 05 c0")]
+    return [b"\3" + b'{"k": "a", "x": [1, 2.5, null]}\n{"k": null}\n{"k": {}}', b"\x14one\ntwo\xff\n\n"]
 
 
 def main() -> None:
@@ -129,8 +229,13 @@ def main() -> None:
             pass
         if time.monotonic() - started > float(seconds):
             print(f"{target}: {count} inputs in {time.monotonic() - started:.0f} s, none that broke it", flush=True)
+            shutil.rmtree(begin_with)
             os._exit(0)
 
+    begin_with = Path(tempfile.mkdtemp())
+    for number, seed in enumerate(seeds(target)):
+        (begin_with / str(number)).write_bytes(seed)
+    corpus.append(str(begin_with))
     atheris.Setup([sys.argv[0], "-max_len=8192", "-rss_limit_mb=1024", "-timeout=10", "-verbosity=0", *corpus], once)
     atheris.Fuzz()
 
