@@ -148,7 +148,7 @@ cdef class FrameWriter(Ring):
     cdef uint64_t *holder
     cdef int process
     cdef readonly bint is_one_step
-    cdef bint is_held
+    cdef readonly bint is_held
     cdef readonly bint is_kept
     cdef int64_t kept_since
     cdef uint64_t gave_way

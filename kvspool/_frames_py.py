@@ -561,7 +561,7 @@ class FrameReader(Ring):
         """
         if self.position >= end:
             self.ask_for_bell(bell.number)
-            if native.load(self.control, self.edge) == end:
+            if min(native.load(self.control, self.edge), self.tail()) == end:
                 bell.sleep(ns)
                 if self.closed:  # by another thread meanwhile
                     return out
@@ -761,12 +761,16 @@ class FrameWriter(Ring):
             return BUSY
         if timestamp < 0:
             timestamp = now
-        if self.is_kept:
-            sequence = self.append_locked(key, value, type, codec, timestamp, now)
-            if self.is_asked():
-                self.give_way(now)
-        else:
-            sequence = self.append_alone(key, value, type, codec, timestamp, now)
+        self.is_held = True
+        try:
+            if self.is_kept:
+                sequence = self.append_locked(key, value, type, codec, timestamp, now)
+            else:
+                sequence = self.append_alone(key, value, type, codec, timestamp, now)
+        finally:
+            self.is_held = False
+        if self.is_kept and self.is_asked():
+            self.give_way(now)
         if self.bell != 0:
             self.ring()
         return sequence

@@ -39,7 +39,7 @@ _to_msgpack = msgspec.msgpack.Encoder().encode
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What was written. lost: records that could not be read; gaps: where."""
+    """What was written. lost: records that could not be read, not counting numbers left out after a restart; gaps: all of them."""
 
     records: int
     lost: int
@@ -99,7 +99,8 @@ def export(
         count += written
         if progress is not None:
             progress(count)
-    return Exported(count, sum(gap.count for gap in gaps), gaps)
+    lost = sum(gap.count for gap in gaps if gap.reason != "machine restart")  # those numbers were left out on purpose
+    return Exported(count, lost, gaps)
 
 
 def _batches(items: Iterable[Record | Gap], end: int | None, gaps: list[Gap]) -> Iterator[list[Record]]:

@@ -51,6 +51,19 @@ def acquire(fd: int, byte: int, timeout: float, holder: Callable[[], str], rest:
     wait_for(lambda: system.port.try_lock(fd, byte) or None, timeout, holder, rest)
 
 
+def give_back(fd: int, process: int) -> None:
+    """Release all locks of a descriptor that `process` opened, and close it.
+
+    Closing alone would not do: a child that another thread forks at this moment has the descriptor too, until it runs a program of its own.
+    Such a child releases nothing: the locks are its parent's.
+    """
+    try:
+        if process == system.port.process_id():
+            system.port.unlock_all(fd)
+    finally:
+        system.port.close(fd)
+
+
 @contextmanager
 def held(fd: int, byte: int, timeout: float, holder: Callable[[], str]) -> Iterator[None]:
     """Hold a byte's lock inside the `with` block; see `acquire`."""

@@ -112,7 +112,8 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         if self.reason == "machine restart":
-            return f"sequences {self.first} to {self.last} of {self.path} left out (machine restart): what was not synced is lost"
+            left_out = f"sequences {self.first} to {self.last} of {self.path} left out (machine restart)"
+            return f"{left_out}; its stats say whether records were lost"
         if self.count == 1:
             return f"1 record lost ({self.reason}): sequence {self.first} of {self.path}"
         return f"{self.count} records lost ({self.reason}): sequences {self.first} to {self.last} of {self.path}"

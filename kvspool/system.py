@@ -137,6 +137,10 @@ class Port:
     def unlock(self, fd: int, at: int) -> None:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, at, 1, 0))
 
+    def unlock_all(self, fd: int) -> None:
+        """Release every lock of this open file description."""
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+
     def is_locked(self, fd: int, at: int) -> bool:
         """Return whether another open file description holds byte `at`, without taking it."""
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))

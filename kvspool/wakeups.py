@@ -22,12 +22,13 @@ EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM)  # no insta
 
 
 class Watcher:
-    """Watches files and directories, each under a key of the caller's. Use it in one thread and one process."""
+    """Watches files and directories, each under a key of the caller's. Use it in one thread of one process; another may close it."""
 
     def __init__(self) -> None:
         self._notifier: INotify | None = None
         self._keys: dict[int, object] = {}
         self._process = system.port.process_id()
+        self._sleepers = 0
         self.is_blind = False
         try:
             self._notifier = system.port.inotify()
@@ -55,7 +56,17 @@ class Watcher:
             # In a forked child the events would be stolen from the parent.
             system.port.sleep(min(timeout, BLIND_POLL))
             return None
-        fd = self._notifier.fileno()
+        notifier = self._notifier
+        self._sleepers += 1
+        try:
+            return self._sleep(notifier, timeout)
+        finally:
+            self._sleepers -= 1
+            if self._notifier is None and self._sleepers == 0:
+                notifier.close()  # another thread closed us meanwhile: its number must not be another file's while we read
+
+    def _sleep(self, notifier: INotify, timeout: float) -> set[object] | None:
+        fd = notifier.fileno()
         if not system.port.wait_readable(fd, min(timeout, POLL)):
             return set() if timeout < POLL else None
         keys: set[object] = set()
@@ -68,9 +79,9 @@ class Watcher:
 
     def close(self) -> None:
         """Give the descriptor back; a later wait only sleeps."""
-        if self._notifier is not None:
-            self._notifier.close()
-            self._notifier = None
+        notifier, self._notifier = self._notifier, None
+        if notifier is not None and self._sleepers == 0:
+            notifier.close()
 
     def __del__(self) -> None:
         self.close()

@@ -206,6 +206,8 @@ class FollowingMerge(Merge):
                 return False
             is_rung = all(source.cursor.pair.can_ask for source in self._silent.values())
             keys = watcher.wait(left if is_rung else min(left, BLIND_POLL))
+            if self._left == 0:
+                return False  # another thread has closed us
             self.notice(keys)
             if self.look(keys if is_rung else None):
                 return True

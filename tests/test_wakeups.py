@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -256,3 +257,35 @@ def test_a_watcher_that_is_dropped_holds_nothing_and_leaves_no_warning(files: li
     watcher.watch(files[0], CHANGED, 0)
     del watcher
     assert open_files() == held
+
+
+def test_a_watcher_that_another_thread_closes_reads_nothing_from_whom_gets_its_number(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    watcher = Watcher()
+    watcher.watch(file, CHANGED, "file")
+    asleep = threading.Event()
+
+    class Port(system.Port):
+        def wait_readable(self, fd: int, timeout: float) -> bool:
+            asleep.set()
+            found = super().wait_readable(fd, timeout)
+            closed.wait()
+            return found
+
+    closed = threading.Event()
+    got: list[set[object] | None] = []
+    with system.replaced(Port()):
+        sleeper = threading.Thread(target=lambda: got.append(watcher.wait(5)))
+        sleeper.start()
+        asleep.wait()
+        file.write_bytes(b"x")
+        watcher.close()
+        reading, writing = os.pipe()
+        os.write(writing, b"precious")
+        closed.set()
+        sleeper.join()
+    assert got == [{"file"}]
+    assert os.read(reading, 100) == b"precious"
+    for fd in (reading, writing):
+        os.close(fd)

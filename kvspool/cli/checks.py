@@ -20,7 +20,7 @@ import msgspec
 
 from kvspool import _frames, filesystems, sizes, system
 from kvspool.cli import plugins
-from kvspool.errors import KvspoolError, LogNotFound, NotALog
+from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedPair, NotALog, Unrecovered
 from kvspool.record import Gap
 from kvspool.spool import Spool
 from kvspool.wakeups import CHANGED, Watcher
@@ -79,8 +79,12 @@ def of_log(path: Path, found: list[ModuleType]) -> Iterator[Check]:
     except NotALog as error:
         is_only_a_place = path.is_dir() and not any(path.glob("*.ctl"))
         yield Check("log", "warn" if is_only_a_place else "fail", str(error), "give the path of a log to have it checked")
+    except (Corruption, MismatchedPair) as error:
+        yield Check("log", "fail", str(error), f"kvspool salvage {path} RESCUED gets out what is sound; or restore a copy")
+    except Unrecovered as error:
+        yield Check("log", "warn", str(error), f"kvspool stats {path}, as a user who may write there")
     except (KvspoolError, OSError) as error:
-        yield Check("log", "fail", str(error), "restore it from where it was copied to, or make a new one")
+        yield Check("log", "fail", str(error), "the message says what to do; nothing was changed")
 
 
 def _python() -> Check:

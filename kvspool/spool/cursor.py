@@ -394,8 +394,12 @@ def ask(cursor: Cursor) -> None:
 
 
 def refuse_vanished(pair: Pair) -> None:
-    """Raise LogVanished if the log's files were deleted."""
-    if pair.has_vanished():
+    """Raise LogVanished if the log's files were deleted, Closed if they were closed."""
+    with pair.in_use() as is_open:
+        if not is_open:
+            raise Closed(f"{pair.path} was closed; open it again")
+        has_vanished = pair.has_vanished()
+    if has_vanished:
         raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")
 
 

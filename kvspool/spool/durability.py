@@ -247,6 +247,8 @@ def _flush_at_intervals(flusher: weakref.ref[Flusher], is_over: threading.Event,
             pass  # another one flushes, for us too
         except KvspoolError:
             return  # poisoned or closed: the next append says so
+        except OSError:
+            pass  # no descriptor left, say: the next time, then
         found = None
 
 

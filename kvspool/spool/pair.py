@@ -428,7 +428,10 @@ class Pair:
         """Return whether the log's files were deleted; what is mapped can still be read."""
         if system.port.status(self.control_fd).st_nlink and system.port.status(self.data_fd).st_nlink:
             return False
-        successor = self.successor()
+        try:
+            successor = self.successor()
+        except (MismatchedPair, NotALog):
+            return True  # another log, or something else, lies there now
         return successor is None or successor.has_vanished()
 
     def give_up_locks(self) -> None:

@@ -302,7 +302,7 @@ class Reader:
         fd, self._fd = getattr(self, "_fd", -1), -1
         self._turn = None
         if fd >= 0:
-            system.port.close(fd)
+            locks.give_back(fd, self._process)
 
     # For the iterators.
 
@@ -457,6 +457,7 @@ def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
     pair = live()
     if not pair.can_ask:
         raise PermissionError(errno.EACCES, "no permission to keep readers in this spool", os.fspath(pair.path))
+    process = system.port.process_id()
     fd = pair.open_lock()
     admin = Admin(pair, fd)
     try:
@@ -465,7 +466,7 @@ def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
             yield admin
     finally:
         if not admin.is_kept:
-            system.port.close(fd)
+            locks.give_back(fd, process)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import posix_ipc
 
-from kvspool import forks, system
+from kvspool import forks, locks, system
 from kvspool._frames import Bell
 from kvspool.spool import format
 
@@ -79,6 +79,7 @@ class Seat:
         self.is_ours = True
         self._name = name
         self._fd = fd
+        self._process = system.port.process_id()
         forks.register(self)
 
     def leave(self) -> None:
@@ -89,7 +90,7 @@ class Seat:
             system.port.remove_semaphore(self._name)
         fd, self._fd = self._fd, -1  # before it is closed: one that fails has closed all the same, and its number is soon another file's
         try:
-            system.port.close(fd)
+            locks.give_back(fd, self._process)
         finally:
             self.bell.close()
 

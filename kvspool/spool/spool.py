@@ -30,7 +30,19 @@ import posix_ipc
 from kvspool import _frames_py as frames
 from kvspool import forks, holders, locks, system
 from kvspool._frames import FrameWriter, measure
-from kvspool.errors import Closed, KvspoolError, LockTimeout, MismatchedPair, Moved, NotDurable, Pinned, Poisoned, SpoolFull, TooLarge
+from kvspool.errors import (
+    Closed,
+    KvspoolError,
+    LockTimeout,
+    MismatchedPair,
+    Moved,
+    NotDurable,
+    Pinned,
+    Poisoned,
+    Reentered,
+    SpoolFull,
+    TooLarge,
+)
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Record, decode, encode
 from kvspool.spool import epochs, format, rates, recovery, search, seats, views
@@ -334,11 +346,11 @@ class Spool:
         """
         with self._thread_lock:
             self._open_writer().give_up()  # the append lock is never held across a flush
-            pair, flusher = self._live(), self._flusher
+            flusher = self._flusher
         assert flusher is not None
         sequence = flusher.sync(self.timeout if timeout is None else timeout)
         # What was resized meanwhile is on disk too, but perhaps not what others have appended since.
-        return sequence if self._live() is pair else self.sync(timeout)
+        return sequence if self._live() is flusher.pair else self.sync(timeout)
 
     # Reading.
 
@@ -541,7 +553,9 @@ class Spool:
 
     def has_vanished(self) -> bool:
         """Return whether the log's files were deleted; what was read into memory can still be read."""
-        return self._live().has_vanished()
+        if self._pair is None:
+            raise Closed(f"{self.path} was closed; open it again")
+        return self._pair.has_vanished()
 
     @property
     def log_id(self) -> bytes:
@@ -557,9 +571,11 @@ class Spool:
         """Give back files and memory. Every later call raises Closed.
 
         At the level "memory" nothing that was appended needs it. At the others it syncs; if that fails it raises what `sync` does, and the
-        handle is closed all the same.
+        handle is closed all the same. Raises Reentered, and closes nothing, in a signal handler that comes in the midst of an append.
         """
         with self._thread_lock:
+            if self._writer is not None and self._writer.is_held and self._process == system.port.process_id():
+                raise Reentered("a signal handler or destructor may not close a handle in the midst of an append to it")
             try:
                 if self._process == system.port.process_id():
                     self._settle()
@@ -779,9 +795,10 @@ class Spool:
         """Add keys to the key table, as far as there is room, and return the indexes of all that are there."""
         with self._thread_lock:
             writer = self._open_writer()
-            pair, flusher = self._live(), self._flusher
-            table = pair.key_table
-            assert table is not None and flusher is not None
+            flusher = self._flusher
+            assert flusher is not None
+            pair, table = flusher.pair, flusher.pair.key_table
+            assert table is not None
             table.look()
             if not table.is_full and any(key not in table.indexes for key in keys):
                 writer.give_up()  # the append lock is never held across a flush

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvspool import _frames_py as frames
-from kvspool import _machine, forks, system
+from kvspool import _machine, forks, locks, system
 from kvspool.errors import GapError, LockTimeout, LogVanished, OutOfRange
 from kvspool.record import Gap
 from kvspool.spool import format
@@ -48,6 +48,7 @@ class _Pin:
 
     def __init__(self) -> None:
         self._fd = -1
+        self._process = system.port.process_id()
         forks.register(self)
 
     def take(self, cursor: Cursor, end: int) -> list[memoryview]:
@@ -86,7 +87,7 @@ class _Pin:
         """Let writers go on."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            system.port.close(fd)
+            locks.give_back(fd, self._process)
 
     def forked(self) -> None:
         """In a forked child: the pin is the parent's; only our copy of its descriptor goes."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import kvspool
 from kvspool import Spool, errors, locks, system
 from kvspool import _frames_py as frames
 from kvspool.record import Gap
-from kvspool.spool import format
+from kvspool.spool import durability, format
 from kvspool.spool.cursor import Isolation
 
 SECOND = 1_000_000_000
@@ -591,3 +592,23 @@ def test_hostile_words_of_a_sync_never_hang_a_reader_or_a_sync(log: Spool, hosti
 
     assert in_child(use, 30) == 3
     assert word(log, format.SYNCED_SEQ) == 3
+
+
+def test_the_thread_survives_that_the_process_has_no_descriptor_left_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = threading.Event()
+    flush = durability.Flusher.flush
+
+    def failing(flusher: durability.Flusher, timeout: float) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.EMFILE, "too many open files")
+        flush(flusher, timeout)
+
+    monkeypatch.setattr(durability.Flusher, "flush", failing)
+    with kvspool.create(tmp_path / "log", capacity=4096, durability="os", sync_interval=0.01) as log:
+        log.append(b"x")
+        failed.wait(60)
+        deadline = time.monotonic() + 60
+        while log.stats().synced_sequence == 0 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert log.stats().synced_sequence == 1

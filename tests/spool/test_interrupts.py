@@ -18,6 +18,7 @@ import pytest
 import kvspool
 import shard
 from kvspool import Spool, _frames, errors, system
+from kvspool.errors import Reentered
 from kvspool.spool import format
 
 
@@ -228,3 +229,26 @@ def test_an_error_of_one_shard_costs_no_record_of_another_one(tmp_path: Path) ->
             except Interrupt:
                 continue
     assert got == [b"0"] * 3 + [b"1"] * 3
+
+
+def test_a_handle_is_not_closed_in_the_midst_of_an_append_to_it(log: Spool) -> None:
+    refused: list[type[Exception]] = []
+
+    def handler(*_: object) -> None:
+        try:
+            log.close()
+        except Reentered as error:
+            refused.append(type(error))
+
+    def work(writer: Any) -> bool:
+        handler()  # as the handler of a signal that comes just now
+        writer.begin()
+        writer.put_many(None, [b"goes on"], 0, b"\0", 7)
+        writer.publish()
+        return True
+
+    assert log._locked(work, 1.0)
+    assert refused == [Reentered]
+    assert [record.value for record in log] == [b"goes on"]
+    log.close()
+    assert log.closed

@@ -201,6 +201,28 @@ def test_the_lock_of_a_killed_holder_may_stay_for_a_moment(spool: Spool, holder:
     assert isinstance(port, Lingering) and port.looks == 0
 
 
+def test_what_is_closed_is_free_although_a_child_that_is_just_being_forked_has_the_descriptors_too(spool: Spool) -> None:
+    # A duplicate shares the open file description, as the child's would.
+    spool.append(b"pinned")
+    reader = spool.reader("r")
+    following = reader.follow(timeout=0.01)
+    list(following)
+    with spool.view(0) as value:
+        assert value == b"pinned"
+        copies = [os.dup(int(fd)) for fd in os.listdir("/proc/self/fd") if "/spool." in os.readlink(f"/proc/self/fd/{fd}")]
+    following.close()
+    reader.close()
+    try:
+        with spool.reader("r"):
+            pass
+        for byte in (format.READER_LOCKS, *(format.SEAT_LOCKS + seat for seat in format.SEATS)):
+            assert not system.port.is_locked(spool._live().lock_file_fd, byte)
+        assert system.port.locked_from(spool._live().data_fd, 0, 1 << 20) < 0
+    finally:
+        for fd in copies:
+            os.close(fd)
+
+
 def test_an_iterator_that_is_dropped_leaves_its_seat_at_once(spool: Spool) -> None:
     with spool.reader("r") as reader:
         gc.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -501,3 +502,28 @@ def test_writers_and_readers_account_for_every_sequence_while_the_log_is_resized
     for ends in stops:
         for fd in ends:
             os.close(fd)
+
+
+def test_a_handle_from_before_a_resize_sees_that_another_log_has_taken_the_place(log: Spool) -> None:
+    kvspool.resize(log.path, 8192)
+    assert not log.has_vanished()
+    shutil.rmtree(log.path)
+    kvspool.create(log.path, capacity=4096).close()
+    assert log.has_vanished()
+
+
+def test_a_sync_and_a_new_key_between_which_the_log_is_resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kvspool.create(tmp_path / "keyed", capacity=4096, codec="keyed") as log:
+        opened = log._open_writer
+
+        def resized() -> Any:
+            writer = opened()
+            monkeypatch.setattr(log, "_open_writer", opened)
+            in_child(lambda: kvspool.resize(log.path, log.capacity * 2).records)
+            return writer
+
+        monkeypatch.setattr(log, "_open_writer", resized)
+        assert log.sync() == 0
+        monkeypatch.setattr(log, "_open_writer", resized)
+        assert log.append({"a key": 1}) == 0
+        assert [record.data for record in log] == [{"a key": 1}]
