@@ -1,15 +1,15 @@
-"""Checkpoints: what recovery may rely on after a crash of the machine. Two of them, in the front of spool.dat; a new one overwrites the older.
+"""Checkpoints: what recovery relies on after a crash of the machine. Two of them, in the front of spool.dat; a new one overwrites the older.
 
-**One flush.** A checkpoint is written before the flush of the data that it speaks of. It lies in the same file, so this one flush puts both on
-disk, and nothing is taken for synced that no checkpoint on disk knows. In a crash meanwhile it may get there without its data.
+**One flush.** A checkpoint is written before the flush of the data that it speaks of. It lies in the same file, so this one flush puts both
+on disk, and nothing is taken for synced that no checkpoint on disk knows. In a crash meanwhile it may get there without its data.
 
-**Exactness.** A checkpoint says that the frames with the sequences `min_seq` up to `next_seq` were put between `head` and `tail`. A sequence
-is written at one position only. So a frame found later that has one of these sequences stands where it belongs, one with a smaller
+**Exactness.** A checkpoint says that the frames with the sequences `min_seq` up to `next_seq` were put between `head` and `tail`. A
+sequence is written at one position only. So a frame found later that has one of these sequences stands where it belongs, one with a smaller
 sequence is left over from an earlier lap, and one with a larger sequence lies behind `tail`. This holds only if `min_seq` is not smaller
 than the sequence of the frame at `head`: `state` sees to that.
 
-**Up to `synced`** it holds whatever came to the disk. Between there and `tail`, if the data did not get there, may still stand what a killed
-writer had put and not published, under numbers that others have since been given: recovery takes nothing there for newer than the
+**Up to `synced`** it holds whatever came to the disk. Between there and `tail`, if the data did not get there, may still stand what a
+killed writer had put and not published, under numbers that others have since been given: recovery takes nothing there for newer than the
 checkpoint, unless no such writer can have put it.
 """
 
@@ -51,7 +51,7 @@ def newest(front: memoryview, header: format.Header) -> tuple[int | None, format
 
 
 def state(reader: FrameReader) -> State:
-    """Return what a checkpoint may say, and what is on disk once a flush that begins now is done; writers go on meanwhile."""
+    """Return what a checkpoint may say, and what is on disk once a flush that begins now is done, while writers go on."""
     while True:
         tail, next_sequence, timestamp = reader.mark()
         head = reader.head()

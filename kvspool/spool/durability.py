@@ -8,9 +8,9 @@ returns when the record is on disk.
 tail as it was when the flush began. Who comes meanwhile waits, and finds the work done, by the one before or by the next. The append lock
 is never held across a flush.
 
-**Checkpoints.** Each flush begins with a checkpoint, which lies in the same file: one flush puts both on disk, and nothing is told to be there
-that no checkpoint knows. `docs/decisions/0014-durability.md` says why that is right. `sync` then flushes spool.ctl as well, for the sake of
-what readers have committed.
+**Checkpoints.** Each flush begins with a checkpoint, which lies in the same file: one flush puts both on disk, and nobody is told of records
+that no checkpoint knows. `docs/decisions/0014-durability.md` says why that is right. `sync` then flushes spool.ctl as well, for the sake
+of what readers have committed.
 
 **Errors.** The first flush that fails poisons the log for all writers. The kernel reports a failure once and then takes the pages for
 clean, so a retry would succeed without having written them.
@@ -50,7 +50,10 @@ class Flusher:
         self._leader = 0  # the thread that flushes, or waits for another process that does
 
     def sync(self, timeout: float) -> int:
-        """Put everything that was appended so far on disk, and what readers have committed; return the sequence below which all is there."""
+        """Put everything that was appended so far on disk, and what readers have committed.
+
+        Returns the sequence below which all is there. Raises what `flush_below` does.
+        """
         self.flush(timeout)
         with self._in_use():
             self.flush_control()

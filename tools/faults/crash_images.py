@@ -3,9 +3,8 @@
 
 A random workload runs the real code on a small spool whose memory records every store: appends of all sizes, syncs and durable appends
 with others in their midst, writers and flushers that are killed, several laps, durable readers that commit, all policies, the keyed
-codec. Then disks
-are made up as a crash could have left them: each page (or sector) of both files at any of the versions it had since its file was last
-flushed. Each one is recovered and compared with what was appended:
+codec. Then disks are made up as a crash could have left them: each page (or sector) of both files at any of the versions it had since its
+file was last flushed. Each one is recovered and compared with what was appended:
 
   - every record before the last completed sync is there, unless the policy had given it up by then;
   - no record is there that was not appended, none with other bytes, and keyed values can be decoded; only in place of a record that
