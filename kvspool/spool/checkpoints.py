@@ -1,4 +1,4 @@
-"""Checkpoints: what recovery relies on after a crash of the machine. Two of them, in the front of spool.dat; a new one overwrites the older.
+"""Checkpoints: what recovery relies on after a crash of the machine. Two, in the front of spool.dat; a new one overwrites the older.
 
 **One flush.** A checkpoint is written before the flush of the data that it speaks of. It lies in the same file, so this one flush puts both
 on disk, and nothing is taken for synced that no checkpoint on disk knows. In a crash meanwhile it may get there without its data.
@@ -45,13 +45,15 @@ def newest(front: memoryview, header: format.Header) -> tuple[int | None, format
         found = format.CHECKPOINT.unpack(raw)
         if found.generation <= best.generation or found.crc != format.checksum(header.log_id, raw[:-4]):
             continue
-        if found.head & 7 == found.tail & 7 == 0 and found.head <= found.tail <= found.head + header.capacity and found.synced <= found.tail:
+        if found.head & 7 or found.tail & 7 or found.synced > found.tail:
+            continue
+        if found.head <= found.tail <= found.head + header.capacity:
             which, best = number, found
     return which, best
 
 
 def state(reader: FrameReader) -> State:
-    """Return what a checkpoint may say, and what is on disk once a flush that begins now is done, while writers go on."""
+    """Return what a checkpoint may say, and what is on disk once a flush that begins now is done."""
     while True:
         tail, next_sequence, timestamp = reader.mark()
         head = reader.head()

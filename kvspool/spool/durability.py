@@ -8,9 +8,9 @@ returns when the record is on disk.
 tail as it was when the flush began. Who comes meanwhile waits, and finds the work done, by the one before or by the next. The append lock
 is never held across a flush.
 
-**Checkpoints.** Each flush begins with a checkpoint, which lies in the same file: one flush puts both on disk, and nobody is told of records
-that no checkpoint knows. `docs/decisions/0014-durability.md` says why that is right. `sync` then flushes spool.ctl as well, for the sake
-of what readers have committed.
+**Checkpoints.** Each flush begins with a checkpoint, which lies in the same file: one flush puts both on disk, and nobody is told of
+records that no checkpoint knows. `docs/decisions/0014-durability.md` says why that is right. `sync` then flushes spool.ctl as well, for
+the sake of what readers have committed.
 
 **Errors.** The first flush that fails poisons the log for all writers. The kernel reports a failure once and then takes the pages for
 clean, so a retry would succeed without having written them.
