@@ -272,6 +272,8 @@ cdef class FrameSurvey(Ring):
     cpdef uint64_t place_of(self, uint64_t position, uint64_t end, uint64_t sequence) except? 0
     @cython.locals(at=Py_ssize_t)
     cpdef int erase(self, uint64_t position, uint64_t end, uint64_t least) except -1
+    @cython.locals(found=int, at=uint64_t)
+    cpdef int cut(self, uint64_t position, uint64_t end, uint64_t least) except -1
     @cython.locals(block=Py_ssize_t, blocks=Py_ssize_t)
     cpdef int clear_index(self) except -1
     @cython.locals(offset=uint64_t, block=Py_ssize_t, at=Py_ssize_t, known=uint64_t)

@@ -1415,6 +1415,21 @@ class FrameSurvey(Ring):
             if self.sequence_found >= least:
                 self.words[at] = 0
 
+    def cut(self, position: int, end: int, least: int) -> None:
+        """Overwrite the first word of a damaged frame between these positions that would reach beyond `end`, where something else begins.
+
+        Who makes room goes from header to header without a look at checksums, and would pass over what stands there.
+        """
+        self.check_open()
+        while position < end:
+            found = self.parse(position, end + self.capacity)
+            if found == BAD:
+                break
+            at = (position % self.capacity) >> 3
+            position += self.stored
+            if found == FRAME and position > end and self.sequence_found >= least:
+                self.words[at] = 0
+
     def clear_index(self) -> None:
         """Empty every entry of the index."""
         self.check_open()

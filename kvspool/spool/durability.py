@@ -8,9 +8,9 @@ returns when the record is on disk.
 tail as it was when the flush began. Who comes meanwhile waits, and finds the work done, by the one before or by the next. The append lock
 is never held across a flush.
 
-**Checkpoints.** A record is safe as soon as its frame is on disk: recovery finds it there. A checkpoint bounds what recovery must doubt,
-and costs a second flush; so `sync` writes one, and other flushes do only where an eighth of the ring was flushed since the last one, or a
-second has gone by. `docs/decisions/0014-durability.md` says why that is enough.
+**Checkpoints.** Each flush begins with a checkpoint, which lies in the same file: one flush puts both on disk, and nobody is told of
+records that no checkpoint knows. `docs/decisions/0014-durability.md` says why that is right. `sync` then flushes spool.ctl as well, for
+the sake of what readers have committed.
 
 **Errors.** The first flush that fails poisons the log for all writers. The kernel reports a failure once and then takes the pages for
 clean, so a retry would succeed without having written them.
@@ -22,7 +22,8 @@ import atexit
 import errno
 import threading
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import posix_ipc
 
@@ -31,12 +32,9 @@ from kvspool import system
 from kvspool._frames import Bell
 from kvspool.errors import Closed, KvspoolError, LockTimeout, Poisoned, Reentered
 from kvspool.spool import checkpoints, format, seats
-from kvspool.spool.checkpoints import State
 from kvspool.spool.pair import Pair
 
 SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
-CHECKPOINT_EVERY = 1_000_000_000  # ns
-CHECKPOINT_SHARE = 8  # of the ring, so a checkpoint is due when so much was flushed since the last one
 LONGEST_WAIT = 2_000_000  # ns until a look whether another process is done, for one that was killed wakes nobody
 
 
@@ -46,14 +44,19 @@ class Flusher:
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
         self._reader = pair.reader(0, 0)
+        self._boot_id = system.port.boot_id()
         self._bells: list[Bell | None] = [None] * (frames.SEATS + 1)
         self._turn = threading.Condition()
         self._leader = 0  # the thread that flushes, or waits for another process that does
 
     def sync(self, timeout: float) -> int:
-        """Put everything that was appended so far on disk, and a checkpoint that says so; return the sequence below which all is there."""
-        state = checkpoints.state(self._reader)
-        self._reach(state.next_seq, state.tail, timeout)
+        """Put everything that was appended so far on disk, and what readers have committed.
+
+        Returns the sequence below which all is there. Raises what `flush_below` does.
+        """
+        self.flush(timeout)
+        with self._in_use():
+            self.flush_control()
         return int(self._reader.word(format.SYNCED_SEQ))
 
     def flush(self, timeout: float) -> None:
@@ -65,39 +68,39 @@ class Flusher:
 
         Raises Poisoned if the disk fails, or failed before; LockTimeout after `timeout` seconds, Closed, Reentered.
         """
-        self._reach(sequence, 0, timeout)
+        if self._leader == threading.get_ident():
+            raise Reentered("a signal handler may not flush a handle in the middle of a flush of it; let it use a handle of its own")
+        deadline = system.port.monotonic() + timeout
+        with self._in_use():
+            try:
+                if self._take_turn(sequence, deadline):
+                    self._lead(sequence, deadline)
+            finally:
+                self._end_turn()
 
     def flush_alone(self) -> None:
-        """Put all on disk, with a checkpoint, for files that nobody else has seen yet: no lock is taken."""
-        state = checkpoints.state(self._reader)
-        self._flush_file(self.pair.data_fd)
-        checkpoints.announce(self.pair.control, state)
-        self._write_checkpoint(state)
+        """Put all on disk, for files that nobody else has seen yet: no lock is taken."""
+        self._flush()
+        self._flush()  # its checkpoint says that all is there
+        self.flush_control()
 
     def flush_control(self) -> None:
         """Flush spool.ctl."""
         self._flush_file(self.pair.control_fd)
 
-    # Waiting.
-
-    def _reach(self, sequence: int, position: int, timeout: float) -> None:
-        """Wait for every record below `sequence` to be on disk, and for a checkpoint at `position` or behind it."""
-        if self._leader == threading.get_ident():
-            raise Reentered("a signal handler may not flush a handle in the middle of a flush of it; let it use a handle of its own")
-        deadline = system.port.monotonic() + timeout
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
         with self.pair.in_use() as is_open:
             if not is_open:
                 raise Closed(f"{self.pair.path} was closed; open it again")
-            try:
-                if self._take_turn(sequence, position, deadline):
-                    self._lead(sequence, position, deadline)
-            finally:
-                self._end_turn()
+            yield
 
-    def _take_turn(self, sequence: int, position: int, deadline: float) -> bool:
+    # Waiting.
+
+    def _take_turn(self, sequence: int, deadline: float) -> bool:
         """Return True once this thread leads those of the process, False once there is nothing left to do."""
         with self._turn:
-            while not self._is_reached(sequence, position):
+            while not self._is_reached(sequence):
                 if not self._leader:
                     self._leader = threading.get_ident()
                     return True
@@ -113,19 +116,19 @@ class Flusher:
                 self._leader = 0
                 self._turn.notify_all()
 
-    def _lead(self, sequence: int, position: int, deadline: float) -> None:
+    def _lead(self, sequence: int, deadline: float) -> None:
         """Flush under the sync lock, unless another process gets there before."""
         fd = self.pair.sync_lock_fd
         while True:
             synced = self._reader.word(format.SYNCED)
-            if self._is_reached(sequence, position):
+            if self._is_reached(sequence):
                 return
             is_ours = False
             try:
                 is_ours = system.port.try_lock(fd, format.SYNC_LOCK)
                 if is_ours:
-                    if not self._is_reached(sequence, position):
-                        self._flush(position)
+                    if not self._is_reached(sequence):
+                        self._flush()
                     return
             finally:
                 # Whether we have it or not: an exception out of a signal handler may have come before we knew.
@@ -137,35 +140,28 @@ class Flusher:
                 raise self._too_slow("another process")
             self._reader.wait_word(format.SYNCED, synced, min(LONGEST_WAIT, int(left * 1e9)))
 
-    def _is_reached(self, sequence: int, position: int) -> bool:
+    def _is_reached(self, sequence: int) -> bool:
         """Return whether that is done. Raises Poisoned if a flush failed, even where an earlier one had done it."""
         reader = self._reader
         # What lies behind the end of the log is damage, and proves nothing.
         is_flushed = sequence <= reader.word(format.SYNCED_SEQ) <= reader.mark()[1]
-        is_kept = not position or position <= reader.word(format.CHECKPOINTED) <= reader.tail()
         if number := reader.word(frames.SYNC_ERROR):
             raise Poisoned(f"{self.pair.path}: a flush to disk failed before (errno {number}); copy it to a sound disk")
-        return is_flushed and is_kept
+        return is_flushed
 
     def _too_slow(self, who: str) -> LockTimeout:
         return LockTimeout(f"{self.pair.path}: {who} flushes, and is not done yet")
 
     # Flushing, under the sync lock.
 
-    def _flush(self, position: int) -> None:
-        """Flush the data and tell all; then write a checkpoint, if one is wanted or due."""
+    def _flush(self) -> None:
+        """Put a checkpoint and the data that it speaks of on disk, and tell all."""
         state = checkpoints.state(self._reader)
-        words = self.pair.control.cast("Q")
-        if words[format.SYNCED] != state.tail or words[format.SYNCED_SEQ] != state.next_seq:
-            self._flush_file(self.pair.data_fd)
-            if self._is_far(state.tail):
-                # Before anybody is told: recovery can tell frames of this lap from those of the next only so far behind a checkpoint.
-                self._write_checkpoint(state)
-            checkpoints.announce(self.pair.control, state)
-            self._ring()
-        is_kept = self._reader.word(format.CHECKPOINTED) == state.tail
-        if self._is_checkpoint_due(state.tail) or (position and not is_kept):
-            self._write_checkpoint(state)
+        synced = self._reader.word(format.SYNCED)
+        at, raw = checkpoints.successor(self.pair.front, self.pair.header, state, synced, self._boot_id)
+        self._flush_file(self.pair.data_fd, raw, at)
+        checkpoints.announce(self.pair.control, state)
+        self._ring()
 
     def _ring(self) -> None:
         """Wake the readers who wait for what is on disk now. One that misses it looks by himself, so nothing that fails here matters."""
@@ -173,22 +169,6 @@ class Flusher:
         if wanted:
             with suppress(OSError, posix_ipc.Error):
                 seats.wake(self.pair, wanted, self._bells)
-
-    def _is_checkpoint_due(self, tail: int) -> bool:
-        age = system.port.now() - self._reader.word(format.CHECKPOINTED_AT)
-        return self._is_far(tail) or not 0 <= age < CHECKPOINT_EVERY
-
-    def _is_far(self, tail: int) -> bool:
-        """Return whether more than a share of the ring was flushed since the last checkpoint."""
-        return not 0 <= tail - self._reader.word(format.CHECKPOINTED) <= self.pair.header.capacity // CHECKPOINT_SHARE
-
-    def _write_checkpoint(self, state: State) -> None:
-        """Overwrite the older checkpoint. The data up to `state.tail` is on disk."""
-        at, raw = checkpoints.successor(self.pair.control, self.pair.header, state, system.port.boot_id())
-        self._flush_file(self.pair.control_fd, raw, at)
-        words = self.pair.control.cast("Q")
-        words[format.CHECKPOINTED_AT] = system.port.now()
-        words[format.CHECKPOINTED] = state.tail
 
     def _flush_file(self, fd: int, data: bytes = b"", at: int = 0) -> None:
         """Write `data` at `at` of a file, and flush the file. A failure poisons the log; OSError if this process may not write there."""

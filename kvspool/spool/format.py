@@ -1,12 +1,13 @@
 """The spool's files, byte for byte.
 
     NAME/spool.ctl   the control block: small, mapped by everybody
-    NAME/spool.dat   one page of header, then the ring
+    NAME/spool.dat   one page with header and checkpoints, then the ring
 
     NAME/spool.lck   only in a log that was resized: the file whose bytes are locked
 
     spool.ctl    0 HEADER   128 EPOCHS   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   576 ASKED   640 MOVES
-                 1024 CHECKPOINTS   4096 RATES   8704 GAPS   12288 SLOTS   28672 KEY TABLE   65536 INDEX
+                 4096 RATES   8704 GAPS   12288 SLOTS   28672 KEY TABLE   65536 INDEX
+    spool.dat    0 HEADER   1024 CHECKPOINTS   4096 ring
 
 Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
 different cache lines. Who may change what stands with each record below. A file is never truncated or shrunk.
@@ -35,7 +36,7 @@ LARGEST_KEY = frames.NO_KEY - 1
 
 # Bytes of spool.ctl, or of spool.lck where there is one, that are locked (open file description locks), one each.
 APPEND_LOCK = frames.APPEND_LOCK  # writers: everything in TAIL, HEAD, INDEX and the ring
-SYNC_LOCK = 1  # one process flushes for all who wait: SYNCED and CHECKPOINTS
+SYNC_LOCK = 1  # one process flushes for all who wait: SYNCED, and CHECKPOINTS of spool.dat
 ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair, resize
 KEYS_LOCK = 3  # who adds to the key table
 SEAT_LOCKS = 512  # + seat: the reader that sleeps there
@@ -112,9 +113,7 @@ class Control(NamedTuple):
     synced: Annotated[int, "Q", "every frame before this position is on disk; sync lock"]
     synced_seq: Annotated[int, "Q", "and so every sequence below this one"]
     sync_error: Annotated[int, "Q", "errno of the first failed flush; not 0: no more records are taken"]
-    checkpointed: Annotated[int, "Q", "tail of the newest checkpoint; sync lock"]
-    checkpointed_at: Annotated[int, "Q", "when it was written, ns since the Unix epoch"]
-    synced_reserved: Annotated[bytes, "24s", "zeros"]
+    synced_reserved: Annotated[bytes, "40s", "zeros"]
     wanted: Annotated[int, "Q", "byte 0: a reader sleeps on inotify; 1..6: on that seat's semaphore; who publishes or syncs wakes"]
     bell: Annotated[int, "Q", "a writer wakes by writing a byte here through the file, which inotify sees"]
     seats: Annotated[bytes, "48s", "6 words: how often each seat was taken, so that a writer knows a new semaphore"]
@@ -141,14 +140,15 @@ class Moves(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """A state of the log that is on disk in full. Two of them, 512 bytes apart; a sync overwrites the older one."""
+    """A state of the log, written before the flush that puts all of it on disk. Two of them; each flush overwrites the older one."""
 
     generation: Annotated[int, "Q", "1, 2, 3 ...; the sound one with the higher number counts"]
     head: Annotated[int, "Q", "position of the oldest frame"]
     min_seq: Annotated[int, "Q", "its sequence"]
-    tail: Annotated[int, "Q", "position behind the last frame that is on disk"]
+    tail: Annotated[int, "Q", "position behind the last frame"]
     next_seq: Annotated[int, "Q", "sequence of the frame after it"]
     timestamp: Annotated[int, "Q", "timestamp of the last frame"]
+    synced: Annotated[int, "Q", "position before which everything was on disk already when this was written"]
     boot_id: Annotated[bytes, "16s", "the start of the machine in which it was written"]
     reserved: Annotated[int, "I", "zero"]
     crc: Annotated[int, "I", "CRC32C of the log id and the bytes before"]
@@ -246,7 +246,7 @@ EPOCHS_AT = (128, 192)
 SEALED, TRUE = 1, 2  # states of an epoch
 CONTROL_AT = 256
 MOVES_AT = frames.MOVED * 8
-CHECKPOINTS_AT = (1024, 1536)
+CHECKPOINTS_AT = (1024, 1536)  # in spool.dat: each in a sector of its own
 RATES_AT = PAGE
 GAPS_AT = 8704
 SLOTS_AT = frames.SLOTS_AT * 8
@@ -257,15 +257,13 @@ DATA_START = PAGE
 
 SYNCED = (CONTROL_AT + CONTROL.offset("synced")) // 8
 SYNCED_SEQ = (CONTROL_AT + CONTROL.offset("synced_seq")) // 8
-CHECKPOINTED = (CONTROL_AT + CONTROL.offset("checkpointed")) // 8
-CHECKPOINTED_AT = (CONTROL_AT + CONTROL.offset("checkpointed_at")) // 8
 SEATS = range(1, frames.SEATS + 1)
 SEAT_WORDS = frames.SEAT_WORDS  # + seat
 BELL_AT = CONTROL_AT + CONTROL.offset("bell")
 
 assert (SEAT_WORDS + SEATS[0]) * 8 == CONTROL_AT + CONTROL.offset("seats")
 assert HEADER.size == DATA_HEADER.size == 128
-assert CHECKPOINT.size == 72
+assert CHECKPOINT.size == 80
 assert MOVES.size == 64 and MOVES_AT == 640
 assert (MOVES.offset("dropped"), MOVES.offset("kept"), MOVES.offset("pins")) == tuple(
     (at - frames.MOVED) * 8 for at in (frames.DROPPED, frames.KEPT, frames.PINS)

@@ -176,8 +176,9 @@ def discard(building: Path) -> None:
 class Pair:
     """An open spool: descriptors and mappings of its two files.
 
-    The ring is mapped for reading; `writer` maps it once more for writing, so that a reader's fault can't touch it. A user who may only
-    read gets everything but `can_ask`: nobody will ring for him, he has to look by himself.
+    The ring is mapped for reading, and so is `front`, the page before it, which holds the checkpoints; `writer` maps the ring once more for
+    writing, so that a reader's fault can't touch it. A user who may only read gets everything but `can_ask`: nobody will ring for him, he
+    has to look by himself.
     """
 
     def __init__(self, path: Path) -> None:
@@ -221,6 +222,7 @@ class Pair:
         self.control = memoryview(control_map)
         self._words = self.control.cast("Q")
         ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=False)
+        self.front = memoryview(ring_map)[: format.DATA_START]
         self.ring = memoryview(ring_map)[format.DATA_START :]
         if self.header.codec == Codec.KEYED:
             self.key_table = KeyTable(self.control[format.KEYS_AT : format.INDEX_AT], self.header.log_id)
@@ -474,7 +476,7 @@ class Pair:
         """Close the descriptors and unmap, except what a view of the memory still needs."""
         if self.key_table is not None:
             self.key_table.close()
-        self.control = self.ring = memoryview(b"")
+        self.control = self.front = self.ring = memoryview(b"")
         self._words = _NO_WORDS
         while self._maps:
             _close_map(self._maps.pop().close)

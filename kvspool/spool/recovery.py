@@ -1,7 +1,8 @@
 """After a crash of the machine: find out from the frames what the log holds, and make the control block say so.
 
 **What a crash leaves.** Pages reach the disk in any order and at any moment. So the control block may be ahead of the ring or behind
-it, and parts of the ring may be a lap or more older than others. Certain is only what a checkpoint says: it was written after a flush.
+it, and parts of the ring may be a lap or more older than others. Certain is only what a checkpoint says, and what a flush put on disk: no
+flush is done before a checkpoint that knows all of it is on disk, too.
 
 **Truth.** Every frame whose checksum matches: it begins with the log id. A survey finds them all, once around the ring. Those with
 sequences that the checkpoint knows stand where they belong (see `checkpoints`); older ones are left over from earlier laps. The rest is
@@ -10,7 +11,8 @@ frame that comes behind one with a larger sequence is a leftover; every other on
 reader gets a Gap for them, and nothing is cut off there.
 
 **Leftovers are erased.** Every sound frame that is not kept although its sequence is one that the log still counts with gets a 0
-over its first word: it was given up or never promised, and must not be found again in a hole. Damaged bytes stay as they are. After that
+over its first word: it was given up or never promised, and must not be found again in a hole. So does a damaged frame that would reach
+over what is kept behind it: a writer that makes room would pass over that. Other damaged bytes stay as they are. After that
 every sound frame from `min_seq` on stands where it belongs, which is what the next checkpoint says.
 
 **Numbers.** The next sequence is a multiple of 2**32, at least 2**31 after the last one known: a reader may have seen records that
@@ -20,7 +22,8 @@ the crash took, and no number is ever given to two.
 the recovered log. A commit that is ahead of what was recovered stays ahead: its reader gets a Gap, and no record twice.
 
 **Interrupted.** What is kept does not depend on what is rejected, on the control block's words or on the commits. So a recovery can be
-killed at any store, and gives the same result when it is run again. Once its epoch is sealed, only the checkpoint is left to do.
+killed at any store, and gives the same result when it is run again. Once its epoch is sealed, only the checkpoint is left to do. The
+checkpoint says that no leftovers are to be found, so the ring is on disk before it is written.
 """
 
 from __future__ import annotations
@@ -102,15 +105,18 @@ class RecoveryReport(msgspec.Struct, frozen=True):
 
 
 class Memory(Protocol):
-    """What a recovery works on: the memory of both files, writable, and their flushes."""
+    """What a recovery works on: the memory of both files, ring and control writable, and their flushes."""
 
+    front: memoryview
     ring: memoryview
     control: memoryview
     header: format.Header
 
     def survey(self) -> FrameSurvey: ...
 
-    def flush_ring(self) -> None: ...
+    def write_front(self, data: bytes, at: int) -> None: ...
+
+    def flush_data(self) -> None: ...
 
     def flush_control(self) -> None: ...
 
@@ -215,8 +221,10 @@ class Findings(NamedTuple):
 
 def examine(memory: Memory) -> Findings:
     """Find out what the log holds, without changing anything."""
-    which, checkpoint = checkpoints.newest(memory.control, memory.header)
-    runs, pads = _survey(memory, checkpoint)
+    which, checkpoint = checkpoints.newest(memory.front, memory.header)
+    found, pads = _survey(memory, checkpoint)
+    left = [run for run in found if _is_left(run, checkpoint, memory.header.capacity)]
+    runs = [run for run in found if not _is_left(run, checkpoint, memory.header.capacity)]
     newest = max(runs, key=lambda run: (run.last, -_behind(run, checkpoint, memory.header.capacity)), default=None)
     end = _end(newest, checkpoint, memory.header.capacity)
     lap = "same" if newest is None else _lap(runs, newest, end, checkpoint, memory.header.capacity)
@@ -241,7 +249,7 @@ def examine(memory: Memory) -> Findings:
         "none" if which is None else "AB"[which],
         checkpoints.State(first.start, first.first, tail, next_sequence, max(checkpoint.timestamp, kept[-1].timestamp if kept else 0)),
         kept,
-        rejected,
+        [*left, *rejected],
         _damage(kept, checkpoint, tail, is_whole=case.counts == "all" and tail - checkpoint.head <= memory.header.capacity),
         max(0, recorded[1] - known) if case.is_cut and recorded else 0,
         recorded[0] - tail if case.is_cut and recorded else 0,
@@ -259,14 +267,32 @@ def _survey(memory: Memory, checkpoint: format.Checkpoint) -> tuple[list[Run], l
     runs: list[Run] = []
     pads: list[Run] = []
     position = checkpoint.head
-    for stop in (checkpoint.tail, checkpoint.head + memory.header.capacity):  # a run ends where the checkpoint does
+    # A run ends where the checkpoint does, and where what was synced before it does.
+    for stop in (max(checkpoint.head, checkpoint.synced), checkpoint.tail, checkpoint.head + memory.header.capacity):
         while survey.next_run(position, stop, checkpoint.min_seq, checkpoint.next_seq):
             run = Run(survey.start, survey.position, survey.first, survey.last, survey.newest, survey.frames)
-            (runs if run.frames else pads).append(run)
+            if not run.frames:
+                pads.append(run)
+            elif run.start < checkpoint.tail < run.end:
+                for parts in _split(memory, run, run.last - 1):  # the last frame crosses it
+                    runs += parts
+            else:
+                runs.append(run)
             position = run.end if run.frames else run.start + frames.HEADER
         position = max(position, stop)
     survey.close()
     return runs, pads
+
+
+def _is_left(run: Run, checkpoint: format.Checkpoint, capacity: int) -> bool:
+    """Return whether a killed writer may have left a run where the data that the checkpoint speaks of did not come to the disk.
+
+    What was synced before is not there, so nothing is lost that was acknowledged, whatever becomes of the run.
+    """
+    if run.first < checkpoint.next_seq:
+        return run.start < checkpoint.tail < run.end
+    # One that goes on by more than fits into what it leaves unpublished, a quarter of the ring at most, is truly of the next lap.
+    return checkpoint.synced <= run.start < checkpoint.tail and run.last - checkpoint.next_seq <= (capacity // frames.HEADER >> 2) + 2
 
 
 def _behind(run: Run, checkpoint: format.Checkpoint, capacity: int) -> int:
@@ -400,6 +426,8 @@ def apply(memory: Memory, found: Findings) -> None:
     survey = memory.survey()
     for run in found.rejected:
         survey.erase(run.start, run.end, found.state.min_seq)
+    for run, end in zip(found.kept, [*(run.start for run in found.kept[1:]), found.state.tail], strict=False):
+        survey.cut(run.end, end, found.state.min_seq)
     words = memory.control.cast("Q")
     state = found.state
     values = [(frames.MIN_SEQ, state.min_seq), (frames.HEAD, state.head)]
@@ -450,15 +478,16 @@ def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False
     if is_forced or before is None or before[1].state != format.SEALED or before[1].boot_id != boot_id:
         found = examine(memory)
         apply(memory, found)
-        memory.flush_ring()
+        memory.flush_data()
         slot, count = (0, 0) if before is None else (1 - before[0], before[1].recoveries)
         epoch = format.Epoch(boot_id, found.state.next_seq, now, count + 1, found.cut_records, found.cut_bytes, format.SEALED, 0)
         epochs.store(memory.control, log_id, slot, epoch)
     else:
         slot, epoch = before
+    memory.flush_control()
     _write_checkpoint(memory, boot_id)
     # From now on the numbers of this epoch may be given out, so that must be on disk before anybody can get one.
-    memory.flush_control()
+    memory.flush_data()
     words = memory.control.cast("Q")
     words[frames.SYNC_ERROR] = 0
     epochs.store(memory.control, log_id, slot, epoch._replace(state=format.TRUE))
@@ -470,10 +499,10 @@ def _write_checkpoint(memory: Memory, boot_id: bytes) -> None:
     words = memory.control.cast("Q")
     mark = frames.MARKS
     state = checkpoints.State(words[frames.HEAD], words[frames.MIN_SEQ], words[mark], words[mark + 1], words[mark + 2])
-    newest = checkpoints.newest(memory.control, memory.header)[1]
-    if newest[1:6] != state:
-        at, raw = checkpoints.successor(memory.control, memory.header, state, boot_id)
-        memory.control[at : at + len(raw)] = raw
+    newest = checkpoints.newest(memory.front, memory.header)[1]
+    if newest[1:7] != (*state, state.tail):  # the ring is on disk
+        at, raw = checkpoints.successor(memory.front, memory.header, state, state.tail, boot_id)
+        memory.write_front(raw, at)
 
 
 def report(path: str, found: Findings, now: int) -> RecoveryReport:
@@ -503,6 +532,7 @@ class Files:
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
+        self.front = pair.front
         self.ring = pair.map_ring()
         self.control = pair.control
         self.header = pair.header
@@ -510,7 +540,10 @@ class Files:
     def survey(self) -> FrameSurvey:
         return self._pair.survey(self.ring)
 
-    def flush_ring(self) -> None:
+    def write_front(self, data: bytes, at: int) -> None:
+        system.port.write(self._pair.data_fd, data, at)
+
+    def flush_data(self) -> None:
         system.port.flush_data(self._pair.data_fd)
 
     def flush_control(self) -> None:

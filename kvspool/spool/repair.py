@@ -21,7 +21,7 @@ import msgspec
 from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool.errors import Corruption, Poisoned
-from kvspool.spool import checkpoints, recovery, verify
+from kvspool.spool import checkpoints, format, recovery, verify
 from kvspool.spool.pair import Pair
 
 if TYPE_CHECKING:
@@ -82,15 +82,15 @@ def _makes_sense(reader: FrameReader) -> bool:
 
 
 def _write_anew(pair: Pair, boot_id: bytes) -> None:
-    """Under all locks: let every page go to disk, then a checkpoint, then forget the flush that failed."""
+    """Under all locks: let every page and a checkpoint go to disk, then forget the flush that failed."""
     words = pair.control.cast("Q")
     _touch(pair.map_ring())
     _touch(pair.control)
+    state = checkpoints.state(pair.reader(0, 0))
+    at, raw = checkpoints.successor(pair.front, pair.header, state, words[format.SYNCED], boot_id)
     try:
+        system.port.write(pair.data_fd, raw, at)
         system.port.flush_data(pair.data_fd)
-        state = checkpoints.state(pair.reader(0, 0))
-        at, raw = checkpoints.successor(pair.control, pair.header, state, boot_id)
-        system.port.write(pair.control_fd, raw, at)
         system.port.flush_data(pair.control_fd)
     except OSError as error:
         words[frames.SYNC_ERROR] = error.errno or errno.EIO

@@ -341,8 +341,9 @@ class Spool:
     def sync(self, timeout: float | None = None) -> int:
         """Put everything that was appended so far on disk, and return the sequence below which all of it is there.
 
-        Concurrent callers share one flush. Appends go on meanwhile. Raises Poisoned if the disk fails: then no more records are taken, by
-        any process; LockTimeout if another process's flush takes longer than `timeout` seconds (default: the handle's).
+        What readers have committed is on disk then, too. Concurrent callers share one flush of the records. Appends go on meanwhile.
+        Raises Poisoned if the disk fails: then no more records are taken, by any process; LockTimeout if another process's flush takes
+        longer than `timeout` seconds (default: the handle's).
         """
         with self._thread_lock:
             self._open_writer().give_up()  # the append lock is never held across a flush

@@ -38,12 +38,13 @@ def test_the_older_one_is_overwritten_and_a_torn_one_does_not_count() -> None:
     disk = images.blank(4096)
     for number in range(1, 6):
         state = checkpoints.State(0, 0, 8 * number, number, number)
-        at, raw = checkpoints.successor(disk.control, disk.header, state, bytes(16))
+        at, raw = checkpoints.successor(disk.front, disk.header, state, 8 * number + 8, bytes(16))
         assert at == format.CHECKPOINTS_AT[(number + 1) % 2]
         for size in range(0, len(raw), 8):
-            before = bytes(disk.control[at : at + len(raw)])
-            disk.control[at : at + size] = raw[:size]
-            assert checkpoints.newest(disk.control, disk.header)[1].tail == 8 * (number - 1)
-            disk.control[at : at + len(raw)] = before
-        disk.control[at : at + len(raw)] = raw
-        assert checkpoints.newest(disk.control, disk.header)[1].tail == 8 * number
+            before = bytes(disk.front[at : at + len(raw)])
+            disk.front[at : at + size] = raw[:size]
+            assert checkpoints.newest(disk.front, disk.header)[1].tail == 8 * (number - 1)
+            disk.front[at : at + len(raw)] = before
+        disk.front[at : at + len(raw)] = raw
+        newest = checkpoints.newest(disk.front, disk.header)[1]
+        assert (newest.tail, newest.synced) == (8 * number, 8 * number), "nothing behind the tail is known to be on disk"

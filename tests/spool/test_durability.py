@@ -21,7 +21,7 @@ import kvspool
 from kvspool import Spool, errors, locks, system
 from kvspool import _frames_py as frames
 from kvspool.record import Gap
-from kvspool.spool import durability, format
+from kvspool.spool import checkpoints, durability, format, slots
 from kvspool.spool.cursor import Isolation
 
 SECOND = 1_000_000_000
@@ -35,19 +35,24 @@ def large(tmp_path: Path) -> Iterator[Spool]:
 
 
 class Flushes(ClockPort):
-    """Notes which files are flushed; the clock stands still."""
+    """Notes where checkpoints are written and which files are flushed; the clock stands still."""
 
     def __init__(self) -> None:
         super().__init__(SECOND)
-        self.files: list[str] = []
+        self.calls: list[str] = []
+
+    def write(self, fd: int, data: bytes, at: int) -> None:
+        if at in format.CHECKPOINTS_AT:
+            self.calls.append(f"checkpoint {at}")
+        super().write(fd, data, at)
 
     def flush_data(self, fd: int) -> None:
-        self.files.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        self.calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
         super().flush_data(fd)
 
     def taken(self) -> list[str]:
-        files, self.files = self.files, []
-        return files
+        calls, self.calls = self.calls, []
+        return calls
 
 
 def values(log: Spool, isolation: Isolation = "appended") -> list[bytes]:
@@ -65,28 +70,52 @@ def threads() -> list[threading.Thread]:
 # Appends that wait for the disk.
 
 
-def test_a_durable_append_flushes_the_data_and_a_checkpoint_only_now_and_then(large: Spool) -> None:
+def newest(log: Spool) -> format.Checkpoint:
+    """Return the newest checkpoint in the file."""
+    raw = (log.path / format.DATA_FILE).read_bytes()[: format.DATA_START]
+    return checkpoints.newest(memoryview(raw), log._live().header)[1]
+
+
+def test_a_durable_append_is_one_flush_that_takes_a_checkpoint_along(large: Spool) -> None:
     data, control = format.DATA_FILE, format.CONTROL_FILE
     with system.replaced(Flushes()) as port:
         assert isinstance(port, Flushes)
-        assert large.append(b"one", durable=True) == 0
-        assert port.taken() == [data, control], "nothing is known of the last checkpoint: now is the time"
-        assert large.append_many([b"two", b"three"], durable=True) == range(1, 3)
-        assert large.append({"four": 4}, key=b"k", durable=True) == 3
-        assert port.taken() == [data, data]
-        large.append(b"x" * 9000, durable=True)
-        assert port.taken() == [data, control], "more than an eighth of the ring"
-        port.times = [2 * SECOND]
-        large.append(b"five", durable=True)
-        assert port.taken() == [data, control], "a second has gone by"
-        large.append(b"six")
+        appends: list[Callable[[], object]] = [
+            lambda: large.append(b"one", durable=True),
+            lambda: large.append_many([b"two", b"three"], durable=True),
+            lambda: large.append({"four": 4}, key=b"k", durable=True),
+            lambda: large.append(b"x" * 9000, durable=True),
+        ]
+        for number, append in enumerate(appends, 1):
+            synced = word(large, format.SYNCED)
+            append()
+            assert port.taken() == [f"checkpoint {format.CHECKPOINTS_AT[(number + 1) % 2]}", data]
+            found = newest(large)
+            assert (found.generation, found.tail, found.synced) == (number, word(large, frames.TAIL), synced)
+        large.append(b"five")
         large.append_many([], durable=True)
         assert port.taken() == []
-        assert (large.sync(), port.taken()) == (7, [data, control])
-        large.append(b"seven", durable=True)
-        assert port.taken() == [data]
-        assert (large.sync(), port.taken()) == (8, [control]), "the data is there, only the checkpoint isn't"
-        assert (large.sync(), port.taken()) == (8, [])
+        assert (large.sync(), port.taken()) == (6, ["checkpoint 1024", data, control])
+        assert (large.sync(), port.taken()) == (6, [control]), "what readers commit is no append"
+
+
+def test_a_sync_puts_on_disk_what_readers_have_committed(large: Spool) -> None:
+    large.append_many([b"one", b"two"], durable=True)
+    on_disk: list[bytes] = []
+
+    class Copying(system.Port):
+        def flush_data(self, fd: int) -> None:
+            super().flush_data(fd)
+            on_disk.append(Path(os.readlink(f"/proc/self/fd/{fd}")).read_bytes())
+
+    with large.reader("one") as reader:
+        next(reader.read())
+        reader.commit()
+        with system.replaced(Copying()):
+            large.sync()
+        (control,) = on_disk
+        (slot,) = slots.Slots(memoryview(control), large.log_id).taken()
+        assert slot.commit().sequence == 1
 
 
 def test_arrow_rows_can_be_durable(large: Spool) -> None:
@@ -160,17 +189,14 @@ def test_a_level_or_interval_that_cannot_be_is_refused(tmp_path: Path, log: Spoo
     assert not (tmp_path / "other").exists()
 
 
-def test_closing_at_the_level_disk_leaves_a_checkpoint(tmp_path: Path) -> None:
+def test_closing_at_the_level_disk_syncs(tmp_path: Path) -> None:
     with system.replaced(Flushes()) as port:
         assert isinstance(port, Flushes)
         with kvspool.create(tmp_path / "log", capacity=4096, durability="disk") as log:
             log.append(b"one")
             log.append(b"two")
-            assert port.taken() == [format.DATA_FILE, format.CONTROL_FILE, format.DATA_FILE]
-            tail = word(log, frames.TAIL)
+            assert port.taken() == ["checkpoint 1024", format.DATA_FILE, "checkpoint 1536", format.DATA_FILE]
         assert port.taken() == [format.CONTROL_FILE]
-    with kvspool.open(tmp_path / "log") as log:
-        assert word(log, format.CHECKPOINTED) == tail
 
 
 # The background thread of the level "os".
@@ -201,7 +227,7 @@ def test_closing_syncs_what_the_thread_had_not_come_to_and_ends_it(tmp_path: Pat
         assert (len(threads()), log.stats().synced_sequence) == (1, 0)
     assert threads() == []
     with kvspool.open(tmp_path / "log") as log:
-        assert (log.stats().synced_sequence, word(log, format.CHECKPOINTED)) == (1, word(log, frames.TAIL))
+        assert (log.stats().synced_sequence, newest(log).tail) == (1, word(log, frames.TAIL))
 
 
 def test_the_thread_of_a_handle_that_nobody_has_any_more_ends(tmp_path: Path) -> None:
@@ -276,7 +302,7 @@ def test_a_flush_that_fails_is_nobodys_success(large: Spool, nth: int, every: bo
             with pytest.raises(errors.Poisoned):
                 call()
         assert values(other) == [b"x"] * (acknowledged + 1)
-        assert other.stats().synced_sequence == (1 if nth == 2 else acknowledged), "the second flush is that of a checkpoint"
+        assert other.stats().synced_sequence == acknowledged == nth - 1
 
 
 def test_a_waiter_whose_record_was_covered_before_the_failure_is_told_of_it(log: Spool) -> None:
@@ -432,7 +458,8 @@ def test_threads_share_flushes(large: Spool) -> None:
         go_on.set()
         for thread in (first, *others):
             thread.join()
-        assert port.files == [format.DATA_FILE, format.CONTROL_FILE, format.DATA_FILE], "one for the first, one for all others"
+        assert port.calls.count(format.DATA_FILE) == 2, "one for the first, one for all others"
+        assert format.CONTROL_FILE not in port.calls
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -526,7 +553,7 @@ def test_a_sync_wakes_who_waits_for_it_although_an_append_has_cleared_the_wish_b
         assert (word(log, frames.WANTED), word(log, format.SYNCED)) == (0, 0), "woken for nothing: it asks again"
         reader.ask_for_bell(0)
         log.sync()
-        assert bells[:2] == [format.BELL_AT] * 2
+        assert bells == [format.BELL_AT, format.CHECKPOINTS_AT[0], format.BELL_AT]
         assert word(log, frames.WANTED) == 0
         log.sync()
         assert bells.count(format.BELL_AT) == 2
@@ -582,7 +609,7 @@ def test_hostile_words_of_a_sync_never_hang_a_reader_or_a_sync(log: Spool, hosti
     words = log._live().control.cast("Q")
 
     def use() -> int:
-        for at in (format.SYNCED, format.SYNCED_SEQ, format.CHECKPOINTED, format.CHECKPOINTED_AT):
+        for at in (format.SYNCED, format.SYNCED_SEQ):
             words[at] = hostile
         for isolation in ("appended", "synced"):
             list(log.read(isolation=isolation, on_gap="skip"))  # type: ignore[arg-type]

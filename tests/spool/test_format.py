@@ -118,7 +118,7 @@ def test_the_golden_dump_says_what_it_is() -> None:
     words = format.CONTROL.unpack(control, format.CONTROL_AT)
     assert (words.holder_pid, words.holder_start, words.holder_namespace) == (4242, 777, 4026531836)
     assert words.tail in (words.mark_a_tail, words.mark_b_tail)
-    checkpoint = format.CHECKPOINT.unpack(control, format.CHECKPOINTS_AT[0])
+    checkpoint = format.CHECKPOINT.unpack(load(GOLDEN[format.DATA_FILE], 4096 + 4096), format.CHECKPOINTS_AT[0])
     assert (checkpoint.generation, checkpoint.next_seq, checkpoint.boot_id) == (1, 40, bytes(range(0xF0, 0x100)))
 
 

@@ -61,8 +61,7 @@ def filled(twin: Any, count: int = 6, size: int = 40, laps: bool = False) -> Any
         writer.publish()
         if at == count // 2:
             state = checkpoints.state(disk.reader(0, 0))
-            where, raw = checkpoints.successor(disk.control, disk.header, state, bytes(16))
-            disk.control[where : where + len(raw)] = raw
+            disk.write_front(*reversed(checkpoints.successor(disk.front, disk.header, state, state.tail, bytes(16))))
     return disk
 
 
@@ -80,7 +79,57 @@ def test_every_flipped_bit_costs_the_record_it_lies_in_and_no_other(twin: Module
         recovery.recover(disk, BOOT, 1)
         got = {item.sequence for item in records(disk)}
         assert {0, 1, 2} - got <= {(bit >> 3) // frame}, bit
+        at = bit // 8 // frame * frame
+        if bytes(disk.ring[at : at + 8]) != before[at : at + 8]:
+            assert before[at : at + 4] > bytes([frame, 0, 0, 0]), "it would reach over what stands behind it"
+            before = before[:at] + bytes(8) + before[at + 8 :]
         assert bytes(disk.ring) == before, "what is damaged is left as it is"
+
+
+def put(disk: Any, values: list[bytes], *, is_published: bool = True) -> None:
+    writer = disk.writer()
+    writer.begin()
+    writer.put_many(None, values, 0, bytes(len(values)), 1)
+    if is_published:
+        writer.publish()
+
+
+def write_checkpoint(disk: Any) -> None:
+    state, synced = checkpoints.state(disk.reader(0, 0)), disk.control.cast("Q")[format.SYNCED]
+    at, raw = checkpoints.successor(disk.front, disk.header, state, synced, bytes(16))
+    disk.write_front(raw, at)
+    checkpoints.announce(disk.control, state)
+
+
+@pytest.mark.parametrize(("left", "value"), [([b"", b""], b"x" * 24), ([b"x" * 200], b"")], ids=["before the tail", "over the tail"])
+def test_what_a_killed_writer_left_where_the_data_of_a_checkpoint_is_missing_costs_nothing_that_was_synced(
+    twin: ModuleType, left: list[bytes], value: bytes
+) -> None:
+    disk = images.blank(4096)
+    disk.twin = twin
+    put(disk, [b"synced" * 50] * 3)
+    write_checkpoint(disk)
+    put(disk, [b"came to the disk"])
+    put(disk, left, is_published=False)
+    ring = bytes(disk.ring)
+    put(disk, [value])
+    write_checkpoint(disk)
+    disk.ring[:] = ring
+    recovery.recover(disk, BOOT, 1)
+    assert [item.value for item in records(disk)][:4] == [b"synced" * 50] * 3 + [b"came to the disk"]
+    assert recovery.examine(disk).rejected == []
+
+
+def test_a_damaged_frame_that_reaches_over_others_does_not_take_them_along(twin: ModuleType) -> None:
+    disk = images.blank(4096)
+    disk.twin = twin
+    for _ in range(12):
+        put(disk, [b"x" * 208])
+    disk.ring[720:728] = (960).to_bytes(4, "little") + (900).to_bytes(4, "little")
+    recovery.recover(disk, BOOT, 1)
+    for _ in range(9):
+        put(disk, [b"y" * 208])
+    assert [item.sequence for item in records(disk)] == [*range(4, 12), *range(STRIDE, STRIDE + 9)]
 
 
 def test_zeroed_sectors_and_swapped_ones_never_bring_up_what_was_not_there(twin: ModuleType) -> None:
@@ -147,8 +196,8 @@ def visible(disk: Any) -> tuple[Any, ...]:
     words = disk.control.cast("Q")
     commits = [(slot.number, slot.commit()[:3]) for slot in disk.slots().taken()]
     names = (frames.HEAD, frames.MIN_SEQ, frames.TAIL, frames.MARKS, frames.MARKS + 1, format.SYNCED, format.SYNCED_SEQ)
-    newest = checkpoints.newest(disk.control, disk.header)[1]
-    return bytes(disk.ring), disk.read(), commits, [words[at] for at in names], newest[1:6], bytes(disk.control[format.INDEX_AT :])
+    newest = checkpoints.newest(disk.front, disk.header)[1]
+    return bytes(disk.ring), disk.read(), commits, [words[at] for at in names], newest[1:7], bytes(disk.control[format.INDEX_AT :])
 
 
 @pytest.mark.usefixtures("clock")
@@ -160,14 +209,14 @@ def test_a_recovery_that_is_killed_at_any_store_gives_the_same_result_when_it_is
     stores = 0
     while True:
         disk = whole.copy()
-        ring, control, left = disk.ring, disk.control, [stores]
-        disk.ring, disk.control = Killing(ring, left), Killing(control, left)
+        front, ring, control, left = disk.front, disk.ring, disk.control, [stores]
+        disk.front, disk.ring, disk.control = Killing(front, left), Killing(ring, left), Killing(control, left)
         try:
             recovery.recover(disk, BOOT, 1)
             break
         except Killed:
             assert not epochs.is_true(control, images.LOG_ID, BOOT)
-            disk.ring, disk.control = ring, control
+            disk.front, disk.ring, disk.control = front, ring, control
             recovery.recover(disk, BOOT, 1)
             assert visible(disk) == visible(once), stores
             stores += 1
@@ -183,11 +232,11 @@ def test_of_any_image_a_recovery_that_was_killed_gives_the_same_result_when_it_i
             image = life.crash(choose.randint(0, life.clock[0]), _frames_py)
             once, again = image.copy(), image.copy()
             recovery.recover(once, BOOT, 1)
-            ring, control, left = again.ring, again.control, [choose.randrange(40)]
-            again.ring, again.control = Killing(ring, left), Killing(control, left)
+            front, ring, control, left = again.front, again.ring, again.control, [choose.randrange(40)]
+            again.front, again.ring, again.control = Killing(front, left), Killing(ring, left), Killing(control, left)
             with suppress(Killed):
                 recovery.recover(again, BOOT, 1)
-            again.ring, again.control = ring, control
+            again.front, again.ring, again.control = front, ring, control
             if not epochs.is_true(control, images.LOG_ID, BOOT):
                 recovery.recover(again, BOOT, 1)
             assert visible(again) == visible(once)
@@ -338,7 +387,7 @@ def test_openers_at_once_recover_a_log_once(tmp_path: Path) -> None:
     assert sum(wait() for wait in waits) == 1
 
 
-@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_flush_that_fails_leaves_the_log_to_be_recovered(tmp_path: Path, nth: int) -> None:
     class Failing(FailingPort):
         def boot_id(self) -> bytes:

@@ -572,7 +572,7 @@ def test_a_holder_that_is_gone_or_elsewhere_is_described_as_such(log: Spool) -> 
 
 
 def checkpoints(log: Spool) -> list[format.Checkpoint]:
-    raw = (log.path / format.CONTROL_FILE).read_bytes()
+    raw = (log.path / format.DATA_FILE).read_bytes()
     found = []
     for at in format.CHECKPOINTS_AT:
         part = raw[at : at + format.CHECKPOINT.size]
@@ -599,7 +599,7 @@ def test_sync_says_what_is_on_disk_and_writes_it_down(log: Spool) -> None:
     assert [checkpoint.generation for checkpoint in checkpoints(log)] == [2, 3]
 
 
-def test_sync_flushes_the_data_before_the_checkpoint_and_nothing_when_all_is_there(log: Spool) -> None:
+def test_sync_writes_the_checkpoint_before_the_one_flush_of_the_data_and_flushes_what_readers_commit(log: Spool) -> None:
     calls: list[str] = []
 
     class Watching(system.Port):
@@ -615,7 +615,7 @@ def test_sync_flushes_the_data_before_the_checkpoint_and_nothing_when_all_is_the
     with system.replaced(Watching()):
         log.sync()
         log.sync()
-    assert calls == [format.DATA_FILE, "checkpoint 1024", format.CONTROL_FILE]
+    assert calls == ["checkpoint 1024", format.DATA_FILE, format.CONTROL_FILE, format.CONTROL_FILE]
 
 
 def test_syncers_at_once_share_a_flush_and_all_get_a_true_answer(log: Spool) -> None:
@@ -674,7 +674,7 @@ def test_a_failed_flush_poisons_the_log_for_every_writer_and_for_no_reader(log: 
                     write()
             assert values(handle) == [b"one", b"two", b"three"]
             assert handle.stats().sync_error == number
-            assert handle.stats().synced_sequence == (0 if nth == 1 else 3), "a checkpoint that fails takes nothing back"
+            assert handle.stats().synced_sequence == (3 if nth == 3 else 0), "a flush of spool.ctl that fails takes nothing back"
     with kvspool.open(log.path) as third, pytest.raises(errors.Poisoned):
         third.append(b"x")
 

@@ -2,9 +2,9 @@
 """Crash a machine many times, in memory, and see whether a spool recovers from each crash.
 
 A random workload runs the real code on a small spool whose memory records every store: appends of all sizes, syncs and durable appends
-with others in their midst, writers that are killed, several laps, durable readers that commit, all policies, the keyed codec. Then disks
-are made up as a crash could have left them: each page (or sector) of both files at any of the versions it had since its file was last
-flushed. Each one is recovered and compared with what was appended:
+with others in their midst, writers and flushers that are killed, several laps, durable readers that commit, all policies, the keyed
+codec. Then disks are made up as a crash could have left them: each page (or sector) of both files at any of the versions it had since its
+file was last flushed. Each one is recovered and compared with what was appended:
 
   - every record before the last completed sync is there, unless the policy had given it up by then;
   - no record is there that was not appended, none with other bytes, and keyed values can be decoded; only in place of a record that
@@ -33,7 +33,6 @@ from kvspool.keyed import Packer
 from kvspool.record import Codec, Gap
 from kvspool.spool import checkpoints, epochs, format, recovery, search, slots
 from kvspool.spool.cursor import Cursor, Reading
-from kvspool.spool.durability import CHECKPOINT_SHARE
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.reader import resume
 
@@ -48,13 +47,13 @@ READERS = (b"one", b"two")
 
 
 class File:
-    """The memory of one file that remembers every version of each of its units, and when it was flushed."""
+    """The memory of a file, or of a part of one, that remembers every version of each of its units, and when it was flushed."""
 
     def __init__(self, content: bytes, unit: int, clock: list[int]) -> None:
         self.bytes = bytearray(content)
         self.view = memoryview(self.bytes)
         self.unit = unit
-        self.clock = clock  # one count of the stores to both files
+        self.clock = clock  # one count of the stores to all parts of both files
         self.flushes = [0]
         self.times: dict[int, list[int]] = {}
         self.versions: dict[int, list[bytes]] = {}
@@ -125,12 +124,15 @@ class Disk:
     seed = SEED
     key_table: KeyTable | None = None
 
-    def __init__(self, ring: Any, control: Any, policy: int = 0, twin: Any = _frames) -> None:
-        self.ring, self.control, self.policy, self.twin = ring, control, policy, twin
+    def __init__(self, front: Any, ring: Any, control: Any, policy: int = 0, twin: Any = _frames) -> None:
+        self.front, self.ring, self.control, self.policy, self.twin = front, ring, control, policy, twin
         empty = format.HEADER.unpack(bytes(format.HEADER.size))
         self.header = empty._replace(control_bytes=len(control), capacity=len(ring), log_id=LOG_ID, policy=policy, codec=Codec.KEYED)
-        self.flush_ring: Callable[[], None] = lambda: None
+        self.flush_data: Callable[[], None] = lambda: None
         self.flush_control: Callable[[], None] = lambda: None
+
+    def write_front(self, data: bytes, at: int) -> None:
+        self.front[at : at + len(data)] = data
 
     def count_gap(self) -> None:
         """Count a Gap in the rates: there are none."""
@@ -162,8 +164,8 @@ class Disk:
         return slots.Slots(self.control, LOG_ID)
 
     def copy(self, twin: Any = None) -> Disk:
-        ring, control = memoryview(bytearray(self.ring)), memoryview(bytearray(self.control))
-        return Disk(ring, control, self.policy, self.twin if twin is None else twin)
+        front, ring, control = (memoryview(bytearray(part)) for part in (self.front, self.ring, self.control))
+        return Disk(front, ring, control, self.policy, self.twin if twin is None else twin)
 
 
 def blank(capacity: int, policy: int = 0, boot: bytes = bytes(16)) -> Disk:
@@ -171,7 +173,7 @@ def blank(capacity: int, policy: int = 0, boot: bytes = bytes(16)) -> Disk:
     control = bytearray(format.control_bytes(capacity))
     at = format.EPOCHS_AT[0]
     control[at : at + format.EPOCH.size] = epochs.packed(LOG_ID, format.Epoch(boot, 0, 0, 0, 0, 0, format.TRUE, 0))
-    return Disk(memoryview(bytearray(capacity)), memoryview(control), policy)
+    return Disk(memoryview(bytearray(format.DATA_START)), memoryview(bytearray(capacity)), memoryview(control), policy)
 
 
 def boot_id(number: int) -> bytes:
@@ -220,12 +222,10 @@ class Life:
         self.history = history
         self.choose = choose
         self.number = number
-        self.base = bytes(disk.ring), bytes(disk.control)
-        self.ring = File(self.base[0], unit, self.clock)
-        self.control = File(self.base[1], unit, self.clock)
-        ring, control = Recorded(self.ring, self.ring.view, 0), Recorded(self.control, self.control.view, 0)
-        self.disk = Disk(ring, control, disk.policy, _frames_py)
-        self.disk.flush_ring, self.disk.flush_control = self.ring.flush, self.control.flush
+        self.base = bytes(disk.front), bytes(disk.ring), bytes(disk.control)
+        self.front, self.ring, self.control = files = [File(content, unit, self.clock) for content in self.base]
+        self.disk = Disk(*(Recorded(file, file.view, 0) for file in files), disk.policy, _frames_py)
+        self.disk.flush_data, self.disk.flush_control = self._flush_data, self.control.flush
         if number:
             recovery.recover(self.disk, boot_id(number), 1)  # type: ignore[arg-type]
             self.history.safe.append((self.clock[0], self.disk.kept()))
@@ -306,22 +306,34 @@ class Life:
         for name in self.commits:
             owed[name].update(range(sequence, sequence + count))
 
+    def _flush_data(self) -> None:
+        """Flush spool.dat: of its parts one is there before the other."""
+        parts = [self.front, self.ring]
+        self.choose.shuffle(parts)
+        for part in parts:
+            part.flush()
+
     def _sync(self, owed: dict[bytes, set[int]]) -> None:
-        """As `Flusher` does it, with writers that go on meanwhile; also for a durable append: it needs no checkpoint near the last one."""
-        reader = self.disk.reader(0, 0)
+        """As `Flusher` does it, with writers that go on meanwhile; half of them for a durable append, which leaves spool.ctl alone."""
         kept = self.disk.kept()
-        state = checkpoints.state(reader)
-        for step in range(2):
-            if self.choose.random() < 0.3:
-                self._append(owed)
-            if step == 0:
-                self.ring.flush()
-        last = checkpoints.newest(self.disk.control, self.disk.header)[1]
-        if not 0 <= state.tail - last.tail <= len(self.disk.ring) // CHECKPOINT_SHARE or self.choose.random() < 0.5:
-            at, raw = checkpoints.successor(self.disk.control, self.disk.header, state, boot_id(self.number))
-            self.disk.control[at : at + len(raw)] = raw
-            self.control.flush()
+        reader = self.disk.reader(0, 0)
+        state, synced = checkpoints.state(reader), reader.word(format.SYNCED)
+        at, raw = checkpoints.successor(self.disk.front, self.disk.header, state, synced, boot_id(self.number))
+        self._append_meanwhile(owed)
+        self.disk.write_front(raw, at)
+        self._append_meanwhile(owed)
+        if self.choose.random() < 0.1:
+            return  # killed
+        self._flush_data()
         self.history.safe.append((self.clock[0], kept))
+        checkpoints.announce(self.disk.control, state)
+        self._append_meanwhile(owed)
+        if self.choose.random() < 0.5:
+            self.control.flush()
+
+    def _append_meanwhile(self, owed: dict[bytes, set[int]]) -> None:
+        if self.choose.random() < 0.3:
+            self._append(owed)
 
     def _commit(self, owed: dict[bytes, set[int]]) -> None:
         """Open a durable reader, or let one move; as `Reader` does it under the append lock."""
@@ -346,9 +358,8 @@ class Life:
 
     def crash(self, when: int, twin: Any = _frames) -> Disk:
         """Return a disk that a crash at this moment could leave."""
-        ring = self.ring.crash(when, self.base[0], self.choose)
-        control = self.control.crash(when, self.base[1], self.choose)
-        return Disk(memoryview(ring), memoryview(control), self.disk.policy, twin)
+        parts = zip((self.front, self.ring, self.control), self.base, strict=True)
+        return Disk(*(memoryview(file.crash(when, base, self.choose)) for file, base in parts), self.disk.policy, twin)
 
 
 def check(disk: Disk, history: History, when: int, flushed: int, number: int) -> recovery.Findings:
