@@ -10,6 +10,7 @@ from kvspool import system
 from kvspool.errors import UnsafeFilesystem
 
 SAFE = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "bcachefs", "zfs", "overlay", "ramfs"})
+COPYING = frozenset({"btrfs", "zfs", "bcachefs", "f2fs"})  # need new blocks to overwrite old ones: a full disk kills whoever stores
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 

@@ -705,6 +705,15 @@ def test_doctor_finds_an_unsafe_file_system(tmp_path: Path, monkeypatch: pytest.
     assert main(["doctor", str(tmp_path)]) == 1
 
 
+def test_doctor_warns_of_a_file_system_that_copies_on_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(filesystems, "of", lambda path: "btrfs")
+    assert main(["doctor", str(tmp_path), "--json"]) == 0
+    (found,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "file system"]
+    assert found["state"] == "warn" and "disk is full" in found["found"]
+
+
 def test_doctor_finds_locks_that_do_not_exclude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Open(system.Port):
         def try_lock(self, fd: int, at: int) -> bool:

@@ -186,6 +186,9 @@ def _java() -> Check:
 
 def _file_system(place: Path) -> Check:
     name = filesystems.of(place)
+    if name in filesystems.COPYING:
+        found = f"{name} at {place}: an append kills its process when the disk is full"
+        return Check("file system", "warn", found, "keep space free there, or use ext4, xfs or tmpfs")
     if name in filesystems.SAFE:
         return Check("file system", "ok", f"{name} at {place}")
     return Check("file system", "fail", f"{name} at {place}: memory and locks may not be shared there", "use a local disk or tmpfs")
