@@ -116,7 +116,7 @@ CASES: list[tuple[Callable[[Path], range], Callable[[Path, Spool], None]]] = [
 def test_killed_at_any_opcode_it_is_done_or_not_and_the_next_one_goes_on(
     interpreted: None, tmp_path: Path, operation: Callable[[Path], range], check: Callable[[Path, Spool], None]
 ) -> None:
-    with kvspool.create(tmp_path / "log", capacity=4096) as log:
+    with kvspool.create(tmp_path / "log", capacity=1 << 20) as log:  # room for what all those that were killed appended
         log.append_many(BEFORE)
         log.reader("old").close()
         kvspool.create(tmp_path / "keyed", capacity=8192, codec="keyed").close()
