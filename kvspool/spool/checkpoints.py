@@ -45,8 +45,8 @@ def newest(front: memoryview, header: format.Header) -> tuple[int | None, format
         found = format.CHECKPOINT.unpack(raw)
         if found.generation <= best.generation or found.crc != format.checksum(header.log_id, raw[:-4]):
             continue
-        if found.head & 7 or found.tail & 7 or found.synced > found.tail:
-            continue
+        if found.head & 7 or found.tail & 7 or found.synced > found.tail or found.generation >> 63:
+            continue  # no checkpoint says so
         if found.head <= found.tail <= found.head + header.capacity:
             which, best = number, found
     return which, best

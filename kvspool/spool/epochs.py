@@ -22,7 +22,8 @@ def newest(control: memoryview, log_id: bytes) -> tuple[int, format.Epoch] | Non
     for slot, at in enumerate(format.EPOCHS_AT):
         raw = bytes(control[at : at + format.EPOCH.size])
         epoch = format.EPOCH.unpack(raw)
-        if epoch.crc == format.checksum(log_id, raw[:-4]) and epoch.state in (format.SEALED, format.TRUE):
+        is_possible = epoch.state in (format.SEALED, format.TRUE) and not epoch.recoveries >> 63
+        if is_possible and epoch.crc == format.checksum(log_id, raw[:-4]):
             found.append((slot, epoch))
     return max(found, key=lambda each: each[1].recoveries, default=None)
 

@@ -31,7 +31,7 @@ with atheris.instrument_imports(include=["kvspool"]):
     from kvspool.cli import append as command
     from kvspool.cli import lines
     from kvspool.cli.options import BadInput
-    from kvspool.spool import durability, format, pair, search, slots
+    from kvspool.spool import checkpoints, format, pair, search, slots
     from kvspool.spool.keys import KeyTable
 
 CAPACITY = 4096
@@ -116,25 +116,22 @@ def decode(data: bytes) -> None:
     keyed.unpack(data, names)
 
 
-class Checkpointed(durability.Flusher):
-    """A flusher of plain memory, whose older checkpoint it finds as always."""
-
-    def __init__(self, control: memoryview) -> None:
-        header = argparse.Namespace(log_id=LOG_ID)
-        self.pair = argparse.Namespace(control=control, header=header)  # type: ignore[assignment]
-
-
 def checkpoint(data: bytes) -> None:
-    control = memoryview(bytearray(format.control_bytes(CAPACITY)))
+    front = memoryview(bytearray(format.DATA_START))
+    header = format.HEADER.unpack(bytes(format.HEADER.size))._replace(capacity=CAPACITY, log_id=LOG_ID)
     first, second = format.CHECKPOINTS_AT
     size = format.CHECKPOINT.size
     body = data[: size - 4].ljust(size - 4, b"\0")
     sealed = body + format.checksum(LOG_ID, body).to_bytes(4, "little")
     rest = data[size - 4 :][:size].ljust(size, b"\0")
     for one, other in ((sealed, rest), (rest, sealed), (sealed, sealed), (rest, rest)):
-        control[first : first + size], control[second : second + size] = one, other
-        at, generation = Checkpointed(control)._older_checkpoint()
-        assert at in format.CHECKPOINTS_AT and 1 <= generation <= 1 << 64
+        front[first : first + size], front[second : second + size] = one, other
+        which, found = checkpoints.newest(front, header)
+        assert which in (None, 0, 1) and found.head <= found.tail <= found.head + CAPACITY
+        at, raw = checkpoints.successor(front, header, checkpoints.State(0, 0, 0, 0, 0), 0, bytes(16))
+        front[at : at + size] = raw
+        newer = checkpoints.newest(front, header)[1]
+        assert newer.generation == found.generation + 1 or newer == found
 
 
 class Appended:
