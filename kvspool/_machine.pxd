@@ -40,7 +40,6 @@ cdef extern from *:
     static inline uint64_t kv_exchange(uint64_t *at, uint64_t value) { return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST); }
     static inline void kv_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
     static uint32_t kv_zero[1];
-    static inline void kv_fence_stores(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
     static inline void kv_prefetch(const uint8_t *at, uint64_t length) {
         if (length > 4096) length = 4096;
         for (uint64_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 1);
@@ -133,7 +132,6 @@ cdef extern from *:
     void kv_store_release(uint64_t *at, uint64_t value) noexcept nogil
     uint64_t kv_exchange(uint64_t *at, uint64_t value) noexcept nogil
     void kv_fence() noexcept nogil
-    void kv_fence_stores() noexcept nogil
     uint32_t *kv_zero
     void kv_prefetch(const uint8_t *at, uint64_t length) noexcept nogil
     int64_t kv_now() noexcept nogil
@@ -218,10 +216,6 @@ cdef inline uint64_t exchange(uint64_t *words, Py_ssize_t at, uint64_t value) no
 
 cdef inline void fence() noexcept:
     kv_fence()
-
-
-cdef inline void fence_stores() noexcept:
-    kv_fence_stores()
 
 
 cdef inline void prefetch(const uint8_t *data, uint64_t at, uint64_t length) noexcept:

@@ -107,11 +107,6 @@ def fence() -> None:
     system.port.fence()
 
 
-def fence_stores() -> None:
-    """Let no store before it move behind a store after it."""
-    system.port.fence()
-
-
 def prefetch(data: memoryview, at: int, length: int) -> None:
     """Tell the processor that `length` bytes at `at` will soon be overwritten. Nothing here; they may lie behind the end."""
 
