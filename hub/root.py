@@ -191,7 +191,7 @@ class HubRoot:
         log = self._logs.get(key)
         if log is None or log.closed or log.has_vanished():
             try:
-                log = self._logs[key] = kvspool.open(path, timeout=self._timeout)
+                log = self._logs[key] = kvspool.open(path, timeout=self._timeout, format="spool")
             except LogNotFound:
                 return None
             except NotALog:

@@ -6,35 +6,78 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal, overload
 
 from kvspool import filesystems, sizes, system
 from kvspool.errors import LogNotFound, NotALog
+from kvspool.journal import Journal
+from kvspool.journal import files as journals
+from kvspool.journal.formats import FORMATS
 from kvspool.record import STRUCTURED
-from kvspool.spool import Spool, format, pair
+from kvspool.spool import Spool, pair
+from kvspool.spool import format as spool_format
 from kvspool.spool import resize as resizing
 from kvspool.spool.resize import Resized
 from kvspool.spool.spool import TIMEOUT
 from kvspool.spool.verify import Progress, VerifyReport
 
+JournalFormat = Literal["sej"]
 LONGEST_EXPIRY = 1e9  # seconds, some 30 years
 LEAST_INTERVAL = 1e-3  # seconds
 _SHARD_NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?[1-9a]\.[0-3][0-9a-f]{2}")
 
 
+@overload
 def create(
     path: str | os.PathLike[str],
     *,
+    format: Literal["spool"] = "spool",
     capacity: int | str = "64MiB",
     codec: str = "json",
     mode: int = 0o600,
     policy: str = "overwrite",
     reader_expiry: float | None = None,
-    durability: format.Durability = "memory",
+    durability: spool_format.Durability = "memory",
     sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
-) -> Spool:
-    """Make a spool at `path` and open it. It is on disk, complete, when the call returns.
+) -> Spool: ...
+
+
+@overload
+def create(
+    path: str | os.PathLike[str],
+    *,
+    format: JournalFormat,
+    codec: str = "json",
+    mode: int = 0o600,
+    durability: spool_format.Durability = "memory",
+    sync_interval: float | None = None,
+    timeout: float = TIMEOUT,
+    allow_unsafe_fs: bool = False,
+    **limits: Any,
+) -> Journal: ...
+
+
+def create(
+    path: str | os.PathLike[str],
+    *,
+    format: str = "spool",
+    capacity: int | str = "64MiB",
+    codec: str = "json",
+    mode: int = 0o600,
+    policy: str = "overwrite",
+    reader_expiry: float | None = None,
+    durability: spool_format.Durability = "memory",
+    sync_interval: float | None = None,
+    timeout: float = TIMEOUT,
+    allow_unsafe_fs: bool = False,
+    **limits: Any,
+) -> Spool | Journal:
+    """Make a log at `path` and open it. It is on disk, complete, when the call returns.
+
+    format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "sej"; those take what
+    their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say.
 
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
     ever take. codec: how values that are neither bytes nor str are stored: "json", "msgpack", or "keyed",
@@ -53,15 +96,8 @@ def create(
     """
     system.refuse_unfit_host()
     target = Path(os.path.abspath(path))
-    size = _ring_size(capacity)
     if codec not in STRUCTURED:
         raise ValueError(f"a codec is one of {', '.join(STRUCTURED)}, not {codec!r}")
-    if policy not in format.POLICIES:
-        raise ValueError(f"a policy is one of {', '.join(format.POLICIES)}, not {policy!r}")
-    if reader_expiry is not None and policy == "overwrite":
-        raise ValueError("reader_expiry needs the policy block or raise: with overwrite nobody waits for a reader")
-    if reader_expiry is not None and not 1e-9 <= reader_expiry <= LONGEST_EXPIRY:
-        raise ValueError(f"reader_expiry is a number of seconds up to {LONGEST_EXPIRY:.0f}, not {reader_expiry}")
     _check_durability(durability, sync_interval)
     if not 0o600 <= mode <= 0o666 or mode & 0o111:
         raise ValueError(f"mode is 0o600 with rights for others added, not {mode:#o}")
@@ -69,14 +105,32 @@ def create(
         raise FileNotFoundError(f"{target.parent} is no directory; make it first")
     if not allow_unsafe_fs:
         filesystems.refuse_unsafe(target.parent)
+    if format != "spool":
+        if format not in FORMATS:
+            raise ValueError(f"a format is spool or one of {', '.join(FORMATS)}, not {format!r}")
+        if codec == "keyed":
+            raise ValueError("keyed values need the key table of a spool; a journal takes json or msgpack")
+        sizes_in = {name: sizes.parse(value) for name, value in limits.items()}
+        return journals.create(
+            target, format, sizes_in, codec=codec, mode=mode, durability=durability, sync_interval=sync_interval, timeout=timeout
+        )
+    if limits:
+        raise TypeError(f"a spool has no {', '.join(limits)}; its size is `capacity`")
+    size = _ring_size(capacity)
+    if policy not in spool_format.POLICIES:
+        raise ValueError(f"a policy is one of {', '.join(spool_format.POLICIES)}, not {policy!r}")
+    if reader_expiry is not None and policy == "overwrite":
+        raise ValueError("reader_expiry needs the policy block or raise: with overwrite nobody waits for a reader")
+    if reader_expiry is not None and not 1e-9 <= reader_expiry <= LONGEST_EXPIRY:
+        raise ValueError(f"reader_expiry is a number of seconds up to {LONGEST_EXPIRY:.0f}, not {reader_expiry}")
     made = pair.create(
         target,
         capacity=size,
         codec=STRUCTURED[codec],
         mode=mode,
-        policy=format.POLICIES.index(policy),
+        policy=spool_format.POLICIES.index(policy),
         reader_expiry=0 if reader_expiry is None else round(reader_expiry * 1e9),
-        durability=format.DURABILITIES.index(durability),
+        durability=spool_format.DURABILITIES.index(durability),
         sync_interval=0 if sync_interval is None else round(sync_interval * 1e9),
     )
     return Spool(made, timeout)
@@ -96,39 +150,81 @@ def resize(
     system that can't exchange two directories). The log is as it was then.
     """
     size = _ring_size(capacity)
-    with open(path, timeout=timeout) as log:
+    with open(path, format="spool", timeout=timeout) as log:
         return resizing.resize(log, size, timeout, progress)
 
 
 def _ring_size(capacity: int | str) -> int:
-    size = -(-sizes.parse(capacity) // format.PAGE) * format.PAGE
-    if not format.LEAST_CAPACITY <= size <= format.MOST_CAPACITY:
-        raise ValueError(f"a capacity is {format.LEAST_CAPACITY} bytes to {sizes.show(format.MOST_CAPACITY)}, not {capacity}")
+    size = -(-sizes.parse(capacity) // spool_format.PAGE) * spool_format.PAGE
+    if not spool_format.LEAST_CAPACITY <= size <= spool_format.MOST_CAPACITY:
+        raise ValueError(f"a capacity is {spool_format.LEAST_CAPACITY} bytes to {sizes.show(spool_format.MOST_CAPACITY)}, not {capacity}")
     return size
+
+
+@overload
+def open(
+    path: str | os.PathLike[str],
+    *,
+    format: Literal["spool"],
+    timeout: float = TIMEOUT,
+    durability: spool_format.Durability | None = None,
+    sync_interval: float | None = None,
+) -> Spool: ...
+
+
+@overload
+def open(
+    path: str | os.PathLike[str],
+    *,
+    format: JournalFormat,
+    timeout: float = TIMEOUT,
+    durability: spool_format.Durability | None = None,
+    sync_interval: float | None = None,
+    **limits: Any,
+) -> Journal: ...
+
+
+@overload
+def open(
+    path: str | os.PathLike[str],
+    *,
+    format: None = None,
+    timeout: float = TIMEOUT,
+    durability: spool_format.Durability | None = None,
+    sync_interval: float | None = None,
+) -> Spool | Journal: ...
 
 
 def open(
     path: str | os.PathLike[str],
     *,
+    format: str | None = None,
     timeout: float = TIMEOUT,
-    durability: format.Durability | None = None,
+    durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
-) -> Spool:
+    **limits: Any,
+) -> Spool | Journal:
     """Open the log that lies at `path`, for reading, and for writing where that is permitted.
 
-    timeout: how many seconds a writer waits for another one's lock before LockTimeout. durability, sync_interval: for the appends of this
-    handle, in place of what `create` was told. Raises LogNotFound, NotALog, UnknownVersion,
-    MismatchedPair, Truncated, Corruption, or the system's OSError.
+    format: the only one that will do; None finds out. limits: for a journal that another program has made, what `create` takes for its
+    format. timeout: how many seconds a writer waits for another one's lock before LockTimeout. durability, sync_interval: for the appends
+    of this handle, in place of what `create` was told. Raises LogNotFound, NotALog, UnknownVersion, MismatchedPair, Truncated,
+    Corruption, or the system's OSError.
     """
     _check_durability(durability, sync_interval)
     target = Path(os.path.abspath(path))
-    if os.path.lexists(target / format.CONTROL_FILE):
+    if format in (None, "spool") and os.path.lexists(target / spool_format.CONTROL_FILE):
         system.refuse_unfit_host()
         return Spool(pair.Pair(target), timeout, durability, sync_interval)
     if not os.path.lexists(target):
         raise LogNotFound(f"{target} does not exist; kvspool.create makes a log")
+    found = None if format == "spool" else journals.find(target, format, {name: sizes.parse(value) for name, value in limits.items()})
+    if found is not None:
+        return journals.open(target, found, timeout=timeout, durability=durability, sync_interval=sync_interval)
     if target.is_dir() and any(_SHARD_NAME.fullmatch(name) for name in system.port.names(target)):
         raise NotALog(f"{target} holds shards: open one shard set in it with shard.open, or all of them with hub.open")
+    if format is not None:
+        raise NotALog(f"{target} is no log of the format {format}")
     raise NotALog(f"{target} is neither a log nor a directory of logs")
 
 
@@ -138,13 +234,13 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
     progress: called as `progress(done, all)` now and then, with bytes. Raises what `open` raises, and Corruption where the control block
     doesn't say where the log ends: `repair` finds that out from the records.
     """
-    with open(path) as log:
+    with open(path, format="spool") as log:
         return log.verify(progress)
 
 
-def _check_durability(durability: format.Durability | None, sync_interval: float | None) -> None:
-    if durability is not None and durability not in format.DURABILITIES:
-        raise ValueError(f"a durability is one of {', '.join(format.DURABILITIES)}, not {durability!r}")
+def _check_durability(durability: spool_format.Durability | None, sync_interval: float | None) -> None:
+    if durability is not None and durability not in spool_format.DURABILITIES:
+        raise ValueError(f"a durability is one of {', '.join(spool_format.DURABILITIES)}, not {durability!r}")
     if sync_interval is not None and durability != "os":
         raise ValueError("sync_interval needs the durability os: the others have no interval")
     if sync_interval is not None and not LEAST_INTERVAL <= sync_interval <= LONGEST_EXPIRY:

@@ -50,12 +50,16 @@ class Port:
     def read(self, fd: int, size: int, at: int) -> bytes:
         return os.pread(fd, size, at)
 
-    def write(self, fd: int, data: bytes, at: int) -> None:
+    def write(self, fd: int, data: bytes | bytearray, at: int) -> None:
         """Write all of `data` at offset `at`."""
         view = memoryview(data)
         while view:
             written = os.pwrite(fd, view, at)
             view, at = view[written:], at + written
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut the file to `size` bytes. Never a file that somebody may have mapped: a load behind its end kills."""
+        os.ftruncate(fd, size)
 
     def allocate(self, fd: int, size: int) -> None:
         """Reserve `size` bytes of disk for the file, so that a later store can't find the disk full."""
@@ -70,6 +74,13 @@ class Port:
 
     def status(self, fd: int) -> os.stat_result:
         return os.fstat(fd)
+
+    def look_up(self, path: str | os.PathLike[str]) -> os.stat_result | None:
+        """Return the status of what the name stands for, links not followed; None if there is nothing."""
+        try:
+            return os.stat(path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def flush_data(self, fd: int) -> None:
         """Flush the file's data to disk, stores through mappings included."""
@@ -161,6 +172,17 @@ class Port:
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, length, 0))
         kind, _, start, _, _ = _FLOCK.unpack(answer)
         return -1 if kind == fcntl.F_UNLCK else max(at, start)
+
+    def try_lock_file(self, fd: int, *, shared: bool) -> bool:
+        """Lock the whole file by `flock`, which other programs may use; False if another open file description holds it."""
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock_file(self, fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)
 
     # Wake-ups.
 

@@ -123,7 +123,7 @@ class ShardSet:
         found.check_complete(base)
         shards: list[Spool] = []
         try:
-            shards.extend(kvspool.open(path, timeout=timeout) for _, path in found.paths(base))
+            shards.extend(kvspool.open(path, timeout=timeout, format="spool") for _, path in found.paths(base))
         except BaseException:
             for shard in shards:
                 shard.close()

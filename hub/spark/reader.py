@@ -72,7 +72,7 @@ class ShardReader(DataSourceReader):
         """Return a range for each shard that holds records."""
         ranges: list[InputPartition] = []
         for topic, partition, path in find_logs(self.path, self.prefix):
-            with kvspool.open(path) as log:
+            with kvspool.open(path, format="spool") as log:
                 stats = log.stats()
                 if stats.records:
                     ranges.append(ShardRange(str(path), log.log_id, topic, partition, stats.first_sequence, stats.next_sequence))
@@ -164,7 +164,7 @@ def _open(partition: ShardRange) -> Spool:
     """Return the open log of a range, one handle for all tasks of this process."""
     log = _logs.get(partition.path)
     if log is None or log.closed or log.has_vanished():
-        log = _logs[partition.path] = kvspool.open(partition.path)
+        log = _logs[partition.path] = kvspool.open(partition.path, format="spool")
     if log.log_id != partition.log_id:
         raise DataLossError(
             f"[KVSPOOL_LOG_REPLACED] {partition.path} is another log than when the query was planned; run the query again"

@@ -63,7 +63,7 @@ class ShardWriter(DataSourceArrowWriter):
         if self.is_log:
             if prefix is not None or bits is not None:
                 raise ValueError(f"{path} is one log, not a root of shards: options prefix and bits have no meaning there")
-            kvspool.open(path).close()
+            kvspool.open(path, format="spool").close()
         else:
             self._prepare_shards(bits, capacity)
 
@@ -93,7 +93,7 @@ class ShardWriter(DataSourceArrowWriter):
         return Appended(records)
 
     def _open(self) -> Spool | ShardSet:
-        return kvspool.open(self.path) if self.is_log else ShardSet.open(self.path, prefix=self.prefix or "")
+        return kvspool.open(self.path, format="spool") if self.is_log else ShardSet.open(self.path, prefix=self.prefix or "")
 
 
 def _check_columns(schema: StructType) -> None:

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Append the lines, and say what was appended, whatever ends it."""
     fd = open_input(arguments)
     summary = Summary(shows_progress=shows_progress(fd))
-    with kvspool.open(arguments.path) as log:
+    with kvspool.open(arguments.path, format="spool") as log:
         try:
             for batch in LineReader(fd, most=arguments.batch, longest=log.capacity).batches():
                 summary.add(append_batch(log, batch, arguments))

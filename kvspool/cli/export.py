@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the file and say what it holds."""
     progress = Progress(shows=sys.stderr.isatty())
-    with kvspool.open(arguments.path) as log:
+    with kvspool.open(arguments.path, format="spool") as log:
         try:
             if arguments.file == "-":
                 done = _export(log, sys.stdout.buffer, arguments, progress)

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Append the records and say what was appended."""
     progress = Progress(shows=sys.stderr.isatty())
-    with kvspool.open(arguments.path) as log:
+    with kvspool.open(arguments.path, format="spool") as log:
         try:
             done = _import(log, arguments, lambda count: progress.say(f"imported {count:,} records"))
         finally:

@@ -24,6 +24,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any, Protocol
 
 import posix_ipc
 
@@ -185,10 +186,18 @@ class Flusher:
             raise Poisoned(f"{self.pair.path}: the flush to disk failed ({error}); it takes no more records") from error
 
 
+class Flushes(Protocol):
+    """What a background thread needs of a log: `flush` for the records, `sync` for all."""
+
+    def flush(self, timeout: float) -> Any: ...
+
+    def sync(self, timeout: float) -> Any: ...
+
+
 class Background:
     """The thread that flushes for a handle of the level "os". It ends by itself where the handle is gone, or the log poisoned."""
 
-    def __init__(self, flusher: Flusher, interval: float, timeout: float) -> None:
+    def __init__(self, flusher: Flushes, interval: float, timeout: float) -> None:
         self._flusher = flusher
         self._timeout = timeout
         self._is_over = threading.Event()
@@ -216,7 +225,7 @@ class Background:
 _backgrounds: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
-def _flush_at_intervals(flusher: weakref.ref[Flusher], is_over: threading.Event, interval: float, timeout: float) -> None:
+def _flush_at_intervals(flusher: weakref.ref[Flushes], is_over: threading.Event, interval: float, timeout: float) -> None:
     while not is_over.wait(interval):
         found = flusher()
         try:

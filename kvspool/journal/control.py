@@ -1,0 +1,157 @@
+"""The lock file of a journal: who may write, and where the journal ends.
+
+**Locks.** The program whose format it is holds the whole file by `flock` for as long as it writes. So does each of our handles that
+has appended, but shared: many of ours write at once, and the original and ours exclude each other. Among ours one byte is the
+append lock, another one the lock of a flush.
+
+**Page.** The file's content is ours (its size is 0 for the original): where the last segment ends and which sequence comes next, so that
+a writer goes on without a look at the segments. It is read and written with `pread` and `pwrite` under the append lock, never mapped: it
+is in other programs' reach. It is believed as far as it agrees with the file that it speaks of, in the same run of the machine; otherwise
+the segments say what is true.
+
+**A file that was removed.** The original removes the file when it closes. So whoever has locked it looks whether its name still stands
+for it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from kvspool import holders, locks, system
+from kvspool._frames import crc32c
+from kvspool.layout import Layout
+
+MAGIC = b"kvJRNL01"
+APPEND, SYNC, ADMIN = 1 << 20, (1 << 20) + 1, (1 << 20) + 2  # the bytes that are locked: far behind the content, so that it may grow
+TRIES = 5
+NOT_BEGUN = 0  # `end`, while a new segment is being made
+
+
+class Page(NamedTuple):
+    """What the writers tell each other. All of it is zero in a file that the original has made."""
+
+    magic: Annotated[bytes, "8s", "kvJRNL01"]
+    boot: Annotated[bytes, "16s", "the run of the machine that wrote it"]
+    base: Annotated[int, "Q", "first sequence of the last segment"]
+    end: Annotated[int, "Q", "bytes of the last segment that are whole; 0: it is being made"]
+    next_sequence: Annotated[int, "Q", "of the next record"]
+    last_timestamp: Annotated[int, "q", "ns since the Unix epoch, of the last record; the smallest number: not known"]
+    synced_sequence: Annotated[int, "Q", "every record below it is on disk"]
+    sync_error: Annotated[int, "Q", "errno of the first failed flush; 0: none"]
+    holder_pid: Annotated[int, "Q", "who appended last: process id"]
+    holder_start: Annotated[int, "Q", "its start, in clock ticks since boot"]
+    holder_boot: Annotated[int, "Q", "its boot"]
+    holder_namespace: Annotated[int, "Q", "its pid namespace"]
+    checksum: Annotated[int, "I", "CRC32C of what stands before it"]
+
+
+PAGE = Layout(Page)
+NO_TIME = -(1 << 63)
+
+
+class Control:
+    """One handle's view of the lock file. The descriptor is its own, is never inherited, and never mapped."""
+
+    def __init__(self, path: Path, mode: int | None) -> None:
+        """Open the lock file for writing; `mode`: make it, with these permission bits, if it isn't there. Raises the system's OSError."""
+        self.path = path
+        self._mode = mode
+        self._process = system.port.process_id()
+        self.holder = holders.ours()
+        self.boot_id = system.port.boot_id()
+        self.fd = self._open()
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | (os.O_CREAT if self._mode is not None else 0)
+        return system.port.open(self.path, flags, self._mode or 0)
+
+    def enter(self, timeout: float) -> None:
+        """Shut the original's writer out, together with all of ours. Raises LockTimeout if it is in."""
+        locks.wait_for(self._try_enter, timeout, lambda: f"a writer of another program holds {self.path}; close it")
+
+    def _try_enter(self) -> bool | None:
+        if not system.port.try_lock_file(self.fd, shared=True):
+            return None
+        if self.is_in_place():
+            return True
+        system.port.close(self.fd)  # removed, or replaced, by the one who had it before
+        self.fd = -1
+        self.fd = self._open()
+        return None
+
+    def is_in_place(self) -> bool:
+        """Return whether the name stands for the file that we have open."""
+        ours, there = system.port.status(self.fd), system.port.look_up(self.path)
+        return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
+
+    def lock(self, timeout: float, byte: int = APPEND) -> None:
+        """Take one of the locks among our own writers. LockTimeout names who appended last."""
+        locks.acquire(self.fd, byte, timeout, self._who)
+
+    def unlock(self, byte: int = APPEND) -> None:
+        system.port.unlock(self.fd, byte)
+
+    def _who(self) -> str:
+        page = self.read()
+        words = (page.holder_pid, page.holder_start, page.holder_boot, page.holder_namespace)
+        who = holders.describe(words) if page.holder_pid else "another process"
+        return f"{who} has appended to {self.path.parent} last, and may hold its lock"
+
+    def read(self) -> Page:
+        """Return the page; one that is all zero if there is none that can be believed."""
+        data = system.port.read(self.fd, PAGE.size, 0)
+        return parse(data)
+
+    def write(self, page: Page) -> None:
+        """Replace the page, under the append lock."""
+        system.port.write(self.fd, pack(page), 0)
+
+    def close(self) -> None:
+        """Let go of all locks."""
+        fd, self.fd = self.fd, -1
+        if fd < 0:
+            return
+        try:
+            if self._process == system.port.process_id():
+                system.port.unlock_file(fd)
+        finally:
+            locks.give_back(fd, self._process)
+
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0:
+            self.close()
+
+
+NOTHING = Page(bytes(8), bytes(16), 0, 0, 0, NO_TIME, 0, 0, 0, 0, 0, 0, 0)
+
+
+def pack(page: Page) -> bytes:
+    """Return the bytes of a page, with its checksum."""
+    data = PAGE.pack(page)[:-4]
+    return data + crc32c(0, data).to_bytes(4, "little")
+
+
+def parse(data: bytes) -> Page:
+    """Return the page that some bytes are; NOTHING for bytes that are none."""
+    if len(data) < PAGE.size or data[:8] != MAGIC:
+        return NOTHING
+    page = PAGE.unpack(data)
+    return page if page.checksum == crc32c(0, data[: PAGE.size - 4]) else NOTHING
+
+
+def look(path: Path) -> Page:
+    """Return the page of a lock file that one may only read; NOTHING if there is none, or it is not to be believed."""
+    try:
+        fd = system.port.open(path, os.O_RDONLY)
+    except (FileNotFoundError, PermissionError):
+        return NOTHING
+    try:
+        for _ in range(TRIES):  # a writer may be replacing it
+            page = parse(system.port.read(fd, PAGE.size, 0))
+            if page is not NOTHING:
+                break
+    finally:
+        system.port.close(fd)
+    return page if page.boot == system.port.boot_id() else NOTHING

@@ -1,0 +1,325 @@
+"""A place in a journal that moves forward: over frames, from segment to segment, and over what is gone, exactly.
+
+No lock is taken. A frame that isn't whole yet is the end for now. What a cursor can't hand out becomes a Gap:
+
+- *trimmed*: the oldest segments were removed before they were read;
+- *damaged*: what stands there is no frame; the cursor goes on behind it, in the next segment where the format can't say where that is;
+- *missing*: a segment, or frames in it, are not there although later ones are.
+
+At damage in the last segment nothing can be read behind it: Corruption. A file that has become shorter than what was read of it: Truncated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from kvspool import system
+from kvspool._frames import Batch as Taken
+from kvspool._frames import Items
+from kvspool.errors import Corruption, GapError, LogVanished, Truncated
+from kvspool.journal import control
+from kvspool.journal.format import JUMPED, SHORT
+from kvspool.journal.segments import Segment, Segments
+from kvspool.record import Gap, Record
+from kvspool.spool.cursor import OnGap
+from kvspool.wakeups import CHANGED, ENTERED, POLL, Watcher
+
+if TYPE_CHECKING:
+    from kvspool.eventloops import LoopWatcher
+
+CHUNK = 1 << 18  # bytes read at once
+MOST = 1 << 12  # records taken at once
+
+
+class Place(NamedTuple):
+    """A byte of a segment, and the sequence of the record there."""
+
+    base: int
+    position: int
+    sequence: int
+
+
+class Cursor:
+    """Moves over a journal. `end`: the sequence where a bounded read stops, None to go on for ever. `lost` counts sequences in Gaps.
+
+    limit: asked each time for the sequence that may not be read yet; None: all that is there may.
+    """
+
+    def __init__(self, segments: Segments, place: Place, end: int | None, limit: Callable[[], int] | None = None) -> None:
+        self.limit = limit
+        self.segments = segments
+        self.end = end
+        self.lost = 0
+        self.base, self.position, self.sequence = place
+        self._data = b""  # read ahead, from `position` on
+        self._size = CHUNK
+        self._has_more = True
+        self._has_waited = False
+
+    def fetch(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
+        """Append up to `most` records that are there now to `items`, without waiting; or return a Gap. Raises Corruption, Truncated."""
+        if self.end is not None:
+            most = min(most, self.end - self.sequence)
+        if self.limit is not None:
+            most = min(most, self.limit() - self.sequence)
+        while most > 0:
+            gap = self._step(most, make, items)
+            if gap is not None:
+                self.lost += gap.count
+                return gap
+            if items or not self._has_more:
+                break
+        return None
+
+    def _step(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
+        """Take what one piece of a segment has; `_has_more` says whether another step could find something."""
+        self._has_more = True
+        segment = self.segments.get(self.base)
+        if segment is None:
+            return self._go_on("trimmed")
+        if self.position == 0 and self.segments.format.header_bytes:
+            self.position = self.segments.begin_of(segment)
+            if self.position == 0:
+                self._has_more = False
+                return None
+        if not self._data and not self._read(segment):
+            return self._at_end(segment, is_torn=False)
+        found = self.segments.format.scan(self._data, self.sequence, most, make, items)
+        self.position += found.size
+        self.sequence = found.sequence
+        self._data = self._data[found.size :]
+        if found.size:
+            self._size = CHUNK
+            return None
+        if found.stop == SHORT:
+            return self._read_on(segment, found.need)
+        return self._pass_damage(segment, found.need if found.stop == JUMPED else None)
+
+    def _read(self, segment: Segment) -> bool:
+        """Read ahead; False if the segment has nothing more now."""
+        self._data = segment.read(self.position, self._size)
+        if not self._data and segment.size() < self.position:
+            raise Truncated(
+                f"{segment.path} was cut to {segment.size()} bytes, before byte {self.position} where sequence {self.sequence} "
+                "was expected; open the journal again to read what is left"
+            )
+        return bool(self._data)
+
+    def _read_on(self, segment: Segment, need: int) -> Gap | None:
+        """A frame goes on behind what was read: read more, or wait until it is whole."""
+        had = len(self._data)
+        self._size = max(self._size, need, 2 * had)
+        self._data = segment.read(self.position, self._size)
+        if len(self._data) > had:
+            return None
+        self._data = b""
+        return self._at_end(segment, is_torn=True)
+
+    def _at_end(self, segment: Segment, *, is_torn: bool) -> Gap | None:
+        """Nothing whole is left in a segment now: go on in the next one if there is one."""
+        if not is_torn and self.sequence != self.base and self.segments.exists(self.sequence):
+            if segment.size() > self.position:
+                return None  # it was still written to when we looked
+            self._enter(self.sequence)
+            return None
+        if segment.is_gone() or self.end is not None or is_torn or self._has_waited:
+            self._has_waited = False
+            return self._look_behind(segment, is_torn=is_torn)
+        self._has_more = False
+        return None
+
+    def look_behind(self) -> None:
+        """At the next end, look whether later segments are there although the next one isn't. For who has waited for long."""
+        self._has_waited = True
+
+    def _look_behind(self, segment: Segment, *, is_torn: bool) -> Gap | None:
+        later = [base for base in self._bases() if base > self.base]
+        if not later:
+            self._has_more = False
+            if is_torn:
+                self._refuse_damage(segment)
+            return None
+        if segment.size() > self.position + (len(segment.read(self.position, CHUNK)) if is_torn else 0):
+            return None
+        return self._go_on("damaged" if is_torn else "trimmed" if segment.is_gone() else "missing")
+
+    def _bases(self) -> list[int]:
+        try:
+            return self.segments.bases()
+        except FileNotFoundError:
+            raise LogVanished(f"{self.segments.path} was deleted while it was open; open it again if it exists") from None
+
+    def _refuse_damage(self, segment: Segment) -> None:
+        """Raise Corruption if the writers say that there are whole frames where we see none."""
+        page = control.look(self.segments.format.lock_file(self.segments.path))
+        if page.base == self.base and self.position < page.end <= segment.size() and self.sequence < page.next_sequence:
+            raise self._corruption(segment)
+
+    def _pass_damage(self, segment: Segment, found: int | None) -> Gap | None:
+        """What stands here is not the next frame: go on where there is one again."""
+        if found is not None and found > self.sequence:
+            behind: tuple[int, int] | None = (self.position, found)
+        else:
+            behind = self.segments.format.behind_damage(self.position, self.sequence)
+        if behind is None:
+            later = [base for base in self._bases() if base > self.base]
+            if not later:
+                raise self._corruption(segment)
+            return self._go_on("damaged")
+        self._data = self._data[behind[0] - self.position :]
+        self.position = behind[0]
+        return self._gap_to(behind[1], "damaged" if found is None else "missing")
+
+    def _corruption(self, segment: Segment) -> Corruption:
+        return Corruption(
+            f"{segment.path}: no {self.segments.format.name} frame at byte {self.position}, where sequence {self.sequence} should be, "
+            "and nothing behind it can be found; kvspool verify shows the damage, kvspool repair cuts it off"
+        )
+
+    def _go_on(self, reason: str) -> Gap | None:
+        """Go to the first segment behind this one. What lies between is gone."""
+        later = [base for base in self._bases() if base > self.base or base >= self.sequence]
+        if not later:
+            raise LogVanished(f"{self.segments.path}: the segments from sequence {self.base} on were removed while they were read")
+        self._enter(later[0])
+        return self._gap_to(later[0], reason)
+
+    def _enter(self, base: int) -> None:
+        self.base, self.position, self._data, self._size = base, 0, b"", CHUNK
+
+    def _gap_to(self, sequence: int, reason: str) -> Gap | None:
+        """Expect `sequence` next; the Gap before it, if there is one."""
+        first, self.sequence = self.sequence, max(sequence, self.sequence)
+        if sequence <= first:
+            return None
+        last = sequence - 1 if self.end is None else min(sequence, self.end) - 1
+        return Gap(first, last, reason, str(self.segments.path)) if last >= first else None
+
+
+class Reading(Iterator[Any]):
+    """Iterates over records, and over Gaps as `on_gap` says: "raise", "yield" or "skip". Not to be shared between threads."""
+
+    def __init__(self, cursor: Cursor, limit: int | None, on_gap: OnGap, make: Callable[..., Any] | None = Record) -> None:
+        if on_gap not in ("raise", "yield", "skip"):
+            raise ValueError(f'on_gap is "raise", "yield" or "skip", not {on_gap!r}')
+        if limit is not None and limit < 0:
+            raise ValueError(f"limit is a number of records, not {limit}")
+        self.cursor = cursor
+        self._taken = Taken(-1 if limit is None else limit)
+        self._on_gap = on_gap
+        self._make = make
+
+    @property
+    def lost(self) -> int:
+        """Return how many sequences lay in Gaps so far."""
+        return self.cursor.lost
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing more will be handed out: the limit was reached, or we were closed."""
+        return self._taken.left == 0
+
+    @property
+    def has_items(self) -> bool:
+        """Return whether the next record was copied out already."""
+        return self._taken.at < len(self._taken.items)
+
+    def poll(self, most: int = MOST) -> list[Any]:
+        """Return what is there now, up to `most` records, without blocking: records, or one Gap, or nothing."""
+        batch = self._fetch(most)
+        self._taken.clear()
+        return batch
+
+    def _fetch(self, most: int) -> list[Any]:
+        items = self._taken.clear()
+        gap = self.cursor.fetch(most, self._make, items)
+        return items if gap is None else [gap]
+
+    def __iter__(self) -> Iterator[Any]:
+        return Items(self._taken, self._refill)
+
+    def __next__(self) -> Any:
+        return self._taken.take(self._refill)
+
+    def _refill(self) -> Any:
+        """Return the next record, or Gap, when all that was copied out is handed out."""
+        while (left := self._taken.left) != 0:
+            batch = self._next_batch(MOST if left < 0 else min(MOST, left))
+            if not batch:
+                break
+            item = batch[0]
+            if not isinstance(item, Gap):
+                self._taken.at = 1
+                self._taken.left -= left > 0
+                return item
+            if self._on_gap == "raise":
+                raise GapError(item)
+            if self._on_gap == "yield":
+                return item
+        raise StopIteration
+
+    def _next_batch(self, most: int) -> list[Any]:
+        return self._fetch(most)
+
+    def close(self) -> None:
+        """Let go of the files; the iteration is over."""
+        self._taken.left = 0
+        self.cursor.segments.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Following(Reading):
+    """Like Reading, and sleeps where nothing is there; ends after `timeout` seconds without a record (None: never)."""
+
+    def __init__(
+        self, cursor: Cursor, limit: int | None, on_gap: OnGap, timeout: float | None, make: Callable[..., Any] | None = Record
+    ) -> None:
+        super().__init__(cursor, limit, on_gap, make)
+        self._timeout = timeout
+        self._watcher: Watcher | None = None
+        self._watched = -1  # base of the segment that wakes us
+
+    def _next_batch(self, most: int) -> list[Any]:
+        batch = self._fetch(most)
+        deadline = None if batch or self._timeout is None else system.port.monotonic() + self._timeout
+        while not batch and not self.is_over:
+            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
+            if left <= 0:
+                break
+            self._watch()
+            batch = self._fetch(most)
+            if not batch and self._watcher is not None:
+                if self._watcher.wait(left) is None:
+                    self.cursor.look_behind()
+                batch = self._fetch(most) if not self.is_over else []
+        return batch
+
+    def _watch(self) -> None:
+        """Be woken by the directory and by the segment that we stand in. A removed segment's watch goes with it."""
+        cursor = self.cursor
+        if self._watcher is None or self._watched != cursor.base:
+            if self._watcher is not None:
+                self._watcher.close()
+            self._watcher = Watcher()
+            watch(self._watcher, cursor)
+            self._watched = cursor.base
+
+    def close(self) -> None:
+        super().close()
+        if self._watcher is not None:
+            self._watcher.close()
+
+
+def watch(watcher: Watcher | LoopWatcher, cursor: Cursor) -> None:
+    """Let the watcher wake when there may be more for a cursor: in its segment, in a new one, or, for what is to be on disk, by a flush."""
+    segments = cursor.segments
+    watcher.watch(segments.directory, ENTERED, 0)
+    watcher.watch(segments.path_of(cursor.base), CHANGED, 1)
+    if cursor.limit is not None:
+        watcher.watch(segments.format.lock_file(segments.path), CHANGED, 2)

@@ -1,0 +1,65 @@
+"""Putting a journal on disk: one flush for all who wait for one.
+
+Segments before the last one are on disk since the last one began. So a flush is one of the last segment; the page then says up to which
+sequence all is there, and whoever waited for the flush lock looks at that before it flushes again.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from kvspool import system
+from kvspool.errors import Poisoned
+from kvspool.journal.control import SYNC
+
+if TYPE_CHECKING:
+    from kvspool.journal.journal import Journal
+
+SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
+
+
+class Flusher:
+    """Puts a journal on disk for one handle; its threads may all use it."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def sync(self, timeout: float) -> int:
+        """Put everything that was appended so far on disk; returns the sequence below which all is there. Raises Poisoned, LockTimeout."""
+        return self.flush(timeout)
+
+    def flush(self, timeout: float) -> int:
+        """As `sync`."""
+        control = self._journal.control(timeout)
+        return self.flush_below(control.read().next_sequence, timeout)
+
+    def flush_below(self, sequence: int, timeout: float) -> int:
+        """Return when every record below `sequence` is on disk, whoever put it there."""
+        control = self._journal.control(timeout)
+        control.lock(timeout, SYNC)
+        try:
+            page = control.read()
+            if page.sync_error == 0 and page.synced_sequence >= sequence:
+                return page.synced_sequence
+            return self._flush(timeout)
+        finally:
+            control.unlock(SYNC)
+
+    def _flush(self, timeout: float) -> int:
+        """Flush the last segment, without the append lock: others append meanwhile."""
+        journal = self._journal
+        with journal.appending(timeout) as (appender, page):
+            segment = appender.reopened(page)
+        try:
+            system.port.flush_data(segment.fd)
+        except OSError as error:
+            with journal.appending(timeout) as (appender, page):
+                appender.control.write(page._replace(sync_error=error.errno or errno.EIO))
+            raise Poisoned(f"{segment.path}: the flush to disk failed ({error}); the journal takes no more records") from error
+        finally:
+            segment.close()
+        with journal.appending(timeout) as (appender, now):
+            if now.synced_sequence < page.next_sequence:
+                appender.control.write(now._replace(synced_sequence=page.next_sequence))
+        return page.next_sequence

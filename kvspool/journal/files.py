@@ -1,0 +1,113 @@
+"""Make a journal, and open what lies at a path."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from kvspool import system
+from kvspool.errors import FormatError, LogExists
+from kvspool.journal import settings
+from kvspool.journal.appender import flush_directory
+from kvspool.journal.format import Format
+from kvspool.journal.formats import FORMATS
+from kvspool.journal.journal import Journal
+from kvspool.journal.settings import Settings
+from kvspool.record import STRUCTURED
+from kvspool.spool.format import Durability
+from kvspool.spool.spool import TIMEOUT
+
+
+def create(
+    path: Path,
+    format: str,
+    limits: dict[str, int],
+    *,
+    codec: str,
+    mode: int,
+    durability: Durability,
+    sync_interval: float | None,
+    timeout: float,
+) -> Journal:
+    """Make a journal of a format at `path`, on disk, with its first segment, and open it. Raises LogExists, ValueError, OSError."""
+    form = FORMATS[format](**limits)
+    chosen = Settings(format=format, limits=form.limits(), codec=codec, durability=durability, sync_interval=sync_interval)
+    made: list[Path] = []
+    try:
+        for directory in _directories(path, form):
+            _make(directory, mode, made, is_ours=directory != path)
+        settings.store(form.sidecar(path), chosen, mode)
+        journal = _opened(path, form, chosen, timeout)
+        with journal.appending(timeout):
+            return journal
+    except BaseException:
+        for directory in reversed(made):
+            _remove(directory)
+        raise
+
+
+def _directories(path: Path, form: Format) -> list[Path]:
+    """Return what has to be there, parents first."""
+    return list(dict.fromkeys((path, form.segments_in(path), form.sidecar(path), form.lock_file(path).parent)))
+
+
+def _make(directory: Path, mode: int, made: list[Path], *, is_ours: bool) -> None:
+    try:
+        system.port.make_directory(directory, mode | (mode & 0o444) >> 2)
+    except FileExistsError:
+        if not is_ours and system.port.names(directory):
+            raise LogExists(f"{directory} exists already, and is not empty; kvspool.open opens a log") from None
+        if is_ours and directory.exists():
+            return
+    else:
+        made.append(directory)
+    flush_directory(directory.parent)
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory that we made, with the files in it."""
+    with suppress(OSError):
+        for name in system.port.names(directory):
+            system.port.remove(directory / name)
+        system.port.remove_directory(directory)
+
+
+def find(path: Path, format: str | None = None, limits: dict[str, int] | None = None) -> tuple[Format, Settings] | None:
+    """Return the format and the settings of the journal that lies at a path; None if none does.
+
+    format, limits: in place of what is found. Raises FormatError for a format that this version doesn't know, Corruption, ValueError.
+    """
+    for name, known in FORMATS.items():
+        if format is not None and name != format:
+            continue
+        chosen = settings.load(known.sidecar(path))
+        if chosen is not None and chosen.format not in FORMATS:
+            raise FormatError(f"{path} has the format {chosen.format!r}, which this version doesn't know")
+        if chosen is not None and chosen.format == name and known.lies_at(path, is_sure=True):
+            return known(**{**chosen.limits, **(limits or {})}), chosen
+        if chosen is None and known.lies_at(path, is_sure=format is not None):
+            return known(**(limits or {})), Settings(format=name)
+    return None
+
+
+def open(
+    path: Path,
+    found: tuple[Format, Settings],
+    *,
+    timeout: float = TIMEOUT,
+    durability: Durability | None = None,
+    sync_interval: float | None = None,
+) -> Journal:
+    """Open the journal that `find` has found. Nothing is changed before the first append."""
+    form, chosen = found
+    if durability is not None:
+        chosen = msgspec.structs.replace(chosen, durability=durability, sync_interval=sync_interval)
+    return _opened(path, form, chosen, timeout)
+
+
+def _opened(path: Path, form: Format, chosen: Settings, timeout: float) -> Journal:
+    return Journal(
+        path, form, codec=STRUCTURED[chosen.codec], timeout=timeout, durability=chosen.durability, sync_interval=chosen.sync_interval
+    )

@@ -1,0 +1,146 @@
+"""What a journal's format has to say of its bytes; everything else about a journal is the same for all of them.
+
+A journal is a directory of segments. A segment is a file that begins with a header, which may be empty, and holds frames back to back,
+one for each record, without a gap in their sequences; its name tells the sequence of the first one. Bytes below the end of a file are
+never rewritten. A frame that isn't whole yet is *not yet* there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from kvspool.errors import OutOfRange
+
+if TYPE_CHECKING:
+    from kvspool.journal.offsets import Offsets
+
+WHOLE, SHORT, DAMAGED, JUMPED = range(4)
+"""Why a scan stopped: enough was taken or the data ended between two frames; in the midst of one; at what can't be a frame; at a frame with
+another sequence than the next one."""
+
+LAST_SEQUENCE = (1 << 64) - 1  # no record has it
+LAST_TIME = (1 << 63) - 1  # ns
+
+
+class Batch(NamedTuple):
+    """Records to be appended: encoded values, and their keys, or None for none. `types` and `timestamps` have one for each value, in
+    place of `type` and `timestamp`, where they differ."""
+
+    values: list[bytes]
+    keys: list[bytes | None] | None = None
+    type: int = 0
+    timestamp: int = 0
+    types: list[int] | None = None
+    timestamps: list[int] | None = None
+
+
+class Scan(NamedTuple):
+    """What a scan came to. size: bytes of the whole frames that it passed; sequence: of the next frame; stop: why it ended there. need: for
+    SHORT, the bytes that the next frame takes, 0 if that can't be said yet; for JUMPED, the sequence that was found."""
+
+    size: int
+    sequence: int
+    stop: int
+    need: int = 0
+
+
+class Format(ABC):
+    """One on-disk format, with the limits of one journal."""
+
+    name: ClassVar[str]
+    has_keys: ClassVar[bool] = False
+    has_types: ClassVar[bool] = False
+    has_timestamps: ClassVar[bool] = False
+    has_checksums: ClassVar[bool] = False
+    header_bytes: int = 0
+
+    @abstractmethod
+    def limits(self) -> dict[str, int]:
+        """Return the numbers that the constructor was called with, by name; they are kept in the journal's settings."""
+
+    # Where things lie.
+
+    @classmethod
+    @abstractmethod
+    def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
+        """Return whether a journal of this format lies at a path. is_sure: somebody says so, and only what contradicts it counts."""
+
+    @abstractmethod
+    def segments_in(self, path: Path) -> Path:
+        """Return the directory of the segments."""
+
+    @abstractmethod
+    def lock_file(self, path: Path) -> Path:
+        """Return the file whose locks the writers hold; see `control`."""
+
+    @classmethod
+    @abstractmethod
+    def sidecar(cls, path: Path) -> Path:
+        """Return the directory for what is ours alone, where the program whose format it is doesn't trip over it."""
+
+    @abstractmethod
+    def name_of(self, base: int) -> str | None:
+        """Return the name of the segment whose first record has the sequence `base`; None if no segment begins there."""
+
+    @abstractmethod
+    def base_of(self, name: str) -> int | None:
+        """Return the sequence of the first record of the segment with this name; None if it is no segment's."""
+
+    @abstractmethod
+    def offsets(self, path: Path, mode: int) -> Offsets:
+        """Return where the durable readers' places are kept; new files get the permission bits `mode`."""
+
+    # What the bytes mean.
+
+    def header(self, base: int) -> bytes:
+        """Return the first bytes of a new segment."""
+        return b""
+
+    def check_header(self, data: bytes, base: int) -> int:
+        """Return the size of the header that `data` begins with; 0 if that is not all there yet. Raises Corruption for another one."""
+        return 0
+
+    @abstractmethod
+    def check(self, batch: Batch) -> None:
+        """Raise TooLarge, or ValueError for what a record of this format has no room for."""
+
+    @abstractmethod
+    def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
+        """Return the frames of the records from `start` on that go into the segment at `base`, which ends at byte `end`, and how many
+        they are.
+
+        `sequence` is that of the first one. No record: the next one begins a new segment.
+        """
+
+    def is_full(self, base: int, end: int, sequence: int) -> bool:
+        """Return whether a segment that ends at byte `end`, before `sequence`, is followed by a new one at once."""
+        return False
+
+    @abstractmethod
+    def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
+        """Append to `items` up to `most` records of the frames in `data`, the first of which has this sequence.
+
+        make: called with sequence, timestamp, type, key and value; None: the values alone.
+        """
+
+    @abstractmethod
+    def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
+        """Check frames without taking records out, up to the one with the sequence `until`, or the first one later than `timestamp`."""
+
+    def place_in(self, base: int, sequence: int) -> int | None:
+        """Return the byte of a segment where the frame of a sequence begins, if that can be told without looking."""
+        return None
+
+    def behind_damage(self, position: int, sequence: int) -> tuple[int, int] | None:
+        """Return where a damaged frame ends and which sequence follows, if that can be told; else the rest of the segment is lost."""
+        return None
+
+    # Times.
+
+    def refuse_time(self) -> None:
+        """Raise OutOfRange if records of this format have no time that could be looked for."""
+        if not self.has_timestamps:
+            raise OutOfRange(f"records of the format {self.name} have no timestamp; start from a sequence")

@@ -1,0 +1,96 @@
+"""The format of h12.me/sej: segmented journals whose messages have an offset, a time, a type, a key and a value.
+
+Source: `seeds/001` and the bytes that its program writes. There is no file header, no magic and no checksum: what can be known of a
+message is that its offset is the next one, that its sizes are possible, and that the size behind it says the same as those in front. A
+flipped bit in a key, a value, a type or a timestamp can't be known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from kvspool import _sej, sizes
+from kvspool._sej_py import LONGEST_KEY, LONGEST_VALUE
+from kvspool.errors import TooLarge
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Format, Scan
+from kvspool.journal.offsets import OffsetFiles, Offsets
+from kvspool.layout import Layout
+
+SEGMENT_BYTES = 1 << 30
+ZERO_TIME = -(1 << 63)  # the timestamp that stands for no time
+_NAME = re.compile(r"([0-9a-f]{16})\.jnl")
+
+
+class Head(NamedTuple):
+    """What stands in front of a message's key."""
+
+    offset: Annotated[int, "Q", "sequence of the record"]
+    timestamp: Annotated[int, "q", "ns since the Unix epoch; the smallest number: no time"]
+    type: Annotated[int, "B", "the caller's number"]
+    key_size: Annotated[int, "b", "k, 0..127; no key is an empty key"]
+
+
+HEAD = Layout(Head, ">")
+
+
+class Sej(Format):
+    """The sej format; a new segment begins once one has reached `segment_bytes`."""
+
+    name: ClassVar[str] = "sej"
+    has_keys = has_types = has_timestamps = True
+
+    def __init__(self, segment_bytes: int | str = SEGMENT_BYTES) -> None:
+        self.segment_bytes = sizes.parse(segment_bytes)
+        if self.segment_bytes < 1:
+            raise ValueError(f"a segment has at least 1 byte, not {segment_bytes}")
+
+    def limits(self) -> dict[str, int]:
+        return {"segment_bytes": self.segment_bytes}
+
+    @classmethod
+    def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
+        return (path / "jnl").is_dir()
+
+    def segments_in(self, path: Path) -> Path:
+        return path / "jnl"
+
+    def lock_file(self, path: Path) -> Path:
+        return path / "jnl.lck"
+
+    @classmethod
+    def sidecar(cls, path: Path) -> Path:
+        return path
+
+    def offsets(self, path: Path, mode: int) -> Offsets:
+        return OffsetFiles(path / "ofs", mode)
+
+    def name_of(self, base: int) -> str | None:
+        return f"{base:016x}.jnl"
+
+    def base_of(self, name: str) -> int | None:
+        match = _NAME.fullmatch(name)
+        return None if match is None else int(match[1], 16)
+
+    def check(self, batch: Batch) -> None:
+        longest = max(map(len, batch.values), default=0)
+        if longest > LONGEST_VALUE:
+            raise TooLarge(f"a value of {longest} bytes: a sej message holds {LONGEST_VALUE}; nothing was written")
+        key = max((len(key) for key in batch.keys or () if key is not None), default=0)
+        if key > LONGEST_KEY:
+            raise TooLarge(f"a key of {key} bytes: a sej message holds {LONGEST_KEY}; nothing was written")
+
+    def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
+        values, keys, type, timestamp, types, timestamps = batch
+        return _sej.encode(values, keys, types, timestamps, type, timestamp, start, sequence, self.segment_bytes - end)
+
+    def is_full(self, base: int, end: int, sequence: int) -> bool:
+        return end >= self.segment_bytes
+
+    def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
+        return Scan(*_sej.scan(data, sequence, most, make, items))
+
+    def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
+        return Scan(*_sej.pass_over(data, sequence, until, timestamp))

@@ -1,0 +1,478 @@
+"""The journal: a log without a bound, in a directory of segments, that any number of processes append to and read at once.
+
+**Durability.** When `append` returns, the record is in the page cache: it survives the death of any process. When `sync` returns, or an
+append with `durable=True`, it survives the death of the machine. A segment is on disk when the next one begins. The level "os" syncs at
+an interval, "disk" makes every append durable.
+
+**Recovery.** The first append after a crash looks at the last segment's frames and cuts what is torn; `torn` reports it. Opening and
+reading change nothing.
+
+**Retention.** Nothing goes by itself: `trim` removes the oldest segments, whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvspool import forks, system
+from kvspool.errors import Closed, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.journal import control as page_file
+from kvspool.journal.appender import Appender, Torn, walk
+from kvspool.journal.control import NO_TIME, Control, Page
+from kvspool.journal.cursor import Cursor, Following, Place, Reading
+from kvspool.journal.durability import SYNC_INTERVAL, Flusher
+from kvspool.journal.format import LAST_TIME, Batch, Format
+from kvspool.journal.offsets import Offsets
+from kvspool.journal.reader import Consumer, JournalReader
+from kvspool.journal.segments import Segments
+from kvspool.record import Codec, encode
+from kvspool.spool.cursor import Isolation, OnGap, check_isolation
+from kvspool.spool.durability import Background
+from kvspool.spool.format import Durability
+from kvspool.spool.search import Start
+from kvspool.spool.spool import TIMEOUT
+
+if TYPE_CHECKING:
+    from kvspool.journal.following import AsyncFollowing
+
+
+class JournalStats(msgspec.Struct, frozen=True):
+    """What a journal holds at one moment.
+
+    segments, bytes: files, and what they take. first_sequence: of the oldest record; next_sequence: of the next one to be appended.
+    first_timestamp, last_timestamp: ns since the Unix epoch, 0 where that can't be known. synced_sequence: every record below it is on
+    disk. sync_error: errno of the first failed flush, 0 if there was none.
+    """
+
+    path: str
+    format: str
+    segments: int
+    bytes: int
+    records: int
+    first_sequence: int
+    next_sequence: int
+    first_timestamp: int
+    last_timestamp: int
+    durability: str
+    sync_interval: float
+    synced_sequence: int
+    sync_error: int
+    readers: list[Consumer]
+
+
+class Journal:
+    """A handle of one journal. Get it from `kvspool.create` or `kvspool.open`.
+
+    It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        format: Format,
+        *,
+        codec: Codec = Codec.JSON,
+        timeout: float = TIMEOUT,
+        durability: Durability = "memory",
+        sync_interval: float | None = None,
+    ) -> None:
+        self.path = path
+        self.format = format
+        self.timeout = timeout
+        self.durability = durability
+        self.sync_interval = sync_interval or SYNC_INTERVAL
+        self._codec = codec
+        self._segments = Segments(path, format)
+        self._appender: Appender | None = None
+        self._torn: list[Torn] = []
+        self._flusher = Flusher(self)
+        self._background: Background | None = None
+        self._thread_lock = threading.RLock()
+        self._is_closed = False
+        self.offsets: Offsets = format.offsets(path, self._mode())
+        forks.register(self)
+
+    # Writing.
+
+    def append(
+        self,
+        value: Any,
+        *,
+        key: bytes | None = None,
+        type: int = 0,
+        timestamp: int | None = None,
+        timeout: float | None = None,
+        durable: bool = False,
+    ) -> int:
+        """Append one record and return its sequence; it survives the death of this process when the call returns.
+
+        value: bytes, str, or what the journal's codec takes. key, type, timestamp (ns): refused where the format has no room for them.
+        timeout: seconds to wait for the lock. durable: return when the record is on disk.
+
+        Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, Poisoned, Corruption, Closed, Reentered, or
+        the system's OSError (no space, no permission): nothing was written then. If only the flush fails: NotDurable.
+        """
+        return self.append_many(
+            [value], keys=None if key is None else [key], type=type, timestamp=timestamp, timeout=timeout, durable=durable
+        )[0]
+
+    def append_many(
+        self,
+        values: Iterable[Any],
+        *,
+        keys: Iterable[bytes | None] | None = None,
+        type: int = 0,
+        timestamp: int | None = None,
+        timeout: float | None = None,
+        durable: bool = False,
+    ) -> range:
+        """Append a record for each value under one lock, and return their sequences; see `append`."""
+        values = [value if value.__class__ is bytes else encode(value, self._codec)[0] for value in values]
+        batch = Batch(values, None if keys is None else list(keys), type, 0 if timestamp is None else timestamp)
+        if timestamp is None and self.format.has_timestamps:
+            batch = batch._replace(timestamp=system.port.now())
+        return self.append_batch(batch, timeout, durable)
+
+    def append_batch(self, batch: Batch, timeout: float | None = None, durable: bool = False) -> range:
+        """Append records that are encoded already; see `append_many`."""
+        self._check(batch)
+        timeout = self.timeout if timeout is None else timeout
+        if not batch.values:
+            return range(0)
+        with self.appending(timeout) as (appender, page):
+            sequences = appender.append(batch, page)
+        if durable or self.durability == "disk":
+            self._make_durable(sequences, timeout)
+        elif self.durability == "os":
+            self._start_background()
+        return sequences
+
+    def _check(self, batch: Batch) -> None:
+        """Raise TypeError, ValueError or TooLarge for a batch that can't be appended as it is."""
+        for name, many in (("keys", batch.keys), ("types", batch.types), ("timestamps", batch.timestamps)):
+            if many is not None and len(many) != len(batch.values):
+                raise ValueError(f"{len(many)} {name} for {len(batch.values)} values; there must be one for each")
+        for key in batch.keys or ():
+            if key is not None and key.__class__ is not bytes:
+                raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
+        if not all(0 <= type <= 255 for type in batch.types or (batch.type,)):
+            raise ValueError("a type is a number from 0 to 255")
+        if not all(NO_TIME <= time <= LAST_TIME for time in batch.timestamps or (batch.timestamp,)):
+            raise ValueError("a timestamp is ns since 1970 in 64 bits, signed")
+        if not self.format.has_keys and any(key is not None for key in batch.keys or ()):
+            raise ValueError(f"the format {self.format.name} has no room for keys")
+        if not self.format.has_types and any(batch.types or (batch.type,)):
+            raise ValueError(f"the format {self.format.name} has no room for types")
+        self.format.check(batch)
+
+    def _make_durable(self, sequences: range, timeout: float) -> None:
+        try:
+            self._flusher.flush_below(sequences.stop, timeout)
+        except Exception as error:
+            raise NotDurable(sequences, str(error)) from error
+
+    def _start_background(self) -> None:
+        with self._thread_lock:
+            if self._background is None or not self._background.is_ours:
+                self._background = Background(self._flusher, self.sync_interval, self.timeout)
+
+    @contextmanager
+    def appending(self, timeout: float) -> Iterator[tuple[Appender, Page]]:
+        """Hold the append lock inside the `with` block, and have the end of the journal."""
+        with self._thread_lock:
+            appender = self._open_appender(timeout)
+            with appender.locked(timeout) as page:
+                yield appender, page
+
+    def _open_appender(self, timeout: float) -> Appender:
+        if self._is_closed:
+            raise Closed(f"{self.path} was closed; open it again")
+        appender = self._appender
+        if appender is None or appender.process != system.port.process_id():
+            mode = self._mode()
+            control = Control(self.format.lock_file(self.path), mode)
+            try:
+                appender = Appender(Segments(self.path, self.format), control, mode, timeout)
+            except BaseException:
+                control.close()
+                raise
+            appender.torn = self._torn
+            self._appender = appender
+        return appender
+
+    def control(self, timeout: float) -> Control:
+        """Return the lock file of this handle, open for writing."""
+        with self._thread_lock:
+            return self._open_appender(timeout).control
+
+    def sync(self, timeout: float | None = None) -> int:
+        """Put everything that was appended so far on disk; returns the sequence below which all is there.
+
+        Concurrent callers share one flush. Raises Poisoned if the disk fails, or failed before; LockTimeout, Closed.
+        """
+        return self._flusher.sync(self.timeout if timeout is None else timeout)
+
+    @property
+    def torn(self) -> list[Torn]:
+        """Return what this handle had to cut from the end before it could append."""
+        return self._torn
+
+    # Reading.
+
+    def read(
+        self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
+    ) -> Reading:
+        """Iterate over the records that are there now.
+
+        start: a sequence, "earliest", "latest" or an aware datetime. limit: at most so many. on_gap: see `Reading`. isolation: with
+        "synced" only records that are on disk. Raises OutOfRange for a sequence that has not been written yet, Corruption, Truncated.
+        """
+        end = self._synced() if check_isolation(isolation) == "synced" else self.end()
+        return self.reading(self.place(start), limit, on_gap, end)
+
+    def follow(
+        self,
+        start: Start = "earliest",
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
+    ) -> Following:
+        """Iterate over records as they come; ends after `timeout` seconds without one (None: never). See `read`."""
+        return self.following(self.place(start), limit, on_gap, timeout, isolation)
+
+    def follow_async(
+        self,
+        start: Start = "earliest",
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        on_gap: OnGap = "raise",
+        isolation: Isolation = "appended",
+    ) -> AsyncFollowing:
+        """As `follow`, for `async for`: the event loop goes on with its other work while nothing is there."""
+        from kvspool.journal.following import AsyncFollowing
+
+        return AsyncFollowing(Reading(self._cursor(self.place(start), None, isolation), limit, on_gap), timeout)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.read())
+
+    def values(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
+        """As `read`, and hands out the stored bytes alone: quicker."""
+        return Reading(self._cursor(self.place(start), self.end()), limit, on_gap, None)
+
+    def reading(self, place: Place, limit: int | None, on_gap: OnGap, end: int) -> Reading:
+        """Return an iteration from a place up to the sequence `end`."""
+        return Reading(self._cursor(place, end), limit, on_gap)
+
+    def following(
+        self, place: Place, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation = "appended"
+    ) -> Following:
+        """Return an iteration from a place on that waits for more."""
+        return Following(self._cursor(place, None, isolation), limit, on_gap, timeout)
+
+    def _cursor(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
+        if self._is_closed:
+            raise Closed(f"{self.path} was closed; open it again")
+        return Cursor(Segments(self.path, self.format), place, end, self._synced if check_isolation(isolation) == "synced" else None)
+
+    # Places.
+
+    def end(self) -> int:
+        """Return the sequence that the next record will have."""
+        return self._end(self._bases()).sequence
+
+    def place(self, start: Start) -> Place:
+        """Return the place of a start: "earliest", "latest", a sequence, or an aware datetime.
+
+        A sequence that was trimmed gives the oldest place, with that sequence expected: reading then reports the Gap. Raises OutOfRange
+        for a sequence that comes later than the next one, and for a time where records have none; ValueError for anything else.
+        """
+        bases = self._bases()
+        if start == "latest":
+            return self._end(bases)
+        if start == "earliest":
+            return Place(bases[0], 0, bases[0])
+        if isinstance(start, datetime):
+            return self._place_of_time(start, bases)
+        if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+            return self._place_of(start, bases)
+        raise ValueError(f'start is a sequence, "earliest", "latest" or an aware datetime, not {start!r}')
+
+    def clamped(self, sequence: int) -> int:
+        """Return a stored sequence, or the end if it lies behind that: the journal was cut, or taken from a backup."""
+        return min(sequence, self.end())
+
+    def _place_of(self, sequence: int, bases: list[int]) -> Place:
+        base = self._segments.holding(sequence, bases)
+        if base is None:
+            return Place(bases[0], 0, sequence)
+        if sequence == base:
+            return Place(base, 0, sequence)
+        end = self._end(bases)
+        if sequence > end.sequence:
+            raise OutOfRange(f"sequence {sequence} has not been written yet; the next one of {self.path} is {end.sequence}")
+        return end if sequence == end.sequence else self._seek(base, until=sequence) or Place(base, 0, base)
+
+    def _place_of_time(self, time: datetime, bases: list[int]) -> Place:
+        self.format.refuse_time()
+        if time.tzinfo is None:
+            raise ValueError(f"a time without a zone is ambiguous: {time}; pass an aware datetime")
+        before = round(time.timestamp() * 1e6) * 1000 - 1
+        low, high = 0, len(bases) - 1
+        while low < high:  # the last segment whose first record is before the time
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._first_time(bases[middle]) <= before else (low, middle - 1)
+        return self._seek(bases[low], timestamp=before) or Place(bases[low], 0, bases[low])
+
+    def _first_time(self, base: int) -> int:
+        """Return the timestamp of a segment's first record; LAST_TIME if it has none."""
+        items: list[Any] = []
+        Cursor(self._segments, Place(base, 0, base), base + 1).fetch(1, lambda sequence, time, *_: time, items)
+        return items[0] if items else LAST_TIME
+
+    def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> Place | None:
+        """Return the place of a sequence, or behind a time, in a segment; None if the segment is gone."""
+        segment = self._segments.get(base)
+        if segment is None:
+            return None
+        known = None if until is None else self.format.place_in(base, until)
+        if known is not None and until is not None:
+            return Place(base, known, until)
+        found = walk(self.format, segment, self._segments.begin_of(segment), base, segment.size(), until, timestamp)
+        return Place(base, found.size, found.sequence)
+
+    def _end(self, bases: list[int]) -> Place:
+        """Return the place behind the last record: as the writers say it, if the last segment agrees; otherwise as its frames do."""
+        page = page_file.look(self.format.lock_file(self.path))
+        segment = self._segments.get(bases[-1])
+        if segment is None:
+            return self._end(self._bases())
+        size = segment.size()
+        if page.base == segment.base and page.end == size and page.end:
+            return Place(page.base, page.end, page.next_sequence)
+        begin, sequence = self._segments.begin_of(segment), segment.base
+        if page.base == segment.base and begin <= page.end <= size:
+            begin, sequence = page.end, page.next_sequence
+        found = walk(self.format, segment, begin, sequence, size)
+        return Place(segment.base, found.size, found.sequence)
+
+    def _synced(self) -> int:
+        return page_file.look(self.format.lock_file(self.path)).synced_sequence
+
+    def _bases(self) -> list[int]:
+        if self._is_closed:
+            raise Closed(f"{self.path} was closed; open it again")
+        try:
+            bases = self._segments.bases()
+        except FileNotFoundError:
+            bases = []
+        if not bases:
+            raise LogNotFound(f"{self._segments.directory} holds no segment; was the journal deleted?")
+        return bases
+
+    # Durable readers.
+
+    def reader(self, name: str, start: Start = "earliest") -> JournalReader:
+        """Open the durable reader of this name, exclusively; one that is new stands at `start`. Raises ReaderBusy, OutOfRange,
+        ValueError."""
+        lease = self.offsets.take(name)
+        try:
+            return JournalReader(self, name, start, lease)
+        except BaseException:
+            lease.close()
+            raise
+
+    def readers(self) -> list[Consumer]:
+        """Return all durable readers, and how far behind they are."""
+        end = self.end()
+        found = []
+        for name in self.offsets.names():
+            try:
+                sequence = self.offsets.load(name)
+            except (OSError, ValueError) as error:
+                found.append(Consumer(name, None, 0, str(error)))
+                continue
+            if sequence is not None:
+                found.append(Consumer(name, sequence, max(0, end - sequence)))
+        return found
+
+    def delete_reader(self, name: str) -> None:
+        """Forget a durable reader. Raises NoSuchReader, ReaderBusy."""
+        if self.offsets.load(name) is None:
+            raise NoSuchReader(f"{self.path} has no reader {name!r}")
+        lease = self.offsets.take(name)
+        try:
+            self.offsets.remove(name)
+        finally:
+            lease.close()
+
+    # The rest.
+
+    def stats(self) -> JournalStats:
+        """Return what the journal holds at this moment."""
+        bases = self._bases()
+        end = self._end(bases)
+        page = page_file.look(self.format.lock_file(self.path))
+        sizes = [system.port.look_up(self._segments.path_of(base)) for base in bases]
+        return JournalStats(
+            path=str(self.path),
+            format=self.format.name,
+            segments=len(bases),
+            bytes=sum(status.st_size for status in sizes if status is not None),
+            records=end.sequence - bases[0],
+            first_sequence=bases[0],
+            next_sequence=end.sequence,
+            first_timestamp=self._shown(self._first_time(bases[0])) if self.format.has_timestamps else 0,
+            last_timestamp=self._shown(page.last_timestamp) if self.format.has_timestamps else 0,
+            durability=self.durability,
+            sync_interval=self.sync_interval if self.durability == "os" else 0.0,
+            synced_sequence=page.synced_sequence,
+            sync_error=page.sync_error,
+            readers=self.readers(),
+        )
+
+    def _shown(self, timestamp: int) -> int:
+        return 0 if timestamp in (NO_TIME, LAST_TIME) else timestamp
+
+    def _mode(self) -> int:
+        """Return the permission bits of new files: those of the directory, without the right to search."""
+        status = system.port.look_up(self._segments.directory)
+        return 0o600 if status is None else 0o600 | (status.st_mode & 0o066)
+
+    def forked(self) -> None:
+        """Let go, in a forked child, of what is the parent's."""
+        self._thread_lock = threading.RLock()
+        appender, self._appender = self._appender, None
+        if appender is not None:
+            appender.close()
+
+    def close(self) -> None:
+        """Give locks and files back; what is being read goes on. Puts on disk what the level "os" has not come to."""
+        background, self._background = self._background, None
+        if background is not None and background.is_ours:
+            background.end()
+        with self._thread_lock:
+            self._is_closed = True
+            if self._appender is not None:
+                self._appender.close()
+                self._appender = None
+            self._segments.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Journal {self.path} ({self.format.name}){' closed' if self._is_closed else ''}>"

@@ -1,0 +1,145 @@
+"""Where the durable readers of a journal stand: a number for each name, and a lock for whoever has it open.
+
+A number is the sequence of the next record that the reader will read. It is replaced whole, by a temporary file that is flushed and
+renamed: after a crash it is the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from kvspool import locks, system
+from kvspool.errors import Corruption, NoSuchReader, ReaderBusy
+from kvspool.journal.appender import flush_directory
+
+LONGEST_NAME = 200  # bytes, so that the names of its files fit in a directory entry
+_NAME = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.-]*")
+
+
+def check_name(name: str) -> str:
+    """Return a reader's name. Raises ValueError for one that must not become a part of a path."""
+    if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+        raise ValueError(
+            f"a reader's name is up to {LONGEST_NAME} letters, digits and _ @ . -, and doesn't begin with . or -; not {name!r}"
+        )
+    return name
+
+
+class Lease:
+    """A name, taken: nobody else has it open until `close`, or until this process dies."""
+
+    def __init__(self, path: Path, mode: int, name: str) -> None:
+        """Take the file's lock. Raises ReaderBusy."""
+        self._process = system.port.process_id()
+        self.fd = system.port.open(path, os.O_RDWR | os.O_CREAT, mode)
+        if not system.port.try_lock_file(self.fd, shared=False):
+            self.close()
+            raise ReaderBusy(f"the reader {name!r} is open elsewhere; {path} is locked")
+
+    def close(self) -> None:
+        """Give the name back. A forked child only lets go of the descriptor: the lock is its parent's."""
+        fd, self.fd = self.fd, -1
+        if fd < 0:
+            return
+        try:
+            if self._process == system.port.process_id():
+                system.port.unlock_file(fd)
+        finally:
+            locks.give_back(fd, self._process)
+
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0:
+            self.close()
+
+
+class Offsets(ABC):
+    """The durable readers of one journal."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of all readers, in order."""
+
+    @abstractmethod
+    def load(self, name: str) -> int | None:
+        """Return where a reader stands; None if there is none of that name. Raises Corruption."""
+
+    @abstractmethod
+    def store(self, name: str, sequence: int) -> None:
+        """Let a reader stand at a sequence; on disk when it returns."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Forget a reader. Raises NoSuchReader."""
+
+    @abstractmethod
+    def take(self, name: str) -> Lease:
+        """Return the reader's lease. Raises ReaderBusy."""
+
+
+class OffsetFiles(Offsets):
+    """A file of 8 bytes for each reader, big-endian, and one for its lock: sej's `ofs` directory. The program of sej understands it."""
+
+    def __init__(self, directory: Path, mode: int = 0o600) -> None:
+        self.directory = directory
+        self._mode = mode
+
+    def names(self) -> list[str]:
+        try:
+            found = system.port.names(self.directory)
+        except FileNotFoundError:
+            return []
+        stems = (name[:-4] for name in found if name.endswith(".ofs"))
+        return sorted(stem for stem in stems if _NAME.fullmatch(stem))
+
+    def load(self, name: str) -> int | None:
+        path = self._path(name)
+        try:
+            fd = system.port.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            data = system.port.read(fd, 9, 0)
+        finally:
+            system.port.close(fd)
+        if len(data) != 8:
+            raise Corruption(
+                f"{path} has not 8 bytes but {len(data)}{'' if len(data) < 9 else ' or more'}; delete the reader, or restore the file"
+            )
+        return int.from_bytes(data, "big")
+
+    def store(self, name: str, sequence: int) -> None:
+        path = self._path(name)
+        temporary = path.with_name(f"{name}.ofs.tmp")
+        self._make_directory()
+        fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self._mode)
+        try:
+            system.port.write(fd, sequence.to_bytes(8, "big"), 0)
+            system.port.flush(fd)
+        finally:
+            system.port.close(fd)
+        system.port.rename(temporary, path)
+        flush_directory(self.directory)
+
+    def remove(self, name: str) -> None:
+        try:
+            system.port.remove(self._path(name))
+        except FileNotFoundError:
+            raise NoSuchReader(f"{self.directory} has no reader {name!r}") from None
+        flush_directory(self.directory)
+
+    def take(self, name: str) -> Lease:
+        self._make_directory()
+        return Lease(self._path(name).with_suffix(".lck"), self._mode, name)
+
+    def _path(self, name: str) -> Path:
+        return self.directory / f"{check_name(name)}.ofs"
+
+    def _make_directory(self) -> None:
+        try:
+            system.port.make_directory(self.directory)
+        except FileExistsError:
+            return
+        flush_directory(self.directory.parent)

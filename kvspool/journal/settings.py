@@ -1,0 +1,64 @@
+"""What a journal was created with, where its format has no place for that: a small JSON file of ours beside the segments.
+
+A journal that another program has made has none; then the defaults hold, or what `open` is told.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import msgspec
+
+from kvspool import system
+from kvspool.errors import Corruption
+from kvspool.journal.appender import flush_directory
+from kvspool.spool.format import Durability
+
+NAME = "kvspool.json"
+LARGEST = 65536  # bytes
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """format: its name. limits: what its class takes, by name. codec: of values that are neither bytes nor str. durability, sync_interval
+    (seconds): of handles that aren't opened with others."""
+
+    format: str
+    limits: dict[str, int] = {}
+    codec: str = "json"
+    durability: Durability = "memory"
+    sync_interval: float | None = None
+
+
+def load(directory: Path) -> Settings | None:
+    """Return the settings that lie in a directory; None if there are none. Raises Corruption."""
+    path = directory / NAME
+    try:
+        fd = system.port.open(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return None
+    try:
+        data = system.port.read(fd, LARGEST, 0)
+    finally:
+        system.port.close(fd)
+    try:
+        return msgspec.json.decode(data, type=Settings)
+    except msgspec.DecodeError as error:
+        raise Corruption(f"{path} doesn't say what the journal was created with: {error}; remove it to open with the defaults") from None
+
+
+def store(directory: Path, settings: Settings, mode: int) -> None:
+    """Write the settings into a directory, on disk, whole or not at all."""
+    path = directory / NAME
+    temporary = path.with_name(f"{NAME}.tmp")
+    fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        system.port.write(fd, msgspec.json.encode(settings), 0)
+        system.port.flush(fd)
+    finally:
+        system.port.close(fd)
+    system.port.rename(temporary, path)
+    flush_directory(directory)
