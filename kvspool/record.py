@@ -15,6 +15,7 @@ from kvspool import keyed
 from kvspool.errors import Undecodable, Unencodable
 
 T = TypeVar("T")
+NO_TIME = -(1 << 63)  # the timestamp of a record that has no time, in a journal of the format sej
 
 
 class Codec(IntEnum):
@@ -86,7 +87,10 @@ class Record(_OfALog, frozen=True, gc=False):
 
     @property
     def time(self) -> datetime:
-        """Return the timestamp as an aware datetime in UTC, cut to microseconds."""
+        """Return the timestamp as an aware datetime in UTC, cut to microseconds; the first one that there is, for a record without a
+        time."""
+        if self.timestamp == NO_TIME:
+            return datetime.min.replace(tzinfo=timezone.utc)
         seconds, rest = divmod(self.timestamp, 1_000_000_000)
         return datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest // 1000)
 

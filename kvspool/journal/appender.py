@@ -24,9 +24,10 @@ import msgspec
 
 from kvspool import system
 from kvspool.errors import LogVanished, Poisoned, Reentered
-from kvspool.journal.control import MAGIC, NO_TIME, NOT_BEGUN, Control, Page
+from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, SHORT, WHOLE, Batch, Format, Scan
 from kvspool.journal.segments import Segment, Segments
+from kvspool.record import NO_TIME
 
 CHUNK = 1 << 20  # bytes read at once
 SHOWN = 1 << 16  # bytes of what was cut that a report holds
@@ -49,13 +50,14 @@ class Torn(msgspec.Struct, frozen=True):
 class Appender:
     """What one handle needs to append. Its methods are called by one thread at a time."""
 
-    def __init__(self, segments: Segments, control: Control, mode: int, timeout: float) -> None:
-        """Shut the original's writer out, and find the end. Raises LockTimeout, Corruption, Poisoned, or the system's OSError."""
+    def __init__(self, segments: Segments, control: Control, mode: int, timeout: float, torn: list[Torn]) -> None:
+        """Shut the original's writer out, and find the end; what has to be cut for that is added to `torn`. Raises LockTimeout,
+        Corruption, Poisoned, or the system's OSError."""
         self.format: Format = segments.format
         self.segments = segments
         self.control = control
         self.process = system.port.process_id()
-        self.torn: list[Torn] = []
+        self._torn = torn
         self._mode = mode
         self._segment: Segment | None = None
         self._is_busy = False
@@ -166,7 +168,7 @@ class Appender:
     def _cut(self, segment: Segment, found: Scan, size: int) -> None:
         """Cut what is behind the last whole frame, after a note of it."""
         removed = segment.read(found.size, min(size - found.size, SHOWN))
-        self.torn.append(Torn(str(segment.path), found.size, found.sequence, size - found.size, removed))
+        self._torn.append(Torn(str(segment.path), found.size, found.sequence, size - found.size, removed))
         system.port.truncate(segment.fd, found.size)
         system.port.flush(segment.fd)
 

@@ -22,6 +22,7 @@ from typing import Annotated, NamedTuple
 from kvspool import holders, locks, system
 from kvspool._frames import crc32c
 from kvspool.layout import Layout
+from kvspool.record import NO_TIME
 
 MAGIC = b"kvJRNL01"
 APPEND, SYNC, ADMIN = 1 << 20, (1 << 20) + 1, (1 << 20) + 2  # the bytes that are locked: far behind the content, so that it may grow
@@ -48,7 +49,6 @@ class Page(NamedTuple):
 
 
 PAGE = Layout(Page)
-NO_TIME = -(1 << 63)
 
 
 class Control:

@@ -19,7 +19,7 @@ from kvspool._frames import Batch as Taken
 from kvspool._frames import Items
 from kvspool.errors import Corruption, GapError, LogVanished, Truncated
 from kvspool.journal import control
-from kvspool.journal.format import JUMPED, SHORT
+from kvspool.journal.format import JUMPED, LAST_SEQUENCE, SHORT
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import Gap, Record
 from kvspool.spool.cursor import OnGap
@@ -109,7 +109,7 @@ class Cursor:
     def _read_on(self, segment: Segment, need: int) -> Gap | None:
         """A frame goes on behind what was read: read more, or wait until it is whole."""
         had = len(self._data)
-        self._size = max(self._size, need, 2 * had)
+        self._size = min(max(self._size, need, 2 * had), max(CHUNK, segment.size() - self.position))  # a size may say anything
         self._data = segment.read(self.position, self._size)
         if len(self._data) > had:
             return None
@@ -157,19 +157,31 @@ class Cursor:
             raise self._corruption(segment)
 
     def _pass_damage(self, segment: Segment, found: int | None) -> Gap | None:
-        """What stands here is not the next frame: go on where there is one again."""
-        if found is not None and found > self.sequence:
-            behind: tuple[int, int] | None = (self.position, found)
-        else:
-            behind = self.segments.format.behind_damage(self.position, self.sequence)
-        if behind is None:
-            later = [base for base in self._bases() if base > self.base]
+        """What stands here is not the next frame: go on where there is one again. `found`: the sequence of the frame that does stand
+        here."""
+        later = [base for base in self._bases() if base > self.base]
+        behind = self._behind_jump(segment, found) if found is not None else self._behind_damage()
+        if behind is None or (later and behind[1] > later[0]):
             if not later:
                 raise self._corruption(segment)
             return self._go_on("damaged")
-        self._data = self._data[behind[0] - self.position :]
+        is_missing = behind[0] == self.position
+        self._data = b""
         self.position = behind[0]
-        return self._gap_to(behind[1], "damaged" if found is None else "missing")
+        return self._gap_to(behind[1], "missing" if is_missing else "damaged")
+
+    def _behind_damage(self) -> tuple[int, int] | None:
+        return self.segments.format.behind_damage(self.position, self.sequence)
+
+    def _behind_jump(self, segment: Segment, found: int) -> tuple[int, int] | None:
+        """Return where to go on behind, or at, a frame with another sequence, and which one is next there."""
+        form = self.segments.format
+        data = segment.read(self.position, CHUNK)
+        need = form.pass_over(data, found, found + 1).need if found < LAST_SEQUENCE else 0
+        if CHUNK < need + CHUNK <= segment.size() - self.position:
+            data = segment.read(self.position, need + CHUNK)
+        behind = form.behind_jump(data, self.sequence, found)
+        return None if behind is None else (self.position + behind[0], behind[1])
 
     def _corruption(self, segment: Segment) -> Corruption:
         return Corruption(
@@ -179,7 +191,7 @@ class Cursor:
 
     def _go_on(self, reason: str) -> Gap | None:
         """Go to the first segment behind this one. What lies between is gone."""
-        later = [base for base in self._bases() if base > self.base or base >= self.sequence]
+        later = [base for base in self._bases() if base > self.base]
         if not later:
             raise LogVanished(f"{self.segments.path}: the segments from sequence {self.base} on were removed while they were read")
         self._enter(later[0])

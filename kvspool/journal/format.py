@@ -138,6 +138,13 @@ class Format(ABC):
         """Return where a damaged frame ends and which sequence follows, if that can be told; else the rest of the segment is lost."""
         return None
 
+    def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
+        """At a whole frame whose sequence is `found` and not the next one: return how many bytes to pass, and which sequence follows.
+
+        By default frames are missing there, if it is a later one. None: the rest of the segment is lost.
+        """
+        return (0, found) if found > sequence else None
+
     # Times.
 
     def refuse_time(self) -> None:

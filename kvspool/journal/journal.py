@@ -25,14 +25,14 @@ from kvspool import forks, system
 from kvspool.errors import Closed, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.journal import control as page_file
 from kvspool.journal.appender import Appender, Torn, walk
-from kvspool.journal.control import NO_TIME, Control, Page
+from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
-from kvspool.journal.format import LAST_TIME, Batch, Format
+from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.segments import Segments
-from kvspool.record import Codec, encode
+from kvspool.record import NO_TIME, Codec, encode
 from kvspool.spool.cursor import Isolation, OnGap, check_isolation
 from kvspool.spool.durability import Background
 from kvspool.spool.format import Durability
@@ -199,11 +199,10 @@ class Journal:
             mode = self._mode()
             control = Control(self.format.lock_file(self.path), mode)
             try:
-                appender = Appender(Segments(self.path, self.format), control, mode, timeout)
+                appender = Appender(Segments(self.path, self.format), control, mode, timeout, self._torn)
             except BaseException:
                 control.close()
                 raise
-            appender.torn = self._torn
             self._appender = appender
         return appender
 
@@ -234,7 +233,7 @@ class Journal:
         start: a sequence, "earliest", "latest" or an aware datetime. limit: at most so many. on_gap: see `Reading`. isolation: with
         "synced" only records that are on disk. Raises OutOfRange for a sequence that has not been written yet, Corruption, Truncated.
         """
-        end = self._synced() if check_isolation(isolation) == "synced" else self.end()
+        end = self._synced() if check_isolation(isolation) == "synced" else self.readable_end()
         return self.reading(self.place(start), limit, on_gap, end)
 
     def follow(
@@ -268,7 +267,7 @@ class Journal:
 
     def values(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
         """As `read`, and hands out the stored bytes alone: quicker."""
-        return Reading(self._cursor(self.place(start), self.end()), limit, on_gap, None)
+        return Reading(self._cursor(self.place(start), self.readable_end()), limit, on_gap, None)
 
     def reading(self, place: Place, limit: int | None, on_gap: OnGap, end: int) -> Reading:
         """Return an iteration from a place up to the sequence `end`."""
@@ -289,7 +288,12 @@ class Journal:
 
     def end(self) -> int:
         """Return the sequence that the next record will have."""
-        return self._end(self._bases()).sequence
+        return self._end(self._bases())[0].sequence
+
+    def readable_end(self) -> int:
+        """Return the sequence where a read of what is there now ends; no end where damage hides it, so that reading comes to the damage."""
+        place, stop = self._end(self._bases())
+        return LAST_SEQUENCE if stop in (DAMAGED, JUMPED) else place.sequence
 
     def place(self, start: Start) -> Place:
         """Return the place of a start: "earliest", "latest", a sequence, or an aware datetime.
@@ -299,7 +303,7 @@ class Journal:
         """
         bases = self._bases()
         if start == "latest":
-            return self._end(bases)
+            return self._end(bases)[0]
         if start == "earliest":
             return Place(bases[0], 0, bases[0])
         if isinstance(start, datetime):
@@ -318,10 +322,13 @@ class Journal:
             return Place(bases[0], 0, sequence)
         if sequence == base:
             return Place(base, 0, sequence)
-        end = self._end(bases)
+        end, _ = self._end(bases)
         if sequence > end.sequence:
             raise OutOfRange(f"sequence {sequence} has not been written yet; the next one of {self.path} is {end.sequence}")
-        return end if sequence == end.sequence else self._seek(base, until=sequence) or Place(base, 0, base)
+        if sequence == end.sequence:
+            return end
+        found = self._seek(base, until=sequence) or Place(base, 0, base)
+        return found._replace(sequence=sequence)  # where it stopped before that, at damage or an end, reading will find the Gap
 
     def _place_of_time(self, time: datetime, bases: list[int]) -> Place:
         self.format.refuse_time()
@@ -351,20 +358,21 @@ class Journal:
         found = walk(self.format, segment, self._segments.begin_of(segment), base, segment.size(), until, timestamp)
         return Place(base, found.size, found.sequence)
 
-    def _end(self, bases: list[int]) -> Place:
-        """Return the place behind the last record: as the writers say it, if the last segment agrees; otherwise as its frames do."""
+    def _end(self, bases: list[int]) -> tuple[Place, int]:
+        """Return the place behind the last record, as the writers say it, if the last segment agrees; otherwise as its frames do; and what
+        stands there: SHORT for a part of a frame, DAMAGED or JUMPED for what is none."""
         page = page_file.look(self.format.lock_file(self.path))
         segment = self._segments.get(bases[-1])
         if segment is None:
             return self._end(self._bases())
         size = segment.size()
         if page.base == segment.base and page.end == size and page.end:
-            return Place(page.base, page.end, page.next_sequence)
+            return Place(page.base, page.end, page.next_sequence), WHOLE
         begin, sequence = self._segments.begin_of(segment), segment.base
         if page.base == segment.base and begin <= page.end <= size:
             begin, sequence = page.end, page.next_sequence
         found = walk(self.format, segment, begin, sequence, size)
-        return Place(segment.base, found.size, found.sequence)
+        return Place(segment.base, found.size, found.sequence), found.stop
 
     def _synced(self) -> int:
         return page_file.look(self.format.lock_file(self.path)).synced_sequence
@@ -421,7 +429,7 @@ class Journal:
     def stats(self) -> JournalStats:
         """Return what the journal holds at this moment."""
         bases = self._bases()
-        end = self._end(bases)
+        end, _ = self._end(bases)
         page = page_file.look(self.format.lock_file(self.path))
         sizes = [system.port.look_up(self._segments.path_of(base)) for base in bases]
         return JournalStats(

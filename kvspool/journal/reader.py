@@ -61,7 +61,7 @@ class JournalReader:
     def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Iterator[Any]:
         """Iterate over the records that are there now, from where the reader stands."""
         self._check_open()
-        return _Moving(self, self._journal.reading(self._place(), limit, on_gap, self._journal.end()))
+        return _Moving(self, self._journal.reading(self._place(), limit, on_gap, self._journal.readable_end()))
 
     def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> Iterator[Any]:
         """Iterate over records as they come; ends after `timeout` seconds without one (None: never)."""

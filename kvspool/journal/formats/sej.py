@@ -20,7 +20,6 @@ from kvspool.journal.offsets import OffsetFiles, Offsets
 from kvspool.layout import Layout
 
 SEGMENT_BYTES = 1 << 30
-ZERO_TIME = -(1 << 63)  # the timestamp that stands for no time
 _NAME = re.compile(r"([0-9a-f]{16})\.jnl")
 
 
@@ -94,3 +93,12 @@ class Sej(Format):
 
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
         return Scan(*_sej.pass_over(data, sequence, until, timestamp))
+
+    def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
+        """One message with a wrong offset between others that go on as they should is damaged; otherwise messages are missing."""
+        size = 0 if found >= LAST_SEQUENCE else _sej.pass_over(data, found, found + 1, LAST_TIME)[0]
+        behind = data[size:]
+        goes_on = _sej.pass_over(behind, sequence + 1, sequence + 2, LAST_TIME)[0] > 0
+        if size and (goes_on or not behind):
+            return size, sequence + 1
+        return super().behind_jump(data, sequence, found) if size else None
