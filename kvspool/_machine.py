@@ -209,7 +209,7 @@ def locked_from(fd: int, at: int, length: int) -> int:
     return system.port.locked_from(fd, at, length)
 
 
-def crc32c(state: int, source: memoryview | bytes, start: int, length: int) -> int:
+def crc32c(state: int, source: memoryview | bytes | bytearray, start: int, length: int) -> int:
     """Return the CRC32C register after `length` bytes at `start` of `source`.
 
     Begin with all ones; the checksum is the complement of the last register. Four bytes go at a time through

@@ -127,10 +127,15 @@ class Control:
 NOTHING = Page(bytes(8), bytes(16), 0, 0, 0, NO_TIME, 0, 0, 0, 0, 0, 0, 0)
 
 
+def checksum(data: bytes) -> int:
+    """Return the CRC32C of some bytes."""
+    return crc32c(0xFFFF_FFFF, data) ^ 0xFFFF_FFFF
+
+
 def pack(page: Page) -> bytes:
     """Return the bytes of a page, with its checksum."""
     data = PAGE.pack(page)[:-4]
-    return data + crc32c(0, data).to_bytes(4, "little")
+    return data + checksum(data).to_bytes(4, "little")
 
 
 def parse(data: bytes) -> Page:
@@ -138,7 +143,7 @@ def parse(data: bytes) -> Page:
     if len(data) < PAGE.size or data[:8] != MAGIC:
         return NOTHING
     page = PAGE.unpack(data)
-    return page if page.checksum == crc32c(0, data[: PAGE.size - 4]) else NOTHING
+    return page if page.checksum == checksum(data[: PAGE.size - 4]) else NOTHING
 
 
 def look(path: Path) -> Page:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 18  # bytes read at once
 MOST = 1 << 12  # records taken at once
+FARTHEST = 1 << 26  # bytes behind damage that are searched for a sound frame
 
 
 class Place(NamedTuple):
@@ -84,7 +85,7 @@ class Cursor:
                 self._has_more = False
                 return None
         if not self._data and not self._read(segment):
-            return self._at_end(segment, is_torn=False)
+            return self._at_end(segment)
         found = self.segments.format.scan(self._data, self.sequence, most, make, items)
         self.position += found.size
         self.sequence = found.sequence
@@ -114,18 +115,32 @@ class Cursor:
         if len(self._data) > had:
             return None
         self._data = b""
-        return self._at_end(segment, is_torn=True)
+        return self._at_torn_end(segment, self.position + had)
 
-    def _at_end(self, segment: Segment, *, is_torn: bool) -> Gap | None:
-        """Nothing whole is left in a segment now: go on in the next one if there is one."""
-        if not is_torn and self.sequence != self.base and self.segments.exists(self.sequence):
-            if segment.size() > self.position:
-                return None  # it was still written to when we looked
-            self._enter(self.sequence)
+    def _at_torn_end(self, segment: Segment, end: int) -> Gap | None:
+        """The segment ended at byte `end`, in the midst of a frame: it is not yet there, unless somebody says that it should be."""
+        if segment.size() > end:
             return None
-        if segment.is_gone() or self.end is not None or is_torn or self._has_waited:
+        if self._later() or self._is_published(segment):
+            return self._pass_damage(segment, None)
+        self._has_more = False
+        return None
+
+    def _is_published(self, segment: Segment) -> bool:
+        """Return whether the writers say that there are whole frames where we see none."""
+        page = control.look(self.segments.format.lock_file(self.segments.path))
+        return page.base == self.base and self.position < page.end <= segment.size() and self.sequence < page.next_sequence
+
+    def _at_end(self, segment: Segment) -> Gap | None:
+        """Nothing is left in a segment now: go on in the next one if there is one."""
+        if self.sequence != self.base and self.segments.exists(self.sequence):
+            if segment.size() == self.position:  # otherwise it was still written to when we looked
+                self._enter(self.sequence)
+            return None
+        if segment.is_gone() or self.end is not None or self._has_waited:
             self._has_waited = False
-            return self._look_behind(segment, is_torn=is_torn)
+            if self._later():
+                return self._go_on("trimmed" if segment.is_gone() else "missing") if segment.size() == self.position else None
         self._has_more = False
         return None
 
@@ -133,34 +148,19 @@ class Cursor:
         """At the next end, look whether later segments are there although the next one isn't. For who has waited for long."""
         self._has_waited = True
 
-    def _look_behind(self, segment: Segment, *, is_torn: bool) -> Gap | None:
-        later = [base for base in self._bases() if base > self.base]
-        if not later:
-            self._has_more = False
-            if is_torn:
-                self._refuse_damage(segment)
-            return None
-        if segment.size() > self.position + (len(segment.read(self.position, CHUNK)) if is_torn else 0):
-            return None
-        return self._go_on("damaged" if is_torn else "trimmed" if segment.is_gone() else "missing")
-
-    def _bases(self) -> list[int]:
+    def _later(self) -> list[int]:
+        """Return where the segments behind this one begin."""
         try:
-            return self.segments.bases()
+            return [base for base in self.segments.bases() if base > self.base]
         except FileNotFoundError:
             raise LogVanished(f"{self.segments.path} was deleted while it was open; open it again if it exists") from None
-
-    def _refuse_damage(self, segment: Segment) -> None:
-        """Raise Corruption if the writers say that there are whole frames where we see none."""
-        page = control.look(self.segments.format.lock_file(self.segments.path))
-        if page.base == self.base and self.position < page.end <= segment.size() and self.sequence < page.next_sequence:
-            raise self._corruption(segment)
 
     def _pass_damage(self, segment: Segment, found: int | None) -> Gap | None:
         """What stands here is not the next frame: go on where there is one again. `found`: the sequence of the frame that does stand
         here."""
-        later = [base for base in self._bases() if base > self.base]
-        behind = self._behind_jump(segment, found) if found is not None else self._behind_damage()
+        later = self._later()
+        until = later[0] if later else LAST_SEQUENCE
+        behind = self._behind_damage(segment, until) if found is None else self._behind_jump(segment, found)
         if behind is None or (later and behind[1] > later[0]):
             if not later:
                 raise self._corruption(segment)
@@ -170,8 +170,17 @@ class Cursor:
         self.position = behind[0]
         return self._gap_to(behind[1], "missing" if is_missing else "damaged")
 
-    def _behind_damage(self) -> tuple[int, int] | None:
-        return self.segments.format.behind_damage(self.position, self.sequence)
+    def _behind_damage(self, segment: Segment, until: int) -> tuple[int, int] | None:
+        """Return where to go on behind what is no frame, and which sequence is next there: as far away as the segment goes."""
+        size = CHUNK
+        while True:
+            data = segment.read(self.position, size)
+            found = self.segments.format.resume(data, self.sequence, until)
+            if found is not None:
+                return self.position + found[0], found[1]
+            if len(data) < size or size >= FARTHEST:
+                return self.segments.format.behind_damage(self.position, self.sequence)
+            size *= 4
 
     def _behind_jump(self, segment: Segment, found: int) -> tuple[int, int] | None:
         """Return where to go on behind, or at, a frame with another sequence, and which one is next there."""
@@ -191,7 +200,7 @@ class Cursor:
 
     def _go_on(self, reason: str) -> Gap | None:
         """Go to the first segment behind this one. What lies between is gone."""
-        later = [base for base in self._bases() if base > self.base]
+        later = self._later()
         if not later:
             raise LogVanished(f"{self.segments.path}: the segments from sequence {self.base} on were removed while they were read")
         self._enter(later[0])

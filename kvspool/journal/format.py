@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from kvspool.errors import OutOfRange
+from kvspool.record import Codec
 
 if TYPE_CHECKING:
     from kvspool.journal.offsets import Offsets
@@ -26,8 +27,8 @@ LAST_TIME = (1 << 63) - 1  # ns
 
 
 class Batch(NamedTuple):
-    """Records to be appended: encoded values, and their keys, or None for none. `types` and `timestamps` have one for each value, in
-    place of `type` and `timestamp`, where they differ."""
+    """Records to be appended: encoded values, and their keys, or None for none. `types`, `timestamps` and `codecs` have one for each value,
+    in place of `type`, `timestamp` and `codec`, where they differ."""
 
     values: list[bytes]
     keys: list[bytes | None] | None = None
@@ -35,6 +36,8 @@ class Batch(NamedTuple):
     timestamp: int = 0
     types: list[int] | None = None
     timestamps: list[int] | None = None
+    codec: int = Codec.RAW
+    codecs: bytes | None = None
 
 
 class Scan(NamedTuple):
@@ -54,6 +57,7 @@ class Format(ABC):
     has_keys: ClassVar[bool] = False
     has_types: ClassVar[bool] = False
     has_timestamps: ClassVar[bool] = False
+    has_codecs: ClassVar[bool] = False
     has_checksums: ClassVar[bool] = False
     header_bytes: int = 0
 
@@ -123,7 +127,7 @@ class Format(ABC):
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
         """Append to `items` up to `most` records of the frames in `data`, the first of which has this sequence.
 
-        make: called with sequence, timestamp, type, key and value; None: the values alone.
+        make: called with sequence, timestamp, type, key, value and, where the format keeps it, codec; None: the values alone.
         """
 
     @abstractmethod
@@ -136,6 +140,10 @@ class Format(ABC):
 
     def behind_damage(self, position: int, sequence: int) -> tuple[int, int] | None:
         """Return where a damaged frame ends and which sequence follows, if that can be told; else the rest of the segment is lost."""
+        return None
+
+    def resume(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
+        """In what begins with a damaged frame: return where the next sound one begins, and its sequence, above `sequence` and below `until`."""
         return None
 
     def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:

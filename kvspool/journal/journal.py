@@ -12,11 +12,13 @@ reading change nothing.
 
 from __future__ import annotations
 
+import builtins
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -134,11 +136,18 @@ class Journal:
         durable: bool = False,
     ) -> range:
         """Append a record for each value under one lock, and return their sequences; see `append`."""
-        values = [value if value.__class__ is bytes else encode(value, self._codec)[0] for value in values]
-        batch = Batch(values, None if keys is None else list(keys), type, 0 if timestamp is None else timestamp)
+        values, codecs = self._encoded(list(values))
+        batch = Batch(values, None if keys is None else list(keys), type, 0 if timestamp is None else timestamp, codecs=codecs)
         if timestamp is None and self.format.has_timestamps:
             batch = batch._replace(timestamp=system.port.now())
         return self.append_batch(batch, timeout, durable)
+
+    def _encoded(self, values: list[Any]) -> tuple[list[bytes], bytes | None]:
+        """Return the bytes of values, and their codecs if they are not all raw."""
+        if set(map(builtins.type, values)) <= {bytes}:
+            return values, None
+        encoded = [encode(value, self._codec) for value in values]
+        return [value for value, _ in encoded], bytes(codec for _, codec in encoded)
 
     def append_batch(self, batch: Batch, timeout: float | None = None, durable: bool = False) -> range:
         """Append records that are encoded already; see `append_many`."""
@@ -159,16 +168,17 @@ class Journal:
         for name, many in (("keys", batch.keys), ("types", batch.types), ("timestamps", batch.timestamps)):
             if many is not None and len(many) != len(batch.values):
                 raise ValueError(f"{len(many)} {name} for {len(batch.values)} values; there must be one for each")
-        for key in batch.keys or ():
-            if key is not None and key.__class__ is not bytes:
-                raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
-        if not all(0 <= type <= 255 for type in batch.types or (batch.type,)):
+        kinds = set(map(builtins.type, batch.keys or ()))
+        if not kinds <= {bytes, NoneType}:
+            raise TypeError(f"a key is bytes or None, not {', '.join(kind.__name__ for kind in kinds - {bytes, NoneType})}")
+        types, times = batch.types or (batch.type,), batch.timestamps or (batch.timestamp,)
+        if not 0 <= min(types) <= max(types) <= 255:
             raise ValueError("a type is a number from 0 to 255")
-        if not all(NO_TIME <= time <= LAST_TIME for time in batch.timestamps or (batch.timestamp,)):
+        if not NO_TIME <= min(times) <= max(times) <= LAST_TIME:
             raise ValueError("a timestamp is ns since 1970 in 64 bits, signed")
-        if not self.format.has_keys and any(key is not None for key in batch.keys or ()):
+        if not self.format.has_keys and bytes in kinds:
             raise ValueError(f"the format {self.format.name} has no room for keys")
-        if not self.format.has_types and any(batch.types or (batch.type,)):
+        if not self.format.has_types and any(types):
             raise ValueError(f"the format {self.format.name} has no room for types")
         self.format.check(batch)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvspool import system
-from kvspool.errors import Corruption
+from kvspool.errors import Corruption, UnknownVersion
 
 if TYPE_CHECKING:
     from kvspool.journal.format import Format
@@ -107,8 +107,8 @@ class Segments:
         data = segment.read(0, self.format.header_bytes)
         try:
             return self.format.check_header(data, segment.base)
-        except Corruption as error:
-            raise Corruption(f"{segment.path}: {error}") from None
+        except (Corruption, UnknownVersion) as error:
+            raise type(error)(f"{segment.path}: {error}") from None
 
     def close(self) -> None:
         """Give the descriptors back."""

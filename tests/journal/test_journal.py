@@ -134,11 +134,11 @@ def test_starts(log: Journal) -> None:
     log.append_batch(Batch([b"%d" % second for second in range(30)], timestamps=at))
     assert log.stats().segments > 3
     assert [record.sequence for record in log.read("latest")] == []
-    for start in range(31):
-        assert [record.sequence for record in log.read(start)] == list(range(start, 30))
-        time = begin + timedelta(seconds=start)
-        assert [record.sequence for record in log.read(time)] == list(range(start, 30))
-        assert [record.sequence for record in log.read(time - timedelta(milliseconds=1))] == list(range(start, 30))
+    for first in range(31):
+        assert [record.sequence for record in log.read(first)] == list(range(first, 30))
+        time = begin + timedelta(seconds=first)
+        assert [record.sequence for record in log.read(time)] == list(range(first, 30))
+        assert [record.sequence for record in log.read(time - timedelta(milliseconds=1))] == list(range(first, 30))
     for wrong, error in ((31, OutOfRange), (-1, ValueError), (True, ValueError), ("first", ValueError), (datetime(2026, 1, 1), ValueError)):
         with pytest.raises(error):
             log.read(wrong)  # type: ignore[arg-type]

@@ -82,11 +82,11 @@ class Sej(Format):
             raise TooLarge(f"a key of {key} bytes: a sej message holds {LONGEST_KEY}; nothing was written")
 
     def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
-        values, keys, type, timestamp, types, timestamps = batch
+        values, keys, type, timestamp, types, timestamps, *_ = batch
         return _sej.encode(values, keys, types, timestamps, type, timestamp, start, sequence, self.segment_bytes - end)
 
     def is_full(self, base: int, end: int, sequence: int) -> bool:
-        return end >= self.segment_bytes
+        return end >= self.segment_bytes and sequence > base
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
         return Scan(*_sej.scan(data, sequence, most, make, items))

@@ -1,0 +1,29 @@
+# The C types of _kvj_py.py, under whose name it is compiled.
+import cython
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+cimport kvspool._machine as native
+cimport kvspool._network as network
+
+cdef int HEAD, NO_KEY, LONGEST_KEY, WHOLE, SHORT, DAMAGED, JUMPED
+cdef int64_t LARGEST
+cdef uint32_t ONES
+
+@cython.locals(
+    end=Py_ssize_t, total=Py_ssize_t, out=bytearray, data="uint8_t *", at=Py_ssize_t, row=Py_ssize_t, value=bytes, key=bytes,
+    size=Py_ssize_t, behind=Py_ssize_t, key_size=Py_ssize_t
+)
+cpdef tuple encode(
+    list values, list keys, list types, list timestamps, bytes codecs, int type, int64_t timestamp, int codec, Py_ssize_t start,
+    uint64_t sequence, Py_ssize_t room
+)
+@cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, key_size=int, begin=int64_t, size=int64_t, turn=Py_ssize_t)
+cpdef tuple scan(bytes content, uint64_t sequence, Py_ssize_t most, object make, list items)
+@cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, size=int64_t)
+cpdef tuple pass_over(bytes content, uint64_t sequence, uint64_t until, int64_t timestamp)
+@cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, found=uint64_t)
+cpdef Py_ssize_t find(bytes content, uint64_t sequence, uint64_t until) except? -2
+cpdef uint64_t sequence_at(bytes content, Py_ssize_t at) except? 0
+@cython.locals(key_size=int, size=int64_t)
+cdef int64_t size_of(const uint8_t *data, Py_ssize_t at, int64_t left) noexcept
+cdef tuple why(const uint8_t *data, Py_ssize_t at, int64_t left, int64_t size)

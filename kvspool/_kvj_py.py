@@ -1,0 +1,166 @@
+"""The loops over the frames of our own journal format: encode, scan, pass over, find.
+
+The table is in `journal.formats.kvj`. This source is also compiled, like `_frames_py`. Data comes in as `bytes` that nobody changes; nothing
+in it is believed before the checksum was compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import kvspool._machine as native
+import kvspool._network as network
+
+HEAD = 28  # bytes before the key: checksum, size, sequence, timestamp, type, codec, key size
+NO_KEY = 0xFFFF
+LONGEST_KEY = NO_KEY - 1
+LARGEST = (1 << 31) - 1  # bytes of a frame
+ONES = 0xFFFF_FFFF
+
+WHOLE, SHORT, DAMAGED, JUMPED = 0, 1, 2, 3  # as `journal.format` has them
+
+
+def encode(
+    values: list[bytes],
+    keys: list[bytes | None] | None,
+    types: list[int] | None,
+    timestamps: list[int] | None,
+    codecs: bytes | None,
+    type: int,
+    timestamp: int,
+    codec: int,
+    start: int,
+    sequence: int,
+    room: int,
+) -> tuple[bytearray, int]:
+    """Return the frames of the values from `start` on, up to the first one whose end reaches `room`, and how many they are.
+
+    Everything was checked before: values and keys are bytes of an allowed length, the lists are as long as `values`.
+    """
+    end = start
+    total = 0
+    while end < len(values) and total < room:
+        value = values[end]
+        total += HEAD + len(value)
+        if keys is not None:
+            key = keys[end]
+            if key is not None:
+                total += len(key)
+        end += 1
+    out = bytearray(total)
+    data = network.room_in(out)
+    at = 0
+    for row in range(start, end):
+        value = values[row]
+        size = HEAD + len(value)
+        key_size = NO_KEY
+        if types is not None:
+            type = types[row]
+        if timestamps is not None:
+            timestamp = timestamps[row]
+        if codecs is not None:
+            codec = codecs[row]
+        behind = at + HEAD
+        if keys is not None:
+            key = keys[row]
+            if key is not None:
+                key_size = len(key)
+                size += key_size
+                network.put_bytes(data, behind, key, key_size)
+                behind += key_size
+        network.put_bytes(data, behind, value, len(value))
+        network.put_u32(data, at + 4, size)
+        network.put_u64(data, at + 8, sequence)
+        network.put_i64(data, at + 16, timestamp)
+        network.put_u8(data, at + 24, type)
+        network.put_u8(data, at + 25, codec)
+        network.put_u16(data, at + 26, key_size)
+        network.put_u32(data, at, native.crc32c(ONES, data, at + 4, size - 4) ^ ONES)
+        at += size
+        sequence += 1
+    return out, end - start
+
+
+def scan(
+    content: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]
+) -> tuple[int, int, int, int]:
+    """Append the records of up to `most` frames to `items`; see `journal.format.Format.scan`."""
+    data = network.bytes_in(content)
+    length = len(content)
+    at = 0
+    for _ in range(most):
+        size = size_of(data, at, length - at)
+        if size == 0 or network.get_u64(data, at + 8) != sequence:
+            return at, sequence, *why(data, at, length - at, size)
+        key_size = network.get_u16(data, at + 26)
+        begin = HEAD if key_size == NO_KEY else HEAD + key_size
+        value = network.cut(data, at + begin, size - begin)
+        if make is None:
+            items.append(value)
+        else:
+            key = None if key_size == NO_KEY else network.cut(data, at + HEAD, key_size)
+            time = network.get_i64(data, at + 16)
+            items.append(make(sequence, time, network.get_u8(data, at + 24), key, value, network.get_u8(data, at + 25)))
+        at += size
+        sequence += 1
+    return at, sequence, WHOLE, 0
+
+
+def pass_over(content: bytes, sequence: int, until: int, timestamp: int) -> tuple[int, int, int, int]:
+    """Check frames, up to the one with the sequence `until`, or the first one later than `timestamp`."""
+    data = network.bytes_in(content)
+    length = len(content)
+    at = 0
+    while sequence < until:
+        size = size_of(data, at, length - at)
+        if size == 0 or network.get_u64(data, at + 8) != sequence:
+            return at, sequence, *why(data, at, length - at, size)
+        if network.get_i64(data, at + 16) > timestamp:
+            break
+        at += size
+        sequence += 1
+    return at, sequence, WHOLE, 0
+
+
+def find(content: bytes, sequence: int, until: int) -> int:
+    """Return where the first sound frame begins whose sequence is at least `sequence` and below `until`; -1 if there is none."""
+    data = network.bytes_in(content)
+    length = len(content)
+    for at in range(length - HEAD + 1):
+        if network.get_u32(data, at + 4) <= length - at and sequence <= network.get_u64(data, at + 8) < until:
+            if size_of(data, at, length - at):
+                return at
+    return -1
+
+
+def sequence_at(content: bytes, at: int) -> int:
+    """Return the sequence of the frame at a place."""
+    return network.get_u64(network.bytes_in(content), at + 8)
+
+
+def size_of(data: bytes, at: int, left: int) -> int:
+    """Return the size of the frame at a place, if it is whole and sound in the `left` bytes from there on; 0 otherwise."""
+    if left < HEAD:
+        return 0
+    size = network.get_u32(data, at + 4)
+    if size < HEAD or size > left:
+        return 0
+    key_size = network.get_u16(data, at + 26)
+    if key_size != NO_KEY and HEAD + key_size > size:
+        return 0
+    if native.crc32c(ONES, data, at + 4, size - 4) ^ ONES != network.get_u32(data, at):
+        return 0
+    return size
+
+
+def why(data: bytes, at: int, left: int, size: int) -> tuple[int, int]:
+    """Return why the next frame isn't at a place, where `size` is what `size_of` says: a stop, and what `Scan.need` says of it."""
+    if size:
+        return JUMPED, network.get_u64(data, at + 8)
+    if left < 8:
+        return (SHORT if left else WHOLE), 0
+    size = network.get_u32(data, at + 4)
+    if size < HEAD or size > LARGEST or size <= left:
+        return DAMAGED, 0
+    return SHORT, size

@@ -1,0 +1,131 @@
+"""Our own journal format: each frame has a checksum and says how its value is to be understood.
+
+What is to be kept for long, or gathered from others, belongs here: damage is found, costs the record that it hits, and sequences may be left out, so that
+a copy keeps the numbers of what it was made from. Numbers are big-endian, as in the other journals.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from kvspool import _kvj, sizes
+from kvspool._kvj_py import HEAD as HEAD_BYTES
+from kvspool._kvj_py import LARGEST, LONGEST_KEY
+from kvspool.errors import Corruption, TooLarge, UnknownVersion
+from kvspool.journal.control import checksum
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Format, Scan
+from kvspool.journal.offsets import OffsetFiles, Offsets
+from kvspool.layout import Layout
+
+SEGMENT_BYTES = 64 << 20
+_NAME = re.compile(r"([0-9a-f]{16})\.kvj")
+
+
+class Header(NamedTuple):
+    """The beginning of a segment."""
+
+    magic: Annotated[bytes, "7s", "kvjrnl and a zero byte"]
+    version: Annotated[int, "B", "1"]
+    base: Annotated[int, "Q", "sequence that the first record may have; the file's name says the same"]
+    reserved: Annotated[int, "I", "0"]
+    checksum: Annotated[int, "I", "CRC32C of what stands before it"]
+
+
+class Head(NamedTuple):
+    """What stands in front of a record's key; behind that comes the value."""
+
+    checksum: Annotated[int, "I", "CRC32C of the rest of the frame"]
+    size: Annotated[int, "I", "bytes of the frame, these included"]
+    sequence: Annotated[int, "Q", "number of the record; larger than the one before"]
+    timestamp: Annotated[int, "q", "ns since the Unix epoch"]
+    type: Annotated[int, "B", "the caller's number"]
+    codec: Annotated[int, "B", "how the value is to be understood: `kvspool.Codec`"]
+    key_size: Annotated[int, "H", "bytes of the key; 65535: no key"]
+
+
+HEADER = Layout(Header, ">")
+HEAD = Layout(Head, ">")
+MAGIC = b"kvjrnl\0"
+
+
+class Kvj(Format):
+    """The kvj format; a new segment begins once one has reached `segment_bytes`."""
+
+    name: ClassVar[str] = "kvj"
+    has_keys = has_types = has_timestamps = has_codecs = has_checksums = True
+    header_bytes = HEADER.size
+
+    def __init__(self, segment_bytes: int | str = SEGMENT_BYTES) -> None:
+        self.segment_bytes = sizes.parse(segment_bytes)
+        if self.segment_bytes < 1:
+            raise ValueError(f"a segment has at least 1 byte, not {segment_bytes}")
+
+    def limits(self) -> dict[str, int]:
+        return {"segment_bytes": self.segment_bytes}
+
+    @classmethod
+    def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
+        return (path / "kvj").is_dir()
+
+    def segments_in(self, path: Path) -> Path:
+        return path / "kvj"
+
+    def lock_file(self, path: Path) -> Path:
+        return path / "lock"
+
+    @classmethod
+    def sidecar(cls, path: Path) -> Path:
+        return path
+
+    def offsets(self, path: Path, mode: int) -> Offsets:
+        return OffsetFiles(path / "ofs", mode)
+
+    def name_of(self, base: int) -> str | None:
+        return f"{base:016x}.kvj"
+
+    def base_of(self, name: str) -> int | None:
+        match = _NAME.fullmatch(name)
+        return None if match is None else int(match[1], 16)
+
+    def header(self, base: int) -> bytes:
+        data = HEADER.pack(Header(MAGIC, 1, base, 0, 0))[:-4]
+        return data + checksum(data).to_bytes(4, "big")
+
+    def check_header(self, data: bytes, base: int) -> int:
+        if len(data) < HEADER.size:
+            return 0
+        header = HEADER.unpack(data)
+        if header.magic == MAGIC and header.version > 1:
+            raise UnknownVersion(f"version {header.version} of the format kvj; this kvspool knows version 1. Upgrade, and open it again")
+        if data[: HEADER.size] != self.header(base):
+            raise Corruption(f"it does not begin with the header of a segment that starts at sequence {base}")
+        return HEADER.size
+
+    def check(self, batch: Batch) -> None:
+        longest = max(map(len, batch.values), default=0)
+        key = max((len(key) for key in batch.keys or () if key is not None), default=0)
+        if key > LONGEST_KEY:
+            raise TooLarge(f"a key of {key} bytes: a kvj frame holds {LONGEST_KEY}; nothing was written")
+        if HEAD_BYTES + longest + key > LARGEST:
+            raise TooLarge(f"a value of {longest} bytes: a kvj frame holds {LARGEST - HEAD_BYTES} of key and value; nothing was written")
+
+    def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
+        values, keys, type, timestamp, types, timestamps, codec, codecs = batch
+        room = self.segment_bytes - end
+        return _kvj.encode(values, keys, types, timestamps, codecs, type, timestamp, codec, start, sequence, room)
+
+    def is_full(self, base: int, end: int, sequence: int) -> bool:
+        return end >= self.segment_bytes and sequence > base
+
+    def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
+        return Scan(*_kvj.scan(data, sequence, most, make, items))
+
+    def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
+        return Scan(*_kvj.pass_over(data, sequence, until, timestamp))
+
+    def resume(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
+        at = _kvj.find(data, sequence + 1, until)
+        return None if at < 0 else (at, _kvj.sequence_at(data, at))

@@ -1,0 +1,116 @@
+"""Our own journal format: its bytes, what its checksums find, and that values keep their codecs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kvspool
+from kvspool import Codec, Gap, Record
+from kvspool.errors import Corruption, TooLarge, UnknownVersion
+from kvspool.journal import Journal
+from kvspool.journal.formats.kvj import HEAD, HEADER, Kvj
+
+TIME = 1500000000123456789
+GOLDEN_HEADER = bytes.fromhex("6b766a726e6c00 01 0000000000000000 00000000")
+GOLDEN_FRAME = bytes.fromhex("00000022 0000000000000000 14d1120d8271cd15 07 02 0002 6b31 7b7d 7631")
+
+
+def crc32c(data: bytes) -> int:
+    """The checksum, bit by bit."""
+    state = 0xFFFFFFFF
+    for byte in data:
+        state ^= byte
+        for _ in range(8):
+            state = state >> 1 ^ (0x82F63B78 if state & 1 else 0)
+    return state ^ 0xFFFFFFFF
+
+
+def test_golden_bytes(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        log.append({}, key=b"k1", type=7, timestamp=TIME)
+        log.append(b"", key=b"", timestamp=-1)
+    frames = GOLDEN_FRAME[:-2].replace(b"\0\0\0\x22", b"\0\0\0\x20", 1)
+    second = bytes.fromhex("0000001c 0000000000000001 ffffffffffffffff 00 00 0000")
+    expected = b"".join(
+        (
+            GOLDEN_HEADER + crc32c(GOLDEN_HEADER).to_bytes(4, "big"),
+            crc32c(frames).to_bytes(4, "big") + frames,
+            crc32c(second).to_bytes(4, "big") + second,
+        )
+    )
+    assert (tmp_path / "log/kvj/0000000000000000.kvj").read_bytes() == expected
+    with kvspool.open(tmp_path / "log") as log:
+        assert list(log) == [Record(0, TIME, 7, b"k1", b"{}", Codec.JSON), Record(1, -1, 0, b"", b"", Codec.RAW)]
+    assert (HEADER.size, HEAD.size) == (24, 28)
+
+
+def test_values_come_back_as_they_were_appended(tmp_path: Path) -> None:
+    values = [b"raw", "text", {"a": [1, None]}, 7]
+    with kvspool.create(tmp_path / "log", format="kvj", codec="msgpack") as log:
+        log.append_many(values)
+        assert [record.data for record in log] == values
+
+
+def test_limits(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        with pytest.raises(TooLarge, match="65534"):
+            log.append(b"", key=bytes(65535))
+        log.append(b"", key=bytes(65534))
+        assert [len(record.key or b"") for record in log] == [65534]
+
+
+def flips(path: Path) -> list[bytes]:
+    whole = path.read_bytes()
+    return [whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :] for bit in range(8 * len(whole))]
+
+
+def test_every_flipped_bit_costs_the_record_that_it_hits(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=150) as log:
+        log.append_many([b"value %d" % number for number in range(12)], keys=[b"key"] * 12)
+        path = log._segments.path_of(4)
+    for at, flipped in enumerate(flips(path)):
+        path.write_bytes(flipped)
+        with kvspool.open(tmp_path / "log") as log:
+            if at < 8 * HEADER.size:
+                with pytest.raises((Corruption, UnknownVersion), match=r"0004\.kvj"):
+                    list(log.read(on_gap="yield"))
+                continue
+            found = list(log.read(on_gap="yield"))
+        record = 4 + (at // 8 - HEADER.size) // (28 + 10)
+        assert [(one.first, one.last, one.reason) for one in found if isinstance(one, Gap)] == [(record, record, "damaged")]
+        assert [one.sequence for one in found if isinstance(one, Record)] == [number for number in range(12) if number != record]
+
+
+def test_damage_in_the_last_segment_hides_nothing_behind_it(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        log.append_many([b"x" * 100] * 10000)
+        path = log._segments.path_of(0)
+        data = bytearray(path.read_bytes())
+        data[24 + 128 * 7 : 24 + 128 * 5000] = bytes(128 * 4993)
+        path.write_bytes(data)
+        found = list(log.read(on_gap="yield"))
+        gaps = [one for one in found if isinstance(one, Gap)]
+        assert [(gap.first, gap.last) for gap in gaps] == [(7, 4999)]
+        assert len(found) == 1 + 7 + 5000
+
+
+def test_sequences_may_be_left_out(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        assert isinstance(log.format, Kvj)
+        log.append(b"a")
+        frame = _frame(log, 7)
+    with (tmp_path / "log/kvj/0000000000000000.kvj").open("ab") as file:
+        file.write(frame)
+    with kvspool.open(tmp_path / "log") as log:
+        found = list(log.read(on_gap="yield"))
+        assert [(one.first, one.last, one.reason) if isinstance(one, Gap) else one.sequence for one in found] == [0, (1, 6, "missing"), 7]
+
+
+def _frame(log: Journal, sequence: int) -> bytes:
+    from kvspool.journal import Batch
+
+    data, count = log.format.encode(Batch([b"x"]), 0, sequence, 0, 0)
+    assert count == 1
+    return bytes(data)
