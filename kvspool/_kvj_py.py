@@ -1,7 +1,7 @@
 """The loops over the frames of our own journal format: encode, scan, pass over, find.
 
-The table is in `journal.formats.kvj`. This source is also compiled, like `_frames_py`. Data comes in as `bytes` that nobody changes; nothing
-in it is believed before the checksum was compared.
+The table is in `journal.formats.kvj`. This source is also compiled, like `_frames_py`. Data comes in as `bytes` that nobody changes;
+nothing in it is believed before the checksum was compared.
 """
 
 from __future__ import annotations
@@ -82,9 +82,7 @@ def encode(
     return out, end - start
 
 
-def scan(
-    content: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]
-) -> tuple[int, int, int, int]:
+def scan(content: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> tuple[int, int, int, int]:
     """Append the records of up to `most` frames to `items`; see `journal.format.Format.scan`."""
     data = network.bytes_in(content)
     length = len(content)

@@ -143,7 +143,8 @@ class Format(ABC):
         return None
 
     def resume(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
-        """In what begins with a damaged frame: return where the next sound one begins, and its sequence, above `sequence` and below `until`."""
+        """In what begins with a damaged frame: return where the next sound one begins, and its sequence, above `sequence` and below
+        `until`."""
         return None
 
     def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:

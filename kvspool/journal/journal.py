@@ -31,6 +31,7 @@ from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format
+from kvspool.journal.index import STRIDE, Index
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.segments import Segments
@@ -43,6 +44,8 @@ from kvspool.spool.spool import TIMEOUT
 
 if TYPE_CHECKING:
     from kvspool.journal.following import AsyncFollowing
+
+INDEXES = 64  # sparse indexes that a handle keeps
 
 
 class JournalStats(msgspec.Struct, frozen=True):
@@ -92,6 +95,7 @@ class Journal:
         self.sync_interval = sync_interval or SYNC_INTERVAL
         self._codec = codec
         self._segments = Segments(path, format)
+        self._indexes: dict[int, Index] = {}
         self._appender: Appender | None = None
         self._torn: list[Torn] = []
         self._flusher = Flusher(self)
@@ -365,8 +369,23 @@ class Journal:
         known = None if until is None else self.format.place_in(base, until)
         if known is not None and until is not None:
             return Place(base, known, until)
-        found = walk(self.format, segment, self._segments.begin_of(segment), base, segment.size(), until, timestamp)
+        begin, size = self._segments.begin_of(segment), segment.size()
+        start, sequence = begin, base
+        if size - begin > STRIDE:
+            start, sequence = self._index(base).start(segment, begin, until, timestamp, size)
+        found = walk(self.format, segment, start, sequence, size, until, timestamp)
         return Place(base, found.size, found.sequence)
+
+    def _index(self, base: int) -> Index:
+        """Return the index of a segment. Those of the segments that were looked at last are kept."""
+        index = self._indexes.pop(base, None)
+        if index is None:
+            directory = self.format.sidecar(self.path) / "index"
+            index = Index(self.format, base, directory / f"{base:016x}.idx")
+        self._indexes[base] = index
+        if len(self._indexes) > INDEXES:
+            del self._indexes[next(iter(self._indexes))]
+        return index
 
     def _end(self, bases: list[int]) -> tuple[Place, int]:
         """Return the place behind the last record, as the writers say it, if the last segment agrees; otherwise as its frames do; and what

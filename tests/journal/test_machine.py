@@ -134,7 +134,13 @@ class Machine(RuleBasedStateMachine):
         assert {reader.name: reader.sequence for reader in stats.readers} == self.committed
 
 
-FORMATS: list[tuple[str, dict[str, Any]]] = [("kvj", {"segment_bytes": 100}), ("kvj", {}), ("sej", {"segment_bytes": 100}), ("sej", {"segment_bytes": 1}), ("sej", {})]
+FORMATS: list[tuple[str, dict[str, Any]]] = [
+    ("kvj", {"segment_bytes": 100}),
+    ("kvj", {}),
+    ("sej", {"segment_bytes": 100}),
+    ("sej", {"segment_bytes": 1}),
+    ("sej", {}),
+]
 
 
 @pytest.mark.parametrize(("format", "limits"), FORMATS, ids=[f"{name}-{'-'.join(map(str, limits.values()))}" for name, limits in FORMATS])

@@ -1,7 +1,7 @@
 """Our own journal format: each frame has a checksum and says how its value is to be understood.
 
-What is to be kept for long, or gathered from others, belongs here: damage is found, costs the record that it hits, and sequences may be left out, so that
-a copy keeps the numbers of what it was made from. Numbers are big-endian, as in the other journals.
+What is to be kept for long, or gathered from others, belongs here: damage is found, costs the record that it hits, and sequences may be
+left out, so that a copy keeps the numbers of what it was made from. Numbers are big-endian, as in the other journals.
 """
 
 from __future__ import annotations
