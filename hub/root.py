@@ -17,21 +17,21 @@ import os
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 import kvspool
-from kvspool import Spool, SpoolStats, system
+from kvspool import SpoolStats, system
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
+from kvspool.journal import JournalStats
 from kvspool.spool.cursor import Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
-from kvspool.spool.pair import Pair
 from kvspool.spool.spool import TIMEOUT
 from kvspool.wakeups import ENTERED, Watcher
 from shard import ShardSet, route
 from shard.merge import FollowingMerge, Merge
-from shard.shardset import ShardRecord
+from shard.shardset import Log, ShardRecord
 
 M = TypeVar("M", bound=Merge)
 LONGEST_ID = 100  # bytes of a client's id
@@ -53,7 +53,7 @@ class ClientStats(msgspec.Struct, frozen=True):
     used: int
     capacity: int
     last_timestamp: int
-    shards: list[SpoolStats]
+    shards: list[SpoolStats | JournalStats]
 
 
 class HubStats(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class HubRoot:
         """Take a directory that exists; `timeout` is how long a writer waits for another one, in seconds."""
         self.path = path
         self._timeout = timeout
-        self._logs: dict[tuple[str, int], Spool] = {}
+        self._logs: dict[tuple[str, int], Log] = {}
         self._is_closed = False
 
     @classmethod
@@ -186,12 +186,12 @@ class HubRoot:
                 shards += [((prefix, index), path) for index, path in found.paths(self.path)]
         return shards
 
-    def _open_log(self, key: tuple[str, int], path: Path, may_be_gone: bool = False) -> Spool | None:
+    def _open_log(self, key: tuple[str, int], path: Path, may_be_gone: bool = False) -> Log | None:
         """Return the open log of a shard; None if it was removed just now, or if only its empty directory is left."""
         log = self._logs.get(key)
         if log is None or log.closed or log.has_vanished():
             try:
-                log = self._logs[key] = kvspool.open(path, timeout=self._timeout, format="spool")
+                log = self._logs[key] = kvspool.open(path, timeout=self._timeout)
             except LogNotFound:
                 return None
             except NotALog:
@@ -200,11 +200,11 @@ class HubRoot:
                 raise
         return log
 
-    def forget(self, pair: Pair) -> None:
+    def forget(self, key: tuple[str, int]) -> None:
         """Let go of the log of a shard that was removed; its disk space is given back when the last reader is done with it."""
-        for key, log in list(self._logs.items()):
-            if log.owns(pair):
-                del self._logs[key]
+        log = self._logs.get(key)
+        if log is not None and (log.closed or log.has_vanished()):
+            del self._logs[key]
 
     # Looking after it.
 
@@ -212,7 +212,7 @@ class HubRoot:
         """Return what all clients have at this moment."""
         self._check_open()
         bits = {prefix: found.bits for prefix, found in route.scan(self.path).items() if _is_client(prefix)}
-        shards: dict[str, list[SpoolStats]] = {client: [] for client in bits}
+        shards: dict[str, list[SpoolStats | JournalStats]] = {client: [] for client in bits}
         for key, path in self._shard_paths():
             log = self._open_log(key, path)
             if log is not None:
@@ -276,9 +276,9 @@ class _FollowingRoot(FollowingMerge):
         if keys is None:
             for key, source in list(self._silent.items()):
                 # Appended before it was removed, and not read yet, is still in memory: only a silent log is let go.
-                if source.cursor.pair.has_vanished() and not self.look({key}):
+                if source.cursor.has_vanished() and not self.look({key}):
                     self.drop(key)
-                    self._root.forget(source.cursor.pair)
+                    self._root.forget(cast("tuple[str, int]", key))
         if keys is None or _ROOT in keys:
             self._root._add_new(self, "earliest", False, self._isolation)
 
@@ -291,7 +291,7 @@ def _is_client(prefix: str) -> bool:
     return True
 
 
-def _client_stats(client: str, bits: int, shards: list[SpoolStats]) -> ClientStats:
+def _client_stats(client: str, bits: int, shards: list[SpoolStats | JournalStats]) -> ClientStats:
     return ClientStats(
         client=client,
         bits=bits,

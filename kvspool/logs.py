@@ -228,6 +228,12 @@ def open(
     raise NotALog(f"{target} is neither a log nor a directory of logs")
 
 
+def is_log(path: str | os.PathLike[str]) -> bool:
+    """Return whether a log lies at a path, as far as its names say; it may be damaged."""
+    target = Path(os.path.abspath(path))
+    return os.path.lexists(target / spool_format.CONTROL_FILE) or journals.lies_at(target)
+
+
 def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport:
     """Check every record of the log at `path` against its checksum, while writers and readers go on.
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvspool import sizes
+from kvspool import Spool, sizes
 from kvspool.cli import append, options, output
 from kvspool.cli.lines import LineReader
 from kvspool.cli.options import BadInput
@@ -16,6 +16,8 @@ from kvspool.cli.summary import Summary
 from kvspool.record import STRUCTURED
 from shard import ShardSet, route
 from shard._hash import hash16
+
+LONGEST = 1 << 30  # bytes of a line for shards that are journals
 
 DESCRIPTION = """\
 A sharded log is a directory of logs. The hash of a record's key picks one of them, so that records of the same key stay in order, and
@@ -160,7 +162,7 @@ def _append(arguments: argparse.Namespace) -> int:
     fd = append.open_input(arguments)
     with _open(arguments) as shards:
         summary = ShardSummary(shards, shows_progress=append.shows_progress(fd))
-        longest = min(one.capacity for one in shards.shards)
+        longest = min((one.capacity for one in shards.shards if isinstance(one, Spool)), default=LONGEST)
         try:
             for batch in LineReader(fd, most=arguments.batch, longest=longest).batches():
                 summary.add_parts(append.append_batch(shards, batch, arguments))

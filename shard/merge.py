@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kvspool import GapError, system
 from kvspool.record import Gap
-from kvspool.spool.cursor import Cursor, OnGap, Reading, ask, refuse_vanished, watch
+from kvspool.spool.cursor import OnGap
 from kvspool.wakeups import BLIND_POLL, POLL, Watcher
 
 if TYPE_CHECKING:
-    from kvspool.spool.pair import Pair
+    from kvspool.journal.cursor import Cursor as JournalCursor
+    from kvspool.journal.cursor import Reading as JournalReading
+    from kvspool.spool.cursor import Cursor as SpoolCursor
+    from kvspool.spool.cursor import Reading as SpoolReading
+
+    Cursor = SpoolCursor | JournalCursor
 
 LOOK_AROUND = 256  # records after which silent logs are looked at again
 
@@ -28,15 +33,11 @@ class Source:
     def __init__(self, key: Hashable, order: int, cursor: Cursor, make: Callable[..., Any]) -> None:
         self.key = key
         self.order = order  # breaks ties, so that equal timestamps always come in the same order
-        self.reading = Reading(cursor, None, "yield", make)
+        self.cursor = cursor
+        self.reading: SpoolReading | JournalReading = cursor.reading(make)
         self.timestamp = 0
         self.item: Any = None
-        self.watched: Pair | None = None  # the files whose changes wake us
-
-    @property
-    def cursor(self) -> Cursor:
-        """Return the place in the log."""
-        return self.reading.cursor
+        self.watched: object = None  # the files whose changes wake us
 
     def step(self) -> bool:
         """Have the next item in `item`, never blocking; False if there is none now. One that is there already stays."""
@@ -177,8 +178,8 @@ class FollowingMerge(Merge):
         return watcher
 
     def _watch(self, watcher: Watcher, source: Source) -> None:
-        source.watched = source.cursor.pair
-        watch(watcher, source.cursor.pair, source.key)
+        source.watched = source.cursor.files
+        source.cursor.watch(watcher, source.key)
 
     def look_around(self) -> None:
         self.notice(self._armed().wait(0))
@@ -196,15 +197,15 @@ class FollowingMerge(Merge):
         watcher = self._armed()
         while True:
             for source in self._silent.values():
-                if source.watched is not source.cursor.pair:
-                    self._watch(watcher, source)  # it was resized
-                ask(source.cursor)
+                if source.watched != source.cursor.files:
+                    self._watch(watcher, source)  # it was resized, or went on in another segment
+                source.cursor.ask()
             if self.look(None):
                 return True
             left = POLL if deadline is None else deadline - system.port.monotonic()
             if left <= 0:
                 return False
-            is_rung = all(source.cursor.pair.can_ask for source in self._silent.values())
+            is_rung = all(source.cursor.is_rung for source in self._silent.values())
             keys = watcher.wait(left if is_rung else min(left, BLIND_POLL))
             if self._left == 0:
                 return False  # another thread has closed us
@@ -216,7 +217,7 @@ class FollowingMerge(Merge):
         """Look after what isn't records: `keys` is what woke us, None that it may be anything. Raises LogVanished."""
         if keys is None:
             for source in self._silent.values():
-                refuse_vanished(source.cursor.pair)
+                source.cursor.refuse_vanished()
 
     def close(self) -> None:
         super().close()

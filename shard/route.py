@@ -9,13 +9,11 @@ The shard of a key is the low `bit` bits of its hash, so that one more bit split
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvspool import system
-from kvspool.spool.format import CONTROL_FILE
+from kvspool import logs, system
 from shard._hash import hash16
 from shard.errors import ConflictingShardSets, IncompleteShardSet
 
@@ -112,7 +110,7 @@ def scan(root: Path) -> dict[str, Found]:
     for name in system.port.names(root):
         parsed = parse_name(name)
         if parsed is None:
-            if not name or not _PREFIX.fullmatch(name) or not os.path.lexists(root / name / CONTROL_FILE):
+            if not name or not _PREFIX.fullmatch(name) or not logs.is_log(root / name):
                 continue
             parsed = name, 0, 0
         prefix, bits, index = parsed

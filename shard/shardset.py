@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import kvspool
 from kvspool import Record, Spool, SpoolStats, system
 from kvspool.errors import LogExists, LogNotFound
+from kvspool.journal import Journal, JournalStats
 from kvspool.record import Codec
-from kvspool.spool import format
 from kvspool.spool.cursor import Isolation, OnGap
 from kvspool.spool.spool import TIMEOUT
 from shard import route
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 Start = str | datetime | Mapping[int, int]
 M = TypeVar("M", bound=Merge)
+
+
+Log = Spool | Journal
 
 
 class ShardRecord(Record, frozen=True, gc=False):
@@ -53,7 +56,7 @@ class Place(NamedTuple):
 class ShardSet:
     """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`; may be used by threads, and survives a fork."""
 
-    def __init__(self, root: Path, prefix: str, shards: list[Spool]) -> None:
+    def __init__(self, root: Path, prefix: str, shards: list[Log]) -> None:
         """Take over the open logs of a complete set, in order."""
         self.root = root
         self.prefix = prefix
@@ -69,19 +72,15 @@ class ShardSet:
         *,
         prefix: str = "",
         bits: int,
-        capacity: int | str = "64MiB",
-        codec: str = "json",
-        durability: format.Durability = "memory",
-        mode: int = 0o600,
-        timeout: float = TIMEOUT,
         exist_ok: bool = False,
-        allow_unsafe_fs: bool = False,
+        timeout: float = TIMEOUT,
+        **options: Any,
     ) -> ShardSet:
         """Make a set of 2^bits shards under `root` and open it; `root` is made too, but not its parent.
 
-        prefix, bits: see `route`. capacity: of each shard's ring. The others as `kvspool.create` has them. A set that an earlier call left
-        incomplete is completed. Raises LogExists if it is there in full, unless `exist_ok`; ValueError for a bad prefix or bits;
-        ConflictingShardSets if the prefix has another number of shards already.
+        prefix, bits: see `route`. options: those of `kvspool.create`, for each shard: `capacity`, say, or `format="sej"`. A set that an
+        earlier call left incomplete is completed. Raises LogExists if it is there in full, unless `exist_ok`; ValueError for a bad prefix
+        or bits; ConflictingShardSets if the prefix has another number of shards already.
         """
         base = Path(os.path.abspath(root))
         names = [route.directory_name(prefix, bits, index) for index in range(1 << route.check_bits(bits))]
@@ -96,9 +95,7 @@ class ShardSet:
                 raise LogExists(f"{base} has a shard set with prefix {prefix!r} already; shard.open opens it")
         for name in names:
             with suppress(LogExists):  # left by an earlier call, or made by another process at this moment
-                kvspool.create(
-                    base / name, capacity=capacity, codec=codec, durability=durability, mode=mode, allow_unsafe_fs=allow_unsafe_fs
-                ).close()
+                kvspool.create(base / name, **options).close()
         return cls.open(base, prefix=prefix, timeout=timeout)
 
     @classmethod
@@ -121,9 +118,9 @@ class ShardSet:
             raise LogNotFound(f"{base} has no shard set with prefix {prefix!r}; it has {', '.join(map(repr, sets)) or 'none'}")
         found = sets[prefix]
         found.check_complete(base)
-        shards: list[Spool] = []
+        shards: list[Log] = []
         try:
-            shards.extend(kvspool.open(path, timeout=timeout, format="spool") for _, path in found.paths(base))
+            shards.extend(kvspool.open(path, timeout=timeout) for _, path in found.paths(base))
         except BaseException:
             for shard in shards:
                 shard.close()
@@ -173,9 +170,8 @@ class ShardSet:
             part = parts.setdefault(self.shard_of(key), ([], []))
             part[0].append(value)
             part[1].append(key)
-        prepared = {shard: self.shards[shard].prepare(*part, type, timestamp) for shard, part in parts.items()}
         return self._append_parts(
-            {shard: partial(self.shards[shard].append_prepared, batch, durable=durable) for shard, batch in prepared.items()}
+            {shard: _prepared(self.shards[shard], *part, type, timestamp, durable) for shard, part in parts.items()}
         )
 
     def append_arrow(self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW) -> dict[int, list[range]]:
@@ -185,16 +181,19 @@ class ShardSet:
         """
         from kvspool import arrow
 
+        spools = [shard for shard in self.shards if isinstance(shard, Spool)]
+        if len(spools) < len(self.shards):
+            raise TypeError("append_arrow needs shards that are spools; give journals their records with append_many")
         columns_of_parts = [arrow.Columns(part) for part in arrow.parts(batch)]
-        for shard_log in self.shards:
-            shard_log.check_columns(columns_of_parts)
+        for spool in spools:
+            spool.check_columns(columns_of_parts)
         sequences: dict[int, list[range]] = {}
         for columns in columns_of_parts:
-            for shard, written in self._append_parts(self._split(columns, codec)).items():
+            for shard, written in self._append_parts(self._split(spools, columns, codec)).items():
                 sequences.setdefault(shard, []).append(written)
         return sequences
 
-    def _split(self, columns: Any, codec: int) -> dict[int, Any]:
+    def _split(self, spools: list[Spool], columns: Any, codec: int) -> dict[int, Any]:
         """Return for each shard that gets rows the call that appends them."""
         shards, rows = array("i", bytes(4 * columns.rows)), array("i", bytes(4 * columns.rows))
         ends = array("i", bytes(4 * len(self.shards)))
@@ -205,7 +204,7 @@ class ShardSet:
             group(memoryview(shards), memoryview(ends), memoryview(rows))
         starts = [0, *ends[:-1]]
         return {
-            shard: partial(self.shards[shard].append_columns, [columns], memoryview(rows)[start:end], codec)
+            shard: partial(spools[shard].append_columns, [columns], memoryview(rows)[start:end], codec)
             for shard, (start, end) in enumerate(zip(starts, ends, strict=True))
             if end > start
         }
@@ -267,7 +266,7 @@ class ShardSet:
 
     # Looking after it.
 
-    def stats(self) -> list[SpoolStats]:
+    def stats(self) -> list[SpoolStats | JournalStats]:
         """Return what each shard holds, in order."""
         return [shard.stats() for shard in self.shards]
 
@@ -292,3 +291,12 @@ class ShardSet:
 
     def __repr__(self) -> str:
         return f"<ShardSet {self.root} prefix={self.prefix!r} bits={self.bits}{' closed' if self.closed else ''}>"
+
+
+def _prepared(
+    log: Log, values: list[Any], keys: list[bytes | None], type: int, timestamp: int | None, durable: bool
+) -> Callable[[], range]:
+    """Return the call that appends records, once nothing about them can be wrong any more."""
+    if isinstance(log, Journal):
+        return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), durable=durable)
+    return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), durable=durable)

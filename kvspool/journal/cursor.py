@@ -149,11 +149,13 @@ class Cursor:
         self._has_waited = True
 
     def _later(self) -> list[int]:
-        """Return where the segments behind this one begin."""
+        """Return where the segments behind this one begin; none of a journal that was deleted."""
         try:
             return [base for base in self.segments.bases() if base > self.base]
         except FileNotFoundError:
-            raise LogVanished(f"{self.segments.path} was deleted while it was open; open it again if it exists") from None
+            if self.end is not None:
+                self.refuse_vanished()
+            return []
 
     def _pass_damage(self, segment: Segment, found: int | None) -> Gap | None:
         """What stands here is not the next frame: go on where there is one again. `found`: the sequence of the frame that does stand
@@ -202,7 +204,10 @@ class Cursor:
         """Go to the first segment behind this one. What lies between is gone."""
         later = self._later()
         if not later:
-            raise LogVanished(f"{self.segments.path}: the segments from sequence {self.base} on were removed while they were read")
+            if self.end is not None:
+                raise LogVanished(f"{self.segments.path}: the segments from sequence {self.base} on were removed while they were read")
+            self._has_more = False
+            return None
         self._enter(later[0])
         return self._gap_to(later[0], reason)
 
@@ -216,6 +221,46 @@ class Cursor:
             return None
         last = sequence - 1 if self.end is None else min(sequence, self.end) - 1
         return Gap(first, last, reason, str(self.segments.path)) if last >= first else None
+
+    # For who reads several logs at once.
+
+    def reading(self, make: Callable[..., Any]) -> Reading:
+        """Return an iteration that hands Gaps out."""
+        return Reading(self, None, "yield", make)
+
+    @property
+    def files(self) -> object:
+        """Return what is watched: another one in each segment."""
+        return self.base
+
+    def watch(self, watcher: Watcher | LoopWatcher, key: object) -> None:
+        """Let the watcher wake when there may be more: in the segment, in a new one, or, for what is to be on disk, by a flush."""
+        watcher.watch(self.segments.directory, ENTERED, key)
+        watcher.watch(self.segments.path_of(self.base), CHANGED, key)
+        if self.limit is not None:
+            watcher.watch(self.segments.format.lock_file(self.segments.path), CHANGED, key)
+
+    def ask(self) -> None:
+        """Nobody needs to be asked: every write to a file wakes who watches it."""
+
+    @property
+    def is_rung(self) -> bool:
+        """Return that who watches is woken."""
+        return True
+
+    def refuse_vanished(self) -> None:
+        """Raise LogVanished if the journal was deleted."""
+        if self.has_vanished():
+            raise LogVanished(f"{self.segments.path} was deleted while it was open; open it again if it exists")
+        self.look_behind()
+
+    def has_vanished(self) -> bool:
+        """Return whether the journal was deleted."""
+        return system.port.look_up(self.segments.directory) is None
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.segments.close()
 
 
 class Reading(Iterator[Any]):
@@ -252,6 +297,16 @@ class Reading(Iterator[Any]):
         self._taken.clear()
         return batch
 
+    def next_or_none(self) -> Any:
+        """Return the next record, or a Gap, without blocking; None if there is nothing now."""
+        taken = self._taken
+        if taken.at == len(taken.items):
+            batch = self._fetch(MOST)
+            if not batch or isinstance(batch[0], Gap):
+                return batch[0] if batch else None
+        taken.at += 1
+        return taken.items[taken.at - 1]
+
     def _fetch(self, most: int) -> list[Any]:
         items = self._taken.clear()
         gap = self.cursor.fetch(most, self._make, items)
@@ -286,7 +341,7 @@ class Reading(Iterator[Any]):
     def close(self) -> None:
         """Let go of the files; the iteration is over."""
         self._taken.left = 0
-        self.cursor.segments.close()
+        self.cursor.close()
 
     def __enter__(self) -> Self:
         return self
@@ -317,7 +372,7 @@ class Following(Reading):
             batch = self._fetch(most)
             if not batch and self._watcher is not None:
                 if self._watcher.wait(left) is None:
-                    self.cursor.look_behind()
+                    self.cursor.refuse_vanished()
                 batch = self._fetch(most) if not self.is_over else []
         return batch
 
@@ -328,19 +383,10 @@ class Following(Reading):
             if self._watcher is not None:
                 self._watcher.close()
             self._watcher = Watcher()
-            watch(self._watcher, cursor)
+            cursor.watch(self._watcher, 0)
             self._watched = cursor.base
 
     def close(self) -> None:
         super().close()
         if self._watcher is not None:
             self._watcher.close()
-
-
-def watch(watcher: Watcher | LoopWatcher, cursor: Cursor) -> None:
-    """Let the watcher wake when there may be more for a cursor: in its segment, in a new one, or, for what is to be on disk, by a flush."""
-    segments = cursor.segments
-    watcher.watch(segments.directory, ENTERED, 0)
-    watcher.watch(segments.path_of(cursor.base), CHANGED, 1)
-    if cursor.limit is not None:
-        watcher.watch(segments.format.lock_file(segments.path), CHANGED, 2)

@@ -74,6 +74,11 @@ def _remove(directory: Path) -> None:
         system.port.remove_directory(directory)
 
 
+def lies_at(path: Path) -> bool:
+    """Return whether a journal of a format that this version knows lies at a path."""
+    return any(form.lies_at(path, is_sure=False) for form in FORMATS.values())
+
+
 def find(path: Path, format: str | None = None, limits: dict[str, int] | None = None) -> tuple[Format, Settings] | None:
     """Return the format and the settings of the journal that lies at a path; None if none does.
 

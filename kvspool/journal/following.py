@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from kvspool import system
 from kvspool.eventloops import LoopWatcher
-from kvspool.journal.cursor import Reading, watch
+from kvspool.journal.cursor import Reading
 from kvspool.wakeups import POLL
 
 
@@ -41,7 +41,7 @@ class AsyncFollowing(AsyncIterator[Any]):
             if self._reading.is_over or left <= 0 or self._watcher is None:
                 raise StopAsyncIteration
             if await self._watcher.wait(left) is None:
-                self._reading.cursor.look_behind()
+                self._reading.cursor.refuse_vanished()
 
     def _watch(self) -> None:
         cursor = self._reading.cursor
@@ -49,7 +49,7 @@ class AsyncFollowing(AsyncIterator[Any]):
             return
         self._let_go()
         self._watcher = LoopWatcher()
-        watch(self._watcher, cursor)
+        cursor.watch(self._watcher, 0)
         self._watched = cursor.base
 
     def _let_go(self) -> None:

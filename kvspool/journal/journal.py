@@ -51,15 +51,16 @@ INDEXES = 64  # sparse indexes that a handle keeps
 class JournalStats(msgspec.Struct, frozen=True):
     """What a journal holds at one moment.
 
-    segments, bytes: files, and what they take. first_sequence: of the oldest record; next_sequence: of the next one to be appended.
-    first_timestamp, last_timestamp: ns since the Unix epoch, 0 where that can't be known. synced_sequence: every record below it is on
-    disk. sync_error: errno of the first failed flush, 0 if there was none.
+    segments, used: files, and the bytes that they take. first_sequence: of the oldest record; next_sequence: of the next one to be
+    appended. first_timestamp, last_timestamp: ns since the Unix epoch, 0 where that can't be known. synced_sequence: every record below
+    it is on disk. sync_error: errno of the first failed flush, 0 if there was none.
     """
 
     path: str
     format: str
+    codec: str
     segments: int
-    bytes: int
+    used: int
     records: int
     first_sequence: int
     next_sequence: int
@@ -70,6 +71,11 @@ class JournalStats(msgspec.Struct, frozen=True):
     synced_sequence: int
     sync_error: int
     readers: list[Consumer]
+
+    @property
+    def capacity(self) -> int:
+        """Return 0: there is no bound."""
+        return 0
 
 
 class Journal:
@@ -140,11 +146,18 @@ class Journal:
         durable: bool = False,
     ) -> range:
         """Append a record for each value under one lock, and return their sequences; see `append`."""
+        return self.append_prepared(self.prepare(values, keys, type, timestamp), timeout, durable)
+
+    def prepare(
+        self, values: Iterable[Any], keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
+    ) -> Batch:
+        """Return what `append_prepared` takes: encoded and checked, with every error that the values can cause raised here."""
         values, codecs = self._encoded(list(values))
-        batch = Batch(values, None if keys is None else list(keys), type, 0 if timestamp is None else timestamp, codecs=codecs)
-        if timestamp is None and self.format.has_timestamps:
-            batch = batch._replace(timestamp=system.port.now())
-        return self.append_batch(batch, timeout, durable)
+        if timestamp is None:
+            timestamp = system.port.now() if self.format.has_timestamps else 0
+        batch = Batch(values, None if keys is None else list(keys), type, timestamp, codecs=codecs)
+        self._check(batch)
+        return batch
 
     def _encoded(self, values: list[Any]) -> tuple[list[bytes], bytes | None]:
         """Return the bytes of values, and their codecs if they are not all raw."""
@@ -154,8 +167,12 @@ class Journal:
         return [value for value, _ in encoded], bytes(codec for _, codec in encoded)
 
     def append_batch(self, batch: Batch, timeout: float | None = None, durable: bool = False) -> range:
-        """Append records that are encoded already; see `append_many`."""
+        """Append records that are encoded already, each with its own type and time if need be; see `append_many`."""
         self._check(batch)
+        return self.append_prepared(batch, timeout, durable)
+
+    def append_prepared(self, batch: Batch, timeout: float | None = None, durable: bool = False) -> range:
+        """Append a prepared batch under one lock; see `append_many`."""
         timeout = self.timeout if timeout is None else timeout
         if not batch.values:
             return range(0)
@@ -297,6 +314,29 @@ class Journal:
         if self._is_closed:
             raise Closed(f"{self.path} was closed; open it again")
         return Cursor(Segments(self.path, self.format), place, end, self._synced if check_isolation(isolation) == "synced" else None)
+
+    def cursor(
+        self,
+        start: Start = "earliest",
+        *,
+        bounded: bool = False,
+        end: int | None = None,
+        isolation: Isolation = "appended",
+    ) -> Cursor:
+        """Return a cursor at `start`, for who merges several logs; `bounded`: up to what is there now, or to sequence `end`."""
+        place = self.place(start)
+        if bounded and end is None:
+            end = self._synced() if check_isolation(isolation) == "synced" else self.readable_end()
+        return self._cursor(place, end, isolation)
+
+    def has_vanished(self) -> bool:
+        """Return whether the journal was deleted."""
+        return system.port.look_up(self._segments.directory) is None
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the handle was closed."""
+        return self._is_closed
 
     # Places.
 
@@ -464,8 +504,9 @@ class Journal:
         return JournalStats(
             path=str(self.path),
             format=self.format.name,
+            codec=self._codec.name.lower(),
             segments=len(bases),
-            bytes=sum(status.st_size for status in sizes if status is not None),
+            used=sum(status.st_size for status in sizes if status is not None),
             records=end.sequence - bases[0],
             first_sequence=bases[0],
             next_sequence=end.sequence,

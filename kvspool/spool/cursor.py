@@ -184,6 +184,38 @@ class Cursor:
         """Let go of the memory."""
         self.reader.close()
 
+    # For who reads several logs at once.
+
+    def reading(self, make: Callable[..., Any]) -> Reading:
+        """Return an iteration that hands Gaps out."""
+        return Reading(self, None, "yield", make)
+
+    @property
+    def files(self) -> object:
+        """Return what is watched: another one once the log was resized."""
+        return self.pair
+
+    def watch(self, watcher: Watcher | LoopWatcher, key: object) -> None:
+        """Let the watcher wake when a writer of this log rings."""
+        watch(watcher, self.pair, key)
+
+    def ask(self) -> None:
+        """Ask the next writer to wake who watches. Look once more after asking and before sleeping."""
+        ask(self)
+
+    @property
+    def is_rung(self) -> bool:
+        """Return whether writers can be asked; otherwise one has to look all the time."""
+        return self.pair.can_ask
+
+    def refuse_vanished(self) -> None:
+        """Raise LogVanished if the log's files were deleted, Closed if they were closed."""
+        refuse_vanished(self.pair)
+
+    def has_vanished(self) -> bool:
+        """Return whether the log's files were deleted."""
+        return self.pair.has_vanished()
+
 
 class Reading(Iterator[Any]):
     """Iterates over records, and over Gaps as `on_gap` says.

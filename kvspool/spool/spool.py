@@ -547,11 +547,6 @@ class Spool:
         """Return whether the handle was closed."""
         return self._pair is None
 
-    def owns(self, pair: Pair) -> bool:
-        """Return whether these are the files that this handle has open."""
-        ours = self._pair
-        return ours is not None and (ours.successor() or ours) is (pair.successor() or pair)
-
     def has_vanished(self) -> bool:
         """Return whether the log's files were deleted; what was read into memory can still be read."""
         if self._pair is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import threading
 import time
@@ -18,7 +19,19 @@ from faults import FailingPort
 
 import kvspool
 from kvspool import Gap, GapError, system
-from kvspool.errors import Closed, LockTimeout, LogExists, LogNotFound, NoSuchReader, OutOfRange, Poisoned, ReaderBusy, TooLarge, Truncated
+from kvspool.errors import (
+    Closed,
+    LockTimeout,
+    LogExists,
+    LogNotFound,
+    LogVanished,
+    NoSuchReader,
+    OutOfRange,
+    Poisoned,
+    ReaderBusy,
+    TooLarge,
+    Truncated,
+)
 from kvspool.journal import Batch, Journal
 from kvspool.system import Port
 
@@ -490,3 +503,14 @@ def test_a_reader_without_rights_to_write(log: Journal) -> None:
                 other.append(b"")
 
     in_child(read)
+
+
+def test_a_journal_that_is_deleted_ends_who_follows_it(log: Journal) -> None:
+    log.append(b"a")
+    with log.follow(timeout=30) as following:
+        assert next(following).value == b"a"
+        shutil.rmtree(log.path)
+        with pytest.raises(LogVanished):
+            next(following)
+    with pytest.raises((LogNotFound, LogVanished)):
+        log.append(b"b")
