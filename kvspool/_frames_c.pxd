@@ -65,6 +65,7 @@ cdef class Ring:
     cpdef int wait_for_release(self, uint64_t seen, int64_t longest) except -1
     cpdef void pass_on(self) noexcept
     cpdef uint64_t take_bell(self) except? 0
+    cdef bint has_moved(self) noexcept
     cpdef object wait_word(self, Py_ssize_t at, uint64_t expected, int64_t longest)
     cpdef object wake_all(self, Py_ssize_t at)
     cpdef uint64_t word(self, Py_ssize_t at) except? 0
@@ -109,6 +110,8 @@ cdef class FrameReader(Ring):
         count=int64_t, at=Py_ssize_t, key_length=Py_ssize_t, key=bytes, value=bytes, tags=uint32_t
     )
     cpdef list fetch(self, uint64_t end, int64_t limit, object make, list out=*)
+    @cython.locals(tail=uint64_t, edge=uint64_t)
+    cpdef uint64_t edge_now(self) except? 0
     cpdef list sleep_and_fetch(self, uint64_t end, Bell bell, int64_t ns, int64_t limit, object make, list out)
     @cython.locals(owner=object, words="uint64_t *", until=int64_t, left=int64_t, seen=uint64_t)
     cpdef bint spin(self, int64_t ns) except -1
@@ -127,7 +130,20 @@ cdef class Batch:
     cdef public list items
     cdef public Py_ssize_t at
     cdef public int64_t left
+    cdef FrameReader reader
+    cdef object pair
+    cdef Bell bell
+    cdef int64_t longest
+    cdef int64_t most
+    cdef object make
+    cdef int64_t dozed
 
+    cpdef int lie_down(self, FrameReader reader, object pair, Bell bell, int64_t ns, int64_t most, object make) except -1
+    @cython.locals(dozed=int64_t)
+    cpdef int64_t rise(self) except -1
+    @cython.locals(began=int64_t, most=int64_t, items=list)
+    cdef bint doze(self, FrameReader reader, Bell bell) except -1
+    cdef bint is_disturbed(self, FrameReader reader, Bell bell) except -1
     cpdef list clear(self)
     @cython.locals(at=Py_ssize_t)
     cpdef object take(self, object refill)
@@ -252,6 +268,14 @@ cdef class FrameWriter(Ring):
     ) except -1
 
 
+cdef class Single:
+    cdef public object _writer
+    cdef public bint is_durable
+
+    @cython.locals(sequence=int64_t)
+    cdef int64_t append_at_once(self, FrameWriter writer, bytes key, bytes value, uint32_t type, int64_t timestamp) except? -9
+
+
 cdef class Burst:
     cdef public FrameWriter frames
 
@@ -280,6 +304,7 @@ cdef class FrameSurvey(Ring):
     cpdef int enter_run(self, uint64_t position, uint64_t end) except -1
 
 
+cdef bint are_plain(object key, object type, object timestamp) except -1
 @cython.locals(longest=Py_ssize_t, total=Py_ssize_t, length=Py_ssize_t, at=Py_ssize_t, value=object, key=object)
 cpdef tuple measure(list keys, list values)
 cpdef uint32_t crc32c(uint32_t state, bytes data) except? 0

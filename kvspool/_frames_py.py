@@ -261,6 +261,10 @@ class Ring:
             return 0
         return native.exchange(self.control, WANTED, 0)
 
+    def has_moved(self) -> bool:
+        """Return whether the log may lie in new files. It must be open."""
+        return native.load(self.control, MOVED) != 0
+
     def wait_word(self, at: int, expected: int, longest: int) -> None:
         """Sleep while word `at` of the control block is `expected`, `longest` ns at most; it may end early."""
         self.check_open()
@@ -552,6 +556,12 @@ class FrameReader(Ring):
         self.stop = FULL
         return out
 
+    def edge_now(self) -> int:
+        """Return the position up to which a follower may read now. Raises Corruption where no position can stand."""
+        tail = self.tail()
+        edge = native.load(self.control, self.edge)
+        return edge if edge < tail else tail
+
     def sleep_and_fetch(
         self, end: int, bell: Bell, ns: int, limit: int, make: Callable[..., Any] | None, out: list[Any]
     ) -> list[Any]:
@@ -561,11 +571,11 @@ class FrameReader(Ring):
         """
         if self.position >= end:
             self.ask_for_bell(bell.number)
-            if min(native.load(self.control, self.edge), self.tail()) == end:
+            if self.edge_now() == end:
                 bell.sleep(ns)
                 if self.closed:  # by another thread meanwhile
                     return out
-            end = min(native.load(self.control, self.edge), self.tail())
+            end = self.edge_now()
         return self.fetch(end, limit, make, out)
 
     def spin(self, ns: int) -> bool:
@@ -646,13 +656,58 @@ class FrameReader(Ring):
 class Batch:
     """What was copied out and is not handed out yet: the `items` from `at` on.
 
-    left: how many may be handed out; -1: no end.
+    left: how many may be handed out; -1: no end. Who follows a log may *doze* here when all is handed out: that is one step from the last
+    record to the bell, and from the bell to the next one, as long as nothing but records comes.
     """
 
     def __init__(self, left: int) -> None:
         self.items: list[Any] = []
         self.at = 0
         self.left = left
+        self.reader: FrameReader | None = None
+        self.pair: Any = None
+        self.bell: Bell | None = None
+        self.longest = 0
+        self.most = 0
+        self.make: Callable[..., Any] | None = None
+        self.dozed = 0
+
+    def lie_down(self, reader: FrameReader, pair: Any, bell: Bell, ns: int, most: int, make: Callable[..., Any] | None) -> None:
+        """Doze from now on where nothing is left: on the bell of these files, for up to `ns`; the rest is as for `sleep_and_fetch`."""
+        self.pair = pair
+        self.bell = bell
+        self.longest = ns
+        self.most = most
+        self.make = make
+        self.reader = reader
+
+    def rise(self) -> int:
+        """Doze no more, and return for how many ns the last doze lasted, if it was in vain."""
+        self.reader = None
+        self.pair = self.bell = self.make = None
+        dozed = self.dozed
+        self.dozed = 0
+        return dozed
+
+    def doze(self, reader: FrameReader, bell: Bell) -> bool:
+        """Sleep until there is something to hand out; False if that took too long or anything else is the matter: then look what it is."""
+        began = native.monotonic()
+        self.dozed = 0
+        while self.dozed < self.longest and not self.is_disturbed(reader, bell):
+            most = self.most if self.left < 0 or self.left > self.most else self.left
+            items = self.clear()
+            reader.sleep_and_fetch(reader.edge_now(), bell, self.longest - self.dozed, most, self.make, items)
+            if len(items) != 0:
+                self.dozed = 0
+                return True
+            if reader.stop != END:
+                break
+            self.dozed = native.monotonic() - began
+        return False
+
+    def is_disturbed(self, reader: FrameReader, bell: Bell) -> bool:
+        """Return whether somebody closed anything, or the log lies in new files; or this is a forked child, where the bell is closed."""
+        return self.left == 0 or reader.closed or bell.is_closed or reader.has_moved() or self.pair.is_closed
 
     def clear(self) -> list[Any]:
         """Forget what is there, and return the empty list that is there now."""
@@ -663,8 +718,12 @@ class Batch:
     def take(self, refill: Callable[[], Any]) -> Any:
         """Return the next item; where none is left, what `refill()` returns: it counts that one itself, and raises StopIteration."""
         at = self.at
-        if self.left == 0 or at >= len(self.items):
+        if self.left == 0:
             return refill()
+        if at >= len(self.items):
+            if self.reader is None or self.bell is None or not self.doze(self.reader, self.bell):
+                return refill()
+            at = 0
         self.at = at + 1
         if self.left > 0:
             self.left -= 1
@@ -1302,6 +1361,62 @@ class FrameWriter(Ring):
         self.batch_end = 0
 
 
+class Single:
+    """The appends of a log, one per call: between the caller and the loops stands what is compiled, and nothing else."""
+
+    def __init__(self) -> None:
+        self._writer: FrameWriter | None = None
+        self.is_durable = False
+
+    def append(
+        self,
+        value: Any,
+        *,
+        key: bytes | None = None,
+        type: int = 0,
+        timestamp: int | None = None,
+        timeout: float | None = None,
+        durable: bool = False,
+    ) -> int:
+        """Append one record and return its sequence; it survives the death of this process when the call returns.
+
+        value: bytes, str, or what the log's codec takes. key: bytes, or None for no key. type: 0..255, the caller's. timestamp: ns
+        since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's. timeout: seconds to
+        wait for the lock and for room (default: the handle's). durable: return when the record is on disk, in a flush that is shared with
+        all who wait for one; a handle of the level "disk" always does.
+
+        Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, SpoolFull, Poisoned, Corruption, Closed,
+        Reentered; PermissionError where one may only read. Nothing was written then. A log that was deleted is noticed within a second:
+        LogVanished. If only the flush fails, the record was appended: NotDurable, or Poisoned with a note, says so.
+        """
+        writer = self._writer
+        if isinstance(writer, FrameWriter) and native.is_bytes(value) and are_plain(key, type, timestamp):
+            if not durable and not self.is_durable:
+                sequence = self.append_at_once(writer, key, value, type, -1 if timestamp is None else timestamp)
+                if sequence >= 0:
+                    return sequence
+        return self.append_slowly(value, key, type, timestamp, timeout, durable)
+
+    def append_at_once(self, writer: FrameWriter, key: bytes | None, value: bytes, type: int, timestamp: int) -> int:
+        """Append a record in one step and wake who waits for it; see `FrameWriter.append`. BUSY where that takes more than one."""
+        if not writer.is_one_step:
+            return BUSY
+        sequence = writer.append(key, value, type, 0, timestamp)
+        if sequence >= 0 and writer.bell != 0:
+            self.ring(writer)
+        return sequence
+
+    def append_slowly(
+        self, value: Any, key: bytes | None, type: int, timestamp: int | None, timeout: float | None, durable: bool
+    ) -> int:
+        """Append what needs more than one step: to encode the value, to wait for the lock or the disk, to raise for the arguments."""
+        raise NotImplementedError
+
+    def ring(self, writer: FrameWriter) -> None:
+        """Wake the readers that asked for it."""
+        raise NotImplementedError
+
+
 class Burst:
     """The appends of a `writer()`: nothing stands between the caller and the loops while the lock is kept."""
 
@@ -1314,13 +1429,12 @@ class Burst:
         Arguments and errors as for the log's `append`; LockTimeout and SpoolFull after the writer's timeout. Closed after `close`.
         """
         frames = self.frames
-        if frames is not None and native.is_bytes(value) and (key is None or native.is_bytes(key)):
-            if 0 <= type <= 255 and (timestamp is None or 0 <= timestamp < 1 << 63) and (key is None or len(key) < NO_KEY):
-                sequence = frames.append_kept(key, value, type, 0, -1 if timestamp is None else timestamp)
-                if sequence >= 0:
-                    if frames.bell != 0:
-                        self.ring()
-                    return sequence
+        if frames is not None and native.is_bytes(value) and are_plain(key, type, timestamp):
+            sequence = frames.append_kept(key, value, type, 0, -1 if timestamp is None else timestamp)
+            if sequence >= 0:
+                if frames.bell != 0:
+                    self.ring()
+                return sequence
         return self.append_slowly(value, key, type, timestamp)
 
     def append_slowly(self, value: Any, key: bytes | None, type: int, timestamp: int | None) -> int:
@@ -1454,6 +1568,13 @@ class FrameSurvey(Ring):
                 native.store(self.control, at + 2, self.timestamp)
                 native.store(self.control, at, position | 1)
             position += self.stored
+
+
+def are_plain(key: bytes | None, type: int, timestamp: int | None) -> bool:
+    """Return whether these fit into a frame as they are."""
+    if key is not None and not (native.is_bytes(key) and len(key) < NO_KEY):
+        return False
+    return 0 <= type <= 255 and (timestamp is None or 0 <= timestamp < 1 << 63)
 
 
 def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
