@@ -1467,15 +1467,15 @@ def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
         return -1, 0
     for at in range(len(values)):
         value = values[at]
-        if value.__class__ is not bytes:
+        if not native.is_bytes(value):
             return -1, 0
-        length = len(value)
+        length = native.length(value)
         if keys is not None:
             key = keys[at]
             if key is not None:
-                if key.__class__ is not bytes or len(key) >= NO_KEY:
+                if not native.is_bytes(key) or native.length(key) >= NO_KEY:
                     return -1, 0
-                length += len(key)
+                length += native.length(key)
         if length > longest:
             longest = length
         total += (HEADER + length + 7) & ~7

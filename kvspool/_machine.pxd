@@ -1,5 +1,5 @@
 # The compiled form of _machine.py: same names, same meaning, inline C. See there for what each one promises.
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EACCES, EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -237,6 +237,10 @@ cdef inline void wake_all(uint64_t *words, Py_ssize_t at) noexcept:
 
 cdef inline bint is_bytes(object value) noexcept:
     return PyBytes_CheckExact(value)
+
+
+cdef inline Py_ssize_t length(object value) noexcept:
+    return PyBytes_GET_SIZE(value)
 
 
 cdef inline int64_t locked_from(int fd, int64_t at, int64_t length) noexcept:
