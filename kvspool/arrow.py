@@ -153,13 +153,13 @@ class Columns:
             raise ValueError("column value has nulls; a record's value is bytes, perhaps none")
         has_keys = "key" in batch.schema.names
         self._key = _binary(batch, "key") if has_keys else pa.array([], pa.binary())
-        self.has_key = _items(_values(pc.cast(self._key.is_valid(), pa.uint8())), "B") if has_keys else bytes(self.rows)
+        self.has_key = _items(_values(pc.cast(self._key.is_valid(), pa.uint8())), "B") if has_keys else None
         self.key_offsets: memoryview
         self.keys: memoryview | bytes
-        self.key_offsets, self.keys = _offsets(self._key) if has_keys else (_zeros(self.rows + 1), b"")
+        self.key_offsets, self.keys = _offsets(self._key) if has_keys else (_zeros(1), b"")
         self.value_offsets, self.values = _offsets(self._value)
-        self._types = _cast(batch, "type", pa.uint8(), 0)
-        self._timestamps = _cast(batch, "timestamp", pa.timestamp("ns"), None)
+        self._types = _cast(batch, "type", pa.uint8(), 0) if "type" in batch.schema.names else None
+        self._timestamps = _cast(batch, "timestamp", pa.timestamp("ns"), None) if "timestamp" in batch.schema.names else None
 
     @cached_property
     def largest(self) -> int:
@@ -194,9 +194,9 @@ class Columns:
             self.has_key,
             self.value_offsets,
             self.values,
-            _items(_values(self._types), "B"),
+            None if self._types is None else _items(_values(self._types), "B"),
             codec,
-            _items(_values(self._timestamps), "q"),
+            None if self._timestamps is None else _items(_values(self._timestamps), "q"),
             self.least if rows is None else 0,
         )
 
@@ -216,16 +216,13 @@ def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 def _cast(batch: pa.RecordBatch, name: str, kind: pa.DataType, default: int | None) -> pa.Array:
     """Return a column as `kind` without nulls: uint8 types, or int64 timestamps where -1 means now."""
-    if name not in batch.schema.names:
-        array = pa.nulls(batch.num_rows, kind)
-    else:
-        array = batch.column(name)
-        if pa.types.is_timestamp(kind) and not (pa.types.is_timestamp(array.type) or pa.types.is_int64(array.type)):
-            raise TypeError(f"column {name} is {array.type}; it must be a timestamp or int64, ns since 1970")
-        try:
-            array = array.cast(pa.int64()).cast(kind) if pa.types.is_int64(array.type) else array.cast(_zoned(kind, array.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ValueError(f"column {name} doesn't fit: {error}") from error
+    array = batch.column(name)
+    if pa.types.is_timestamp(kind) and not (pa.types.is_timestamp(array.type) or pa.types.is_int64(array.type)):
+        raise TypeError(f"column {name} is {array.type}; it must be a timestamp or int64, ns since 1970")
+    try:
+        array = array.cast(pa.int64()).cast(kind) if pa.types.is_int64(array.type) else array.cast(_zoned(kind, array.type))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(f"column {name} doesn't fit: {error}") from error
     if default is not None:
         return array.fill_null(default)
     array = array.cast(pa.int64())

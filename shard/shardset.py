@@ -200,7 +200,7 @@ class ShardSet:
         ends = array("i", bytes(4 * len(self.shards)))
         if columns.rows:
             self._turn = hash_column(
-                columns.key_offsets, columns.keys, columns.has_key, len(self.shards) - 1, self._turn, memoryview(shards)
+                columns.key_offsets, columns.keys, columns.has_key or bytes(columns.rows), len(self.shards) - 1, self._turn, memoryview(shards)
             )
             group(memoryview(shards), memoryview(ends), memoryview(rows))
         starts = [0, *ends[:-1]]
