@@ -108,9 +108,7 @@ class _Batch:
         def gather(end: int) -> _Batch:
             sequences, timestamps, types, key_offsets, value_offsets, values, keys = self._views
             key_bits = _items(self._key_bits, "B")
-            self.count = reader.gather(
-                end, self.most, sequences, timestamps, types, key_offsets, keys, key_bits, value_offsets, values
-            )
+            self.count = reader.gather(end, self.most, sequences, timestamps, types, key_offsets, keys, key_bits, value_offsets, values)
             return self
 
         return gather
