@@ -41,7 +41,7 @@ MOST_POSITION = 0xFFFFF80000000000  # so far from 2^64 that no sum of a position
 EVICTED = 1 << 32  # added to the generation of a commit that writers wait no more for
 BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
 NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
-AHEAD = 1024  # bytes of the ring that the processor is told of before they are needed
+AHEAD = 4096  # bytes of the ring that the processor is told of before they are needed
 
 # Words of the control block; `spool.format` declares them and asserts that they agree.
 HEAD = 32
@@ -531,6 +531,7 @@ class FrameReader(Ring):
             if not self.next_frame(end):
                 return out
             at = self.offset + HEADER
+            native.prefetch_read(self.data, self.offset + AHEAD, self.stored)
             key_length = self.key_length
             self.state[0] = self.head_state()
             if key_length:
@@ -632,6 +633,7 @@ class FrameReader(Ring):
             if key_at + key_length > key_room or value_at + value_length > value_room:
                 self.stop = FULL
                 return count
+            native.prefetch_read(self.data, self.offset + AHEAD, self.stored)
             at = self.offset + HEADER
             state = self.head_state()
             if key_length:
@@ -1082,14 +1084,14 @@ class FrameWriter(Ring):
         rows: memoryview | None,
         count: int,
         key_offsets: memoryview,
-        has_key: memoryview,
+        has_key: memoryview | None,
         value_offsets: memoryview,
     ) -> int:
         """Return the position behind the records that `put_columns` would put at `position`."""
         for at in range(count):
             row = at if rows is None else rows[at]
             content = value_offsets[row + 1] - value_offsets[row]
-            if has_key[row]:
+            if has_key is not None and has_key[row]:
                 content += key_offsets[row + 1] - key_offsets[row]
             position = self.end_of(position, content)
         return position
@@ -1321,18 +1323,18 @@ class FrameWriter(Ring):
         count: int,
         key_offsets: memoryview,
         keys: memoryview,
-        has_key: memoryview,
+        has_key: memoryview | None,
         value_offsets: memoryview,
         values: memoryview,
-        types: memoryview,
+        types: memoryview | None,
         codec: int,
-        timestamps: memoryview,
+        timestamps: memoryview | None,
         stored: int = 0,
     ) -> None:
         """Put a record for each of the `count` row numbers in `rows` (int32; None: 0, 1, 2 ...), out of columns as Arrow lays them out.
 
-        key_offsets, value_offsets: int32, one more than there are rows; has_key: a byte for each row, 0 for no key; types: a byte
-        for each row; timestamps: int64, -1 for now; stored: as in `put_many`.
+        key_offsets, value_offsets: int32, one more than there are rows; has_key: a byte for each row, 0 for no key (None: no keys);
+        types: a byte for each row (None: 0); timestamps: int64, -1 for now (None: now for all); stored: as in `put_many`.
         """
         self.check_open()
         key_data = native.bytes_at(keys)
@@ -1341,10 +1343,13 @@ class FrameWriter(Ring):
         self.batch_end = self.end + stored
         for at in range(count):
             row = at if rows is None else rows[at]
-            key_from = key_offsets[row]
-            key_tag = key_offsets[row + 1] - key_from if has_key[row] else NO_KEY
+            key_from = 0
+            key_tag = NO_KEY
+            if has_key is not None and has_key[row]:
+                key_from = key_offsets[row]
+                key_tag = key_offsets[row + 1] - key_from
             value_from = value_offsets[row]
-            timestamp = timestamps[row]
+            timestamp = now if timestamps is None else timestamps[row]
             if timestamp < 0:
                 timestamp = now
             self.put(
@@ -1354,7 +1359,7 @@ class FrameWriter(Ring):
                 value_data,
                 value_from,
                 value_offsets[row + 1] - value_from,
-                types[row],
+                0 if types is None else types[row],
                 codec,
                 timestamp,
             )
@@ -1588,15 +1593,15 @@ def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
         return -1, 0
     for at in range(len(values)):
         value = values[at]
-        if value.__class__ is not bytes:
+        if not native.is_bytes(value):
             return -1, 0
-        length = len(value)
+        length = native.length(value)
         if keys is not None:
             key = keys[at]
             if key is not None:
-                if key.__class__ is not bytes or len(key) >= NO_KEY:
+                if not native.is_bytes(key) or native.length(key) >= NO_KEY:
                     return -1, 0
-                length += len(key)
+                length += native.length(key)
         if length > longest:
             longest = length
         total += (HEADER + length + 7) & ~7

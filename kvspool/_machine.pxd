@@ -1,5 +1,5 @@
 # The compiled form of _machine.py: same names, same meaning, inline C. See there for what each one promises.
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EACCES, EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -43,6 +43,10 @@ cdef extern from *:
     static inline void kv_prefetch(const uint8_t *at, uint64_t length) {
         if (length > 4096) length = 4096;
         for (uint64_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 1);
+    }
+    static inline void kv_prefetch_read(const uint8_t *at, uint64_t length) {
+        if (length > 4096) length = 4096;
+        for (uint64_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 0);
     }
     static inline int64_t kv_now(void) {
         struct timespec t;
@@ -134,6 +138,7 @@ cdef extern from *:
     void kv_fence() noexcept nogil
     uint32_t *kv_zero
     void kv_prefetch(const uint8_t *at, uint64_t length) noexcept nogil
+    void kv_prefetch_read(const uint8_t *at, uint64_t length) noexcept nogil
     int64_t kv_now() noexcept nogil
     ctypedef struct sem_t:
         pass
@@ -222,6 +227,10 @@ cdef inline void prefetch(const uint8_t *data, uint64_t at, uint64_t length) noe
     kv_prefetch(data + at, length)
 
 
+cdef inline void prefetch_read(const uint8_t *data, uint64_t at, uint64_t length) noexcept:
+    kv_prefetch_read(data + at, length)
+
+
 cdef inline void wait_word(uint64_t *words, Py_ssize_t at, uint64_t expected, int64_t longest) noexcept:
     with nogil:
         kv_wait_word(words + at, expected, longest)
@@ -237,6 +246,10 @@ cdef inline void wake_all(uint64_t *words, Py_ssize_t at) noexcept:
 
 cdef inline bint is_bytes(object value) noexcept:
     return PyBytes_CheckExact(value)
+
+
+cdef inline Py_ssize_t length(object value) noexcept:
+    return PyBytes_GET_SIZE(value)
 
 
 cdef inline int64_t locked_from(int fd, int64_t at, int64_t length) noexcept:

@@ -111,6 +111,10 @@ def prefetch(data: memoryview, at: int, length: int) -> None:
     """Tell the processor that `length` bytes at `at` will soon be overwritten. Nothing here; they may lie behind the end."""
 
 
+def prefetch_read(data: memoryview, at: int, length: int) -> None:
+    """Tell the processor that `length` bytes at `at` will soon be read. Nothing here; they may lie behind the end."""
+
+
 def wait_word(words: memoryview, at: int, expected: int, longest: int) -> None:
     """Sleep until word `at` is no longer `expected` and its waker says so, or for `longest` ns; it may end early.
 
@@ -132,6 +136,11 @@ def wake_all(words: memoryview, at: int) -> None:
 def is_bytes(value: object) -> bool:
     """Return whether it is a `bytes` object, and not one of a subclass."""
     return value.__class__ is bytes
+
+
+def length(value: bytes) -> int:
+    """Return how many bytes a `bytes` object has; nothing else may be asked."""
+    return len(value)
 
 
 def now() -> int:
