@@ -260,7 +260,7 @@ cdef class Burst:
 
 @cython.final
 cdef class FlushGroup(Ring):
-    cdef int lock_fd
+    cdef public int lock_fd
     cdef readonly uint64_t leader
     cdef object guard
     cdef uint64_t group

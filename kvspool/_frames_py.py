@@ -1361,10 +1361,10 @@ class FlushGroup(Ring):
     the lock, so one of them at most is the `leader`.
     """
 
-    def __init__(self, data: memoryview, control: memoryview, seed: int, lock_fd: int) -> None:
-        """Look at the ring, and at a control block that is writable; `lock_fd` is the descriptor for the sync lock."""
+    def __init__(self, data: memoryview, control: memoryview, seed: int) -> None:
+        """Look at the ring, and at a control block that is writable. Set `lock_fd`, the descriptor for the sync lock, before `come`."""
         Ring.__init__(self, data, control, seed)
-        self.lock_fd = lock_fd
+        self.lock_fd = -1
         self.leader = 0  # the thread of this handle that flushes
         self.guard: Any = threading.RLock()
         self.group = 0  # how many the flush under way is for, roughly

@@ -22,8 +22,7 @@ import atexit
 import errno
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import posix_ipc
 
@@ -43,7 +42,8 @@ class Flusher:
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        self._group = FlushGroup(pair.ring, pair.control, pair.seed, pair.sync_lock_fd)
+        self._group = FlushGroup(pair.ring, pair.control, pair.seed)
+        self._guard = threading.RLock()
         self._boot_id = system.port.boot_id()
         self._bells: list[Bell | None] = [None] * (frames.SEATS + 1)
 
@@ -53,7 +53,9 @@ class Flusher:
         Returns the sequence below which all is there. Raises what `flush_below` does.
         """
         self.flush(timeout)
-        with self._in_use():
+        with self.pair.in_use() as is_open:
+            if not is_open:
+                raise self._closed()
             self.flush_control()
         return int(self._group.word(format.SYNCED_SEQ))
 
@@ -68,7 +70,9 @@ class Flusher:
         """
         if self._group.leader == threading.get_ident():
             raise Reentered("a signal handler may not flush a handle in the middle of a flush of it; let it use a handle of its own")
-        with self._in_use():
+        with self.pair.in_use() as is_open:
+            if not is_open:
+                raise self._closed()
             found = self._lead_or_follow(sequence, timeout)
         if found == frames.FAILED:
             number = self._group.word(frames.SYNC_ERROR)
@@ -87,16 +91,15 @@ class Flusher:
         """Flush spool.ctl."""
         self._flush_file(self.pair.control_fd)
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        with self.pair.in_use() as is_open:
-            if not is_open:
-                raise Closed(f"{self.pair.path} was closed; open it again")
-            yield
+    def _closed(self) -> Closed:
+        return Closed(f"{self.pair.path} was closed; open it again")
 
     def _lead_or_follow(self, sequence: int, timeout: float) -> int:
         """Wait until another one has done it, or do it for all who wait; return what `FlushGroup.come` found."""
         thread = threading.get_ident()
+        if self._group.lock_fd < 0:
+            with self._guard:  # threads must not open two, which would exclude each other
+                self._group.lock_fd = self.pair.sync_lock_fd
         try:
             found: int = self._group.come(sequence, thread, int(min(LONGEST_TIMEOUT, timeout) * 1e9))
             if found == frames.LEADS:
