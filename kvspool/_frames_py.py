@@ -25,6 +25,7 @@ whatever instruction a writer was killed.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -50,7 +51,12 @@ SLOTS_CHANGED = 34
 TAIL = 40
 MARKS = 41
 MARK_WORDS = 3
+SYNCED_SEQ = 49
 SYNC_ERROR = 50
+FLUSHES = 52
+CAME = 53
+BEGAN = 54
+GOAL = 55
 WANTED = 56
 SEAT_WORDS = 57  # + seat
 SEATS = 6
@@ -77,6 +83,7 @@ INDEX = 8192
 INDEX_WORDS = 3
 
 APPEND_LOCK = 0  # the byte of the control block that writers lock
+SYNC_LOCK = 1  # and the one that who flushes locks
 
 # What `parse` found at a position.
 FRAME = 0
@@ -97,9 +104,19 @@ LOOK = -3
 NO_ROOM = -4
 MOVED_ON = -5
 
+# What `come` found.
+WAITS = 0
+DONE = 1
+LEADS = 2
+LATE = 3
+FAILED = 4
+
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
 QUANTUM = 1_000_000  # ns for which a writer that keeps the append lock may keep it although another one asks for it
 SLICE = 50_000  # ns that a reader looks at the tail without a break
+TURNS = 32  # how often a writer lets others run before it sleeps for the append lock
+LONGEST_SLEEP = 2_000_000  # ns until a look whether who flushes is done: one that was killed wakes nobody
+LONGEST_GATHER = 100_000  # ns that a flush waits for those whom the one before has woken
 
 
 class Bell:
@@ -271,11 +288,6 @@ class Ring:
         owner = self.owner  # keeps the memory while another thread closes
         native.wait_word(self.control, at, expected, longest)
         del owner
-
-    def wake_all(self, at: int) -> None:
-        """Wake all who sleep on word `at` of the control block."""
-        self.check_open()
-        native.wake_all(self.control, at)
 
     def word(self, at: int) -> int:
         """Return word `at` of the control block."""
@@ -835,6 +847,15 @@ class FrameWriter(Ring):
         if self.bell != 0:
             self.ring()
         return sequence
+
+    def append_soon(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
+        """Append as `append` does; where others hold the lock, let them run and try again a few times before it returns BUSY."""
+        for _turn in range(TURNS):
+            sequence = self.append(key, value, type, codec, timestamp)
+            if sequence != BUSY:
+                return sequence
+            native.let_run()
+        return BUSY
 
     def append_kept(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
         """Append one record under the lock that is kept, and keep it unless another writer asks; BUSY if it isn't kept. See `append`."""
@@ -1449,6 +1470,88 @@ class Burst:
     def ring(self) -> None:
         """Wake the readers that asked for it."""
         raise NotImplementedError
+
+
+class FlushGroup(Ring):
+    """Those who wait for a flush: one of them leads, holds the sync lock and flushes for all; the others sleep until it is done.
+
+    The next group gathers while a flush is under way, and for a moment behind it, until as many have come as that flush has woken. What
+    the words `came`, `began` and `goal` say of that is a hint: at worst a flush begins `LONGEST_GATHER` later. Threads of one handle share
+    the lock, so one of them at most is the `leader`.
+    """
+
+    def __init__(self, data: memoryview, control: memoryview, seed: int) -> None:
+        """Look at the ring, and at a control block that is writable. Set `lock_fd`, the descriptor for the sync lock, before `come`."""
+        Ring.__init__(self, data, control, seed)
+        self.lock_fd = -1
+        self.leader = 0  # the thread of this handle that flushes
+        self.guard: Any = threading.RLock()
+        self.group = 0  # how many the flush under way is for, roughly
+
+    def come(self, sequence: int, thread: int, ns: int) -> int:
+        """Wait, up to `ns`, until every record below `sequence` is on disk: DONE, LATE, or FAILED if a flush failed, even an earlier one.
+
+        LEADS: nobody else flushes. The caller must do it, and then `leave`, whatever happens; also if this raises.
+        """
+        self.check_open()
+        native.add_one(self.control, CAME)
+        until = native.monotonic() + ns
+        while True:
+            seen = native.load(self.control, FLUSHES)
+            found = self.look(sequence)
+            if found != WAITS:
+                return found
+            if self.lead(thread):
+                found = self.look(sequence)
+                if found != WAITS:
+                    return found
+                self.gather()
+                return LEADS
+            left = until - native.monotonic()
+            if left <= 0:
+                return LATE
+            native.wait_word(self.control, FLUSHES, seen, min(left, LONGEST_SLEEP))
+            native.check_signals()
+
+    def look(self, sequence: int) -> int:
+        """Return DONE, FAILED or WAITS. Raises Corruption."""
+        synced = native.load(self.control, SYNCED_SEQ)
+        # What lies behind the end of the log is damage, and proves nothing.
+        is_done = sequence <= synced and synced <= self.mark()[1]
+        if native.load_after_reads(self.control, SYNC_ERROR) != 0:
+            return FAILED
+        return DONE if is_done else WAITS
+
+    def lead(self, thread: int) -> bool:
+        """Take the sync lock for this thread, or return False if another thread or process has it."""
+        with self.guard:
+            if self.leader != 0:
+                return False
+            self.leader = thread
+        if native.try_lock(self.lock_fd, SYNC_LOCK):
+            return True
+        self.leader = 0
+        return False
+
+    def gather(self) -> None:
+        """Let those come who are about to, and note how many the flush will be for."""
+        native.wait_count(self.control, CAME, native.load(self.control, GOAL), LONGEST_GATHER)
+        came = native.load(self.control, CAME)
+        self.group = (came - native.load(self.control, BEGAN)) & NOTHING
+        native.store(self.control, BEGAN, came)
+
+    def leave(self, thread: int) -> None:
+        """If this thread leads: give the lock back, and wake all. They see what became of it, or one of them leads."""
+        if self.leader != thread:
+            return
+        if self.group != 0:
+            native.store(self.control, GOAL, (native.load(self.control, CAME) + self.group) & NOTHING)
+            self.group = 0
+        # Whether we have it or not: an exception out of a signal handler may have come before we knew.
+        native.unlock(self.lock_fd, SYNC_LOCK)
+        self.leader = 0
+        native.add_one(self.control, FLUSHES)  # behind the unlock: who found it locked, and doesn't sleep yet, won't
+        native.wake_all(self.control, FLUSHES)
 
 
 class FrameSurvey(Ring):

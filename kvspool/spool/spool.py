@@ -175,7 +175,8 @@ class Spool(Single):
             _check(key, type, timestamp)
         writer = self._writer
         if writer is not None and writer.is_one_step:
-            sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp)
+            append = writer.append_soon if durable or self.is_durable else writer.append
+            sequence = append(key, value, type, codec, -1 if timestamp is None else timestamp)
             if sequence >= 0:
                 if writer.bell:
                     self.ring(writer)
@@ -719,10 +720,12 @@ class Spool(Single):
         """Return when the records that were just appended are on disk. Raises Poisoned, or NotDurable for any other error."""
         try:
             self.give_up()  # the append lock is never held across a flush
-            with self._thread_lock:
-                self._open_writer()
-                flusher = self._flusher
-            assert flusher is not None
+            flusher = self._flusher
+            if flusher is None:  # after a resize, or a close by another thread
+                with self._thread_lock:
+                    self._open_writer()
+                    flusher = self._flusher
+                assert flusher is not None
             flusher.flush_below(appended.stop, self.timeout if timeout is None else timeout)
         except Poisoned as error:
             error.add_note(f"sequences {appended[0]} to {appended[-1]} were appended before, and may not be on disk")
