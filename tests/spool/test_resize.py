@@ -270,6 +270,7 @@ class Watching(system.Port):
     def __init__(self) -> None:
         super().__init__()
         self.flushed: dict[tuple[int, int], bytes] = {}
+        self.names_flushed: dict[str, list[str]] = {}
         self.calls: list[str] = []
         self.differing: list[list[int]] = []
 
@@ -284,10 +285,13 @@ class Watching(system.Port):
     def _note(self, fd: int) -> None:
         found = os.fstat(fd)
         self.calls.append(os.readlink(f"/proc/self/fd/{fd}"))
-        if stat.S_ISREG(found.st_mode):
+        if stat.S_ISDIR(found.st_mode):
+            self.names_flushed[self.calls[-1]] = sorted(os.listdir(fd))
+        else:
             self.flushed[found.st_dev, found.st_ino] = os.pread(fd, found.st_size, 0)
 
     def exchange(self, one: Any, other: Any) -> None:
+        assert self.names_flushed[str(one)] == sorted(os.listdir(one)) == [format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE]
         for name in (format.DATA_FILE, format.CONTROL_FILE):
             found = os.stat(Path(one) / name)
             had, now = self.flushed[found.st_dev, found.st_ino], (Path(one) / name).read_bytes()
