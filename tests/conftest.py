@@ -66,9 +66,13 @@ def log(tmp_path: Path) -> Iterator[kvspool.Spool]:
 
 
 @pytest.fixture
-def open_files() -> Callable[[], set[str]]:
-    """Count what this process holds: the targets of its descriptors that lie in a spool, and its mappings of them."""
+def open_files() -> Iterator[Callable[[], set[str]]]:
+    """Count what this process holds: the targets of its descriptors that lie in a spool, and its mappings of them.
+
+    Until the test is over the collector looks only at what is made in it: that makes `gc.collect` cheap.
+    """
     gc.collect()  # what earlier tests left to the collector must not go while one counts
+    gc.freeze()
 
     def held() -> set[str]:
         names = set()
@@ -81,7 +85,8 @@ def open_files() -> Callable[[], set[str]]:
         names.update(f"map {line}" for line in mapped)
         return {name for name in names if "/spool." in name or "inotify" in name}
 
-    return held
+    yield held
+    gc.unfreeze()
 
 
 @pytest.fixture
