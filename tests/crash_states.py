@@ -21,17 +21,16 @@ import random
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Self
 
 from kvspool import _frames_py
-from kvspool.spool import pair
+from kvspool.spool import format, pair
 
 SEMAPHORES = "/dev/shm"
-CHOICES = 24  # of the words of one change, at most
 
 
 class File(NamedTuple):
@@ -60,12 +59,12 @@ class State:
     def __hash__(self) -> int:
         return hash((*self.directories, *self.names.items(), *self.files.items()))
 
-    def torn(self, after: State, choose: random.Random) -> Iterator[State]:
-        """Yield states between this one and the next, in which only some of the words that changed were stored."""
+    def torn(self, after: State, choices: int, choose: random.Random) -> Iterator[State]:
+        """Yield states between this one and the next, `choices` at most, in which only some of the words that changed were stored."""
         if self.names != after.names:
             return
         words = [(number, at) for number, file in self.files.items() for at in _differing(file.content, after.files[number].content)]
-        for some in _choices(words, choose):
+        for some in _choices(words, choices, choose):
             contents = {number: bytearray(file.content) for number, file in self.files.items()}
             for number, at in some:
                 contents[number][at : at + 8] = after.files[number].content[at : at + 8]
@@ -85,25 +84,25 @@ def _differing(before: bytes, after: bytes) -> list[int]:
     ]
 
 
-def _choices(words: list[Any], choose: random.Random) -> list[list[Any]]:
-    """Return ways to take some of the words, neither none nor all: every one, or CHOICES of them."""
+def _choices(words: list[Any], most: int, choose: random.Random) -> list[list[Any]]:
+    """Return ways to take some of the words, neither none nor all: every one, or `most` of them."""
     if len(words) < 2:
         return []
-    if 2 ** len(words) - 2 <= CHOICES:
+    if len(words) < 32 and 2 ** len(words) - 2 <= most:
         return [[word for at, word in enumerate(words) if which >> at & 1] for which in range(1, 2 ** len(words) - 1)]
-    firsts = range(1, len(words))
-    if len(firsts) > CHOICES // 2:
-        firsts = sorted(choose.sample(firsts, CHOICES // 2))  # type: ignore[assignment]
-    at_random = [choose.sample(words, choose.randrange(1, len(words))) for _ in range(CHOICES - len(firsts))]
+    firsts: Sequence[int] = range(1, len(words))
+    if len(firsts) > most // 2:
+        firsts = sorted(choose.sample(firsts, most // 2))
+    at_random = [choose.sample(words, choose.randrange(1, len(words))) for _ in range(most - len(firsts))]
     return [*(words[:first] for first in firsts), *at_random]
 
 
 class Shared:
-    """Looks at everything below a directory, and at the semaphores whose names hold `log_id`, as quickly as can be."""
+    """Looks at everything below a directory, and at the semaphores of the log with this id, as quickly as can be."""
 
     def __init__(self, root: Path, log_id: str = "") -> None:
         self._root = str(root)
-        self._log_id = log_id
+        self._semaphores = [f"{SEMAPHORES}/sem.kvspool.{log_id}.{number}" for number in format.SEATS] if log_id else []
         self._entries: list[tuple[str, int, int, int]] = []
         self._open: dict[int, tuple[int, mmap.mmap | None]] = {}  # by inode; open to the end, so that no number is given out twice
         self._contents: dict[int, bytes] = {}  # of all that had a name once
@@ -151,9 +150,8 @@ class Shared:
                 entries.append((path, found.st_ino, found.st_mode, 0 if is_directory else found.st_size))
                 if is_directory:
                     directories.append(path)
-        if self._log_id:
-            for name in sorted(name for name in os.listdir(SEMAPHORES) if self._log_id in name):
-                path = f"{SEMAPHORES}/{name}"
+        for path in self._semaphores:
+            with suppress(FileNotFoundError):
                 found = os.lstat(path)
                 entries.append((path, found.st_ino, found.st_mode, found.st_size))
         return entries
@@ -235,12 +233,12 @@ class Run:
                 self.states.append(shared.state())
             self.states[-1].said = said()
 
-    def crashes(self, seed: int = 1) -> Iterator[State]:
-        """Yield every state once, and torn ones between each and the next."""
+    def crashes(self, choices: int, seed: int = 1) -> Iterator[State]:
+        """Yield every state once, and torn ones between each and the next: `choices` for one change, at most."""
         choose = random.Random(seed)
         seen: dict[State, list[Any]] = {}
         for before, after in zip(self.states, [*self.states[1:], None], strict=True):
-            for state in [before, *(before.torn(after, choose) if after is not None else ())]:
+            for state in [before, *(before.torn(after, choices, choose) if after is not None else ())]:
                 said = seen.setdefault(state, [])
                 if state.said not in said:
                     said.append(state.said)
