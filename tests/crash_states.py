@@ -9,12 +9,15 @@ before any opcode could leave.
 change of more than one word there are states in which only some of them were stored: every choice where those are few, otherwise the first
 ones up to each, and choices at random.
 
+Opcodes that only put something on the interpreter's stack, or jump, change nothing; what stands behind those needs no look.
+
 **What is not seen:** the steps of one call of the kernel or of libc that changes several names (`sem_open` makes its file under another
 one), and what other threads of the process do between two opcodes of the one that is traced.
 """
 
 from __future__ import annotations
 
+import dis
 import mmap
 import os
 import random
@@ -23,14 +26,17 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, Self
 
 from kvspool import _frames_py
 from kvspool.spool import format, pair
 
 SEMAPHORES = "/dev/shm"
+HARMLESS = ("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "PUSH_NULL", "PRECALL", "KW_NAMES", "COPY", "SWAP", "RESUME", "NOP")
+HARMLESS += ("POP_JUMP", "JUMP", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS")
 
 
 class File(NamedTuple):
@@ -179,15 +185,16 @@ class Shared:
             os.close(fd)
 
 
-def traced(operation: Callable[[], Any], on_opcode: Callable[[], None], sources: tuple[str, ...] = ("",)) -> Any:
+def traced(operation: Callable[[], Any], on_opcode: Callable[[FrameType], None], sources: tuple[str, ...] = ("",)) -> Any:
     """Return what the operation returns; before each of its opcodes in files whose paths hold one of `sources` call `on_opcode`."""
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
-        if not any(source in frame.f_code.co_filename for source in sources):
-            return None
-        frame.f_trace_opcodes = True
         if event == "opcode":
-            on_opcode()
+            on_opcode(frame)
+        elif event == "call":
+            if not any(source in frame.f_code.co_filename for source in sources):
+                return None
+            frame.f_trace_opcodes = True
         return trace
 
     before = sys.gettrace()
@@ -213,6 +220,12 @@ def interpreted() -> Iterator[None]:
             setattr(pair, name, before[name])
 
 
+@cache
+def _harmless(code: CodeType) -> frozenset[int]:
+    """Return where opcodes stand that change nothing."""
+    return frozenset(each.offset for each in dis.get_instructions(code) if each.opname.startswith(HARMLESS))
+
+
 class Run:
     """One run of an operation, and all its states, `states`; the last one is that behind it. opcodes: how many it ran."""
 
@@ -222,11 +235,16 @@ class Run:
         with Shared(root, log_id) as shared:
             self.states = [shared.state()]
 
-            def on_opcode() -> None:
+            is_due = True
+
+            def on_opcode(frame: FrameType) -> None:
+                nonlocal is_due
                 self.opcodes += 1
-                if shared.look():
-                    self.states.append(shared.state())
-                self.states[-1].said = said()
+                if is_due:
+                    if shared.look():
+                        self.states.append(shared.state())
+                    self.states[-1].said = said()
+                is_due = frame.f_lasti not in _harmless(frame.f_code)
 
             self.result = traced(operation, on_opcode)
             if shared.look():
@@ -259,16 +277,16 @@ class Copy:
         building = self.root.with_name(f"{self.root.name}.building")
         building.mkdir()
         for name, mode in state.directories.items():
-            (building / name).mkdir()
-            (building / name).chmod(mode)
+            os.mkdir(f"{building}/{name}")
+            os.chmod(f"{building}/{name}", mode)
         semaphores = {name for name in state.names if name.startswith("/")}
         for name in self._semaphores - semaphores:
             Path(name).unlink(missing_ok=True)
         self._semaphores = semaphores
         for name, number in state.names.items():
-            path = building / name
+            path = f"{building}/{name}"
             if name in semaphores:
-                path.write_bytes(state.files[number].content)
+                Path(name).write_bytes(state.files[number].content)
             elif number in self._files and os.fstat(self._files[number]).st_nlink:
                 os.link(str(self._files[number]), path, src_dir_fd=self._descriptors)
             else:

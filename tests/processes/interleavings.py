@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from crash_states import traced
@@ -26,7 +27,7 @@ def run(first: Callable[[], Any], second: Callable[[], Any], stops: tuple[int, .
     seen = 0
     results: list[Any] = []
 
-    def on_opcode() -> None:
+    def on_opcode(frame: FrameType) -> None:
         nonlocal seen
         seen += 1
         if seen in stops:
