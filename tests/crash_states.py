@@ -9,6 +9,8 @@ before any opcode could leave.
 change of more than one word there are states in which only some of them were stored: every choice where those are few, otherwise the first
 ones up to each, and choices at random.
 
+The compiled twin has no opcodes. It is run in a child that stops after each instruction of the machine (`Stepped`): nothing is torn there.
+
 Opcodes that only put something on the interpreter's stack, or jump, change nothing; what stands behind those needs no look.
 
 **What is not seen:** the steps of one call of the kernel or of libc that changes several names (`sem_open` makes its file under another
@@ -17,11 +19,13 @@ one), and what other threads of the process do between two opcodes of the one th
 
 from __future__ import annotations
 
+import ctypes
 import dis
 import mmap
 import os
 import random
 import shutil
+import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +39,7 @@ from kvspool import _frames_py
 from kvspool.spool import format, pair
 
 SEMAPHORES = "/dev/shm"
+_TRACE_ME, _SINGLE_STEP = 0, 9  # of ptrace
 HARMLESS = ("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "PUSH_NULL", "PRECALL", "KW_NAMES", "COPY", "SWAP", "RESUME", "NOP")
 HARMLESS += ("POP_JUMP", "JUMP", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS")
 
@@ -226,30 +231,10 @@ def _harmless(code: CodeType) -> frozenset[int]:
     return frozenset(each.offset for each in dis.get_instructions(code) if each.opname.startswith(HARMLESS))
 
 
-class Run:
-    """One run of an operation, and all its states, `states`; the last one is that behind it. opcodes: how many it ran."""
+class States:
+    """The states of one run of an operation; the last one is that behind it."""
 
-    def __init__(self, operation: Callable[[], Any], root: Path, said: Callable[[], Any] = lambda: None, log_id: str = "") -> None:
-        """Run it. `said` tells what it has acknowledged, at any moment."""
-        self.opcodes = 0
-        with Shared(root, log_id) as shared:
-            self.states = [shared.state()]
-
-            is_due = True
-
-            def on_opcode(frame: FrameType) -> None:
-                nonlocal is_due
-                self.opcodes += 1
-                if is_due:
-                    if shared.look():
-                        self.states.append(shared.state())
-                    self.states[-1].said = said()
-                is_due = frame.f_lasti not in _harmless(frame.f_code)
-
-            self.result = traced(operation, on_opcode)
-            if shared.look():
-                self.states.append(shared.state())
-            self.states[-1].said = said()
+    states: list[State]
 
     def crashes(self, choices: int, seed: int = 1) -> Iterator[State]:
         """Yield every state once, and torn ones between each and the next: `choices` for one change, at most."""
@@ -261,6 +246,73 @@ class Run:
                 if state.said not in said:
                     said.append(state.said)
                     yield state
+
+    def _look(self, shared: Shared, said: Callable[[], Any]) -> None:
+        if shared.look():
+            self.states.append(shared.state())
+        self.states[-1].said = said()
+
+
+class Run(States):
+    """A run, traced. opcodes: how many it had."""
+
+    def __init__(self, operation: Callable[[], Any], root: Path, said: Callable[[], Any] = lambda: None, log_id: str = "") -> None:
+        """Run it. `said` tells what it has acknowledged, at any moment."""
+        self.opcodes = 0
+        with Shared(root, log_id) as shared:
+            self.states = [shared.state()]
+            is_due = True
+
+            def on_opcode(frame: FrameType) -> None:
+                nonlocal is_due
+                self.opcodes += 1
+                if is_due:
+                    self._look(shared, said)
+                is_due = frame.f_lasti not in _harmless(frame.f_code)
+
+            self.result = traced(operation, on_opcode)
+            self._look(shared, said)
+
+
+class Unsteppable(Exception):
+    """This process may not trace another one."""
+
+
+class Stepped(States):
+    """A run in a child, one instruction of the machine after the other, when `warm` has opened there what it needs."""
+
+    def __init__(self, warm: Callable[[], Any], operation: Callable[[], Any], root: Path, said: Callable[[], Any]) -> None:
+        """Run it. `said` tells from here what it has acknowledged. Raises Unsteppable."""
+        self.instructions = 0
+        ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+        ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+        child = os.fork()
+        if child == 0:
+            try:
+                warm()
+                if not ptrace(_TRACE_ME, 0, None, None):
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                    operation()
+                    os.kill(os.getpid(), signal.SIGSTOP)
+            finally:
+                os._exit(1)
+        try:
+            if not os.WIFSTOPPED(os.waitpid(child, 0)[1]):
+                child = 0
+                raise Unsteppable
+            with Shared(root) as shared:
+                self.states = [shared.state()]
+                while not ptrace(_SINGLE_STEP, child, None, None):
+                    status = os.waitpid(child, 0)[1]
+                    assert os.WIFSTOPPED(status), "the operation failed"
+                    self._look(shared, said)
+                    if os.WSTOPSIG(status) != signal.SIGTRAP:
+                        break
+                    self.instructions += 1
+        finally:
+            if child:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
 
 
 class Copy:

@@ -1,32 +1,34 @@
 """A process killed at every opcode of what it does to a log: what it acknowledged is there, it is done or not, and the next one goes on.
 
 Each operation runs once, and every state that a kill could leave is tried, torn stores too; see `crash_states`. Then some are truly killed,
-to see that they leave the states that they should. KVSPOOL_ALL_SCHEDULES=1 tears each change in many more ways.
+to see that they leave the states that they should. KVSPOOL_ALL_SCHEDULES=1 tears each change in many more ways, and
+steps through more operations of the compiled twin.
 """
 
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import pickle
 import random
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pyarrow
 import pytest
-from crash_states import Copy, Run, Shared, State, interpreted, traced
+from crash_states import Copy, Run, Shared, State, Stepped, Unsteppable, interpreted, traced
 from images import Rebooted
 from interleavings import account
 
 import kvspool
 import shard
-from kvspool import Codec, Gap, Spool, arrow, errors, holders, system
+from kvspool import Codec, Gap, Spool, _frames, arrow, errors, holders, system
 from kvspool import _frames_py as frames
 from kvspool.spool import format, seats
 from kvspool.spool.pair import Pair
@@ -36,7 +38,27 @@ BEFORE = [b"before %d" % at + bytes(60) for at in range(50)]
 BATCH = [b"%d" % at + bytes(120) for at in range(9)]  # a third of the ring: in pieces, over its end, with room made
 KEYED = [{"key": at, f"key {at % 3}": None} for at in range(40)]
 KILLS = 3  # true ones of each operation
-CHOICES = 400 if os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1" else 24  # ways to tear one change, at most
+ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
+CHOICES = 400 if ALL else 24  # ways to tear one change, at most
+
+
+class Said:
+    """How much an operation has acknowledged; its children's words count, too."""
+
+    def __init__(self) -> None:
+        self.words = memoryview(mmap.mmap(-1, 8)).cast("Q")
+
+    def append(self, value: object) -> None:
+        self.words[0] += 1
+
+    def extend(self, values: Sequence[object]) -> None:
+        self.words[0] += len(values)
+
+    def clear(self) -> None:
+        self.words[0] = 0
+
+    def __len__(self) -> int:
+        return self.words[0]
 
 
 class Case:
@@ -49,7 +71,7 @@ class Case:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.said: list[Any] = []
+        self.said = Said()
         self.handle: Spool | None = None
         self.prepare()
 
@@ -57,6 +79,10 @@ class Case:
         with kvspool.create(self.root / "log", capacity=4096) as log:
             log.append_many(BEFORE)
             log.reader("old", 40).close()
+
+    def warm(self) -> None:
+        """Open what `run` needs, and use it once."""
+        raise NotImplementedError
 
     def run(self) -> None:
         raise NotImplementedError
@@ -115,6 +141,12 @@ class Append(Case):
 class AppendOpen(Append):
     is_open = True
 
+    def warm(self) -> None:
+        self.handle = kvspool.open(self.root / "log")
+        with self.handle.writer() as writer:
+            for _ in range(2):
+                writer.append(b"warm")
+
 
 class AppendMany(Append):
     values = BATCH
@@ -123,8 +155,8 @@ class AppendMany(Append):
         self.said.extend(log.append_many(self.values))
 
 
-class AppendManyOpen(AppendMany):
-    is_open = True
+class AppendManyOpen(AppendOpen, AppendMany):
+    pass
 
 
 class Burst(Append):
@@ -136,8 +168,8 @@ class Burst(Append):
                 self.said.append(writer.append(value))
 
 
-class BurstOpen(Burst):
-    is_open = True
+class BurstOpen(AppendOpen, Burst):
+    pass
 
 
 class AppendRows(Append):
@@ -275,6 +307,17 @@ class Commit(Case):
             reader.seek(41)
             assert reader.commit() == 41
             assert [one.sequence for one in log.readers()] == [41]
+
+
+class CommitOpen(Commit):
+    def warm(self) -> None:
+        self.handle = kvspool.open(self.root / "log")
+        self.reader = self.handle.reader("old")
+        self.reader.commit()
+        assert len(list(self.reader.read(limit=3))) == 3
+
+    def run(self) -> None:
+        self.said.append(self.reader.commit())
 
 
 class CommitWhereWritersWait(Commit):
@@ -574,6 +617,7 @@ APPENDS = [
 READERS = [Commit, CommitWhereWritersWait, CommitBackwards, OpenReader, DeleteReader, Wait, View]
 OTHERS = [Sync, CloseDurably, Create, CreateShards, Recover, Repair]
 RESIZES = [Resize, Grow, ResizeAgain]
+STEPPED = [AppendOpen, CommitOpen, *([AppendManyOpen, BurstOpen] if ALL else [])]
 KILLED = [AppendMany, BurstOpen, AppendNewKeys, Evict, Commit, Sync, Create, Recover]
 
 
@@ -693,3 +737,25 @@ def test_a_process_that_is_truly_killed_leaves_the_state_that_it_saw_and_no_lock
             with Shared(case.root, case.log_id) as shared:
                 assert shared.state() == State(*seen)
             case.check(case.root, said)
+
+
+@pytest.mark.skipif(_frames.TWIN == "interpreted", reason="interpreted, the instructions are the interpreter's")
+@pytest.mark.parametrize("kind", STEPPED, ids=lambda kind: kind.__name__)
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_compiled_it_is_done_or_not_after_any_instruction_of_the_machine(memory: Path, kind: type[Case]) -> None:
+    (memory / "root").mkdir()
+    case = kind(memory / "root")
+    if isinstance(case, Append):
+        case.before = [*case.before, b"warm", b"warm"]
+    try:
+        done = Stepped(case.warm, case.run, case.root, lambda: len(case.said))
+    except Unsteppable:
+        pytest.skip("this process may not trace another one")
+    assert done.instructions > 1000 and done.states[-1].said
+    with Copy(memory / "copy") as copy:
+        count = 0
+        for state in done.crashes(0):
+            case.check(copy.become(state), state.said)
+            count += 1
+    case.close()
+    print(f"{done.instructions} instructions, {count} states")
