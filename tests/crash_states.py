@@ -196,10 +196,10 @@ def traced(operation: Callable[[], Any], on_opcode: Callable[[FrameType], None],
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         if event == "opcode":
             on_opcode(frame)
-        elif event == "call":
-            if not any(source in frame.f_code.co_filename for source in sources):
-                return None
-            frame.f_trace_opcodes = True
+            return trace
+        if event == "call" and not any(source in frame.f_code.co_filename for source in sources):
+            return None
+        frame.f_trace_opcodes = True  # at each line: Python 3.13 forgets it
         return trace
 
     before = sys.gettrace()
