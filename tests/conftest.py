@@ -9,13 +9,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import crash_states
 import pytest
 from hypothesis import settings
 from rings import Ring
 
 import kvspool
 from kvspool import _frames_py
-from kvspool.spool import pair
 
 settings.register_profile("kvspool", deadline=None)  # how long an example takes says more about the machine than about us
 settings.load_profile("kvspool")
@@ -52,10 +52,10 @@ def make_ring() -> Iterator[Callable[..., Ring]]:
 
 
 @pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+def interpreted() -> Iterator[None]:
     """Let every log use the interpreted twin, whose calls to the system all go through the port."""
-    monkeypatch.setattr(pair, "FrameReader", _frames_py.FrameReader)
-    monkeypatch.setattr(pair, "FrameWriter", _frames_py.FrameWriter)
+    with crash_states.interpreted():
+        yield
 
 
 @pytest.fixture
