@@ -10,13 +10,14 @@ cdef int BLOCK
 cdef uint64_t AHEAD
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
-cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNC_ERROR, WANTED, SEAT_WORDS, SEATS
+cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, SEAT_WORDS, SEATS
 cdef Py_ssize_t MOVED, DROPPED, KEPT, PINS
 cdef Py_ssize_t HOLDER, HOLDER_WORDS, ASKED, RELEASED, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS
-cdef int64_t APPEND_LOCK
+cdef int64_t APPEND_LOCK, SYNC_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, LOOK_EVERY, QUANTUM, SLICE
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, LOOK_EVERY, QUANTUM, SLICE, LONGEST_SLEEP, LONGEST_GATHER
+cdef int WAITS, DONE, LEADS, LATE, FAILED, TURNS
 
 
 cdef class Bell:
@@ -65,8 +66,8 @@ cdef class Ring:
     cpdef int wait_for_release(self, uint64_t seen, int64_t longest) except -1
     cpdef void pass_on(self) noexcept
     cpdef uint64_t take_bell(self) except? 0
+    cdef bint has_moved(self) noexcept
     cpdef object wait_word(self, Py_ssize_t at, uint64_t expected, int64_t longest)
-    cpdef object wake_all(self, Py_ssize_t at)
     cpdef uint64_t word(self, Py_ssize_t at) except? 0
     @cython.locals(tail=uint64_t, sequence=uint64_t, timestamp=uint64_t, at=Py_ssize_t)
     cpdef tuple mark(self)
@@ -109,6 +110,8 @@ cdef class FrameReader(Ring):
         count=int64_t, at=Py_ssize_t, key_length=Py_ssize_t, key=bytes, value=bytes, tags=uint32_t
     )
     cpdef list fetch(self, uint64_t end, int64_t limit, object make, list out=*)
+    @cython.locals(tail=uint64_t, edge=uint64_t)
+    cpdef uint64_t edge_now(self) except? 0
     cpdef list sleep_and_fetch(self, uint64_t end, Bell bell, int64_t ns, int64_t limit, object make, list out)
     @cython.locals(owner=object, words="uint64_t *", until=int64_t, left=int64_t, seen=uint64_t)
     cpdef bint spin(self, int64_t ns) except -1
@@ -127,7 +130,20 @@ cdef class Batch:
     cdef public list items
     cdef public Py_ssize_t at
     cdef public int64_t left
+    cdef FrameReader reader
+    cdef object pair
+    cdef Bell bell
+    cdef int64_t longest
+    cdef int64_t most
+    cdef object make
+    cdef int64_t dozed
 
+    cpdef int lie_down(self, FrameReader reader, object pair, Bell bell, int64_t ns, int64_t most, object make) except -1
+    @cython.locals(dozed=int64_t)
+    cpdef int64_t rise(self) except -1
+    @cython.locals(began=int64_t, most=int64_t, items=list)
+    cdef bint doze(self, FrameReader reader, Bell bell) except -1
+    cdef bint is_disturbed(self, FrameReader reader, Bell bell) except -1
     cpdef list clear(self)
     @cython.locals(at=Py_ssize_t)
     cpdef object take(self, object refill)
@@ -174,6 +190,8 @@ cdef class FrameWriter(Ring):
 
     @cython.locals(now=int64_t, sequence=int64_t)
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
+    @cython.locals(_turn=int, sequence=int64_t)
+    cpdef int64_t append_soon(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
     cpdef int64_t append_kept(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
     cdef int64_t append_alone(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
     cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
@@ -252,8 +270,33 @@ cdef class FrameWriter(Ring):
     ) except -1
 
 
+cdef class Single:
+    cdef public object _writer
+    cdef public bint is_durable
+
+    @cython.locals(sequence=int64_t)
+    cdef int64_t append_at_once(self, FrameWriter writer, bytes key, bytes value, uint32_t type, int64_t timestamp) except? -9
+
+
 cdef class Burst:
     cdef public FrameWriter frames
+
+
+@cython.final
+cdef class FlushGroup(Ring):
+    cdef public int lock_fd
+    cdef readonly uint64_t leader
+    cdef object guard
+    cdef uint64_t group
+
+    @cython.locals(until=int64_t, left=int64_t, seen=uint64_t, found=int)
+    cpdef int come(self, uint64_t sequence, uint64_t thread, int64_t ns) except -1
+    @cython.locals(synced=uint64_t, is_done=bint)
+    cdef int look(self, uint64_t sequence) except -1
+    cdef bint lead(self, uint64_t thread) except -1
+    @cython.locals(came=uint64_t)
+    cdef int gather(self) except -1
+    cpdef void leave(self, uint64_t thread) except *
 
 
 cdef class FrameSurvey(Ring):
@@ -280,6 +323,7 @@ cdef class FrameSurvey(Ring):
     cpdef int enter_run(self, uint64_t position, uint64_t end) except -1
 
 
+cdef bint are_plain(object key, object type, object timestamp) except -1
 @cython.locals(longest=Py_ssize_t, total=Py_ssize_t, length=Py_ssize_t, at=Py_ssize_t, value=object, key=object)
 cpdef tuple measure(list keys, list values)
 cpdef uint32_t crc32c(uint32_t state, bytes data) except? 0

@@ -25,6 +25,7 @@ whatever instruction a writer was killed.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -41,7 +42,7 @@ MOST_POSITION = 0xFFFFF80000000000  # so far from 2^64 that no sum of a position
 EVICTED = 1 << 32  # added to the generation of a commit that writers wait no more for
 BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
 NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
-AHEAD = 1024  # bytes of the ring that the processor is told of before they are needed
+AHEAD = 4096  # bytes of the ring that the processor is told of before they are needed
 
 # Words of the control block; `spool.format` declares them and asserts that they agree.
 HEAD = 32
@@ -50,7 +51,12 @@ SLOTS_CHANGED = 34
 TAIL = 40
 MARKS = 41
 MARK_WORDS = 3
+SYNCED_SEQ = 49
 SYNC_ERROR = 50
+FLUSHES = 52
+CAME = 53
+BEGAN = 54
+GOAL = 55
 WANTED = 56
 SEAT_WORDS = 57  # + seat
 SEATS = 6
@@ -77,6 +83,7 @@ INDEX = 8192
 INDEX_WORDS = 3
 
 APPEND_LOCK = 0  # the byte of the control block that writers lock
+SYNC_LOCK = 1  # and the one that who flushes locks
 
 # What `parse` found at a position.
 FRAME = 0
@@ -97,9 +104,19 @@ LOOK = -3
 NO_ROOM = -4
 MOVED_ON = -5
 
+# What `come` found.
+WAITS = 0
+DONE = 1
+LEADS = 2
+LATE = 3
+FAILED = 4
+
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
 QUANTUM = 1_000_000  # ns for which a writer that keeps the append lock may keep it although another one asks for it
 SLICE = 50_000  # ns that a reader looks at the tail without a break
+TURNS = 32  # how often a writer lets others run before it sleeps for the append lock
+LONGEST_SLEEP = 2_000_000  # ns until a look whether who flushes is done: one that was killed wakes nobody
+LONGEST_GATHER = 100_000  # ns that a flush waits for those whom the one before has woken
 
 
 class Bell:
@@ -261,17 +278,16 @@ class Ring:
             return 0
         return native.exchange(self.control, WANTED, 0)
 
+    def has_moved(self) -> bool:
+        """Return whether the log may lie in new files. It must be open."""
+        return native.load(self.control, MOVED) != 0
+
     def wait_word(self, at: int, expected: int, longest: int) -> None:
         """Sleep while word `at` of the control block is `expected`, `longest` ns at most; it may end early."""
         self.check_open()
         owner = self.owner  # keeps the memory while another thread closes
         native.wait_word(self.control, at, expected, longest)
         del owner
-
-    def wake_all(self, at: int) -> None:
-        """Wake all who sleep on word `at` of the control block."""
-        self.check_open()
-        native.wake_all(self.control, at)
 
     def word(self, at: int) -> int:
         """Return word `at` of the control block."""
@@ -527,6 +543,7 @@ class FrameReader(Ring):
             if not self.next_frame(end):
                 return out
             at = self.offset + HEADER
+            native.prefetch_read(self.data, self.offset + AHEAD, self.stored)
             key_length = self.key_length
             self.state[0] = self.head_state()
             if key_length:
@@ -552,6 +569,12 @@ class FrameReader(Ring):
         self.stop = FULL
         return out
 
+    def edge_now(self) -> int:
+        """Return the position up to which a follower may read now. Raises Corruption where no position can stand."""
+        tail = self.tail()
+        edge = native.load(self.control, self.edge)
+        return edge if edge < tail else tail
+
     def sleep_and_fetch(
         self, end: int, bell: Bell, ns: int, limit: int, make: Callable[..., Any] | None, out: list[Any]
     ) -> list[Any]:
@@ -561,11 +584,11 @@ class FrameReader(Ring):
         """
         if self.position >= end:
             self.ask_for_bell(bell.number)
-            if min(native.load(self.control, self.edge), self.tail()) == end:
+            if self.edge_now() == end:
                 bell.sleep(ns)
                 if self.closed:  # by another thread meanwhile
                     return out
-            end = min(native.load(self.control, self.edge), self.tail())
+            end = self.edge_now()
         return self.fetch(end, limit, make, out)
 
     def spin(self, ns: int) -> bool:
@@ -622,6 +645,7 @@ class FrameReader(Ring):
             if key_at + key_length > key_room or value_at + value_length > value_room:
                 self.stop = FULL
                 return count
+            native.prefetch_read(self.data, self.offset + AHEAD, self.stored)
             at = self.offset + HEADER
             state = self.head_state()
             if key_length:
@@ -646,13 +670,58 @@ class FrameReader(Ring):
 class Batch:
     """What was copied out and is not handed out yet: the `items` from `at` on.
 
-    left: how many may be handed out; -1: no end.
+    left: how many may be handed out; -1: no end. Who follows a log may *doze* here when all is handed out: that is one step from the last
+    record to the bell, and from the bell to the next one, as long as nothing but records comes.
     """
 
     def __init__(self, left: int) -> None:
         self.items: list[Any] = []
         self.at = 0
         self.left = left
+        self.reader: FrameReader | None = None
+        self.pair: Any = None
+        self.bell: Bell | None = None
+        self.longest = 0
+        self.most = 0
+        self.make: Callable[..., Any] | None = None
+        self.dozed = 0
+
+    def lie_down(self, reader: FrameReader, pair: Any, bell: Bell, ns: int, most: int, make: Callable[..., Any] | None) -> None:
+        """Doze from now on where nothing is left: on the bell of these files, for up to `ns`; the rest is as for `sleep_and_fetch`."""
+        self.pair = pair
+        self.bell = bell
+        self.longest = ns
+        self.most = most
+        self.make = make
+        self.reader = reader
+
+    def rise(self) -> int:
+        """Doze no more, and return for how many ns the last doze lasted, if it was in vain."""
+        self.reader = None
+        self.pair = self.bell = self.make = None
+        dozed = self.dozed
+        self.dozed = 0
+        return dozed
+
+    def doze(self, reader: FrameReader, bell: Bell) -> bool:
+        """Sleep until there is something to hand out; False if that took too long or anything else is the matter: then look what it is."""
+        began = native.monotonic()
+        self.dozed = 0
+        while self.dozed < self.longest and not self.is_disturbed(reader, bell):
+            most = self.most if self.left < 0 or self.left > self.most else self.left
+            items = self.clear()
+            reader.sleep_and_fetch(reader.edge_now(), bell, self.longest - self.dozed, most, self.make, items)
+            if len(items) != 0:
+                self.dozed = 0
+                return True
+            if reader.stop != END:
+                break
+            self.dozed = native.monotonic() - began
+        return False
+
+    def is_disturbed(self, reader: FrameReader, bell: Bell) -> bool:
+        """Return whether somebody closed anything, or the log lies in new files; or this is a forked child, where the bell is closed."""
+        return self.left == 0 or reader.closed or bell.is_closed or reader.has_moved() or self.pair.is_closed
 
     def clear(self) -> list[Any]:
         """Forget what is there, and return the empty list that is there now."""
@@ -663,8 +732,12 @@ class Batch:
     def take(self, refill: Callable[[], Any]) -> Any:
         """Return the next item; where none is left, what `refill()` returns: it counts that one itself, and raises StopIteration."""
         at = self.at
-        if self.left == 0 or at >= len(self.items):
+        if self.left == 0:
             return refill()
+        if at >= len(self.items):
+            if self.reader is None or self.bell is None or not self.doze(self.reader, self.bell):
+                return refill()
+            at = 0
         self.at = at + 1
         if self.left > 0:
             self.left -= 1
@@ -774,6 +847,15 @@ class FrameWriter(Ring):
         if self.bell != 0:
             self.ring()
         return sequence
+
+    def append_soon(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
+        """Append as `append` does; where others hold the lock, let them run and try again a few times before it returns BUSY."""
+        for _turn in range(TURNS):
+            sequence = self.append(key, value, type, codec, timestamp)
+            if sequence != BUSY:
+                return sequence
+            native.let_run()
+        return BUSY
 
     def append_kept(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
         """Append one record under the lock that is kept, and keep it unless another writer asks; BUSY if it isn't kept. See `append`."""
@@ -1023,14 +1105,14 @@ class FrameWriter(Ring):
         rows: memoryview | None,
         count: int,
         key_offsets: memoryview,
-        has_key: memoryview,
+        has_key: memoryview | None,
         value_offsets: memoryview,
     ) -> int:
         """Return the position behind the records that `put_columns` would put at `position`."""
         for at in range(count):
             row = at if rows is None else rows[at]
             content = value_offsets[row + 1] - value_offsets[row]
-            if has_key[row]:
+            if has_key is not None and has_key[row]:
                 content += key_offsets[row + 1] - key_offsets[row]
             position = self.end_of(position, content)
         return position
@@ -1262,18 +1344,18 @@ class FrameWriter(Ring):
         count: int,
         key_offsets: memoryview,
         keys: memoryview,
-        has_key: memoryview,
+        has_key: memoryview | None,
         value_offsets: memoryview,
         values: memoryview,
-        types: memoryview,
+        types: memoryview | None,
         codec: int,
-        timestamps: memoryview,
+        timestamps: memoryview | None,
         stored: int = 0,
     ) -> None:
         """Put a record for each of the `count` row numbers in `rows` (int32; None: 0, 1, 2 ...), out of columns as Arrow lays them out.
 
-        key_offsets, value_offsets: int32, one more than there are rows; has_key: a byte for each row, 0 for no key; types: a byte
-        for each row; timestamps: int64, -1 for now; stored: as in `put_many`.
+        key_offsets, value_offsets: int32, one more than there are rows; has_key: a byte for each row, 0 for no key (None: no keys);
+        types: a byte for each row (None: 0); timestamps: int64, -1 for now (None: now for all); stored: as in `put_many`.
         """
         self.check_open()
         key_data = native.bytes_at(keys)
@@ -1282,10 +1364,13 @@ class FrameWriter(Ring):
         self.batch_end = self.end + stored
         for at in range(count):
             row = at if rows is None else rows[at]
-            key_from = key_offsets[row]
-            key_tag = key_offsets[row + 1] - key_from if has_key[row] else NO_KEY
+            key_from = 0
+            key_tag = NO_KEY
+            if has_key is not None and has_key[row]:
+                key_from = key_offsets[row]
+                key_tag = key_offsets[row + 1] - key_from
             value_from = value_offsets[row]
-            timestamp = timestamps[row]
+            timestamp = now if timestamps is None else timestamps[row]
             if timestamp < 0:
                 timestamp = now
             self.put(
@@ -1295,11 +1380,67 @@ class FrameWriter(Ring):
                 value_data,
                 value_from,
                 value_offsets[row + 1] - value_from,
-                types[row],
+                0 if types is None else types[row],
                 codec,
                 timestamp,
             )
         self.batch_end = 0
+
+
+class Single:
+    """The appends of a log, one per call: between the caller and the loops stands what is compiled, and nothing else."""
+
+    def __init__(self) -> None:
+        self._writer: FrameWriter | None = None
+        self.is_durable = False
+
+    def append(
+        self,
+        value: Any,
+        *,
+        key: bytes | None = None,
+        type: int = 0,
+        timestamp: int | None = None,
+        timeout: float | None = None,
+        durable: bool = False,
+    ) -> int:
+        """Append one record and return its sequence; it survives the death of this process when the call returns.
+
+        value: bytes, str, or what the log's codec takes. key: bytes, or None for no key. type: 0..255, the caller's. timestamp: ns
+        since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's. timeout: seconds to
+        wait for the lock and for room (default: the handle's). durable: return when the record is on disk, in a flush that is shared with
+        all who wait for one; a handle of the level "disk" always does.
+
+        Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, SpoolFull, Poisoned, Corruption, Closed,
+        Reentered; PermissionError where one may only read. Nothing was written then. A log that was deleted is noticed within a second:
+        LogVanished. If only the flush fails, the record was appended: NotDurable, or Poisoned with a note, says so.
+        """
+        writer = self._writer
+        if isinstance(writer, FrameWriter) and native.is_bytes(value) and are_plain(key, type, timestamp):
+            if not durable and not self.is_durable:
+                sequence = self.append_at_once(writer, key, value, type, -1 if timestamp is None else timestamp)
+                if sequence >= 0:
+                    return sequence
+        return self.append_slowly(value, key, type, timestamp, timeout, durable)
+
+    def append_at_once(self, writer: FrameWriter, key: bytes | None, value: bytes, type: int, timestamp: int) -> int:
+        """Append a record in one step and wake who waits for it; see `FrameWriter.append`. BUSY where that takes more than one."""
+        if not writer.is_one_step:
+            return BUSY
+        sequence = writer.append(key, value, type, 0, timestamp)
+        if sequence >= 0 and writer.bell != 0:
+            self.ring(writer)
+        return sequence
+
+    def append_slowly(
+        self, value: Any, key: bytes | None, type: int, timestamp: int | None, timeout: float | None, durable: bool
+    ) -> int:
+        """Append what needs more than one step: to encode the value, to wait for the lock or the disk, to raise for the arguments."""
+        raise NotImplementedError
+
+    def ring(self, writer: FrameWriter) -> None:
+        """Wake the readers that asked for it."""
+        raise NotImplementedError
 
 
 class Burst:
@@ -1314,13 +1455,12 @@ class Burst:
         Arguments and errors as for the log's `append`; LockTimeout and SpoolFull after the writer's timeout. Closed after `close`.
         """
         frames = self.frames
-        if frames is not None and native.is_bytes(value) and (key is None or native.is_bytes(key)):
-            if 0 <= type <= 255 and (timestamp is None or 0 <= timestamp < 1 << 63) and (key is None or len(key) < NO_KEY):
-                sequence = frames.append_kept(key, value, type, 0, -1 if timestamp is None else timestamp)
-                if sequence >= 0:
-                    if frames.bell != 0:
-                        self.ring()
-                    return sequence
+        if frames is not None and native.is_bytes(value) and are_plain(key, type, timestamp):
+            sequence = frames.append_kept(key, value, type, 0, -1 if timestamp is None else timestamp)
+            if sequence >= 0:
+                if frames.bell != 0:
+                    self.ring()
+                return sequence
         return self.append_slowly(value, key, type, timestamp)
 
     def append_slowly(self, value: Any, key: bytes | None, type: int, timestamp: int | None) -> int:
@@ -1330,6 +1470,88 @@ class Burst:
     def ring(self) -> None:
         """Wake the readers that asked for it."""
         raise NotImplementedError
+
+
+class FlushGroup(Ring):
+    """Those who wait for a flush: one of them leads, holds the sync lock and flushes for all; the others sleep until it is done.
+
+    The next group gathers while a flush is under way, and for a moment behind it, until as many have come as that flush has woken. What
+    the words `came`, `began` and `goal` say of that is a hint: at worst a flush begins `LONGEST_GATHER` later. Threads of one handle share
+    the lock, so one of them at most is the `leader`.
+    """
+
+    def __init__(self, data: memoryview, control: memoryview, seed: int) -> None:
+        """Look at the ring, and at a control block that is writable. Set `lock_fd`, the descriptor for the sync lock, before `come`."""
+        Ring.__init__(self, data, control, seed)
+        self.lock_fd = -1
+        self.leader = 0  # the thread of this handle that flushes
+        self.guard: Any = threading.RLock()
+        self.group = 0  # how many the flush under way is for, roughly
+
+    def come(self, sequence: int, thread: int, ns: int) -> int:
+        """Wait, up to `ns`, until every record below `sequence` is on disk: DONE, LATE, or FAILED if a flush failed, even an earlier one.
+
+        LEADS: nobody else flushes. The caller must do it, and then `leave`, whatever happens; also if this raises.
+        """
+        self.check_open()
+        native.add_one(self.control, CAME)
+        until = native.monotonic() + ns
+        while True:
+            seen = native.load(self.control, FLUSHES)
+            found = self.look(sequence)
+            if found != WAITS:
+                return found
+            if self.lead(thread):
+                found = self.look(sequence)
+                if found != WAITS:
+                    return found
+                self.gather()
+                return LEADS
+            left = until - native.monotonic()
+            if left <= 0:
+                return LATE
+            native.wait_word(self.control, FLUSHES, seen, min(left, LONGEST_SLEEP))
+            native.check_signals()
+
+    def look(self, sequence: int) -> int:
+        """Return DONE, FAILED or WAITS. Raises Corruption."""
+        synced = native.load(self.control, SYNCED_SEQ)
+        # What lies behind the end of the log is damage, and proves nothing.
+        is_done = sequence <= synced and synced <= self.mark()[1]
+        if native.load_after_reads(self.control, SYNC_ERROR) != 0:
+            return FAILED
+        return DONE if is_done else WAITS
+
+    def lead(self, thread: int) -> bool:
+        """Take the sync lock for this thread, or return False if another thread or process has it."""
+        with self.guard:
+            if self.leader != 0:
+                return False
+            self.leader = thread
+        if native.try_lock(self.lock_fd, SYNC_LOCK):
+            return True
+        self.leader = 0
+        return False
+
+    def gather(self) -> None:
+        """Let those come who are about to, and note how many the flush will be for."""
+        native.wait_count(self.control, CAME, native.load(self.control, GOAL), LONGEST_GATHER)
+        came = native.load(self.control, CAME)
+        self.group = (came - native.load(self.control, BEGAN)) & NOTHING
+        native.store(self.control, BEGAN, came)
+
+    def leave(self, thread: int) -> None:
+        """If this thread leads: give the lock back, and wake all. They see what became of it, or one of them leads."""
+        if self.leader != thread:
+            return
+        if self.group != 0:
+            native.store(self.control, GOAL, (native.load(self.control, CAME) + self.group) & NOTHING)
+            self.group = 0
+        # Whether we have it or not: an exception out of a signal handler may have come before we knew.
+        native.unlock(self.lock_fd, SYNC_LOCK)
+        self.leader = 0
+        native.add_one(self.control, FLUSHES)  # behind the unlock: who found it locked, and doesn't sleep yet, won't
+        native.wake_all(self.control, FLUSHES)
 
 
 class FrameSurvey(Ring):
@@ -1456,6 +1678,13 @@ class FrameSurvey(Ring):
             position += self.stored
 
 
+def are_plain(key: bytes | None, type: int, timestamp: int | None) -> bool:
+    """Return whether these fit into a frame as they are."""
+    if key is not None and not (native.is_bytes(key) and len(key) < NO_KEY):
+        return False
+    return 0 <= type <= 255 and (timestamp is None or 0 <= timestamp < 1 << 63)
+
+
 def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
     """Return the bytes of the longest record's key and value, and those of the ring that all take but for a pad.
 
@@ -1467,15 +1696,15 @@ def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
         return -1, 0
     for at in range(len(values)):
         value = values[at]
-        if value.__class__ is not bytes:
+        if not native.is_bytes(value):
             return -1, 0
-        length = len(value)
+        length = native.length(value)
         if keys is not None:
             key = keys[at]
             if key is not None:
-                if key.__class__ is not bytes or len(key) >= NO_KEY:
+                if not native.is_bytes(key) or native.length(key) >= NO_KEY:
                     return -1, 0
-                length += len(key)
+                length += native.length(key)
         if length > longest:
             longest = length
         total += (HEADER + length + 7) & ~7

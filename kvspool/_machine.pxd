@@ -1,5 +1,5 @@
 # The compiled form of _machine.py: same names, same meaning, inline C. See there for what each one promises.
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EACCES, EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -19,6 +19,7 @@ cdef extern from *:
     #include <limits.h>
     #include <linux/futex.h>
     #include <pthread.h>
+    #include <sched.h>
     #include <semaphore.h>
     #include <stdint.h>
     #include <sys/syscall.h>
@@ -38,11 +39,16 @@ cdef extern from *:
     }
     static inline void kv_store_release(uint64_t *at, uint64_t value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
     static inline uint64_t kv_exchange(uint64_t *at, uint64_t value) { return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST); }
+    static inline void kv_add_one(uint64_t *at) { __atomic_fetch_add(at, 1, __ATOMIC_SEQ_CST); }
     static inline void kv_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
     static uint32_t kv_zero[1];
     static inline void kv_prefetch(const uint8_t *at, uint64_t length) {
         if (length > 4096) length = 4096;
         for (uint64_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 1);
+    }
+    static inline void kv_prefetch_read(const uint8_t *at, uint64_t length) {
+        if (length > 4096) length = 4096;
+        for (uint64_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 0);
     }
     static inline int64_t kv_now(void) {
         struct timespec t;
@@ -90,6 +96,10 @@ cdef extern from *:
             }
         } while (kv_monotonic() < until);
     }
+    static inline void kv_wait_count(const uint64_t *at, uint64_t goal, int64_t ns) {
+        int64_t until = kv_monotonic() + ns;
+        while (goal - kv_load_acquire(at) - 1 < 1024 && kv_monotonic() < until) sched_yield();
+    }
     /* The process id without a system call: whoever forks through libc, Python or not, runs the handler in the child. */
     static int kv_process = 0;
     static void kv_note_process(void) { kv_process = (int)getpid(); }
@@ -131,9 +141,13 @@ cdef extern from *:
     uint64_t kv_load_after_reads(const uint64_t *at) noexcept nogil
     void kv_store_release(uint64_t *at, uint64_t value) noexcept nogil
     uint64_t kv_exchange(uint64_t *at, uint64_t value) noexcept nogil
+    void kv_add_one(uint64_t *at) noexcept nogil
+    void kv_wait_count(const uint64_t *at, uint64_t goal, int64_t ns) noexcept nogil
+    int sched_yield() noexcept nogil
     void kv_fence() noexcept nogil
     uint32_t *kv_zero
     void kv_prefetch(const uint8_t *at, uint64_t length) noexcept nogil
+    void kv_prefetch_read(const uint8_t *at, uint64_t length) noexcept nogil
     int64_t kv_now() noexcept nogil
     ctypedef struct sem_t:
         pass
@@ -214,12 +228,34 @@ cdef inline uint64_t exchange(uint64_t *words, Py_ssize_t at, uint64_t value) no
     return kv_exchange(words + at, value)
 
 
+cdef inline void add_one(uint64_t *words, Py_ssize_t at) noexcept:
+    kv_add_one(words + at)
+
+
+cdef inline void wait_count(uint64_t *words, Py_ssize_t at, uint64_t goal, int64_t ns) noexcept:
+    with nogil:
+        kv_wait_count(words + at, goal, ns)
+
+
+cdef inline void let_run() noexcept:
+    with nogil:
+        sched_yield()
+
+
+cdef inline int check_signals() except -1:
+    return PyErr_CheckSignals()
+
+
 cdef inline void fence() noexcept:
     kv_fence()
 
 
 cdef inline void prefetch(const uint8_t *data, uint64_t at, uint64_t length) noexcept:
     kv_prefetch(data + at, length)
+
+
+cdef inline void prefetch_read(const uint8_t *data, uint64_t at, uint64_t length) noexcept:
+    kv_prefetch_read(data + at, length)
 
 
 cdef inline void wait_word(uint64_t *words, Py_ssize_t at, uint64_t expected, int64_t longest) noexcept:
@@ -237,6 +273,10 @@ cdef inline void wake_all(uint64_t *words, Py_ssize_t at) noexcept:
 
 cdef inline bint is_bytes(object value) noexcept:
     return PyBytes_CheckExact(value)
+
+
+cdef inline Py_ssize_t length(object value) noexcept:
+    return PyBytes_GET_SIZE(value)
 
 
 cdef inline int64_t locked_from(int fd, int64_t at, int64_t length) noexcept:

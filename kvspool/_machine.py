@@ -102,6 +102,29 @@ def exchange(words: memoryview, at: int, value: int) -> int:
     return before
 
 
+def add_one(words: memoryview, at: int) -> None:
+    """Add one to word `at`. At once when compiled; here two who do it at the same moment may count as one."""
+    words[at] = (words[at] + 1) & 0xFFFFFFFFFFFFFFFF
+
+
+def wait_count(words: memoryview, at: int, goal: int, ns: int) -> None:
+    """Let others run, for up to `ns`, until the counter in word `at` has come to `goal`, if it is near.
+
+    Here they need a processor for so much longer that nothing is gained: it is a sleep of no length.
+    """
+    if 0 < goal - words[at] <= 1024:
+        system.port.sleep(0)
+
+
+def let_run() -> None:
+    """Let others run who are ready to."""
+    system.port.sleep(0)
+
+
+def check_signals() -> None:
+    """Run the handlers of signals that have come. Interpreted, they have run already."""
+
+
 def fence() -> None:
     """Let no store before it move behind a load after it."""
     system.port.fence()
@@ -109,6 +132,10 @@ def fence() -> None:
 
 def prefetch(data: memoryview, at: int, length: int) -> None:
     """Tell the processor that `length` bytes at `at` will soon be overwritten. Nothing here; they may lie behind the end."""
+
+
+def prefetch_read(data: memoryview, at: int, length: int) -> None:
+    """Tell the processor that `length` bytes at `at` will soon be read. Nothing here; they may lie behind the end."""
 
 
 def wait_word(words: memoryview, at: int, expected: int, longest: int) -> None:
@@ -132,6 +159,11 @@ def wake_all(words: memoryview, at: int) -> None:
 def is_bytes(value: object) -> bool:
     """Return whether it is a `bytes` object, and not one of a subclass."""
     return value.__class__ is bytes
+
+
+def length(value: bytes) -> int:
+    """Return how many bytes a `bytes` object has; nothing else may be asked."""
+    return len(value)
 
 
 def now() -> int:

@@ -5,14 +5,16 @@ The frame loops copy straight between the ring and the buffers of Arrow arrays, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvspool import _frames_py as frames
+from kvspool import system
 from kvspool.errors import GapError, TooLarge
 from kvspool.record import Gap
 from kvspool.spool import format
@@ -20,6 +22,8 @@ from kvspool.spool.cursor import Cursor, OnGap
 
 BATCH = 32_768  # records of a batch: enough to make its fixed costs vanish, small enough for the caches
 WINDOW = 16 << 20  # bytes of keys, and of values, that a batch has room for
+LARGE = 8 << 20  # bytes of the ring still to read, from which on a table is made of large batches
+LARGE_BATCH = 1 << 17  # records of one
 
 SCHEMA = pa.schema(
     [
@@ -40,7 +44,7 @@ def read(cursor: Cursor, limit: int | None, on_gap: OnGap) -> pa.Table:
     if limit is not None and limit < 0:
         raise ValueError(f"limit is a number of records, not {limit}")
     got = []
-    for batch in batches(cursor, limit):
+    for batch in batches(cursor, limit, LARGE_BATCH):
         if not isinstance(batch, Gap):
             got.append(batch)
         elif on_gap == "raise":
@@ -68,7 +72,9 @@ def next_batch(cursor: Cursor, most: int = BATCH) -> pa.RecordBatch | Gap:
     room = WINDOW
     while True:
         room = min(room, cursor.reader.capacity)
-        gathered = _Batch(most, room)
+        end = cursor.reader.tail() if cursor.end is None else cursor.end[0]
+        is_large = most >= LARGE_BATCH and end - cursor.reader.position >= LARGE
+        gathered = _Batch(most if is_large else min(most, BATCH), room, _large_pages if is_large else pa.allocate_buffer)
         found = cursor.advance(gathered.take(cursor.reader))
         if isinstance(found, Gap):
             return found
@@ -81,17 +87,17 @@ def next_batch(cursor: Cursor, most: int = BATCH) -> pa.RecordBatch | Gap:
 class _Batch:
     """Buffers that a batch is gathered into."""
 
-    def __init__(self, most: int, room: int) -> None:
+    def __init__(self, most: int, room: int, allocate: Callable[[int], pa.Buffer]) -> None:
         self.most = most
         self.count = 0
-        self._sequences = pa.allocate_buffer(8 * most)
-        self._timestamps = pa.allocate_buffer(8 * most)
-        self._types = pa.allocate_buffer(4 * most)
-        self._key_offsets = pa.allocate_buffer(4 * (most + 1))
-        self._keys = pa.allocate_buffer(room)
         self._key_bits = pa.py_buffer(bytearray(most // 8 + 1))
-        self._value_offsets = pa.allocate_buffer(4 * (most + 1))
-        self._values = pa.allocate_buffer(room)
+        # One piece of memory for all: what isn't filled of it is never touched, and costs nothing.
+        sizes = [8 * most, 8 * most, 4 * most, 4 * (most + 2), 4 * (most + 2), room, room]
+        memory = allocate(sum(sizes))
+        places = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        view = _items(memory, "B")
+        self._views = [view[place].cast(code) for place, code in zip(places, "qqiiiBB", strict=True)]  # type: ignore[call-overload]
+        self._columns = [memory.slice(place.start, place.stop - place.start) for place in places]
 
     def __len__(self) -> int:
         return self.count
@@ -100,18 +106,9 @@ class _Batch:
         """Return the function that a Cursor calls to copy out frames up to a position."""
 
         def gather(end: int) -> _Batch:
-            self.count = reader.gather(
-                end,
-                self.most,
-                _items(self._sequences, "q"),
-                _items(self._timestamps, "q"),
-                _items(self._types, "i"),
-                _items(self._key_offsets, "i"),
-                _items(self._keys, "B"),
-                _items(self._key_bits, "B"),
-                _items(self._value_offsets, "i"),
-                _items(self._values, "B"),
-            )
+            sequences, timestamps, types, key_offsets, value_offsets, values, keys = self._views
+            key_bits = _items(self._key_bits, "B")
+            self.count = reader.gather(end, self.most, sequences, timestamps, types, key_offsets, keys, key_bits, value_offsets, values)
             return self
 
         return gather
@@ -119,14 +116,20 @@ class _Batch:
     def finish(self) -> pa.RecordBatch:
         """Return the batch; it shares the buffers."""
         count = self.count
+        sequences, timestamps, types, key_offsets, value_offsets, values, keys = self._columns
         arrays = [
-            pa.Array.from_buffers(pa.int64(), count, [None, self._sequences]),
-            pa.Array.from_buffers(pa.timestamp("ns", "UTC"), count, [None, self._timestamps]),
-            pa.Array.from_buffers(pa.int32(), count, [None, self._types]),
-            pa.Array.from_buffers(pa.binary(), count, [self._key_bits, self._key_offsets, self._keys]),
-            pa.Array.from_buffers(pa.binary(), count, [None, self._value_offsets, self._values]),
+            pa.Array.from_buffers(pa.int64(), count, [None, sequences]),
+            pa.Array.from_buffers(pa.timestamp("ns", "UTC"), count, [None, timestamps]),
+            pa.Array.from_buffers(pa.int32(), count, [None, types]),
+            pa.Array.from_buffers(pa.binary(), count, [self._key_bits, key_offsets, keys]),
+            pa.Array.from_buffers(pa.binary(), count, [None, value_offsets, values]),
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _large_pages(size: int) -> pa.Buffer:
+    """Return a buffer whose memory the kernel clears in large pages."""
+    return pa.py_buffer(system.port.private_memory(size))
 
 
 def parts(batch: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
@@ -153,13 +156,13 @@ class Columns:
             raise ValueError("column value has nulls; a record's value is bytes, perhaps none")
         has_keys = "key" in batch.schema.names
         self._key = _binary(batch, "key") if has_keys else pa.array([], pa.binary())
-        self.has_key = _items(_values(pc.cast(self._key.is_valid(), pa.uint8())), "B") if has_keys else bytes(self.rows)
+        self.has_key = _items(_values(pc.cast(self._key.is_valid(), pa.uint8())), "B") if has_keys else None
         self.key_offsets: memoryview
         self.keys: memoryview | bytes
-        self.key_offsets, self.keys = _offsets(self._key) if has_keys else (_zeros(self.rows + 1), b"")
+        self.key_offsets, self.keys = _offsets(self._key) if has_keys else (_zeros(1), b"")
         self.value_offsets, self.values = _offsets(self._value)
-        self._types = _cast(batch, "type", pa.uint8(), 0)
-        self._timestamps = _cast(batch, "timestamp", pa.timestamp("ns"), None)
+        self._types = _cast(batch, "type", pa.uint8(), 0) if "type" in batch.schema.names else None
+        self._timestamps = _cast(batch, "timestamp", pa.timestamp("ns"), None) if "timestamp" in batch.schema.names else None
 
     @cached_property
     def largest(self) -> int:
@@ -194,9 +197,9 @@ class Columns:
             self.has_key,
             self.value_offsets,
             self.values,
-            _items(_values(self._types), "B"),
+            None if self._types is None else _items(_values(self._types), "B"),
             codec,
-            _items(_values(self._timestamps), "q"),
+            None if self._timestamps is None else _items(_values(self._timestamps), "q"),
             self.least if rows is None else 0,
         )
 
@@ -216,16 +219,13 @@ def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 def _cast(batch: pa.RecordBatch, name: str, kind: pa.DataType, default: int | None) -> pa.Array:
     """Return a column as `kind` without nulls: uint8 types, or int64 timestamps where -1 means now."""
-    if name not in batch.schema.names:
-        array = pa.nulls(batch.num_rows, kind)
-    else:
-        array = batch.column(name)
-        if pa.types.is_timestamp(kind) and not (pa.types.is_timestamp(array.type) or pa.types.is_int64(array.type)):
-            raise TypeError(f"column {name} is {array.type}; it must be a timestamp or int64, ns since 1970")
-        try:
-            array = array.cast(pa.int64()).cast(kind) if pa.types.is_int64(array.type) else array.cast(_zoned(kind, array.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ValueError(f"column {name} doesn't fit: {error}") from error
+    array = batch.column(name)
+    if pa.types.is_timestamp(kind) and not (pa.types.is_timestamp(array.type) or pa.types.is_int64(array.type)):
+        raise TypeError(f"column {name} is {array.type}; it must be a timestamp or int64, ns since 1970")
+    try:
+        array = array.cast(pa.int64()).cast(kind) if pa.types.is_int64(array.type) else array.cast(_zoned(kind, array.type))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(f"column {name} doesn't fit: {error}") from error
     if default is not None:
         return array.fill_null(default)
     array = array.cast(pa.int64())

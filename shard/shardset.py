@@ -198,9 +198,8 @@ class ShardSet:
         shards, rows = array("i", bytes(4 * columns.rows)), array("i", bytes(4 * columns.rows))
         ends = array("i", bytes(4 * len(self.shards)))
         if columns.rows:
-            self._turn = hash_column(
-                columns.key_offsets, columns.keys, columns.has_key, len(self.shards) - 1, self._turn, memoryview(shards)
-            )
+            has_key = memoryview(bytes(columns.rows)) if columns.has_key is None else columns.has_key
+            self._turn = hash_column(columns.key_offsets, columns.keys, has_key, len(self.shards) - 1, self._turn, memoryview(shards))
             group(memoryview(shards), memoryview(ends), memoryview(rows))
         starts = [0, *ends[:-1]]
         return {

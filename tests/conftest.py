@@ -9,13 +9,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import crash_states
 import pytest
 from hypothesis import settings
 from rings import Ring
 
 import kvspool
 from kvspool import _frames_py
-from kvspool.spool import pair
 
 settings.register_profile("kvspool", deadline=None)  # how long an example takes says more about the machine than about us
 settings.load_profile("kvspool")
@@ -52,10 +52,10 @@ def make_ring() -> Iterator[Callable[..., Ring]]:
 
 
 @pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+def interpreted() -> Iterator[None]:
     """Let every log use the interpreted twin, whose calls to the system all go through the port."""
-    monkeypatch.setattr(pair, "FrameReader", _frames_py.FrameReader)
-    monkeypatch.setattr(pair, "FrameWriter", _frames_py.FrameWriter)
+    with crash_states.interpreted():
+        yield
 
 
 @pytest.fixture
@@ -66,9 +66,13 @@ def log(tmp_path: Path) -> Iterator[kvspool.Spool]:
 
 
 @pytest.fixture
-def open_files() -> Callable[[], set[str]]:
-    """Count what this process holds: the targets of its descriptors that lie in a spool, and its mappings of them."""
+def open_files() -> Iterator[Callable[[], set[str]]]:
+    """Count what this process holds: the targets of its descriptors that lie in a spool, and its mappings of them.
+
+    Until the test is over the collector looks only at what is made in it: that makes `gc.collect` cheap.
+    """
     gc.collect()  # what earlier tests left to the collector must not go while one counts
+    gc.freeze()
 
     def held() -> set[str]:
         names = set()
@@ -81,7 +85,8 @@ def open_files() -> Callable[[], set[str]]:
         names.update(f"map {line}" for line in mapped)
         return {name for name in names if "/spool." in name or "inotify" in name}
 
-    return held
+    yield held
+    gc.unfreeze()
 
 
 @pytest.fixture

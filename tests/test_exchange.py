@@ -292,3 +292,19 @@ def test_the_command_resizes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert "4.0 KiB to 8.0 KiB" in capsys.readouterr().out
         assert main(["resize", str(log.path), "1PiB"]) == 2
         assert log.capacity == 8192
+
+
+def test_a_table_of_a_large_log_has_every_record_that_was_appended(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    with kvspool.create(tmp_path / "log", capacity="32MiB") as log:
+        keys = [None if at % 3 == 0 else b"%d" % at for at in range(150_000)]
+        values = [b"%d" % at * (at % 9 + 1) for at in range(150_000)]
+        for at in range(0, 150_000, 10_000):
+            log.append_many(values[at : at + 10_000], keys=keys[at : at + 10_000], type=at // 10_000)
+        table = log.read_arrow()
+        table.validate(full=True)
+        assert table.column("sequence").to_pylist() == list(range(150_000))
+        assert table.column("key").to_pylist() == keys
+        assert table.column("value").to_pylist() == values
+        assert table.column("type").to_pylist() == [at // 10_000 for at in range(150_000)]
+        assert log.read_arrow(limit=140_000).equals(table.slice(0, 140_000))

@@ -21,7 +21,7 @@ from kvspool import _frames_py as frames
 from kvspool.spool import format
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import FrameReader
+    from kvspool._frames_py import Ring
 
 
 class State(NamedTuple):
@@ -52,7 +52,7 @@ def newest(front: memoryview, header: format.Header) -> tuple[int | None, format
     return which, best
 
 
-def state(reader: FrameReader) -> State:
+def state(reader: Ring) -> State:
     """Return what a checkpoint may say, and what is on disk once a flush that begins now is done."""
     while True:
         tail, next_sequence, timestamp = reader.mark()

@@ -69,7 +69,7 @@ class Cursor:
         if self.pair.is_closed:
             raise Closed(f"{self.pair.path} was closed; open it again")
         while True:
-            end = self._end_now() if self.end is None else self.end[0]
+            end = self.reader.edge_now() if self.end is None else self.end[0]
             taken = take(end, *rest)
             if len(taken):
                 self._overruns = 0
@@ -85,11 +85,6 @@ class Cursor:
                 self.lost += gap.count
                 self.count_gap()
                 return gap
-
-    def _end_now(self) -> int:
-        """Return the position up to which there is something to read now."""
-        tail = self.reader.tail()
-        return min(self.reader.word(SYNCED), tail) if self._is_synced else tail
 
     def overrun_reason(self) -> str:
         """Return why frames are gone that the cursor stood before."""
@@ -353,8 +348,11 @@ class Following(Reading):
     def _next_batch(self, most: int) -> list[Any]:
         """Return the next records as soon as there are any; nothing once the timeout has passed, or another thread has closed us."""
         reader = self._reader
+        dozed = self._batch.rise()
         batch = self._fetch(most)
-        deadline = None if batch or self._timeout is None else system.port.monotonic() + self._timeout
+        if not batch and dozed and not self.is_over:
+            refuse_vanished(self.cursor.pair)
+        deadline = None if batch or self._timeout is None else system.port.monotonic() + self._timeout - dozed / 1e9
         while not batch and not self.is_over:
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
             if left <= 0:
@@ -367,7 +365,16 @@ class Following(Reading):
                 batch = self._watch_and_fetch(left, most)
             if not batch and not self.is_over:
                 refuse_vanished(self.cursor.pair)
+        if batch and not isinstance(batch[0], Gap):
+            self._lie_down()
         return batch
+
+    def _lie_down(self) -> None:
+        """Let the next records come without a step of Python between, where nothing else has to be done for them."""
+        seat = self._seat
+        if seat is not None and seat.is_ours and self._bed_of is self.cursor.pair and self._make is Record and not self._spin:
+            longest = POLL if self._timeout is None else min(POLL, self._timeout)
+            self._batch.lie_down(self._reader, self.cursor.pair, seat.bell, round(longest * 1e9), BATCH, Record)
 
     def _take_seat(self) -> seats.Seat | None:
         """Return the seat to sleep in, if there is one. One from before a fork is the parent's; before a resize, the old files'."""

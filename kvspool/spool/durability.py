@@ -22,21 +22,20 @@ import atexit
 import errno
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, Protocol
 
 import posix_ipc
 
 from kvspool import _frames_py as frames
 from kvspool import system
-from kvspool._frames import Bell
+from kvspool._frames import Bell, FlushGroup
 from kvspool.errors import Closed, KvspoolError, LockTimeout, Poisoned, Reentered
 from kvspool.spool import checkpoints, format, seats
 from kvspool.spool.pair import Pair
 
 SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
-LONGEST_WAIT = 2_000_000  # ns until a look whether another process is done, for one that was killed wakes nobody
+LONGEST_TIMEOUT = 1e9  # seconds, so that nanoseconds fit into a word
 
 
 class Flusher:
@@ -44,11 +43,10 @@ class Flusher:
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        self._reader = pair.reader(0, 0)
+        self._group = FlushGroup(pair.ring, pair.control, pair.seed)
+        self._guard = threading.RLock()
         self._boot_id = system.port.boot_id()
         self._bells: list[Bell | None] = [None] * (frames.SEATS + 1)
-        self._turn = threading.Condition()
-        self._leader = 0  # the thread that flushes, or waits for another process that does
 
     def sync(self, timeout: float) -> int:
         """Put everything that was appended so far on disk, and what readers have committed.
@@ -56,28 +54,33 @@ class Flusher:
         Returns the sequence below which all is there. Raises what `flush_below` does.
         """
         self.flush(timeout)
-        with self._in_use():
+        with self.pair.in_use() as is_open:
+            if not is_open:
+                raise self._closed()
             self.flush_control()
-        return int(self._reader.word(format.SYNCED_SEQ))
+        return int(self._group.word(format.SYNCED_SEQ))
 
     def flush(self, timeout: float) -> None:
         """Put everything that was appended so far on disk."""
-        self.flush_below(checkpoints.state(self._reader).next_seq, timeout)
+        self.flush_below(self._group.mark()[1], timeout)
 
     def flush_below(self, sequence: int, timeout: float) -> None:
         """Return when every record below `sequence` is on disk, whoever put it there.
 
         Raises Poisoned if the disk fails, or failed before; LockTimeout after `timeout` seconds, Closed, Reentered.
         """
-        if self._leader == threading.get_ident():
+        if self._group.leader == threading.get_ident():
             raise Reentered("a signal handler may not flush a handle in the middle of a flush of it; let it use a handle of its own")
-        deadline = system.port.monotonic() + timeout
-        with self._in_use():
-            try:
-                if self._take_turn(sequence, deadline):
-                    self._lead(sequence, deadline)
-            finally:
-                self._end_turn()
+        with self.pair.in_use() as is_open:
+            if not is_open:
+                raise self._closed()
+            found = self._lead_or_follow(sequence, timeout)
+        if found == frames.FAILED:
+            number = self._group.word(frames.SYNC_ERROR)
+            raise Poisoned(f"{self.pair.path}: a flush to disk failed before (errno {number}); copy it to a sound disk")
+        if found == frames.LATE:
+            who = "another thread" if self._group.leader else "another process"
+            raise LockTimeout(f"{self.pair.path}: {who} flushes, and is not done yet")
 
     def flush_alone(self) -> None:
         """Put all on disk, for files that nobody else has seen yet: no lock is taken."""
@@ -89,76 +92,29 @@ class Flusher:
         """Flush spool.ctl."""
         self._flush_file(self.pair.control_fd)
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        with self.pair.in_use() as is_open:
-            if not is_open:
-                raise Closed(f"{self.pair.path} was closed; open it again")
-            yield
+    def _closed(self) -> Closed:
+        return Closed(f"{self.pair.path} was closed; open it again")
 
-    # Waiting.
-
-    def _take_turn(self, sequence: int, deadline: float) -> bool:
-        """Return True once this thread leads those of the process, False once there is nothing left to do."""
-        with self._turn:
-            while not self._is_reached(sequence):
-                if not self._leader:
-                    self._leader = threading.get_ident()
-                    return True
-                left = deadline - system.port.monotonic()
-                if left <= 0:
-                    raise self._too_slow("another thread")
-                self._turn.wait(left)
-        return False
-
-    def _end_turn(self) -> None:
-        with self._turn:
-            if self._leader == threading.get_ident():
-                self._leader = 0
-                self._turn.notify_all()
-
-    def _lead(self, sequence: int, deadline: float) -> None:
-        """Flush under the sync lock, unless another process gets there before."""
-        fd = self.pair.sync_lock_fd
-        while True:
-            synced = self._reader.word(format.SYNCED)
-            if self._is_reached(sequence):
-                return
-            is_ours = False
-            try:
-                is_ours = system.port.try_lock(fd, format.SYNC_LOCK)
-                if is_ours:
-                    if not self._is_reached(sequence):
-                        self._flush()
-                    return
-            finally:
-                # Whether we have it or not: an exception out of a signal handler may have come before we knew.
-                system.port.unlock(fd, format.SYNC_LOCK)
-                if is_ours:
-                    self._reader.wake_all(format.SYNCED)
-            left = deadline - system.port.monotonic()
-            if left <= 0:
-                raise self._too_slow("another process")
-            self._reader.wait_word(format.SYNCED, synced, min(LONGEST_WAIT, int(left * 1e9)))
-
-    def _is_reached(self, sequence: int) -> bool:
-        """Return whether that is done. Raises Poisoned if a flush failed, even where an earlier one had done it."""
-        reader = self._reader
-        # What lies behind the end of the log is damage, and proves nothing.
-        is_flushed = sequence <= reader.word(format.SYNCED_SEQ) <= reader.mark()[1]
-        if number := reader.word(frames.SYNC_ERROR):
-            raise Poisoned(f"{self.pair.path}: a flush to disk failed before (errno {number}); copy it to a sound disk")
-        return is_flushed
-
-    def _too_slow(self, who: str) -> LockTimeout:
-        return LockTimeout(f"{self.pair.path}: {who} flushes, and is not done yet")
+    def _lead_or_follow(self, sequence: int, timeout: float) -> int:
+        """Wait until another one has done it, or do it for all who wait; return what `FlushGroup.come` found."""
+        thread = threading.get_ident()
+        if self._group.lock_fd < 0:
+            with self._guard:  # threads must not open two, which would exclude each other
+                self._group.lock_fd = self.pair.sync_lock_fd
+        try:
+            found: int = self._group.come(sequence, thread, int(min(LONGEST_TIMEOUT, timeout) * 1e9))
+            if found == frames.LEADS:
+                self._flush()
+            return found
+        finally:
+            self._group.leave(thread)
 
     # Flushing, under the sync lock.
 
     def _flush(self) -> None:
         """Put a checkpoint and the data that it speaks of on disk, and tell all."""
-        state = checkpoints.state(self._reader)
-        synced = self._reader.word(format.SYNCED)
+        state = checkpoints.state(self._group)
+        synced = self._group.word(format.SYNCED)
         at, raw = checkpoints.successor(self.pair.front, self.pair.header, state, synced, self._boot_id)
         self._flush_file(self.pair.data_fd, raw, at)
         checkpoints.announce(self.pair.control, state)
@@ -166,7 +122,7 @@ class Flusher:
 
     def _ring(self) -> None:
         """Wake the readers who wait for what is on disk now. One that misses it looks by himself, so nothing that fails here matters."""
-        wanted = self._reader.take_bell()
+        wanted = self._group.take_bell()
         if wanted:
             with suppress(OSError, posix_ipc.Error):
                 seats.wake(self.pair, wanted, self._bells)

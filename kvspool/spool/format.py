@@ -36,7 +36,7 @@ LARGEST_KEY = frames.NO_KEY - 1
 
 # Bytes of spool.ctl, or of spool.lck where there is one, that are locked (open file description locks), one each.
 APPEND_LOCK = frames.APPEND_LOCK  # writers: everything in TAIL, HEAD, INDEX and the ring
-SYNC_LOCK = 1  # one process flushes for all who wait: SYNCED, and CHECKPOINTS of spool.dat
+SYNC_LOCK = frames.SYNC_LOCK  # one process flushes for all who wait: SYNCED, and CHECKPOINTS of spool.dat
 ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair, resize
 KEYS_LOCK = 3  # who adds to the key table
 SEAT_LOCKS = 512  # + seat: the reader that sleeps there
@@ -113,7 +113,11 @@ class Control(NamedTuple):
     synced: Annotated[int, "Q", "every frame before this position is on disk; sync lock"]
     synced_seq: Annotated[int, "Q", "and so every sequence below this one"]
     sync_error: Annotated[int, "Q", "errno of the first failed flush; not 0: no more records are taken"]
-    synced_reserved: Annotated[bytes, "40s", "zeros"]
+    synced_reserved: Annotated[bytes, "8s", "zeros"]
+    flushes: Annotated[int, "Q", "counts, roughly, how often the sync lock was given back; who waits sleeps on its low half (a futex)"]
+    came: Annotated[int, "Q", "counts, roughly, those who came to wait for a flush; this and the next two are hints"]
+    began: Annotated[int, "Q", "`came` as it was when the last flush began; sync lock"]
+    goal: Annotated[int, "Q", "what `came` will be once all whom that flush woke are back; sync lock"]
     wanted: Annotated[int, "Q", "byte 0: a reader sleeps on inotify; 1..6: on that seat's semaphore; who publishes or syncs wakes"]
     bell: Annotated[int, "Q", "a writer wakes by writing a byte here through the file, which inotify sees"]
     seats: Annotated[bytes, "48s", "6 words: how often each seat was taken, so that a writer knows a new semaphore"]
@@ -286,7 +290,12 @@ for _word, _name in (
     (frames.TAIL, "tail"),
     (frames.MARKS, "mark_a_tail"),
     (frames.MARKS + frames.MARK_WORDS, "mark_b_tail"),
+    (frames.SYNCED_SEQ, "synced_seq"),
     (frames.SYNC_ERROR, "sync_error"),
+    (frames.FLUSHES, "flushes"),
+    (frames.CAME, "came"),
+    (frames.BEGAN, "began"),
+    (frames.GOAL, "goal"),
     (frames.WANTED, "wanted"),
     (frames.HOLDER, "holder_id_low"),
     (frames.ASKED, "asked"),

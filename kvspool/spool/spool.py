@@ -29,7 +29,7 @@ import posix_ipc
 
 from kvspool import _frames_py as frames
 from kvspool import forks, holders, locks, system
-from kvspool._frames import FrameWriter, measure
+from kvspool._frames import FrameWriter, Single, measure
 from kvspool.errors import (
     Closed,
     KvspoolError,
@@ -127,7 +127,7 @@ class Row(NamedTuple):
     timestamp: int
 
 
-class Spool:
+class Spool(Single):
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
     It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it. It
@@ -142,6 +142,7 @@ class Spool:
 
         durability, sync_interval: in place of what the log's header says.
         """
+        super().__init__()
         self.path = pair.path
         self.timeout = timeout
         self.recovery = _settled(pair, timeout)
@@ -155,7 +156,6 @@ class Spool:
         self.is_durable = self.durability == "disk"
         self._flusher: Flusher | None = None
         self._background: Background | None = None
-        self._writer: FrameWriter | None = None
         self._process = -1  # that opened the writer
         self._thread_lock = threading.RLock()
         self._is_forked = False
@@ -163,27 +163,10 @@ class Spool:
 
     # Writing.
 
-    def append(
-        self,
-        value: Any,
-        *,
-        key: bytes | None = None,
-        type: int = 0,
-        timestamp: int | None = None,
-        timeout: float | None = None,
-        durable: bool = False,
+    def append_slowly(
+        self, value: Any, key: bytes | None, type: int, timestamp: int | None, timeout: float | None, durable: bool
     ) -> int:
-        """Append one record and return its sequence; it survives the death of this process when the call returns.
-
-        value: bytes, str, or what the log's codec takes. key: bytes, or None for no key. type: 0..255, the caller's. timestamp: ns
-        since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's. timeout: seconds to
-        wait for the lock and for room (default: the handle's). durable: return when the record is on disk, in a flush that is shared with
-        all who wait for one; a handle of the level "disk" always does.
-
-        Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, SpoolFull, Poisoned, Corruption, Closed,
-        Reentered; PermissionError where one may only read. Nothing was written then. A log that was deleted is noticed within a second:
-        LogVanished. If only the flush fails, the record was appended: NotDurable, or Poisoned with a note, says so.
-        """
+        """Append what needs more than one step; see `append`."""
         if value.__class__ is bytes:
             codec = 0
         else:
@@ -192,7 +175,8 @@ class Spool:
             _check(key, type, timestamp)
         writer = self._writer
         if writer is not None and writer.is_one_step:
-            sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp)
+            append = writer.append_soon if durable or self.is_durable else writer.append
+            sequence = append(key, value, type, codec, -1 if timestamp is None else timestamp)
             if sequence >= 0:
                 if writer.bell:
                     self.ring(writer)
@@ -731,10 +715,12 @@ class Spool:
         """Return when the records that were just appended are on disk. Raises Poisoned, or NotDurable for any other error."""
         try:
             self.give_up()  # the append lock is never held across a flush
-            with self._thread_lock:
-                self._open_writer()
-                flusher = self._flusher
-            assert flusher is not None
+            flusher = self._flusher
+            if flusher is None:  # after a resize, or a close by another thread
+                with self._thread_lock:
+                    self._open_writer()
+                    flusher = self._flusher
+                assert flusher is not None
             flusher.flush_below(appended.stop, self.timeout if timeout is None else timeout)
         except Poisoned as error:
             error.add_note(f"sequences {appended[0]} to {appended[-1]} were appended before, and may not be on disk")

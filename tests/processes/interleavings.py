@@ -6,12 +6,15 @@ waits for a lock that is held by the one that was stopped would wait for ever, s
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from crash_states import traced
+
 from kvspool import Gap, Spool
+from kvspool.spool import format
 
 SOURCES = ("/kvspool/",)
 
@@ -24,30 +27,31 @@ def run(first: Callable[[], Any], second: Callable[[], Any], stops: tuple[int, .
     seen = 0
     results: list[Any] = []
 
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
+    def on_opcode(frame: FrameType) -> None:
         nonlocal seen
-        if not any(source in frame.f_code.co_filename for source in SOURCES):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            seen += 1
-            if seen in stops:
-                sys.settrace(None)
-                results.append(second())
-                sys.settrace(trace)
-        return trace
+        seen += 1
+        if seen in stops:
+            results.append(second())  # untraced, as is all that happens here
 
-    sys.settrace(trace)
-    try:
-        result = first()
-    finally:
-        sys.settrace(None)
+    result = traced(first, on_opcode, SOURCES)
     return result, results, seen
 
 
-def account(log: Spool, start: int = 0) -> dict[int, bytes]:
+class Files:
+    """The bytes of a log's files as they were, to be put back in place under every mapping."""
+
+    def __init__(self, path: Path) -> None:
+        self.files = {path / name: (path / name).read_bytes() for name in (format.CONTROL_FILE, format.DATA_FILE)}
+
+    def put_back(self) -> None:
+        for path, content in self.files.items():
+            with open(path, "r+b") as file:
+                file.write(content)
+
+
+def account(log: Spool, start: int = 0, field: str = "value") -> dict[int, Any]:
     """Return the values of all records that are there by their sequences, having checked that every sequence is one or lies in a Gap."""
-    found: dict[int, bytes] = {}
+    found: dict[int, Any] = {}
     expected = start
     for item in log.read(start, on_gap="yield"):
         first, last = (item.first, item.last) if isinstance(item, Gap) else (item.sequence, item.sequence)
@@ -56,6 +60,6 @@ def account(log: Spool, start: int = 0) -> dict[int, bytes]:
         if isinstance(item, Gap):
             assert item.reason == "overrun", item
         else:
-            found[item.sequence] = item.value
+            found[item.sequence] = getattr(item, field)
     assert expected == log.stats().next_sequence
     return found

@@ -1,139 +1,761 @@
-"""A process killed at every bytecode of what it does to a log, appends apart: what it acknowledged is there, and the next one goes on.
+"""A process killed at every opcode of what it does to a log: what it acknowledged is there, it is done or not, and the next one goes on.
 
-KVSPOOL_ALL_SCHEDULES=1 tries every opcode; the default is an even sample. `test_opcodes` does it for appends.
+Each operation runs once, and every state that a kill could leave is tried, torn stores too; see `crash_states`. Then some are truly killed,
+to see that they leave the states that they should. KVSPOOL_ALL_SCHEDULES=1 tears each change in many more ways, and
+steps through more operations of the compiled twin.
 """
 
 from __future__ import annotations
 
+import io
+import mmap
 import os
+import pickle
 import random
-from collections.abc import Callable
-from itertools import count
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+import pyarrow
 import pytest
-from test_opcodes import crash
+from crash_states import Copy, Run, Shared, State, Stepped, Unsteppable, interpreted, traced
+from images import Rebooted
+from interleavings import account
 
 import kvspool
-from kvspool import Spool
+import shard
+from kvspool import Codec, Gap, Spool, _frames, arrow, errors, holders, system
+from kvspool import _frames_py as frames
+from kvspool.spool import format, seats
+from kvspool.spool.pair import Pair
+from kvspool.spool.spool import Row
 
-CRASHES = 10**9 if os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1" else 25
-BEFORE = [b"%d" % at for at in range(10)]
-
-
-def commit(path: Path) -> range:
-    with kvspool.open(path / "log") as log, log.reader("old") as reader:
-        for _ in reader.read(limit=3):
-            pass
-        return range(reader.commit())
-
-
-def commit_is_old_or_new(path: Path, log: Spool) -> None:
-    with log.reader("old") as reader:
-        before = reader.sequence
-        assert before % 3 == 0 or before == 10, "the place before, or the one after"
-        assert len(list(reader.read())) == 10 - before
-        reader.rewind()
-        assert reader.commit() == 0
+BEFORE = [b"before %d" % at + bytes(60) for at in range(50)]
+BATCH = [b"%d" % at + bytes(120) for at in range(9)]  # a third of the ring: in pieces, over its end, with room made
+KEYED = [{"key": at, f"key {at % 3}": None} for at in range(40)]
+KILLS = 3  # true ones of each operation
+ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
+CHOICES = 400 if ALL else 24  # ways to tear one change, at most
 
 
-def open_reader(path: Path) -> range:
-    with kvspool.open(path / "log") as log, log.reader("new") as reader:
-        return range(reader.sequence)
+class Said:
+    """How much an operation has acknowledged; its children's words count, too."""
+
+    def __init__(self) -> None:
+        self.words = memoryview(mmap.mmap(-1, 8)).cast("Q")
+
+    def append(self, value: object) -> None:
+        self.words[0] += 1
+
+    def extend(self, values: Sequence[object]) -> None:
+        self.words[0] += len(values)
+
+    def clear(self) -> None:
+        self.words[0] = 0
+
+    def __len__(self) -> int:
+        return self.words[0]
 
 
-def reader_is_there_or_not(path: Path, log: Spool) -> None:
-    assert [reader.name for reader in log.readers() if not reader.damaged] in (["new", "old"], ["old"])
-    with log.reader("new") as reader:
-        assert len(list(reader.read())) == 10
-    log.delete_reader("new")
+class Case:
+    """An operation, what is there before it, and what must be true after a crash of it.
+
+    said: what it has acknowledged. The directory holds `log`, with which most have to do.
+    """
+
+    log_id = ""  # whose semaphores belong to the state
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.said = Said()
+        self.handle: Spool | None = None
+        self.prepare()
+
+    def prepare(self) -> None:
+        with kvspool.create(self.root / "log", capacity=4096) as log:
+            log.append_many(BEFORE)
+            log.reader("old", 40).close()
+
+    def warm(self) -> None:
+        """Open what `run` needs, and use it once."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def check(self, root: Path, said: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        if self.handle is not None:
+            self.handle.close()
 
 
-def delete_reader(path: Path) -> range:
-    with kvspool.open(path / "log") as log:
-        log.delete_reader("old")
-        return range(0)
+# Appends.
 
 
-def reader_was_deleted_or_not(path: Path, log: Spool) -> None:
-    assert [reader.name for reader in log.readers() if not reader.damaged] in ([], ["old"])
-    log.reader("old").close()
+class Append(Case):
+    """Append `values` behind `before`; `append` says how."""
+
+    options: dict[str, Any] = {}
+    before: list[Any] = BEFORE
+    values: list[Any] = [b"one" * 40]
+    is_open = False
+
+    def prepare(self) -> None:
+        with kvspool.create(self.root / "log", capacity=4096, **self.options) as log:
+            log.append_many(self.before)
+            assert log.stats().first_sequence > 0, "it makes room"
+        if self.is_open:
+            self.handle = kvspool.open(self.root / "log")
+            self.handle.append(self.before[-1])
+            self.before = [*self.before, self.before[-1]]
+
+    def run(self) -> None:
+        if self.handle is not None:
+            self.append(self.handle)
+        else:
+            with kvspool.open(self.root / "log") as log:
+                self.append(log)
+
+    def append(self, log: Spool) -> None:
+        self.said.append(log.append(self.values[0], key=b"key"))
+
+    def check(self, root: Path, said: int) -> None:
+        expected = dict(enumerate([*self.before, *self.values]))
+        with kvspool.open(root / "log", timeout=0) as log:
+            end = log.stats().next_sequence
+            assert len(self.before) + said <= end <= len(self.before) + len(self.values)
+            assert log.verify().is_sound
+            assert log.append(b"after") == end
+            found = account(log, field="data")
+            assert found.pop(end) == b"after"
+            assert found == {sequence: expected[sequence] for sequence in found}
+            assert len(found) > 10 and log.verify().is_sound
 
 
-def sync(path: Path) -> range:
-    with kvspool.open(path / "log") as log:
-        log.append(b"to be synced")
-        return range(log.sync())
+class AppendOpen(Append):
+    is_open = True
+
+    def warm(self) -> None:
+        self.handle = kvspool.open(self.root / "log")
+        with self.handle.writer() as writer:
+            for _ in range(2):
+                writer.append(b"warm")
 
 
-def synced_tells_the_truth(path: Path, log: Spool) -> None:
-    stats = log.stats()
-    assert stats.synced_sequence <= stats.next_sequence
-    assert stats.sync_error == 0
-    assert log.append(b"after") == stats.next_sequence
-    assert log.sync() == stats.next_sequence + 1
+class AppendMany(Append):
+    values = BATCH
+
+    def append(self, log: Spool) -> None:
+        self.said.extend(log.append_many(self.values))
 
 
-def create(path: Path) -> range:
-    kvspool.create(path / "made", capacity=4096, allow_unsafe_fs=True).close()  # without a look at all mounts, opcode by opcode
-    return range(0)
+class AppendManyOpen(AppendOpen, AppendMany):
+    pass
 
 
-def log_is_whole_or_not_there(path: Path, log: Spool) -> None:
-    opens = kvspool.open if (path / "made").exists() else lambda at: kvspool.create(at, capacity=4096)
-    with opens(path / "made") as made:
-        assert made.append(b"first") == 0
-    for file in (path / "made").iterdir():
-        file.unlink()
-    (path / "made").rmdir()
+class Burst(Append):
+    values = BATCH
+
+    def append(self, log: Spool) -> None:
+        with log.writer() as writer:
+            for value in self.values:
+                self.said.append(writer.append(value))
 
 
-def intern(path: Path) -> range:
-    with kvspool.open(path / "keyed") as log:
-        return range(log.append({f"key {random.getrandbits(40):x}": 1}))
+class BurstOpen(AppendOpen, Burst):
+    pass
 
 
-def every_key_is_known(path: Path, log: Spool) -> None:
-    with kvspool.open(path / "keyed", timeout=0) as keyed:
-        at = keyed.append({"key": 2})
-        data = [record.data for record in keyed]
-        assert data[-1] == {"key": 2} and all(list(one.values()) in ([1], [2]) for one in data)
-        assert keyed.stats().next_sequence == at + 1
+class AppendRows(Append):
+    values = BATCH
+
+    def append(self, log: Spool) -> None:
+        self.said.extend(log.append_rows([Row(b"key", value, 7, Codec.RAW, 1) for value in self.values]))
 
 
-CASES: list[tuple[Callable[[Path], range], Callable[[Path, Spool], None]]] = [
-    (commit, commit_is_old_or_new),
-    (open_reader, reader_is_there_or_not),
-    (delete_reader, reader_was_deleted_or_not),
-    (sync, synced_tells_the_truth),
-    (create, log_is_whole_or_not_there),
-    (intern, every_key_is_known),
+class AppendArrow(Append):
+    values = BATCH
+    table = pyarrow.table({"value": BATCH, "key": [b"key"] * len(BATCH)})
+
+    def append(self, log: Spool) -> None:
+        assert arrow  # imported before, and not opcode by opcode
+        self.said.extend(log.append_arrow(self.table))
+
+
+class AppendDurably(Append):
+    options = {"durability": "disk"}
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=0, durability="memory") as log:
+            assert log.stats().synced_sequence >= said and len(self.before) + said <= log.stats().next_sequence
+        super().check(root, said)
+
+
+class AppendNewKeys(Append):
+    options = {"codec": "keyed"}
+    before = KEYED * 3
+    values = [{"new": 1, "key": 2}, {"new": 2, "other": 3, "and another": [{"deep": None}]}]
+
+    def append(self, log: Spool) -> None:
+        for value in self.values:
+            self.said.append(log.append(value))
+
+    def check(self, root: Path, said: int) -> None:
+        super().check(root, said)
+        with kvspool.open(root / "log", timeout=0) as log:
+            at = log.append({"new": 4, "newer": 5})
+            assert account(log, field="data")[at] == {"new": 4, "newer": 5}
+            table = log._live().key_table
+            assert table is not None and table.is_whole() and len(set(table.keys.names.values())) == len(table.keys.names)
+
+
+class Import(Append):
+    values = [f"value {at} " + "x" * 100 for at in range(9)]
+
+    def append(self, log: Spool) -> None:
+        lines = "".join(f'{{"value": "{value}", "codec": "text"}}\n' for value in self.values)
+        imported = kvspool.import_(log, io.BytesIO(lines.encode()), "jsonl")
+        self.said.extend(range(imported.records))
+
+
+class AppendForWaiting(Append):
+    """Two readers wait, in a seat and by inotify."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.pair = Pair(self.root / "log")
+        self.log_id = self.pair.header.log_id.hex()
+        self.seat = seats.take(self.pair)
+        assert self.seat is not None
+        for number in (0, self.seat.number):
+            self.pair.reader(0, 0).ask_for_bell(number)
+
+    def check(self, root: Path, said: int) -> None:
+        super().check(root, said)
+        # Whoever took the word rang, or was killed before it could: that costs the sleeper one look. The one who asks anew is woken.
+        with kvspool.open(root / "log", timeout=0) as log:
+            control = log._live().control.cast("Q")
+            assert control[frames.WANTED] == 0, "the check's own append took it"
+            with log.follow("latest", timeout=0.001) as following:
+                assert list(following) == []
+                at = log.append(b"rings")
+                assert next(following).sequence == at
+
+    def close(self) -> None:
+        if self.seat is not None:
+            self.seat.leave()
+        self.pair.close()
+
+
+class Evict(Append):
+    """One durable reader is silent and is given up, another one is where the log ends."""
+
+    options = {"policy": "block", "reader_expiry": 1e-9}
+    values = BATCH
+
+    def prepare(self) -> None:
+        super().prepare()
+        with kvspool.open(self.root / "log") as log:
+            for name, start in (("silent", "earliest"), ("awake", "latest")):
+                log.reader(name, start).close()  # type: ignore[arg-type]
+            self.first = log.stats().first_sequence
+
+    def append(self, log: Spool) -> None:
+        self.said.extend(log.append_many(self.values))
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=0) as log:
+            end, first = log.stats().next_sequence, log.stats().first_sequence
+            is_expired = {reader.name: reader.expired for reader in log.readers()}
+            assert not is_expired["awake"] and (is_expired["silent"] or first == self.first)
+            for name, start in (("silent", self.first), ("awake", len(self.before))):
+                with log.reader(name) as reader:
+                    items = list(reader.read(on_gap="yield"))
+                    if first > start:
+                        assert items.pop(0) == Gap(start, first - 1, "expired", str(root / "log"))
+                    assert [item.sequence for item in items] == list(range(max(first, start), end))
+        super().check(root, said)
+
+
+# Durable readers.
+
+
+class Commit(Case):
+    options: dict[str, Any] = {}
+
+    def prepare(self) -> None:
+        with kvspool.create(self.root / "log", capacity=8192, **self.options) as log:
+            log.append_many(BEFORE)
+            log.reader("old", 40).close()
+
+    def run(self) -> None:
+        with kvspool.open(self.root / "log") as log, log.reader("old") as reader:
+            assert len(list(reader.read(limit=3))) == 3
+            self.said.append(reader.commit())
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=0) as log, log.reader("old") as reader:
+            at = reader.sequence
+            assert at in ((43,) if said else (40, 43))
+            assert [record.sequence for record in reader.read()] == list(range(at, 50))
+            reader.seek(41)
+            assert reader.commit() == 41
+            assert [one.sequence for one in log.readers()] == [41]
+
+
+class CommitOpen(Commit):
+    def warm(self) -> None:
+        self.handle = kvspool.open(self.root / "log")
+        self.reader = self.handle.reader("old")
+        self.reader.commit()
+        assert len(list(self.reader.read(limit=3))) == 3
+
+    def run(self) -> None:
+        self.said.append(self.reader.commit())
+
+
+class CommitWhereWritersWait(Commit):
+    options = {"policy": "block"}
+
+
+class CommitBackwards(Commit):
+    """Where writers wait, under the append lock."""
+
+    options = {"policy": "raise"}
+
+    def run(self) -> None:
+        with kvspool.open(self.root / "log") as log, log.reader("old") as reader:
+            reader.seek(10)
+            self.said.append(reader.commit())
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=0) as log, log.reader("old") as reader:
+            at = reader.sequence
+            assert at in ((10,) if said else (10, 40))
+            while True:
+                try:
+                    log.append(bytes(400))
+                except errors.SpoolFull:
+                    break
+            assert next(reader.read()).sequence == at, "what it has yet to commit is there"
+
+
+class OpenReader(Case):
+    def run(self) -> None:
+        with kvspool.open(self.root / "log") as log, log.reader("new") as reader:
+            self.said.append(reader.sequence)
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=0) as log:
+            readers = {reader.name: reader for reader in log.readers()}
+            assert set(readers) == {"new", "old"} or (set(readers) == {"old"} and not said)
+            assert not any(reader.damaged for reader in readers.values())
+            with log.reader("new") as reader:
+                assert [record.sequence for record in reader.read()] == list(account(log, field="data"))
+                assert reader.commit() == 50
+            log.delete_reader("new")
+
+
+class DeleteReader(Case):
+    def run(self) -> None:
+        with kvspool.open(self.root / "log") as log:
+            log.delete_reader("old")
+            self.said.append("old")
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=0) as log:
+            assert [reader.name for reader in log.readers() if not reader.damaged] in (([],) if said else ([], ["old"]))
+            with log.reader("old", "latest") as reader:
+                assert reader.sequence in ((50,) if said else (40, 50))
+
+
+class Wait(Case):
+    """A follower sleeps in a seat, and leaves it."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        with kvspool.open(self.root / "log") as log:
+            self.log_id = log._live().header.log_id.hex()
+
+    def run(self) -> None:
+        with kvspool.open(self.root / "log") as log, log.follow("latest", timeout=0.3) as following:
+            assert list(following) == []
+            assert following._seat is not None
+        self.said.append("left")
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=0) as log:
+            assert log.clear_seats() == [] or not said
+            assert not any(self.log_id in name for name in os.listdir("/dev/shm"))
+            with log.follow("latest", timeout=0.001) as following:
+                assert list(following) == []
+                assert log.append(b"after") == next(following).sequence == 50
+
+
+class View(Case):
+    """A record is looked at where it lies."""
+
+    def run(self) -> None:
+        with kvspool.open(self.root / "log") as log, log.view(45) as value:
+            self.said.append(bytes(value))
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=0) as log:
+            assert log.append_many(BATCH * 3) == range(50, 77), "no pin is left, and room is made"
+            assert list(account(log).values())[-20:] == (BATCH * 3)[-20:]
+
+
+# The disk.
+
+
+class Sync(Case):
+    def run(self) -> None:
+        with kvspool.open(self.root / "log") as log:
+            log.append(b"to be synced")
+            self.said.append(log.sync())
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=0) as log:
+            stats = log.stats()
+            assert stats.synced_sequence in ((51,) if said else (0, 51)) and stats.synced_sequence <= stats.next_sequence <= 51
+            assert stats.sync_error == 0
+            assert log.append(b"after") == stats.next_sequence
+            assert log.sync() == stats.next_sequence + 1
+        with system.replaced(Rebooted()), kvspool.open(root / "log", timeout=0) as log:
+            kept = [record.value for record in log.read(on_gap="skip")]
+            assert (
+                kept[-1] == b"after"
+                and kept[:-1] in (expected := [*BEFORE, b"to be synced"])[-len(kept) + 1 :]
+                or kept[:-1] == (expected[: stats.next_sequence][-len(kept) + 1 :])
+            )
+
+
+class CloseDurably(Sync):
+    """A handle that syncs when it is closed."""
+
+    def run(self) -> None:
+        with kvspool.open(self.root / "log", durability="disk") as log:
+            log.append_many([b"to be synced"])
+        self.said.append(51)
+
+
+class Create(Case):
+    def prepare(self) -> None:
+        pass
+
+    def run(self) -> None:
+        kvspool.create(self.root / "made", capacity=4096, allow_unsafe_fs=True).close()
+        self.said.append("made")
+
+    def check(self, root: Path, said: int) -> None:
+        is_there = (root / "made").exists()
+        assert is_there or not said
+        opens = kvspool.open if is_there else lambda at: kvspool.create(at, capacity=4096)
+        with opens(root / "made") as made:
+            assert made.append(b"first") == 0
+            assert made.verify().is_sound
+        assert {path.name for path in (root / "made").iterdir()} == {"spool.ctl", "spool.dat"}
+
+
+class CreateShards(Create):
+    def run(self) -> None:
+        shard.create(self.root / "made", prefix="p", bits=1, capacity=4096, allow_unsafe_fs=True).close()
+        self.said.append("made")
+
+    def check(self, root: Path, said: int) -> None:
+        if said:
+            shard.open(root / "made").close()
+        with shard.create(root / "made", prefix="p", bits=1, capacity=4096, exist_ok=True) as shards:
+            for at, one in enumerate(shards.shards):
+                assert one.append(b"%d" % at) == 0
+                assert one.verify().is_sound
+        assert len(os.listdir(root / "made")) - len(list((root / "made").glob(".*.new"))) == 2
+
+
+class Recover(Case):
+    """The machine was restarted; the ring has a hole, and what was not synced is partly there."""
+
+    def prepare(self) -> None:
+        with kvspool.create(self.root / "log", capacity=4096, policy="raise") as log:
+            log.append_many(BEFORE)
+            log.sync()
+            log.append_many([b"unsynced %d" % at * 8 for at in range(9)])
+            log.reader("old", 55).close()
+        with (self.root / "log" / format.DATA_FILE).open("r+b") as file:
+            file.seek(format.DATA_START + 1600)
+            file.write(bytes(512))
+        with Copy(self.root.with_name("expected")) as copy:
+            with Shared(self.root) as shared:
+                copy.become(shared.state())
+            self.expected = self.outcome(copy.root)
+
+    def outcome(self, root: Path) -> Any:
+        """Recover, and return all that must be the same."""
+        with system.replaced(Rebooted()), kvspool.open(root / "log", timeout=0) as log:
+            items = [(type(item), item.first, item.last) if isinstance(item, Gap) else item for item in log.read(0, on_gap="yield")]
+            with log.reader("old") as reader:
+                place = reader.sequence, [record.value for record in reader.read(on_gap="skip")]
+            return items, place, log.append(b"goes on"), log.stats().recoveries, log.verify().damaged_records
+
+    def run(self) -> None:
+        with system.replaced(Rebooted()), kvspool.open(self.root / "log") as log:
+            assert log.recovery is not None
+            self.said.append(log.recovery)
+
+    def check(self, root: Path, said: int) -> None:
+        assert self.outcome(root) == self.expected
+
+
+class Repair(Case):
+    """A flush has failed, and the control block is damaged."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        with kvspool.open(self.root / "log") as log:
+            log.append(b"last")
+            self.expected = [record.value for record in log]
+            words = log._live().control.cast("Q")
+            words[frames.SYNC_ERROR], words[frames.MARKS], words[frames.MARKS + frames.MARK_WORDS] = 5, 1, 1
+
+    def run(self) -> None:
+        self.said.append(kvspool.repair(self.root / "log"))
+
+    def check(self, root: Path, said: int) -> None:
+        if not said:
+            with kvspool.open(root / "log", timeout=0) as log:
+                try:
+                    log.append(b"after")
+                    assert log.stats().sync_error == 0
+                except (errors.Poisoned, errors.Corruption):
+                    kvspool.repair(root / "log", timeout=0)
+        with kvspool.open(root / "log", timeout=0) as log:
+            log.append(b"after")
+            assert log.stats().sync_error == 0 and log.verify().is_sound
+            kept = [record.value for record in log.read(on_gap="skip")]
+            assert [value for value in kept if value != b"after"] == self.expected[-(len(kept) - kept.count(b"after")) :]
+
+
+# A resize.
+
+
+class Resize(Case):
+    """Others have the log open; they go on in the new files or the old ones."""
+
+    before, after = 8192, 4096
+    options: dict[str, Any] = {"codec": "keyed"}
+    count = 5
+
+    def prepare(self) -> None:
+        with kvspool.create(self.root / "log", capacity=self.before, **self.options) as log:
+            for at in range(self.count):
+                log.append({"key": at, f"key {at % 3}": None})
+            log.reader("durable", self.count).close()
+
+    def run(self) -> None:
+        self.said.append(kvspool.resize(self.root / "log", self.after))
+
+    def check_with(self, copy: Copy, before: State, state: State) -> None:
+        """As `check`, for those who had the log open before."""
+        path = copy.become(before) / "log"
+        with kvspool.open(path) as writing, kvspool.open(path) as reading, reading.reader("durable") as reader:
+            following = reading.follow("latest", timeout=0)
+            expected = list(reading)
+            assert list(following) == []
+            copy.become(state)
+            with kvspool.open(path, timeout=0) as fresh:
+                assert fresh.capacity in ((self.after,) if state.said else (self.before, self.after))
+                assert list(fresh)[-len(expected) :] == expected
+                value = {"key": self.count, "new": None}
+                assert writing.append(value) == self.count
+                for found in (following, reader.read(), fresh.read(self.count)):
+                    assert [record.data for record in found] == [value]
+                assert reader.commit() == self.count + 1 == fresh.readers()[0].sequence
+                assert not fresh._live().may_have_moved, "a writer takes the word back"
+                assert fresh.verify().is_sound
+            kvspool.resize(path, 12288)
+            assert os.listdir(path.parent) == ["log"], "a later resize removes what the killed one left"
+            assert writing.append(value) == self.count + 1
+            assert [record.sequence for record in following] == [self.count + 1]
+
+
+class Grow(Resize):
+    before, after = 4096, 8192
+
+
+class ResizeAgain(Resize):
+    """The locks have a file of their own since the first one."""
+
+    options = {"codec": "keyed", "policy": "block"}
+
+    def prepare(self) -> None:
+        super().prepare()
+        kvspool.resize(self.root / "log", 12288)
+        self.before = 12288
+
+
+APPENDS = [
+    Append,
+    AppendOpen,
+    AppendMany,
+    AppendManyOpen,
+    Burst,
+    BurstOpen,
+    AppendRows,
+    AppendArrow,
+    AppendDurably,
+    AppendNewKeys,
+    Import,
+    AppendForWaiting,
+    Evict,
 ]
+READERS = [Commit, CommitWhereWritersWait, CommitBackwards, OpenReader, DeleteReader, Wait, View]
+OTHERS = [Sync, CloseDurably, Create, CreateShards, Recover, Repair]
+RESIZES = [Resize, Grow, ResizeAgain]
+STEPPED = [AppendOpen, CommitOpen, *([AppendManyOpen, BurstOpen] if ALL else [])]
+KILLED = [AppendMany, BurstOpen, AppendNewKeys, Evict, Commit, Sync, Create, Recover]
 
 
-@pytest.mark.parametrize(("operation", "check"), CASES, ids=[operation.__name__ for operation, _ in CASES])
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory that lies in memory: what a killed process leaves does not depend on a disk."""
+    path = Path(tempfile.mkdtemp(prefix="kvspool-test-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def start(memory: Path) -> Iterator[Callable[[type[Case]], Case]]:
+    """Prepare cases, on the interpreted twin, and as if another process had done it: its words are there as those of the last holder."""
+    cases: list[Case] = []
+
+    def one(kind: type[Case]) -> Case:
+        (memory / "root").mkdir()
+        with interpreted(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(holders, "ours", lambda: (1, 2, 3, 4))
+            cases.append(kind(memory / "root"))
+        return cases[-1]
+
+    yield one
+    for case in cases:
+        case.close()
+
+
+def run(case: Case) -> Run:
+    with interpreted():
+        return Run(case.run, case.root, lambda: len(case.said), case.log_id)
+
+
+@pytest.mark.parametrize("kind", [*APPENDS, *READERS, *OTHERS], ids=lambda kind: kind.__name__)
 def test_killed_at_any_opcode_it_is_done_or_not_and_the_next_one_goes_on(
-    interpreted: None, tmp_path: Path, operation: Callable[[Path], range], check: Callable[[Path, Spool], None]
+    start: Callable[[type[Case]], Case], memory: Path, kind: type[Case]
 ) -> None:
-    with kvspool.create(tmp_path / "log", capacity=1 << 20) as log:  # room for what all those that were killed appended
-        log.append_many(BEFORE)
-        log.reader("old").close()
-        kvspool.create(tmp_path / "keyed", capacity=8192, codec="keyed").close()
-        killed, acknowledged, opcodes = crash(lambda: operation(tmp_path), -1)
-        assert not killed and acknowledged is not None
-        with kvspool.open(tmp_path / "log", timeout=0) as after:
-            check(tmp_path, after)
-        kills = 0
-        step = max(1, opcodes // (min(CRASHES, 8) if operation is intern else CRASHES))  # which has ten times as many
-        for last in count(1 + random.randrange(step), step):
-            killed, acknowledged, _ = crash(lambda: operation(tmp_path), last)
-            if not killed:
-                break
-            kills += 1
-            assert acknowledged is None
-            with kvspool.open(tmp_path / "log", timeout=0) as after:
-                check(tmp_path, after)
-                assert [record.value for record in after][:10] == BEFORE
-        assert kills >= 4
-        print(f"{kills} kills in {opcodes} opcodes")
+    case = start(kind)
+    done = run(case)
+    assert case.said and len(done.states) > 1
+    count = 0
+    with Copy(memory / "copy") as copy:
+        bystander = kvspool.open(copy.become(done.states[0]) / "log", timeout=0) if kind in APPENDS else None
+        for state in done.crashes(CHOICES):
+            case.check(copy.become(state), state.said)
+            count += 1
+            if bystander is not None:
+                with kvspool.open(copy.root / "log", timeout=0) as fresh:
+                    assert list(bystander) == list(fresh), "a handle from before the crash sees the same"
+        if bystander is not None:
+            bystander.close()
+    print(f"{done.opcodes} opcodes, {len(done.states)} states, {count} with torn ones")
+
+
+@pytest.mark.parametrize("kind", RESIZES, ids=lambda kind: kind.__name__)
+def test_a_resize_killed_at_any_opcode_costs_nobody_a_record(start: Callable[[type[Case]], Case], memory: Path, kind: type[Resize]) -> None:
+    case = start(kind)
+    assert isinstance(case, Resize)
+    done = run(case)
+    count = 0
+    for state in done.crashes(CHOICES):
+        with Copy(memory / "copy") as copy:
+            case.check_with(copy, done.states[0], state)
+        count += 1
+    print(f"{done.opcodes} opcodes, {len(done.states)} states, {count} with torn ones")
+
+
+class Killer:
+    """Says what is there before the n-th opcode, and kills the process."""
+
+    def __init__(self, nth: int, case: Case, pipe: int) -> None:
+        self.left, self.case, self.pipe = nth, case, pipe
+
+    def __call__(self, frame: FrameType) -> None:
+        self.left -= 1
+        if self.left == 0:
+            with Shared(self.case.root, self.case.log_id) as shared:
+                state = shared.state()
+            os.write(self.pipe, pickle.dumps((len(self.case.said), state.directories, state.names, state.files)))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "kind", [AppendMany, BurstOpen, AppendNewKeys, Evict, Commit, Sync, Create, Recover], ids=lambda kind: kind.__name__
+)
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_process_that_is_truly_killed_leaves_the_state_that_it_saw_and_no_lock(
+    start: Callable[[type[Case]], Case], memory: Path, kind: type[Case]
+) -> None:
+    case = start(kind)
+    with Shared(case.root) as shared:
+        before = shared.state()
+    opcodes = 0
+
+    def count(frame: FrameType) -> None:
+        nonlocal opcodes
+        opcodes += 1
+
+    with interpreted():
+        traced(case.run, count)
+    for _ in range(KILLS):
+        with Copy(case.root) as copy:
+            copy.become(before)
+            case.said.clear()
+            read_end, write_end = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    with interpreted():
+                        traced(case.run, Killer(random.randrange(opcodes // 10, opcodes * 9 // 10), case, write_end))
+                finally:
+                    os._exit(1)
+            os.close(write_end)
+            with open(read_end, "rb") as pipe:
+                said, *seen = pickle.loads(pipe.read())
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+            with Shared(case.root, case.log_id) as shared:
+                assert shared.state() == State(*seen)
+            case.check(case.root, said)
+
+
+@pytest.mark.skipif(_frames.TWIN == "interpreted", reason="interpreted, the instructions are the interpreter's")
+@pytest.mark.parametrize("kind", STEPPED, ids=lambda kind: kind.__name__)
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_compiled_it_is_done_or_not_after_any_instruction_of_the_machine(memory: Path, kind: type[Case]) -> None:
+    (memory / "root").mkdir()
+    case = kind(memory / "root")
+    if isinstance(case, Append):
+        case.before = [*case.before, b"warm", b"warm"]
+    try:
+        done = Stepped(case.warm, case.run, case.root, lambda: len(case.said))
+    except Unsteppable:
+        pytest.skip("this process may not trace another one")
+    assert done.instructions > 1000 and done.states[-1].said
+    with Copy(memory / "copy") as copy:
+        count = 0
+        for state in done.crashes(0):
+            case.check(copy.become(state), state.said)
+            count += 1
+    case.close()
+    print(f"{done.instructions} instructions, {count} states")

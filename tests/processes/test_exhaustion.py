@@ -345,6 +345,6 @@ def test_little_memory_to_read_a_large_record(tmp_path: Path) -> None:
                 del got
             return reader.commit(), failures
 
-    committed, failures = in_child(use)
+    committed, failures = in_child(use, 240)
     assert committed == len(values)
     assert min(failures) >= 1

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from faults import ClockPort
-from interleavings import account, run
-from test_opcodes import Files
+from interleavings import Files, account, run
 
 import kvspool
 from kvspool import Gap, Spool, errors, system

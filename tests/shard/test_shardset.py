@@ -420,7 +420,7 @@ def test_append_arrow_puts_each_row_into_its_key_s_shard_in_order(shards: ShardS
     written = shards.append_arrow(batch, codec=Codec.TEXT)
 
     assert sum(len(part) for parts in written.values() for part in parts) == 300
-    rows = batch.to_pylist()
+    rows = batch.drop_columns(["timestamp"]).to_pylist()  # which pyarrow would give as an object of pandas
     keyed = 0
     without: dict[int, int] = {}
     for record in shards.read():

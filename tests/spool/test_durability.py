@@ -481,6 +481,103 @@ def test_killed_in_the_midst_of_a_flush_the_lock_is_free_and_others_go_on(log: S
     assert log.stats().unsynced_records == 0
 
 
+class Flushing(system.Port):
+    """Says when a flush of the records begins, and does then what it is told."""
+
+    def __init__(self, begun: Any, act: Callable[[], object]) -> None:
+        self.begun, self.act = begun, act
+
+    def flush_data(self, fd: int) -> None:
+        self.begun.set()
+        self.act()
+        super().flush_data(fd)
+
+
+def _append_and_tell(path: Path, results: Any, act: Callable[[], object] | None, begun: Any) -> None:
+    with kvspool.open(path) as log, system.replaced(system.port if act is None else Flushing(begun, act)):
+        try:
+            results.put(log.append(b"x", durable=True, timeout=60))
+        except errors.KvspoolError as error:
+            results.put(type(error).__name__)
+
+
+def _wait_for_sleepers(log: Spool, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while word(log, frames.CAME) < count and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert word(log, frames.CAME) >= count
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped and killed", "stopped and continued", "failing"])
+def test_followers_never_sleep_on_when_their_leader_is_gone(large: Spool, end: str) -> None:
+    """A leader dies, stands still or fails in the midst of a flush while others, in processes and in a thread, wait for it."""
+    context = multiprocessing.get_context("fork")
+    begun, fail, results = context.Event(), context.Event(), context.SimpleQueue()
+
+    def hold() -> None:
+        fail.wait(60)
+        raise OSError(errno.EIO, "a broken disk")
+
+    leader = context.Process(target=_append_and_tell, args=(large.path, results, hold, begun))
+    leader.start()
+    assert begun.wait(60)
+    followers = [context.Process(target=_append_and_tell, args=(large.path, results, None, None)) for _ in range(4)]
+    for follower in followers:
+        follower.start()
+    thread_results: queue.Queue[Any] = queue.Queue()
+    thread = threading.Thread(target=_append_and_tell, args=(large.path, thread_results, None, None))
+    thread.start()
+    _wait_for_sleepers(large, 6)
+    assert results.empty() and thread_results.empty(), "nobody returns before a flush has ended"
+    assert leader.pid is not None
+    if end.startswith("stopped"):
+        os.kill(leader.pid, signal.SIGSTOP)
+        with pytest.raises(errors.NotDurable):
+            large.append(b"impatient", durable=True, timeout=0.01)
+        assert results.empty() and thread_results.empty()
+    if "killed" in end:
+        os.kill(leader.pid, signal.SIGKILL)
+    else:
+        os.kill(leader.pid, signal.SIGCONT)
+        fail.set()
+    thread.join(60)
+    for process in (leader, *followers):
+        process.join(60)
+        assert process.exitcode is not None
+    found = [results.get() for _ in range(4 if "killed" in end else 5)] + [thread_results.get(timeout=60)]
+    if "killed" in end:
+        assert sorted(found) == [1, 2, 3, 4, 5]
+        assert large.append(b"y", durable=True) == large.stats().synced_sequence - 1
+    else:
+        assert found == ["Poisoned"] * 6
+        with pytest.raises(errors.Poisoned):
+            large.sync()
+
+
+@pytest.mark.parametrize("hostile", [0, 1, 2, 1 << 40, (1 << 64) - 1])
+def test_whatever_the_hints_of_a_group_say_a_durable_append_returns_when_its_record_is_on_disk(large: Spool, hostile: int) -> None:
+    words = large._live().control.cast("Q")
+    for at in (frames.FLUSHES, frames.CAME, frames.BEGAN, frames.GOAL):
+        words[at] = hostile
+        with system.replaced(Flushes()) as port:
+            assert isinstance(port, Flushes)
+            sequence = large.append(b"x", durable=True, timeout=60)
+            assert port.calls.count(format.DATA_FILE) == 1
+        assert large.stats().synced_sequence == sequence + 1
+
+
+def test_a_record_that_an_earlier_flush_covers_costs_no_flush_and_no_lock(large: Spool) -> None:
+    large.append(b"x", durable=True)
+    fd = os.open(large.path / format.CONTROL_FILE, os.O_RDWR)
+    locks.acquire(fd, format.SYNC_LOCK, 0, str)
+    assert large._flusher is not None
+    with system.replaced(Flushes()) as port:
+        assert isinstance(port, Flushes)
+        large._flusher.flush_below(1, 0)
+        assert port.calls == []
+    os.close(fd)
+
+
 # Readers that see only what is on disk.
 
 

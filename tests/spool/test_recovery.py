@@ -44,9 +44,10 @@ def test_crash_images_recover_to_what_was_synced_and_nothing_else_and_reach_ever
     # A slice of the campaign; the interpreted twin is some ten times slower, and takes less of it.
     reached: set[str] = set()
     count = 4000 if _frames.TWIN == "compiled" else 300
-    in_recovery = [images.campaign(count, 9, unit, reached.add) for unit in images.UNITS]
-    assert all(in_recovery)
+    moments = [images.campaign(count, 9, unit, reached.add) for unit in images.UNITS]
+    assert all(each.recovery for each in moments) and any(each.resize for each in moments)
     if _frames.TWIN == "compiled":
+        assert all(all(each) for each in moments)
         assert reached == {case.name for case in recovery.CASES}
 
 
@@ -215,7 +216,7 @@ def test_a_recovery_that_is_killed_at_any_store_gives_the_same_result_when_it_is
             recovery.recover(disk, BOOT, 1)
             break
         except Killed:
-            assert not epochs.is_true(control, images.LOG_ID, BOOT)
+            assert not epochs.is_true(control, disk.header.log_id, BOOT)
             disk.front, disk.ring, disk.control = front, ring, control
             recovery.recover(disk, BOOT, 1)
             assert visible(disk) == visible(once), stores
@@ -237,7 +238,7 @@ def test_of_any_image_a_recovery_that_was_killed_gives_the_same_result_when_it_i
             with suppress(Killed):
                 recovery.recover(again, BOOT, 1)
             again.front, again.ring, again.control = front, ring, control
-            if not epochs.is_true(control, images.LOG_ID, BOOT):
+            if not epochs.is_true(control, again.header.log_id, BOOT):
                 recovery.recover(again, BOOT, 1)
             assert visible(again) == visible(once)
 

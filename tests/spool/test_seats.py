@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 from children import Died, in_child, start
 
 import kvspool
-from kvspool import Spool, system
+from kvspool import Spool, errors, system
 from kvspool import _frames_py as frames
 from kvspool.cli import main
 from kvspool.spool import cursor, format, seats
@@ -126,6 +127,102 @@ def test_a_writer_opens_the_new_semaphore_of_a_seat_that_was_taken_anew(patient:
             log.append(b"%d" % at)  # the same handle all the time, which knows the semaphore of before
             thread.join()
         assert [record.value for record in got] == [b"%d" % at]
+
+
+def dozing(log: Spool, **how: Any) -> tuple[cursor.Following, threading.Thread, list[Any]]:
+    """Follow in a thread that has got two records, and sleeps in the step in which it looked for the third."""
+    following = log.follow(**how)
+    thread, got = in_thread(following)
+    for at in range(2):
+        await_sleeper(log)
+        log.append(b"%d" % at)
+    await_sleeper(log)
+    return following, thread, got
+
+
+def test_records_that_come_one_after_the_other_need_no_look_at_anything_else(
+    patient: None, log: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    next_batch = cursor.Following._next_batch
+    monkeypatch.setattr(cursor.Following, "_next_batch", lambda self, most: looks.append(most) or next_batch(self, most))
+    following, thread, got = dozing(log, limit=20)
+    for at in range(2, 20):
+        await_sleeper(log)
+        log.append(b"%d" % at)
+    thread.join()
+    following.close()
+    assert [record.value for record in got] == [b"%d" % at for at in range(20)]
+    assert len(looks) == 1
+
+
+def test_who_dozes_is_over_when_another_thread_closes_it(patient: None, log: Spool) -> None:
+    following, thread, got = dozing(log)
+    following.close()
+    thread.join()
+    assert [record.sequence for record in got] == [0, 1]
+    assert semaphores(log) == set()
+
+
+def test_who_dozes_is_told_exactly_what_was_overwritten_meanwhile(patient: None, log: Spool) -> None:
+    following, thread, got = dozing(log, on_gap="yield", limit=4)
+    assert log._pair is not None
+    log._pair.control[frames.WANTED * 8 + 1] = 0  # nobody wakes it before all of that is written
+    last = log.append_many([bytes(1000)] * 200)[-1]
+    first = log.stats().first_sequence
+    log._pair.control[frames.WANTED * 8 + 1] = 1
+    log.append(b"awake")
+    thread.join()
+    following.close()
+    assert isinstance(got[2], kvspool.Gap)
+    assert (got[2].first, got[2].last, got[2].reason) == (2, got[3].sequence - 1, "overrun")
+    assert first <= got[3].sequence <= last
+
+
+def test_who_dozes_goes_on_in_the_new_files_of_a_log_that_is_resized(log: Spool) -> None:
+    following, thread, got = dozing(log, limit=4)
+    kvspool.resize(log.path, 131072)
+    log.append(b"2")
+    log.append(b"3")
+    thread.join()
+    following.close()
+    assert [(record.sequence, record.value) for record in got] == [(at, b"%d" % at) for at in range(4)]
+
+
+def test_who_dozes_ends_quietly_after_the_timeout(log: Spool) -> None:
+    following, thread, got = dozing(log, timeout=0.6)
+    thread.join()
+    following.close()
+    assert len(got) == 2
+    assert log.append(b"goes on") == 2
+
+
+@pytest.mark.parametrize("what", ["deleted", "closed"])
+def test_who_dozes_learns_that_the_log_has_gone(tmp_path: Path, what: str) -> None:
+    log = kvspool.create(tmp_path / "gone", capacity=65536)
+    following = log.follow()
+    raised: list[type[errors.KvspoolError]] = []
+
+    def follow() -> None:
+        try:
+            list(following)
+        except errors.KvspoolError as error:
+            raised.append(type(error))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    for at in range(2):
+        await_sleeper(log)
+        log.append(b"%d" % at)
+    await_sleeper(log)
+    if what == "deleted":
+        shutil.rmtree(log.path)
+    else:
+        log.close()
+    thread.join()
+    following.close()
+    log.close()
+    assert raised == [errors.LogVanished if what == "deleted" else errors.Closed]
 
 
 def test_a_signal_ends_the_sleep_and_its_handlers_exception_comes_through(log: Spool) -> None:

@@ -3,8 +3,9 @@
 
 A random workload runs the real code on a small spool whose memory records every store: appends of all sizes, syncs and durable appends
 with others in their midst, writers and flushers that are killed, several laps, durable readers that commit, all policies, the keyed
-codec. Then disks are made up as a crash could have left them: each page (or sector) of both files at any of the versions it had since its
-file was last flushed. Each one is recovered and compared with what was appended:
+codec, and resizes, with all that in their midst, some of them killed too. Then disks are made up as a crash could have left them: each page
+(or sector) of both files at any of the versions it had since its file was last flushed; and between the exchange of two pairs and the flush
+of their directory, either pair. Each one is recovered and compared with what was appended:
 
   - every record before the last completed sync is there, unless the policy had given it up by then;
   - no record is there that was not appended, none with other bytes, and keyed values can be decoded; only in place of a record that
@@ -24,26 +25,29 @@ import random
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from kvspool import _frames, _frames_py, _machine
+from kvspool import _frames, _frames_py, _machine, system
+from kvspool.errors import Corruption, SpoolFull, TooLarge
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Gap
-from kvspool.spool import checkpoints, epochs, format, recovery, search, slots
+from kvspool.spool import checkpoints, epochs, format, recovery, resize, search, slots
 from kvspool.spool.cursor import Cursor, Reading
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.reader import resume
 
 LOG_ID = bytes(range(16))
-SEED = format.frame_seed(LOG_ID)
 CAPACITIES = (4096, 4096, 8192, 8192, 12288, 16384, 65536)
 UNITS = (4096, 512)  # bytes that reach the disk at once
 RECORDS = 70  # at most, in one life of the machine
 IMAGES = 120  # of each life
 LIVES = 4  # of one disk
+NEVER = 1 << 62
 READERS = (b"one", b"two")
+DATA, CONTROL, DIRECTORY = 1000, 1001, 1002  # in place of descriptors
 
 
 class File:
@@ -121,13 +125,16 @@ class Disk:
 
     path = Path("image")
     is_closed = False
-    seed = SEED
     key_table: KeyTable | None = None
+    data_fd, control_fd = DATA, CONTROL
+    is_replaced = False
+    flushed = 0
 
-    def __init__(self, front: Any, ring: Any, control: Any, policy: int = 0, twin: Any = _frames) -> None:
+    def __init__(self, front: Any, ring: Any, control: Any, policy: int = 0, twin: Any = _frames, log_id: bytes = LOG_ID) -> None:
         self.front, self.ring, self.control, self.policy, self.twin = front, ring, control, policy, twin
+        self.seed = format.frame_seed(log_id)
         empty = format.HEADER.unpack(bytes(format.HEADER.size))
-        self.header = empty._replace(control_bytes=len(control), capacity=len(ring), log_id=LOG_ID, policy=policy, codec=Codec.KEYED)
+        self.header = empty._replace(control_bytes=len(control), capacity=len(ring), log_id=log_id, policy=policy, codec=Codec.KEYED)
         self.flush_data: Callable[[], None] = lambda: None
         self.flush_control: Callable[[], None] = lambda: None
 
@@ -138,13 +145,20 @@ class Disk:
         """Count a Gap in the rates: there are none."""
 
     def reader(self, position: int, sequence: int) -> Any:
-        return self.twin.FrameReader(self.ring, self.control, SEED, position, sequence)
+        return self.twin.FrameReader(self.ring, self.control, self.seed, position, sequence)
 
     def survey(self) -> Any:
-        return self.twin.FrameSurvey(self.ring, self.control, SEED)
+        return self.twin.FrameSurvey(self.ring, self.control, self.seed)
 
-    def writer(self) -> Any:
-        return self.twin.FrameWriter(self.ring, self.control, SEED, -1, memoryview(bytes(48)), self.policy != 0, 0)
+    def writer(self, holder: bytes = bytes(48)) -> Any:
+        return self.twin.FrameWriter(self.ring, self.control, self.seed, -1, memoryview(holder), self.policy != 0, 0)
+
+    def is_in_place(self) -> bool:
+        """Return whether the log lies in these files."""
+        return not self.is_replaced
+
+    def wake(self) -> None:
+        """Wake who sleeps on inotify: nobody does."""
 
     def read(self, place: tuple[int, int] | None = None) -> list[Any]:
         """Return the records and Gaps from a place on, by default from the oldest."""
@@ -161,19 +175,107 @@ class Disk:
         return search.find(self.reader(0, 0), "earliest")[1]
 
     def slots(self) -> slots.Slots:
-        return slots.Slots(self.control, LOG_ID)
+        return slots.Slots(self.control, self.header.log_id)
+
+    def keys(self) -> KeyTable:
+        control, part = self.control, slice(format.KEYS_AT, format.INDEX_AT)
+        region = Recorded(control.file, control.view[part], part.start) if isinstance(control, Recorded) else control[part]
+        return KeyTable(region, self.header.log_id)
 
     def copy(self, twin: Any = None) -> Disk:
         front, ring, control = (memoryview(bytearray(part)) for part in (self.front, self.ring, self.control))
-        return Disk(front, ring, control, self.policy, self.twin if twin is None else twin)
+        disk = Disk(front, ring, control, self.policy, self.twin if twin is None else twin, self.header.log_id)
+        disk.flushed = self.flushed
+        return disk
 
 
-def blank(capacity: int, policy: int = 0, boot: bytes = bytes(16)) -> Disk:
+def blank(capacity: int, policy: int = 0, boot: bytes = bytes(16), log_id: bytes = LOG_ID, epoch: format.Epoch | None = None) -> Disk:
     """Return a spool as it is made."""
     control = bytearray(format.control_bytes(capacity))
     at = format.EPOCHS_AT[0]
-    control[at : at + format.EPOCH.size] = epochs.packed(LOG_ID, format.Epoch(boot, 0, 0, 0, 0, 0, format.TRUE, 0))
-    return Disk(memoryview(bytearray(format.DATA_START)), memoryview(bytearray(capacity)), memoryview(control), policy)
+    epoch = epoch or format.Epoch(boot, 0, 0, 0, 0, 0, format.TRUE, 0)
+    control[at : at + format.EPOCH.size] = epochs.packed(log_id, epoch)
+    return Disk(memoryview(bytearray(format.DATA_START)), memoryview(bytearray(capacity)), memoryview(control), policy, log_id=log_id)
+
+
+class Recording:
+    """The files of one pair, in memory that records every store. The log lies in them from `exchanged` on, surely from `settled` on."""
+
+    def __init__(self, disk: Disk, unit: int, clock: list[int]) -> None:
+        self.clock = clock
+        self.base = bytes(disk.front), bytes(disk.ring), bytes(disk.control)
+        self.files = [File(content, unit, clock) for content in self.base]
+        self.front, self.ring, self.control = self.files
+        self.exchanged = self.settled = clock[0]
+        parts = self._parts()
+        self.disk = Disk(*parts, disk.policy, _frames_py, disk.header.log_id)
+        for file in self.files:
+            file.flushes = [clock[0]]
+
+    def _parts(self) -> list[Recorded]:
+        return [Recorded(file, file.view, 0) for file in self.files]
+
+    def crash(self, when: int, twin: Any, choose: random.Random) -> Disk:
+        """Return a disk that a crash at this moment could leave."""
+        parts = (memoryview(file.crash(when, base, choose)) for file, base in zip(self.files, self.base, strict=True))
+        return Disk(*parts, self.disk.policy, twin, self.disk.header.log_id)
+
+
+class Killed(BaseException):
+    """The process that resizes the log is no more."""
+
+
+class Resizing(resize._Resizing):
+    """A resize without locks, since nobody else is there but by `life`."""
+
+    def __init__(self, life: Life, new: Recording) -> None:
+        super().__init__(life.disk, new.disk)  # type: ignore[arg-type]
+        self.life = life
+        self.is_alone = False
+
+    @contextmanager
+    def _all_locks(self, fd: int, timeout: float) -> Iterator[None]:
+        self.is_alone = True
+        yield
+
+
+class Machine(system.Port):
+    """What a resize asks of the system."""
+
+    def __init__(self, life: Life, new: Recording) -> None:
+        self.life, self.new = life, new
+
+    def boot_id(self) -> bytes:
+        return boot_id(self.life.number)
+
+    def random(self, size: int) -> bytes:
+        return self.life.choose.randbytes(size)
+
+    def write(self, fd: int, data: bytes, at: int) -> None:
+        assert fd == DATA
+        self.new.disk.write_front(data, at)
+
+    def flush_data(self, fd: int) -> None:
+        if fd == CONTROL:
+            self.new.control.flush()
+        else:
+            self.life.flush_data(self.new)
+
+    def exchange(self, one: Any, other: Any) -> None:
+        self.life.exchange(self.new)
+
+    def open(self, path: Any, flags: int, mode: int = 0) -> int:
+        return DIRECTORY
+
+    def flush(self, fd: int) -> None:
+        assert fd == DIRECTORY
+        self.life.settle(self.new)
+
+    def close(self, fd: int) -> None:
+        assert fd == DIRECTORY
+
+    def open_semaphore(self, name: str) -> None:
+        return None
 
 
 def boot_id(number: int) -> bytes:
@@ -222,21 +324,27 @@ class Life:
         self.history = history
         self.choose = choose
         self.number = number
-        self.base = bytes(disk.front), bytes(disk.ring), bytes(disk.control)
-        self.front, self.ring, self.control = files = [File(content, unit, self.clock) for content in self.base]
-        self.disk = Disk(*(Recorded(file, file.view, 0) for file in files), disk.policy, _frames_py)
-        self.disk.flush_data, self.disk.flush_control = self._flush_data, self.control.flush
+        self.unit = unit
+        self.recordings: list[Recording] = []
+        self.resizes: list[tuple[int, int]] = []  # when they began and ended
+        self._lie_in(Recording(disk, unit, self.clock))
         if number:
             recovery.recover(self.disk, boot_id(number), 1)  # type: ignore[arg-type]
             self.history.safe.append((self.clock[0], self.disk.kept()))
             self._adopt()
         self.recovered = self.clock[0]
-        region = Recorded(self.control, self.control.view[format.KEYS_AT : format.INDEX_AT], format.KEYS_AT)
-        self.table = KeyTable(region, LOG_ID)
+        self.table = self.disk.keys()
         self.pack = Packer(self._intern).pack
         self.commits: dict[bytes, tuple[Any, Any]] = {}
         self._open_readers()
         self._work()
+
+    def _lie_in(self, recording: Recording) -> None:
+        """Go on in these files."""
+        self.recordings.append(recording)
+        self.front, self.ring, self.control = recording.files
+        self.disk = recording.disk
+        self.disk.flush_data, self.disk.flush_control = lambda: self.flush_data(recording), recording.control.flush
 
     def _adopt(self) -> None:
         """What a killed writer had put and the crash has brought up is a record from now on."""
@@ -252,8 +360,7 @@ class Life:
 
     def _open_readers(self) -> None:
         """Find the readers that the crash left, and note where they are: that is what a crash of this life can take them back to."""
-        for slot in self.disk.slots().taken():
-            name = slot.raw_name.rstrip(b"\0")
+        for name, slot in self._slots():
             commit = slot.commit()
             self.commits[name] = slot, commit
             self.history.commits[name] = [(0, commit.sequence)]
@@ -268,6 +375,8 @@ class Life:
                 self._sync(owed)
             elif kind < 0.20:
                 self._commit(owed)
+            elif kind < 0.22:
+                self._resize(owed)
             else:
                 self._append(owed)
         self.clock[0] += 1
@@ -278,6 +387,7 @@ class Life:
                 assert got == owed[name], f"{name!r} was to get {sorted(owed[name])}, and got {sorted(got)}"
 
     def _append(self, owed: dict[bytes, set[int]]) -> None:
+        self._stay()
         writer = self.disk.writer()
         largest = (len(self.disk.ring) >> 2) - 48
         count = self.choose.choice((1, 1, 1, 3))
@@ -306,9 +416,75 @@ class Life:
         for name in self.commits:
             owed[name].update(range(sequence, sequence + count))
 
-    def _flush_data(self) -> None:
+    def _stay(self) -> None:
+        """As a writer does that finds the word of a resize which did not come to its end."""
+        words = self.disk.control.cast("Q")
+        if words[_frames_py.MOVED]:
+            words[_frames_py.MOVED] = 0
+
+    def _resize(self, owed: dict[bytes, set[int]]) -> None:
+        """Put another pair in the place of this one, by the real code, while others go on; now and then it is killed."""
+        self._stay()
+        began = self.clock[0]
+        found = epochs.newest(self.disk.control, self.disk.header.log_id)
+        assert found is not None
+        made = blank(self.choose.choice(CAPACITIES), self.disk.policy, log_id=self.choose.randbytes(16), epoch=found[1])
+        new = Recording(made, self.unit, self.clock)
+        self.disk.key_table, new.disk.key_table = self.table, new.disk.keys()
+        dies = self.choose.randrange(40) if self.choose.random() < 0.2 else -1
+        looks = 0
+
+        def progress(position: int, end: int) -> None:
+            nonlocal looks
+            looks += 1
+            if looks == dies:
+                raise Killed
+            if not resizing.is_alone:
+                self._append_meanwhile(owed)
+                if self.choose.random() < 0.1:
+                    self._commit(owed)
+
+        with system.replaced(Machine(self, new)):
+            try:
+                resizing = Resizing(self, new)
+                resizing.run(Path("image"), -1, 0, progress)
+            except Killed:
+                self._let_die(resizing)
+            except (SpoolFull, TooLarge, Corruption):
+                pass  # refused: readers have yet to read what has no room, say
+        self.disk.key_table = None
+        self.resizes.append((began, self.clock[0]))
+
+    def _let_die(self, resizing: Resizing) -> None:
+        """What a process that was killed could not take back."""
+        if resizing.is_alone:
+            self.disk.control.cast("Q")[_frames_py.MOVED] = 1
+
+    def exchange(self, new: Recording) -> None:
+        """Let the new pair take the place of the old one. What has no room in it is given up; a crash may bring back the old one, too."""
+        self.clock[0] += 1
+        new.exchanged, new.settled = self.clock[0], NEVER
+        before = self.disk
+        self._lie_in(new)
+        before.key_table, before.is_replaced = None, True
+        self.table = new.disk.key_table
+        new.disk.key_table = None
+        self.history.least.append((self.clock[0], max(before.least(), new.disk.least())))
+        self.commits = {name: (slot, slot.commit()) for name, slot in self._slots()}
+
+    def settle(self, new: Recording) -> None:
+        """The directory is on disk, and all that is in the new pair."""
+        self.clock[0] += 1
+        new.settled = self.clock[0]
+        self.history.safe.append((self.clock[0], new.disk.kept()))
+        self.history.least.append((self.clock[0], new.disk.least()))
+
+    def _slots(self) -> Iterator[tuple[bytes, Any]]:
+        return ((slot.raw_name.rstrip(b"\0"), slot) for slot in self.disk.slots().taken())
+
+    def flush_data(self, recording: Recording) -> None:
         """Flush spool.dat: of its parts one is there before the other."""
-        parts = [self.front, self.ring]
+        parts = [recording.front, recording.ring]
         self.choose.shuffle(parts)
         for part in parts:
             part.flush()
@@ -324,7 +500,7 @@ class Life:
         self._append_meanwhile(owed)
         if self.choose.random() < 0.1:
             return  # killed
-        self._flush_data()
+        self.disk.flush_data()
         self.history.safe.append((self.clock[0], kept))
         checkpoints.announce(self.disk.control, state)
         self._append_meanwhile(owed)
@@ -357,19 +533,39 @@ class Life:
         owed[name] = {sequence for sequence in self.disk.kept() if sequence >= commit.sequence}
 
     def crash(self, when: int, twin: Any = _frames) -> Disk:
-        """Return a disk that a crash at this moment could leave."""
-        parts = zip((self.front, self.ring, self.control), self.base, strict=True)
-        return Disk(*(memoryview(file.crash(when, base, self.choose)) for file, base in parts), self.disk.policy, twin)
+        """Return a disk that a crash at this moment could leave; `flushed` of it: when its spool.ctl was flushed before."""
+        there = [one for one in self.recordings if one.exchanged <= when]
+        settled = max(at for at, one in enumerate(there) if one.settled <= when)
+        recording = self.choose.choice(there[settled:])
+        disk = recording.crash(when, twin, self.choose)
+        disk.flushed = recording.control.flushed(when)
+        return disk
+
+    def moment(self) -> int:
+        """Return a moment at which the machine may crash: any, or one of a recovery or of a resize."""
+        kind = self.choose.random()
+        exchanges = [one.exchanged for one in self.recordings[1:]]
+        if kind < 0.05 and exchanges:
+            return self.choose.choice(exchanges)
+        if kind < 0.25 and self.resizes:
+            return self.choose.randint(*self.choose.choice(self.resizes))
+        return self.choose.randint(0, self.recovered if kind > 0.75 and self.recovered else self.clock[0])
+
+    def kinds(self, when: int, disk: Disk) -> Moments:
+        """Return what the moment of an image was, and its disk."""
+        is_between = any(one.exchanged <= when < one.settled for one in self.recordings)
+        is_new = disk.header.log_id != self.recordings[0].disk.header.log_id
+        is_in_resize = any(began <= when < ended for began, ended in self.resizes)
+        return Moments(when < self.recovered, is_in_resize, is_between, is_new)
 
 
-def check(disk: Disk, history: History, when: int, flushed: int, number: int) -> recovery.Findings:
+def check(disk: Disk, history: History, when: int, number: int) -> recovery.Findings:
     """Recover a disk, and compare it with the history; AssertionError says what is wrong."""
     boot = boot_id(number)
     found = recovery.recover(disk, boot, 1)  # type: ignore[arg-type]
     assert found is not None
-    assert epochs.is_true(disk.control, LOG_ID, boot)
-    table = KeyTable(disk.control[format.KEYS_AT : format.INDEX_AT], LOG_ID)
-    disk.key_table = table
+    assert epochs.is_true(disk.control, disk.header.log_id, boot)
+    disk.key_table = disk.keys()
     place = search.find(disk.reader(0, 0), "earliest")
     got, brought_up = account(disk.read(place), place[1], found.state.next_seq, history)
     assert got | brought_up == {sequence for run in found.kept for sequence in range(run.first, run.last + 1)}
@@ -378,9 +574,12 @@ def check(disk: Disk, history: History, when: int, flushed: int, number: int) ->
     assert not lost, f"synced records are gone: {sorted(lost)}"
     next_sequence = disk.reader(0, 0).mark()[1]
     assert next_sequence == found.state.next_seq >= seen, f"{next_sequence} was given out before; {seen} is next"
+    there = {slot.raw_name.rstrip(b"\0") for slot in disk.slots().taken()}
+    gone = {name for name, commits in history.commits.items() if any(at <= disk.flushed for at, _ in commits)} - there
+    assert not gone, f"durable readers are gone: {gone}"
     for slot in disk.slots().taken():
         commit = slot.commit()
-        allowed = history.committed(slot.raw_name.rstrip(b"\0"), flushed, when)
+        allowed = history.committed(slot.raw_name.rstrip(b"\0"), disk.flushed, when)
         assert commit.sequence in allowed, f"{slot.name} is at {commit.sequence}, and committed {sorted(allowed)}"
         place = resume(disk.reader(0, 0), slot.name, commit)
         rest = account(disk.read(place), commit.sequence, found.state.next_seq, history)
@@ -428,8 +627,19 @@ def account(items: list[Any], first: int, end: int, history: History) -> tuple[s
     return got, brought_up
 
 
-def campaign(images: int, seed: int, unit: int, on_case: Callable[[str], None] = lambda name: None) -> int:
-    """Check this many images; return how many were made while a recovery was under way. The same seed makes the same images."""
+class Moments(NamedTuple):
+    """How many images were made while a recovery was under way; while a resize was; between the exchange of the pairs and the flush of
+    their directory; and of files that a resize had put in place.
+    """
+
+    recovery: int
+    resize: int
+    exchanged: int
+    resized: int
+
+
+def campaign(images: int, seed: int, unit: int, on_case: Callable[[str], None] = lambda name: None) -> Moments:
+    """Check this many images. The same seed makes the same images."""
     clock, _machine.now = _machine.now, lambda: 10**18
     try:
         return _campaign(images, random.Random(seed), unit, on_case)
@@ -437,23 +647,23 @@ def campaign(images: int, seed: int, unit: int, on_case: Callable[[str], None] =
         _machine.now = clock
 
 
-def _campaign(images: int, choose: random.Random, unit: int, on_case: Callable[[str], None]) -> int:
-    done = in_recovery = 0
+def _campaign(images: int, choose: random.Random, unit: int, on_case: Callable[[str], None]) -> Moments:
+    done, moments = 0, Moments(0, 0, 0, 0)
     while done < images:
         disk, history = blank(choose.choice(CAPACITIES), choose.choice((0, 0, 1, 2))), History()
         for number in range(choose.randint(1, LIVES)):
             life = Life(disk, history, number, unit, choose)
             at = 0
             for _ in range(min(IMAGES, images - done)):
-                at = choose.randint(0, choose.choice((life.clock[0], life.clock[0], life.recovered or life.clock[0])))
+                at = life.moment()
                 disk = life.crash(at)
-                on_case(check(disk.copy(), history, at, life.control.flushed(at), number + 1).case.name)
+                on_case(check(disk.copy(), history, at, number + 1).case.name)
                 done += 1
-                in_recovery += at < life.recovered
+                moments = Moments(*(count + kind for count, kind in zip(moments, life.kinds(at, disk), strict=True)))
             history = history.crashed(at)
             if done >= images:
                 break
-    return in_recovery
+    return moments
 
 
 def main() -> int:
@@ -470,10 +680,12 @@ def main() -> int:
             counts[name] = counts.get(name, 0) + 1
 
         began = time.monotonic()
-        in_recovery = campaign(options.images // len(UNITS), seed, unit, count)
+        moments = campaign(options.images // len(UNITS), seed, unit, count)
         seconds = time.monotonic() - began
         total = sum(counts.values())
-        print(f"{total} images of {unit}-byte units in {seconds:.1f} s, {total / seconds:.0f}/s; {in_recovery} during a recovery; no fault")
+        print(f"{total} images of {unit}-byte units in {seconds:.1f} s, {total / seconds:.0f}/s; no fault")
+        print(f"  {moments.recovery} during a recovery, {moments.resize} during a resize, {moments.exchanged} of them between the exchange")
+        print(f"  of two pairs and the flush of their directory; {moments.resized} of files that a resize made")
         for name, number in sorted(counts.items(), key=lambda each: -each[1]):
             print(f"  {number:>8}  {name}", flush=True)
     return 0
