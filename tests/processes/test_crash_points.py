@@ -617,7 +617,7 @@ APPENDS = [
 READERS = [Commit, CommitWhereWritersWait, CommitBackwards, OpenReader, DeleteReader, Wait, View]
 OTHERS = [Sync, CloseDurably, Create, CreateShards, Recover, Repair]
 RESIZES = [Resize, Grow, ResizeAgain]
-STEPPED = [AppendOpen, CommitOpen, *([AppendManyOpen, BurstOpen] if ALL else [])]
+STEPPED = [AppendOpen, *([AppendManyOpen, BurstOpen, CommitOpen] if ALL else [])]
 KILLED = [AppendMany, BurstOpen, AppendNewKeys, Evict, Commit, Sync, Create, Recover]
 
 
