@@ -202,7 +202,9 @@ class Pair:
             raise
 
     def _open_one_pair(self) -> None:
-        """Open the files until they belong together. A function of its own: since Python 3.12 an exception out of a signal handler at the jump
+        """Open the files until they belong together.
+
+        A function of its own: since Python 3.12 an exception out of a signal handler at the jump
         back of a loop may pass by the `try` around it."""
         while not self._open_files():
             self._release()
