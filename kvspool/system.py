@@ -162,6 +162,12 @@ class Port:
         kind, _, start, _, _ = _FLOCK.unpack(answer)
         return -1 if kind == fcntl.F_UNLCK else max(at, start)
 
+    def lock_owner(self, fd: int, at: int, length: int) -> int:
+        """Return who holds a lock somewhere in these bytes: 0, nobody; a process id; or -1, an open file description of some process."""
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, length, 0))
+        kind, _, _, _, pid = _FLOCK.unpack(answer)
+        return 0 if kind == fcntl.F_UNLCK else int(pid)
+
     # Wake-ups.
 
     def inotify(self) -> INotify:

@@ -24,6 +24,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Protocol
 
 import posix_ipc
 
@@ -185,10 +186,20 @@ class Flusher:
             raise Poisoned(f"{self.pair.path}: the flush to disk failed ({error}); it takes no more records") from error
 
 
+class Flushing(Protocol):
+    """What a thread of the level "os" does its work with."""
+
+    def flush(self, timeout: float) -> object:
+        """Put the data on disk, waiting up to `timeout` seconds for others. Raises KvspoolError or OSError."""
+
+    def sync(self, timeout: float) -> object:
+        """Put everything on disk."""
+
+
 class Background:
     """The thread that flushes for a handle of the level "os". It ends by itself where the handle is gone, or the log poisoned."""
 
-    def __init__(self, flusher: Flusher, interval: float, timeout: float) -> None:
+    def __init__(self, flusher: Flushing, interval: float, timeout: float) -> None:
         self._flusher = flusher
         self._timeout = timeout
         self._is_over = threading.Event()
@@ -216,7 +227,7 @@ class Background:
 _backgrounds: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
-def _flush_at_intervals(flusher: weakref.ref[Flusher], is_over: threading.Event, interval: float, timeout: float) -> None:
+def _flush_at_intervals(flusher: weakref.ref[Flushing], is_over: threading.Event, interval: float, timeout: float) -> None:
     while not is_over.wait(interval):
         found = flusher()
         try:
