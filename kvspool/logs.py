@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvspool import filesystems, sizes, system
 from kvspool.errors import LogNotFound, NotALog
+from kvspool.queue import ChunkQueue, is_queue
 from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, format, pair
 from kvspool.spool import resize as resizing
@@ -96,7 +97,7 @@ def resize(
     system that can't exchange two directories). The log is as it was then.
     """
     size = _ring_size(capacity)
-    with open(path, timeout=timeout) as log:
+    with _open_spool(path, timeout) as log:
         return resizing.resize(log, size, timeout, progress)
 
 
@@ -119,6 +120,8 @@ def open(
     timeout: how many seconds a writer waits for another one's lock before LockTimeout. durability, sync_interval: for the appends of this
     handle, in place of what `create` was told. Raises LogNotFound, NotALog, UnknownVersion,
     MismatchedPair, Truncated, Corruption, or the system's OSError.
+
+    Where a queue in QewQew's files lies at the path, that is opened: a `kvspool.queue.ChunkQueue`, which is no Spool.
     """
     _check_durability(durability, sync_interval)
     target = Path(os.path.abspath(path))
@@ -127,9 +130,18 @@ def open(
         return Spool(pair.Pair(target), timeout, durability, sync_interval)
     if not os.path.lexists(target):
         raise LogNotFound(f"{target} does not exist; kvspool.create makes a log")
+    if is_queue(target):
+        options = {} if durability is None else {"durability": durability, "sync_interval": sync_interval}
+        return ChunkQueue.open(target, timeout=timeout, **options)  # type: ignore[return-value, arg-type]
     if target.is_dir() and any(_SHARD_NAME.fullmatch(name) for name in system.port.names(target)):
         raise NotALog(f"{target} holds shards: open one shard set in it with shard.open, or all of them with hub.open")
     raise NotALog(f"{target} is neither a log nor a directory of logs")
+
+
+def _open_spool(path: str | os.PathLike[str], timeout: float = TIMEOUT) -> Spool:
+    if is_queue(Path(os.path.abspath(path))):
+        raise NotALog(f"{path} is a queue; kvspool.queue has what can be done with it")
+    return open(path, timeout=timeout)
 
 
 def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport:
@@ -138,7 +150,7 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
     progress: called as `progress(done, all)` now and then, with bytes. Raises what `open` raises, and Corruption where the control block
     doesn't say where the log ends: `repair` finds that out from the records.
     """
-    with open(path) as log:
+    with _open_spool(path) as log:
         return log.verify(progress)
 
 

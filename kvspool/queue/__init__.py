@@ -10,6 +10,7 @@ Names, timeouts and what an empty or a full queue does are those of `queue.Queue
 """
 
 from kvspool.errors import QueueEmpty, QueueFull
+from kvspool.queue.header import is_queue
 from kvspool.queue.queue import ChunkQueue, QueueStats
 from kvspool.queue.repair import QueueRepairReport, repair, verify
 from kvspool.queue.survey import QueueVerifyReport
@@ -25,6 +26,7 @@ __all__ = [
     "QueueStats",
     "QueueVerifyReport",
     "create",
+    "is_queue",
     "open",
     "repair",
     "verify",

@@ -98,6 +98,16 @@ def holder(fd: int, path: Path) -> str:
     return f"whoever held {path} has just gone"
 
 
+def is_queue(path: Path) -> bool:
+    """Return whether a queue lies at a path: a file of 2 bytes, and its chunks beside it, unless it says that there are none."""
+    try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size != format.HEADER.size:
+            return False
+        return path.read_bytes() == bytes(format.HEADER.size) or any(format.chunk_id(path, name) for name in system.port.names(path.parent))
+    except OSError:
+        return False
+
+
 def flush_directory(path: Path) -> None:
     """Put the names of a queue's files on disk."""
     fd = system.port.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

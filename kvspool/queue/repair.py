@@ -1,7 +1,7 @@
 """Verify a queue, and put it in order on a person's word, whatever damaged it.
 
-**What it does.** Pointers that can't be true are set to what the entries say; an entry that ends behind the tail-ptr is cut off, with what is
-behind it; references that lead nowhere, or back, are led on to the chunk with the next id if nothing else leads to it, and end the chain
+**What it does.** Pointers that can't be true are set to what the entries say; an entry that ends behind the tail-ptr is cut off, with what
+is behind it; references that lead nowhere, or back, are led on to the chunk with the next id if nothing else leads to it, and end the chain
 otherwise. If the header leads nowhere, the chain begins at the chunk that none refers to. At last everything is flushed.
 
 **What it doesn't do.** No file that has entries is removed: what can't be part of the chain is renamed to `<name>.<id>.lost`. It can't know
@@ -20,7 +20,7 @@ import msgspec
 from kvspool import _chunks_py as loops
 from kvspool import locks, system
 from kvspool._chunks import count
-from kvspool.errors import LockTimeout, LogNotFound, NotALog
+from kvspool.errors import LogNotFound, NotALog
 from kvspool.queue import format, header
 from kvspool.queue.format import ChunkHead
 from kvspool.queue.survey import Found, QueueVerifyReport, Survey
@@ -29,7 +29,7 @@ TIMEOUT = 10.0  # seconds to wait for a lock
 
 
 class QueueRepairReport(msgspec.Struct, frozen=True):
-    """What a repair did, in words; `set_aside`: files that were renamed, for their entries had no place; `verify`: what was found afterwards."""
+    """What a repair did, in words; set_aside: files that were renamed, for they had no place; verify: what was found afterwards."""
 
     path: str
     done: list[str]
@@ -38,7 +38,7 @@ class QueueRepairReport(msgspec.Struct, frozen=True):
 
 
 def verify(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> QueueVerifyReport:
-    """Look at every file of the queue at `path`. Others wait meanwhile. Raises LogNotFound, NotALog, LockTimeout, or the system's OSError."""
+    """Look at every file of the queue at `path`; others wait meanwhile. Raises LogNotFound, NotALog, LockTimeout, the system's OSError."""
     target = Path(os.path.abspath(path))
     with _opened(target, timeout, alone=False) as fd:
         return Survey(target, fd).report()
@@ -69,11 +69,10 @@ def _opened(path: Path, timeout: float, *, alone: bool) -> Iterator[int]:
     try:
         if system.port.status(fd).st_size > format.HEADER.size:
             raise NotALog(f"{path} is no queue: its header is a file of {format.HEADER.size} bytes")
-        share = (lambda: system.port.try_lock(fd, format.IN_USE)) if alone else (lambda: system.port.try_share(fd, format.IN_USE, 1))
-        try:
-            locks.wait_for(lambda: share() or None, timeout, lambda: header.holder(fd, path))
-        except LockTimeout as error:
-            raise LockTimeout(f"{error}; close every handle of the queue first") if alone else error from None
+        if alone:
+            locks.acquire(fd, format.IN_USE, timeout, lambda: f"{header.holder(fd, path)}; every handle of it must be closed first")
+        else:
+            locks.wait_for(lambda: system.port.try_share(fd, format.IN_USE, 1) or None, timeout, lambda: header.holder(fd, path))
         locks.acquire(fd, format.OPERATION, timeout, lambda: header.holder(fd, path))
         yield fd
     finally:
@@ -91,12 +90,12 @@ class _Repair:
 
     def go(self) -> None:
         for found in Survey(self.path, self.fd).found.values():
-            if not found.is_chunk:
+            if not found.is_chunk and found.size:
                 self._put_aside(found)
-            elif found.problem:
+            elif found.is_chunk and found.problem:
                 self._set_pointers(found)
         survey = Survey(self.path, self.fd)
-        while survey.broken or survey.first < 0:
+        while survey.broken or survey.first < 0 or (not survey.chain and any(not found.is_empty for found in survey.leftovers)):
             self._lead_on(survey)
             survey = Survey(self.path, self.fd)
         for found in survey.leftovers:
@@ -118,7 +117,7 @@ class _Repair:
         self.done.append(f"{found.path}: {found.problem}; its entries are now those from {head} to {tail}")
 
     def _end_of(self, found: Found, head: int, tail: int, *, is_guess: bool) -> int:
-        """Return where the last whole entry before `tail` ends; a guess ends at the first entry of no bytes, for so look bytes never used."""
+        """Return where the last whole entry before `tail` ends; a guess ends at the first of no bytes, for so look bytes never used."""
         fd = system.port.open(found.path, os.O_RDONLY)
         try:
             data = system.port.read(fd, tail - head, head)
@@ -183,8 +182,8 @@ class _Repair:
 
 
 def _beginning(leftovers: dict[int, Found], referred: set[int]) -> int:
-    """Return the chunk that a chain begins with that has lost its header: one that none refers to, of those the one with the longest row."""
-    best, longest = 0, 0
+    """Return the chunk that a chain begins with whose header is lost: one that none refers to, of those the one with the longest row."""
+    best, longest = min(leftovers, default=0), 0
     for id in leftovers:
         if id in referred and format.preceding(id) in leftovers:
             continue

@@ -1,8 +1,8 @@
 """Look at every file of a queue, whatever state it is in, and say what is wrong. Nothing is mapped, nothing believed, nothing changed.
 
 There are no checksums. What can be known is whether the pointers lie in their chunk, whether the lengths of the entries add up to the place
-where the last one ends, and whether the references make one chain out of the files that are there. Bytes of an entry that were changed can't
-be told from those that somebody put, and a length that was changed so that the sum is right neither.
+where the last one ends, and whether the references make one chain out of the files that are there. Bytes of an entry that were changed
+can't be told from those that somebody put, and a length that was changed so that the sum is right neither.
 """
 
 from __future__ import annotations
