@@ -141,7 +141,8 @@ class ChunkQueue:
 
         chunk_bytes: size of a chunk file, in bytes or as "16MiB"; an entry takes its bytes and 2 of it, the chunk itself 10.
         max_chunks, max_bytes: how large the queue may get, in chunk files; `put` waits then, or raises QueueFull. It is this handle's
-        bound, and nowhere stored. mode: permission bits of the files. exist_ok: open the queue if there is one already. The rest: see `open`.
+        bound, and nowhere stored. mode: permission bits of the files. exist_ok: open the queue if there is one.
+        The rest: see `open`.
 
         Raises LogExists, UnsafeFilesystem (a network file system, unless `allow_unsafe_fs`), ValueError, what `open` does, or the system's
         OSError.
