@@ -93,10 +93,14 @@ class ChunkQueue:
         self._is_closed = False
         self._process = system.port.process_id()
         self._reset()
-        with self._held() as chain:
-            chain.sweep()
-        if durability == "os":
-            self._background = Background(self._flusher, self._interval, timeout)
+        try:
+            with self._held() as chain:
+                chain.sweep()
+            if durability == "os":
+                self._background = Background(self._flusher, self._interval, timeout)
+        except BaseException:
+            self._shut()
+            raise
         forks.register(self)
 
     def _reset(self) -> None:
