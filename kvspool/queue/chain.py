@@ -168,11 +168,17 @@ class Chain:
 
     def put(self, entries: list[bytes], start: int, most: int) -> int:
         """Put entries from `start` on, as long as there is room with `most` chunks; returns the first that wasn't."""
-        while start < len(entries):
-            placed = start if self.last is None else self.ends.place_many(entries, start)
-            if placed == start and not self.extend(most):
-                break
-            start = placed
+        begin = start
+        try:
+            while start < len(entries):
+                placed = start if self.last is None else self.ends.place_many(entries, start)
+                if placed == start and not self.extend(most):
+                    break
+                start = placed
+        except (KvspoolError, OSError) as error:
+            if start > begin:
+                error.add_note(f"{start} entries of the batch were put before")
+            raise
         return start
 
     def take(self, limit: int) -> list[bytes]:
@@ -259,7 +265,9 @@ class Chain:
 
     def new_size(self) -> int:
         """Return the size of the next chunk, in bytes."""
-        return self.chunk_bytes or (format.CHUNK if self.last is None else self.last.size)
+        if self.chunk_bytes is not None:
+            return self.chunk_bytes
+        return format.CHUNK if self.last is None or self.last.size < format.LEAST_CHUNK else self.last.size
 
     def remove_leftover(self, id: int) -> None:
         """Remove a chunk that nothing leads to. Raises Corruption if it has entries: that is for a person to decide."""
@@ -305,7 +313,7 @@ def _is_whole(chunk: Chunk) -> bool:
 
 def read_state(file: Path) -> ChunkHead:
     """Return what a chunk's file begins with, checked. Raises FileNotFoundError, Corruption, Truncated."""
-    fd = system.port.open(file, os.O_RDONLY)
+    fd = system.port.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = system.port.status(fd)
         refuse_unsound(file, status)
@@ -318,7 +326,7 @@ def read_state(file: Path) -> ChunkHead:
 
 def is_empty(file: Path) -> bool:
     """Return whether a chunk that nothing leads to holds nothing: its maker died before it was complete, or all of it was taken."""
-    fd = system.port.open(file, os.O_RDONLY)
+    fd = system.port.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
         raw = system.port.read(fd, format.CHUNK_HEAD.size, 0)
     finally:

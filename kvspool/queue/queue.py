@@ -230,8 +230,8 @@ class ChunkQueue:
     def put_many(self, items: Iterable[bytes], block: bool = True, timeout: float | None = None) -> None:
         """Put several entries, those that fit into a chunk at once; see `put`.
 
-        Entries of other processes may come in between. QueueFull says in `placed` how many of them were put; nothing is, if one is too
-        large.
+        Entries of other processes may come in between. QueueFull says in `placed` how many of them were put, a note of
+        another error too; nothing is, if one is too large.
         """
         self._put([_entry(item) for item in items], block, timeout)
 
@@ -245,11 +245,9 @@ class ChunkQueue:
                 self._flusher.refuse_poisoned()
                 _refuse_larger(entries, chain.new_size(), self.path)
                 before = placed
-                try:
-                    placed = chain.put(entries, placed, self.max_chunks)
-                finally:
-                    self._is_used = True
+                placed = chain.put(entries, placed, self.max_chunks)
                 if placed > before and chain.last is not None:
+                    self._is_used = True
                     end = (chain.last, chain.ends.tail)
             return True if placed == len(entries) else None
 

@@ -90,8 +90,8 @@ class _Repair:
 
     def go(self) -> None:
         for found in Survey(self.path, self.fd).found.values():
-            if not found.is_chunk and found.size:
-                self._put_aside(found)
+            if not found.is_chunk:
+                self._remove(found) if found.is_empty else self._put_aside(found)
             elif found.is_chunk and found.problem:
                 self._set_pointers(found)
         survey = Survey(self.path, self.fd)
@@ -99,11 +99,7 @@ class _Repair:
             self._lead_on(survey)
             survey = Survey(self.path, self.fd)
         for found in survey.leftovers:
-            if found.is_empty:
-                system.port.remove(found.path)
-                self.done.append(f"removed {found.path}, which held nothing")
-            else:
-                self._put_aside(found)
+            self._remove(found) if found.is_empty else self._put_aside(found)
         self._flush(survey)
 
     def _set_pointers(self, found: Found) -> None:
@@ -159,6 +155,10 @@ class _Repair:
             system.port.flush(fd)
         finally:
             system.port.close(fd)
+
+    def _remove(self, found: Found) -> None:
+        system.port.remove(found.path)
+        self.done.append(f"removed {found.path}, which held nothing")
 
     def _put_aside(self, found: Found) -> None:
         target = found.path.with_name(f"{found.path.name}.lost")
