@@ -87,3 +87,15 @@ def refuse_untrue(path: Path, state: ChunkHead, size: int) -> None:
         raise Corruption(f"{path}: its pointers can't be true: entries from {head} to {tail}; see kvspool repair")
     if tail > size:
         raise Truncated(f"{path} has {size} bytes, and its entries should end at {tail}; see kvspool repair")
+
+
+def file_size(path: Path) -> int:
+    """Return the size of a chunk file; 0 if it is gone, since all of it was taken."""
+    try:
+        fd = system.port.open(path, os.O_PATH)
+    except FileNotFoundError:
+        return 0
+    try:
+        return system.port.status(fd).st_size
+    finally:
+        system.port.close(fd)

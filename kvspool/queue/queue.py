@@ -41,7 +41,7 @@ from kvspool.errors import (
 )
 from kvspool.queue import format, header
 from kvspool.queue.chain import Chain
-from kvspool.queue.chunk import Chunk
+from kvspool.queue.chunk import Chunk, file_size
 from kvspool.queue.flusher import Flusher
 from kvspool.queue.sleeper import Sleeper, Watched
 from kvspool.spool.durability import SYNC_INTERVAL, Background
@@ -440,10 +440,7 @@ class ChunkQueue:
         """Return what the queue holds now. Every entry is counted."""
         with self._held() as chain:
             ids, chunk_bytes = list(chain.ids), chain.new_size()
-        size = 0
-        for id in ids:
-            with suppress(FileNotFoundError):
-                size += os.stat(format.chunk_path(self.path, id)).st_size
+        size = sum(file_size(format.chunk_path(self.path, id)) for id in ids)
         entries, data = self._count()
         return QueueStats(
             path=str(self.path),

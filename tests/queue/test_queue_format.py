@@ -36,6 +36,13 @@ def test_the_parts_of_the_format_stand_where_they_should() -> None:
     assert [format.CHUNK_HEAD.offset(name) for name in ("head_ptr", "tail_ptr", "next_ref")] == [0, 4, 8]
 
 
+def test_the_page_has_the_tables_and_the_example_of_the_format() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "queue.md").read_text(encoding="utf-8")
+    for layout in (format.HEADER, format.CHUNK_HEAD, format.ENTRY_HEAD):
+        assert layout.table() in page
+    assert bytes.fromhex(page.split("which chunk 2 follows:")[1].split("```")[1]) == FIRST
+
+
 def test_only_the_canonical_name_of_an_id_is_a_chunks_name(path: Path) -> None:
     names = [
         "queue.dat.1",
