@@ -89,6 +89,13 @@ def refuse_untrue(path: Path, state: ChunkHead, size: int) -> None:
         raise Truncated(f"{path} has {size} bytes, and its entries should end at {tail}; see kvspool repair")
 
 
+def refuse_shorter(chunk: Chunk) -> None:
+    """Raise Truncated if a chunk's file is not as long any more as it was mapped: a load behind its end would kill the process."""
+    size = system.port.status(chunk.fd).st_size
+    if size < chunk.size:
+        raise Truncated(f"{chunk.path} has {size} bytes; it had {chunk.size} when it was opened; see kvspool repair")
+
+
 def file_size(path: Path) -> int:
     """Return the size of a chunk file; 0 if it is gone, since all of it was taken."""
     try:

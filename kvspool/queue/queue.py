@@ -41,7 +41,7 @@ from kvspool.errors import (
 )
 from kvspool.queue import format, header
 from kvspool.queue.chain import Chain
-from kvspool.queue.chunk import Chunk, file_size
+from kvspool.queue.chunk import Chunk, file_size, refuse_shorter
 from kvspool.queue.flusher import Flusher
 from kvspool.queue.sleeper import Sleeper, Watched
 from kvspool.spool.durability import SYNC_INTERVAL, Background
@@ -96,8 +96,6 @@ class ChunkQueue:
         try:
             with self._held() as chain:
                 chain.sweep()
-            if durability == "os":
-                self._background = Background(self._flusher, self._interval, timeout)
         except BaseException:
             self._shut()
             raise
@@ -122,6 +120,8 @@ class ChunkQueue:
             raise
         self._chain, self._ends = chain, chain.ends
         self._is_quick = chain.ends.is_one_step and not self._is_durable
+        if self.durability == "os":
+            self._background = Background(self._flusher, self._interval, self.timeout)
         return chain
 
     # Making and opening.
@@ -391,9 +391,10 @@ class ChunkQueue:
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the entries that are there, and leave them. Those that somebody takes out meanwhile may be left out."""
-        for view, at, tail in self._pieces():
+        for chunk, at, tail in self._pieces():
             while at < tail:
-                entries, at = copies(view, at, tail, BATCH)
+                refuse_shorter(chunk)
+                entries, at = copies(chunk.view, at, tail, BATCH)
                 yield from entries
                 if not entries:
                     raise Corruption(f"{self.path}: the entry at {at} of a chunk ends behind the last one, at {tail}; see kvspool repair")
@@ -405,15 +406,16 @@ class ChunkQueue:
     def _count(self) -> tuple[int, int]:
         """Return the number of entries, and of their bytes."""
         entries = size = 0
-        for view, at, tail in self._pieces():
-            found, end = count(view, at, tail)
+        for chunk, at, tail in self._pieces():
+            refuse_shorter(chunk)
+            found, end = count(chunk.view, at, tail)
             if end != tail:
                 raise Corruption(f"{self.path}: the entry at {end} of a chunk ends behind the last one, at {tail}; see kvspool repair")
             entries, size = entries + found, size + tail - at - loops.PREFIX * found
         return entries, size
 
-    def _pieces(self) -> Iterator[tuple[memoryview, int, int]]:
-        """Yield the memory of each chunk, and where the live entries in it begin and end. What stands there never changes."""
+    def _pieces(self) -> Iterator[tuple[Chunk, int, int]]:
+        """Yield each chunk, and where the live entries in it begin and end. What stands there never changes."""
         with self._held() as chain:
             ids, ends = list(chain.ids), {chunk.id: (chunk, chunk.state()) for chunk in (chain.first, chain.last) if chunk is not None}
         for id in ids:
@@ -424,7 +426,7 @@ class ChunkQueue:
                 except FileNotFoundError:
                     continue  # all of it was taken
                 state = chunk.state()
-            yield chunk.view, state.head_ptr, state.tail_ptr
+            yield chunk, state.head_ptr, state.tail_ptr
 
     def empty(self) -> bool:
         """Return whether there is no entry."""

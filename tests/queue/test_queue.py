@@ -397,9 +397,19 @@ def test_a_chunk_that_is_truncated_under_an_open_queue_kills_nobody(twin: Module
     one = make(chunk_bytes=1 << 20)
     one.put(bytes(5000))
     os.truncate(path.parent / "queue.dat.1", 100)
-    for call in (lambda: one.put(b"b"), one.get, one.peek, one.clear):
+    for call in (lambda: one.put(b"b"), one.get, one.peek, one.clear, one.qsize):
         with pytest.raises(errors.Truncated):
             call()
+
+
+def test_a_chunk_that_is_truncated_while_somebody_iterates_kills_nobody(twin: ModuleType, make: Make, path: Path) -> None:
+    one = make(chunk_bytes=1 << 20)
+    one.put_many([bytes(100)] * 2000)
+    entries = iter(one)
+    next(entries)
+    os.truncate(path.parent / "queue.dat.1", 100)
+    with pytest.raises(errors.Truncated):
+        list(entries)
 
 
 def test_threads_share_a_handle(twin: ModuleType, make: Make) -> None:
