@@ -79,6 +79,10 @@ class Chain:
     def reference(self) -> int:
         """Return the id of the first chunk, as the header has it; 0: there is none."""
         found = system.port.read(self.fd, format.HEADER.size + 1, 0)
+        if not found:  # it was made, and nobody wrote to it yet
+            self._refer_to(0)
+            system.port.flush(self.fd)
+            return 0
         if len(found) != format.HEADER.size:
             raise Truncated(f"{self.path}: its header has {len(found)} bytes and not {format.HEADER.size}; see kvspool repair")
         return format.HEADER.unpack(found).first_chunk
@@ -135,7 +139,10 @@ class Chain:
         if ids[0] == last.id:
             first = last
         elif first is None or first.id != ids[0] or not _is_whole(first):
-            first = Chunk.open(self.path, ids[0])
+            try:
+                first = Chunk.open(self.path, ids[0])
+            except FileNotFoundError as error:
+                raise Corruption(f"{self.path} refers to chunk {ids[0]}, which is not there; see kvspool repair") from error
         self.ids, self.first, self.last = ids, first, last
         self.ends.attach(first.id, first, last)
 

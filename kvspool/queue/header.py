@@ -19,15 +19,16 @@ ALL = (1 << 63) - 1  # bytes from 0 on: every one there can be
 
 
 def create(path: Path, mode: int) -> None:
-    """Make the header of an empty queue, on disk when the call returns. Raises LogExists; nothing is left behind by what fails."""
+    """Make an empty header, its name on disk when the call returns. Raises LogExists; nothing is left behind by what fails.
+
+    Who first has the lock of OPERATION writes the two bytes: we may not be the first.
+    """
     try:
         fd = system.port.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError as error:
         raise LogExists(f"{path} exists already; kvspool.queue.open opens a queue") from error
     try:
         system.port.set_mode(fd, mode)
-        system.port.write(fd, format.HEADER.pack(format.Header(0)), 0)
-        system.port.flush(fd)
         flush_directory(path)
     except BaseException:
         with suppress(OSError):
@@ -71,8 +72,6 @@ def _refuse_strange(path: Path, fd: int) -> None:
         raise NotALog(f"{path} is no queue: its header is a file of {format.HEADER.size} bytes")
     if status.st_size == 1:
         raise Truncated(f"{path} has lost a byte of its two; see kvspool repair")
-    if status.st_size == 0:  # made by a process that was killed before it wrote it
-        system.port.write(fd, format.HEADER.pack(format.Header(0)), 0)
 
 
 def is_at(path: Path, fd: int) -> bool:

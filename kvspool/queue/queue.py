@@ -566,6 +566,8 @@ class ChunkQueue:
             # Of all handles the last one has the lock alone; one that is being opened waits, and sees that the file is gone.
             if chain.is_empty() and system.port.try_lock(chain.fd, format.IN_USE):
                 chain.remove()
+            else:
+                system.port.unlock(chain.fd, format.IN_USE)  # here, so that of two that are closed at once the second one is alone
 
     def _shut(self) -> None:
         self._is_closed = True

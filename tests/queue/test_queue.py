@@ -214,6 +214,48 @@ def test_an_emptied_queue_removes_all_its_files_when_the_last_handle_is_closed(t
     assert names(path) == set()
 
 
+def test_a_header_that_a_killed_process_left_without_its_bytes_is_one_of_an_empty_queue(make: Make, path: Path) -> None:
+    path.touch()
+    one = make()
+    assert path.read_bytes() == bytes(2)
+    one.put(b"a")
+    assert list(make()) == [b"a"]
+
+
+def test_who_puts_into_a_queue_before_its_maker_has_gone_on_loses_nothing(interpreted: None, make: Make, path: Path) -> None:
+    class Racing(system.Port):
+        """Somebody opens the queue, and puts, as soon as its name is there."""
+
+        def flush(self, fd: int) -> None:
+            super().flush(fd)
+            if stat.S_ISDIR(os.fstat(fd).st_mode) and not others:
+                others.append(ChunkQueue.open(path))
+                others[0].put(b"a")
+
+    others: list[ChunkQueue] = []
+    with system.replaced(Racing()):
+        one = make()
+    assert list(one) == [b"a"]
+    others[0].close()
+
+
+def test_of_two_handles_that_are_closed_at_once_the_second_removes_the_files(interpreted: None, make: Make, path: Path) -> None:
+    class Late(system.Port):
+        """Closes the other handle when the first one's share is not yet given back with its descriptor."""
+
+        def unlock_all(self, fd: int) -> None:
+            if not other._is_closed:
+                other.close()
+            super().unlock_all(fd)
+
+    one, other = make(), make()
+    one.put(b"a")
+    other.get()
+    with system.replaced(Late()):
+        one.close()
+    assert names(path) == set()
+
+
 def test_a_queue_with_entries_stays_and_so_does_one_that_was_only_looked_at(make: Make, path: Path) -> None:
     one = make()
     one.close()
