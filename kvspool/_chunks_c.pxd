@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint8_t
 cimport kvspool._machine as native
 cimport kvspool._pointers as chunks
 
-cdef Py_ssize_t HEAD, TAIL, NEXT, FIRST_ENTRY, PREFIX
+cdef Py_ssize_t HEAD, TAIL, NEXT, FIRST_ENTRY, PREFIX, LONGEST
 cdef int64_t OPERATION, HEADER_SIZE, LOOK_EVERY
 cdef int DONE, LOOK, BUSY, NOTHING, FULL
 

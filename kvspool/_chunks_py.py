@@ -22,6 +22,7 @@ TAIL = 4
 NEXT = 8
 FIRST_ENTRY = 10
 PREFIX = 2  # bytes of the length in front of an entry
+LONGEST = 65535  # bytes of an entry
 
 OPERATION = 1 << 30  # the byte of the header file that is locked for each operation
 HEADER_SIZE = 2
@@ -124,6 +125,8 @@ class Ends:
         if tail < 0:
             return LOOK
         length = len(entry)
+        if length > LONGEST:
+            return LOOK
         if length > self.last_size - PREFIX - tail:
             return FULL
         chunks.copy_in(self.last, tail, entry, length)
@@ -140,7 +143,7 @@ class Ends:
         while index < len(entries):
             entry = entries[index]
             length = len(entry)
-            if length > self.last_size - PREFIX - at:
+            if length > LONGEST or length > self.last_size - PREFIX - at:
                 break
             chunks.copy_in(self.last, at, entry, length)
             at += PREFIX + length

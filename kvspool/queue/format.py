@@ -43,7 +43,7 @@ FRESH = CHUNK_HEAD.pack(ChunkHead(loops.FIRST_ENTRY, loops.FIRST_ENTRY, 0))
 
 MODULUS = 65535  # of ids; 0 is no id, so 65534 chunks can be there at once
 MOST_CHUNKS = MODULUS - 1
-LONGEST_ENTRY = 65535  # bytes
+LONGEST_ENTRY = loops.LONGEST  # bytes
 CHUNK = 16 << 20  # bytes; the size of chunks, where nobody says another one
 LEAST_CHUNK = 64  # bytes
 MOST_CHUNK = (1 << 31) - 1  # bytes; the pointers are signed
