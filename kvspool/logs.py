@@ -13,6 +13,7 @@ from kvspool.errors import LogNotFound, NotALog
 from kvspool.journal import Journal
 from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
+from kvspool.queue import ChunkQueue, is_queue
 from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, pair
 from kvspool.spool import format as spool_format
@@ -188,11 +189,22 @@ def open(
 def open(
     path: str | os.PathLike[str],
     *,
+    format: Literal["queue"],
+    timeout: float = TIMEOUT,
+    durability: spool_format.Durability | None = None,
+    sync_interval: float | None = None,
+) -> ChunkQueue: ...
+
+
+@overload
+def open(
+    path: str | os.PathLike[str],
+    *,
     format: None = None,
     timeout: float = TIMEOUT,
     durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
-) -> Spool | Journal: ...
+) -> Spool | Journal | ChunkQueue: ...
 
 
 def open(
@@ -203,7 +215,7 @@ def open(
     durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
     **limits: Any,
-) -> Spool | Journal:
+) -> Spool | Journal | ChunkQueue:
     """Open the log that lies at `path`, for reading, and for writing where that is permitted.
 
     format: the only one that will do; None finds out. limits: for a journal that another program has made, what `create` takes for its
@@ -218,6 +230,9 @@ def open(
         return Spool(pair.Pair(target), timeout, durability, sync_interval)
     if not os.path.lexists(target):
         raise LogNotFound(f"{target} does not exist; kvspool.create makes a log")
+    if format in (None, "queue") and is_queue(target):
+        chosen = {} if durability is None else {"durability": durability, "sync_interval": sync_interval}
+        return ChunkQueue.open(target, timeout=timeout, **chosen)  # type: ignore[arg-type]
     found = None if format == "spool" else journals.find(target, format, {name: sizes.parse(value) for name, value in limits.items()})
     if found is not None:
         return journals.open(target, found, timeout=timeout, durability=durability, sync_interval=sync_interval)
@@ -231,7 +246,7 @@ def open(
 def is_log(path: str | os.PathLike[str]) -> bool:
     """Return whether a log lies at a path, as far as its names say; it may be damaged."""
     target = Path(os.path.abspath(path))
-    return os.path.lexists(target / spool_format.CONTROL_FILE) or journals.lies_at(target)
+    return os.path.lexists(target / spool_format.CONTROL_FILE) or journals.lies_at(target) or is_queue(target)
 
 
 def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport:

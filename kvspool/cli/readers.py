@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the readers, or delete one."""
     with plugins.opened(arguments.path, arguments.plugins) as log:
         if not hasattr(log, "readers"):
-            raise BadInput(f"{arguments.path} holds several logs; readers belong to one of them")
+            raise BadInput(f"{arguments.path} holds several logs, or is a queue; readers belong to one log")
         name = arguments.delete if arguments.delete_slot is None else arguments.delete_slot
         if name is not None:
             _delete(log, name)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 
 import kvspool
-from kvspool.cli import options, output, verify
+from kvspool import queue
+from kvspool.cli import options, output, queues, verify
 
 NAME = "repair"
 SUMMARY = "put a log in order after a failed flush or damage"
 DESCRIPTION = """\
 Put a log in order whose flush to disk failed, or whose control block is damaged. Where the control block can't be true, it is
 made anew from the records. Then all of the log is written to disk again, and only if that succeeds it takes records again. No
-sound record is discarded. Refused while a writer holds the log. The exit code is 5 if records are damaged."""
+sound record is discarded. Refused while a writer holds the log. The exit code is 5 if records are damaged.
+Of a queue, the pointers and references are mended; chunks that have no place in it are renamed to NAME.ID.lost."""
 EXAMPLES = """\
   kvspool repair events
   kvspool repair events --timeout 60"""
@@ -29,6 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Repair, and say what was done."""
+    if queue.is_queue(arguments.path):
+        done = queue.repair(arguments.path, timeout=arguments.timeout)
+        output.print_json(done) if arguments.json else queues.show_repair(done)
+        return 0 if done.verify.is_sound else 5
     report = kvspool.repair(arguments.path, timeout=arguments.timeout)
     if arguments.json:
         output.print_json(report)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 
 import kvspool
-from kvspool import VerifyReport, sizes
-from kvspool.cli import options, output, progress
+from kvspool import VerifyReport, queue, sizes
+from kvspool.cli import options, output, progress, queues
 
 NAME = "verify"
 SUMMARY = "check every record of a log"
 DESCRIPTION = """\
 Check every record that is there now against its checksum, while writers and readers go on. Prints the places that are damaged;
-the exit code is 5 if there are any. Records that writers overwrite meanwhile are no damage."""
+the exit code is 5 if there are any. Records that writers overwrite meanwhile are no damage.
+Of a queue, whose format has no checksums, the pointers, lengths and references are checked; others wait meanwhile."""
 EXAMPLES = """\
   kvspool verify events
   kvspool verify events --json | jq .damaged"""
@@ -26,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, and print what was found."""
+    if queue.is_queue(arguments.path):
+        found = queue.verify(arguments.path)
+        output.print_json(found) if arguments.json else queues.show(found)
+        return 0 if found.is_sound else 5
     with progress.shown("checking") as tell:
         report = kvspool.verify(arguments.path, progress=tell)
     if arguments.json:
