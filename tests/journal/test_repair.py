@@ -476,3 +476,16 @@ def test_a_damaged_header_is_written_anew(tmp_path: Path, monkeypatch: pytest.Mo
         assert report.headers == [log.bases()[1], log.bases()[-1]] and report.verify.is_sound
         assert items(log) == list(range(35)) and is_whole(log)
         assert [data[:2] for data in kept(log).values()] == [b"HE", b"HE"]
+
+
+@pytest.mark.parametrize("size", [0, 5, 11])
+def test_a_header_that_is_not_all_there_costs_its_segment_and_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setitem(FORMATS, "headed", Headed)
+    with kvspool.create(tmp_path / "log", format="headed", segment_bytes=EACH * SIZE) as log:  # type: ignore[call-overload]
+        log.append_many([b"%010d" % number for number in range(35)])
+        base, behind = log.bases()[1:3]
+        os.truncate(segment(log, base), size)
+        (place,) = log.verify().damaged
+        assert (place.position, place.size, place.first, place.last) == (0, size, base, behind - 1)
+        assert log.repair().headers == [base]
+        assert items(log) == [*range(base), (base, behind - 1), *range(behind, 35)]
