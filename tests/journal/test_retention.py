@@ -304,6 +304,37 @@ def test_killed_at_any_step_it_leaves_a_journal_without_a_hole(log: Journal, aft
     assert nth > 4
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_killed_at_any_step_of_an_append_that_trims_it_costs_nothing_that_was_acknowledged(tmp_path: Path, after: bool) -> None:
+    path = tmp_path / "log"
+    kvspool.create(path, format="sej", segment_bytes=EACH * SIZE, retention=Retention(max_bytes=2 * EACH * SIZE)).close()
+    acknowledged = 0
+
+    def appended(nth: int) -> int:
+        with kvspool.open(path, format="sej") as mine:
+            first = mine.append(b"%010d" % mine.end())
+            with system.replaced(Killing(nth, after=after)):
+                mine.append_many([b"%010d" % number for number in range(first + 1, first + 1 + 2 * EACH)])
+            return mine.end()
+
+    nth = 0
+    while True:
+        nth += 1
+        try:
+            acknowledged = in_child(lambda: appended(nth))  # noqa: B023
+        except Died as death:
+            assert death.signal == signal.SIGKILL
+        with kvspool.open(path, format="sej") as mine:
+            mine.append_many([b"%010d" % number for number in range(mine.end(), mine.end() + EACH)])
+            left = bases(mine)
+            assert left == list(range(left[0], mine.end() + 1, EACH))
+            assert [(record.sequence, int(record.value)) for record in mine.read()] == [(n, n) for n in range(left[0], mine.end())]
+            assert len(left) <= 4 and mine.verify().is_sound
+        if acknowledged:
+            break
+    assert nth > 8
+
+
 def test_a_name_is_gone_from_the_disk_before_the_next_one_is_removed(log: Journal) -> None:
     calls: list[str] = []
 

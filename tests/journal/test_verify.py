@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import threading
@@ -158,6 +159,20 @@ def test_a_torn_end_while_a_writer_has_the_lock_is_none(log: Journal, monkeypatc
             file.write((35).to_bytes(8, "big"))
         report = log.verify()
     assert report.is_sound and report.torn_bytes == 0
+
+
+def test_a_torn_end_while_the_original_has_the_journal_is_none(log: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvspool.journal import verify
+
+    monkeypatch.setattr(verify, "PATIENCE", 0.2)
+    log.close()
+    with segment(log, 30).open("ab") as file, (log.path / "jnl.lck").open("rb") as theirs:
+        file.write((35).to_bytes(8, "big"))  # what its buffer has given out so far
+        file.flush()
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        report = kvspool.verify(log.path)
+    assert report.is_sound and report.torn_bytes == 0  # type: ignore[union-attr]
+    assert kvspool.verify(log.path).torn_bytes == 8  # type: ignore[union-attr]
 
 
 def test_names_that_mean_nothing_here(log: Journal) -> None:
