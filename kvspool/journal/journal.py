@@ -34,6 +34,7 @@ from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format
 from kvspool.journal.index import STRIDE, Index
+from kvspool.journal.index import path_of as index_path
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, repair_journal
@@ -429,8 +430,7 @@ class Journal:
         """Return the index of a segment. Those of the segments that were looked at last are kept."""
         index = self._indexes.pop(base, None)
         if index is None:
-            directory = self.format.sidecar(self.path) / "index"
-            index = Index(self.format, base, directory / f"{base:016x}.idx")
+            index = Index(self.format, base, index_path(self.format, self.path, base))
         self._indexes[base] = index
         if len(self._indexes) > INDEXES:
             del self._indexes[next(iter(self._indexes))]
