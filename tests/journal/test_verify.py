@@ -266,6 +266,20 @@ def test_no_false_alarm_while_writers_append_and_are_killed_and_trimmers_trim(tm
     assert control.look(path / "jnl.lck").next_sequence >= reports[-1].next_sequence
 
 
+def test_all_that_was_there_may_be_trimmed_during_the_look(log: Journal) -> None:
+    class Trimming(system.Port):
+        def open(self, path: Any, flags: int, mode: int = 0o600) -> int:
+            if str(path).endswith("000a.jnl") and log.end() == 35:
+                log.append_many([b"x" * 10] * 40)
+                log.trim(before=70)
+            return super().open(path, flags, mode)
+
+    with kvspool.open(log.path, format="sej") as mine, system.replaced(Trimming()):
+        report = mine.verify()
+    assert report.is_sound and log.bases() == [70]
+    assert (report.records, report.trimmed, report.next_sequence) == (10, 60, 70)
+
+
 def test_any_call_may_fail(log: Journal) -> None:
     nth = 0
     while True:
