@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import kvspool
 from kvspool.cli import output
 from kvspool.cli.options import BadInput
-from kvspool.queue import ChunkQueue, QueueRepairReport, QueueStats, QueueVerifyReport, is_queue
+from kvspool.journal import Journal
+from kvspool.queue import ChunkQueue, QueueRepairReport, QueueStats, QueueVerifyReport
 from kvspool.record import Record
 from kvspool.spool import Spool
 from kvspool.spool.cursor import Isolation, OnGap
@@ -57,11 +57,22 @@ class QueueLog:
         self.queue.close()
 
 
-def open_spool(path: Path, **options: Any) -> Spool:
+def open_log(path: Path) -> Spool | Journal:
     """Open a log for a command that means nothing for a queue. Raises BadInput, besides what `kvspool.open` does."""
-    if is_queue(path):
+    log = kvspool.open(path)
+    if isinstance(log, ChunkQueue):
+        log.close()
         raise BadInput(f"{path} is a queue, which this command does not know; see kvspool.queue in the library")
-    return kvspool.open(path, format="spool", **options)
+    return log
+
+
+def open_spool(path: Path) -> Spool:
+    """Open a spool for a command that means nothing for other logs. Raises BadInput, besides what `kvspool.open` does."""
+    log = open_log(path)
+    if isinstance(log, Journal):
+        log.close()
+        raise BadInput(f"{path} is a journal, which this command does not know")
+    return log
 
 
 def show(report: QueueVerifyReport) -> None:

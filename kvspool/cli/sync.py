@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Sync the log, and say how far."""
-    with queues.open_spool(arguments.path) as log:
+    with queues.open_log(arguments.path) as log:
         synced = log.sync()
     if arguments.json:
         output.print_json({"path": str(log.path), "synced_sequence": synced})
