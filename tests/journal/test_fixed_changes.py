@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import kvspool
 from kvspool import Gap, errors, system
-from kvspool.journal.fixed import FixedJournal
+from kvspool.journal.fixed import NOWHERE, FixedJournal
 from kvspool.system import Port
 
 CHANGING = (*FILE_CALLS, "truncate", "remove", "look_up", "names")
@@ -234,6 +234,23 @@ def test_a_follower_that_has_read_what_is_taken_back_gets_truncated(tmp_path: Pa
             log.append_many([item(size + row, 1) for row in range(more)])
         with pytest.raises(errors.Truncated, match=f"rewound to {size} items, of which 5 were read"):
             follower.poll()
+
+
+def test_what_a_dead_rewind_has_left_is_not_handed_out(tmp_path: Path) -> None:
+    """Up to its new end one may read; the next writer finishes it."""
+    with made(tmp_path / "log", 10, 3) as log, log.follow(timeout=0.05) as follower, log.follow(timeout=0.05) as beyond:
+        take(follower, 2)
+        take(beyond, 8)
+        with log.appending(5) as (appender, page):
+            appender.control.write(page._replace(boot=NOWHERE))
+            log._bounds.begin_rewind(6, 0o600)
+        with pytest.raises(errors.Truncated, match="rewound to 6 items, of which 8"):
+            beyond.poll()
+        assert [one.value for one in take(follower, 4)] == [item(position) for position in range(2, 6)]
+        assert follower.poll() == follower.poll() == []
+        assert (log.end(), sorted(there(log))) == (6, list(range(6)))
+        assert log.append(item(6, 1)) == 6
+        assert [one.value for one in follower] == [item(6, 1)]
 
 
 def test_a_reader_in_a_pruned_blob_gets_a_gap(tmp_path: Path) -> None:
