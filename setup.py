@@ -4,6 +4,8 @@ The same source that Python interprets is compiled under another name, with the 
 compiler the extensions are left out, and the package works all the same, slower.
 """
 
+from glob import glob
+
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
@@ -14,13 +16,13 @@ def twin(package: str, stem: str) -> Extension:
         f"{package}.{stem}_c",
         [f"{package}/{stem}_py.py"],
         include_dirs=["kvspool"],
-        depends=["kvspool/_machine.pxd", "kvspool/_network.pxd", "kvspool/_pointers.pxd", "kvspool/_crc32c.h", f"{package}/{stem}_c.pxd"],
+        depends=[f"{package}/{stem}_c.pxd", *glob("kvspool/*.pxd"), *glob("kvspool/*.h")],
         extra_compile_args=["-O3"],
     )
 
 
 extensions = cythonize(
-    [twin("kvspool", "_chunks"), twin("kvspool", "_frames"), twin("kvspool", "_kvj"), twin("kvspool", "_sej"), twin("shard", "_hash")],
+    [*(twin("kvspool", stem) for stem in ("_chunks", "_fixed", "_frames", "_kvj", "_sej")), twin("shard", "_hash")],
     build_dir="build",
     force=True,  # it doesn't see that a .pxd under the other name has changed
     compiler_directives={

@@ -11,12 +11,14 @@
     |   `-- MismatchedPair      control block and data file of different logs
     |-- Unrecovered             the machine was restarted, and nobody who may write has opened the log since
     |-- Corruption              ours, but damaged
-    |   `-- Truncated           a file is shorter than its header says
+    |   |-- Truncated           a file is shorter than its header says, or than what was read of it
+    |   `-- ChecksumMismatch    an item's bytes are not those that were stored
     |-- TooLarge                the record can't be held          (also ValueError)
     |-- Unencodable             no codec takes the value          (also TypeError)
     |-- Undecodable             the value isn't what its codec says (also ValueError)
     |-- NotImportable           what is to be imported is no record (also ValueError)
     |-- OutOfRange              no such sequence yet              (also ValueError)
+    |-- Pruned                  no such item any more             (also LookupError)
     |-- UnsafeFilesystem        shared memory doesn't work there
     |-- LockTimeout             somebody else holds the lock      (also TimeoutError)
     |-- SpoolFull               no room until a durable reader moves on
@@ -111,6 +113,14 @@ class Truncated(Corruption):
     """A file is shorter than its header says. It was not mapped, since a load behind its end would kill the process."""
 
 
+class ChecksumMismatch(Corruption):
+    """The item at a position is damaged; those before and behind it can be read. `position`, `path` and `offset` say where it lies."""
+
+    def __init__(self, position: int, path: str, offset: int) -> None:
+        super().__init__(f"item {position}, at byte {offset} of {path}, is damaged: its checksum is another one; read on behind it")
+        self.position, self.path, self.offset = position, path, offset
+
+
 class TooLarge(KvspoolError, ValueError):
     """The record is larger than the log can hold. Nothing was written; make it smaller, or the log larger."""
 
@@ -136,9 +146,23 @@ class NotImportable(KvspoolError, ValueError):
 
 
 class OutOfRange(KvspoolError, ValueError):
-    """The sequence has not been written yet."""
+    """The sequence has not been written yet. Of an item that was asked for, `position`, `path` and `offset` say where it would lie."""
 
     exit_code = 2
+
+    def __init__(self, message: str, position: int | None = None, path: str | None = None, offset: int | None = None) -> None:
+        super().__init__(message if path is None else f"{message}; it would lie at byte {offset} of {path}")
+        self.position, self.path, self.offset = position, path, offset
+
+
+class Pruned(KvspoolError, LookupError):
+    """The item was appended once, and is gone. `position`, `path` and `offset` say where it lay."""
+
+    exit_code = 7
+
+    def __init__(self, message: str, position: int, path: str, offset: int) -> None:
+        super().__init__(f"{message}; it lay at byte {offset} of {path}")
+        self.position, self.path, self.offset = position, path, offset
 
 
 class UnsafeFilesystem(KvspoolError):

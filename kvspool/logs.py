@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 
 from kvspool import filesystems, queue, sizes, system
 from kvspool.errors import LogNotFound, NotALog
-from kvspool.journal import Journal
+from kvspool.journal import FixedJournal, Journal
 from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
 from kvspool.journal.repair import JournalRepairReport
@@ -28,7 +28,7 @@ from kvspool.spool.resize import Resized
 from kvspool.spool.spool import TIMEOUT
 from kvspool.spool.verify import Progress, VerifyReport
 
-JournalFormat = Literal["kvj", "sej"]
+JournalFormat = Literal["kvj", "sej", "fixed"]
 LONGEST_EXPIRY = 1e9  # seconds, some 30 years
 LEAST_INTERVAL = 1e-3  # seconds
 _SHARD_NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?[1-9a]\.[0-3][0-9a-f]{2}")
@@ -49,6 +49,22 @@ def create(
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
 ) -> Spool: ...
+
+
+@overload
+def create(
+    path: str | os.PathLike[str],
+    *,
+    format: Literal["fixed"],
+    codec: str = "json",
+    mode: int = 0o600,
+    durability: spool_format.Durability = "memory",
+    sync_interval: float | None = None,
+    timeout: float = TIMEOUT,
+    allow_unsafe_fs: bool = False,
+    item_bytes: int | str,
+    items_per_blob: int | str,
+) -> FixedJournal: ...
 
 
 @overload
@@ -85,8 +101,8 @@ def create(
 ) -> Spool | Journal:
     """Make a log at `path` and open it. It is on disk, complete, when the call returns.
 
-    format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, or "sej"; those take what
-    their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say.
+    format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, "fixed" or "sej"; those
+    take what their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say.
     retention: of a journal, rules by which whoever begins a segment removes the oldest ones; None: all are kept.
 
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
@@ -196,6 +212,18 @@ def open(
 def open(
     path: str | os.PathLike[str],
     *,
+    format: Literal["fixed"],
+    timeout: float = TIMEOUT,
+    durability: spool_format.Durability | None = None,
+    sync_interval: float | None = None,
+    **limits: int | str,
+) -> FixedJournal: ...
+
+
+@overload
+def open(
+    path: str | os.PathLike[str],
+    *,
     format: JournalFormat,
     timeout: float = TIMEOUT,
     durability: spool_format.Durability | None = None,
@@ -283,7 +311,9 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
 
 
 def repair(path: str | os.PathLike[str], *, timeout: float = REPAIR_TIMEOUT) -> RepairReport | JournalRepairReport | QueueRepairReport:
-    """Put the log at `path` in order, a spool, a journal or a queue, and let it take records again; all of it on disk when the call returns.
+    """Put the log at `path` in order, a spool, a journal or a queue, and let it take records again.
+
+    All of it is on disk when the call returns.
 
     timeout: seconds to wait for each lock. See `kvspool.spool.repair` and `kvspool.journal.repair` for what is done, and raised.
     """

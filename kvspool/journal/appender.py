@@ -109,6 +109,13 @@ class Appender:
         """Return the last segment with a descriptor of its own, which the caller closes. Under the append lock."""
         return Segment(self.segments.path_of(page.base), page.base, is_writable=True)
 
+    def end_at(self, page: Page, base: int, end: int, sequence: int) -> Page:
+        """Under the lock: go on behind another record, where the segments end by now."""
+        self._open(base)
+        page = self._page(page, base, end, sequence)._replace(synced_sequence=min(page.synced_sequence, sequence))
+        self.control.write(page)
+        return page
+
     # The end.
 
     def _find_end(self) -> Page:
@@ -145,6 +152,7 @@ class Appender:
     def _recover(self, page: Page) -> Page:
         """Find the end from the segments, cut what is torn, and write a new page."""
         try:
+            self.format.finish(self.segments, self._mode)
             bases = self.segments.bases()
         except FileNotFoundError:
             raise LogVanished(f"{self.segments.directory} is gone; open the path again if it exists") from None
@@ -162,7 +170,7 @@ class Appender:
         sequence = base
         if is_ours and base == page.base and begin <= page.end <= size:
             begin, sequence = page.end, page.next_sequence
-        found = walk(self.format, segment, begin, sequence, size)
+        found = last_whole(self.format, segment, begin, sequence, size)
         if found.size < size:
             if begin != page.end or not is_ours:  # what a killed writer leaves is the beginning of frames, and nothing else
                 self._refuse_to_lose(segment, found, size)
@@ -278,6 +286,12 @@ def walk(
             size = max(2 * size, found.need)  # one frame, larger than what was read
         else:
             size = CHUNK
+
+
+def last_whole(format: Format, segment: Segment, begin: int, sequence: int, size: int) -> Scan:
+    """Return where the last whole frame of a segment ends, and which sequence comes next. The frame of `sequence` begins at `begin`."""
+    found = format.end_in(segment, begin, size)
+    return walk(format, segment, begin, sequence, size) if found is None else Scan(*found, WHOLE)
 
 
 def flush_directory(path: Path) -> None:

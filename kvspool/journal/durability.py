@@ -51,6 +51,7 @@ class Flusher:
         journal = self._journal
         with journal.appending(timeout) as (appender, page):
             segment = appender.reopened(page)
+            generation = journal.generation()
         try:
             system.port.flush_data(segment.fd)
         except OSError as error:
@@ -60,6 +61,6 @@ class Flusher:
         finally:
             segment.close()
         with journal.appending(timeout) as (appender, now):
-            if now.synced_sequence < page.next_sequence:
+            if now.synced_sequence < page.next_sequence and generation == journal.generation():
                 appender.control.write(now._replace(synced_sequence=page.next_sequence))
         return page.next_sequence

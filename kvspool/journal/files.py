@@ -11,8 +11,9 @@ from kvspool import system
 from kvspool.errors import FormatError, LogExists
 from kvspool.journal import settings
 from kvspool.journal.appender import flush_directory
+from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.format import Format
-from kvspool.journal.formats import FORMATS
+from kvspool.journal.formats import FORMATS, Fixed
 from kvspool.journal.journal import Journal
 from kvspool.journal.retention import Retention
 from kvspool.journal.settings import Settings
@@ -20,6 +21,7 @@ from kvspool.record import STRUCTURED
 from kvspool.spool.format import Durability
 from kvspool.spool.spool import TIMEOUT
 
+KINDS: dict[str, type[Journal]] = {Fixed.name: FixedJournal}  # those that can do more than every journal can
 
 def create(
     path: Path,
@@ -42,6 +44,7 @@ def create(
     try:
         for directory in _directories(path, form):
             _make(directory, mode, made, is_ours=directory != path)
+        form.prepare(path, is_new=True)
         settings.store(form.sidecar(path), chosen, mode)
         journal = _opened(path, form, chosen, timeout)
         with journal.appending(timeout):
@@ -95,7 +98,7 @@ def find(path: Path, format: str | None = None, limits: dict[str, int] | None = 
         if chosen is not None and chosen.format not in FORMATS:
             raise FormatError(f"{path} has the format {chosen.format!r}, which this version doesn't know")
         if chosen is not None and chosen.format == name and known.lies_at(path, is_sure=True):
-            return known(**{**chosen.limits, **(limits or {})}), chosen
+            return known(**known.settled(chosen.limits, limits or {})), chosen
         if chosen is None and known.lies_at(path, is_sure=format is not None):
             return known(**(limits or {})), Settings(format=name)
     return None
@@ -117,6 +120,6 @@ def open(
 
 
 def _opened(path: Path, form: Format, chosen: Settings, timeout: float) -> Journal:
-    return Journal(
+    return KINDS.get(form.name, Journal)(
         path, form, codec=STRUCTURED[chosen.codec], timeout=timeout, durability=chosen.durability, sync_interval=chosen.sync_interval
     )

@@ -17,6 +17,7 @@ from kvspool.record import Codec
 
 if TYPE_CHECKING:
     from kvspool.journal.offsets import Offsets
+    from kvspool.journal.segments import Segment, Segments
 
 WHOLE, SHORT, DAMAGED, JUMPED = range(4)
 """Why a scan stopped: enough was taken or the data ended between two frames; in the midst of one; at what can't be a frame; at a frame with
@@ -60,10 +61,16 @@ class Format(ABC):
     has_codecs: ClassVar[bool] = False
     has_checksums: ClassVar[bool] = False
     header_bytes: int = 0
+    most_bytes: int = (1 << 63) - 1  # of a segment; what lies behind them is nobody's
 
     @abstractmethod
     def limits(self) -> dict[str, int]:
         """Return the numbers that the constructor was called with, by name; they are kept in the journal's settings."""
+
+    @classmethod
+    def settled(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
+        """Return what the constructor takes for a journal whose settings have the limits `stored`, opened with some that are `given`."""
+        return {**stored, **given}
 
     # Where things lie.
 
@@ -84,6 +91,11 @@ class Format(ABC):
     @abstractmethod
     def sidecar(cls, path: Path) -> Path:
         """Return the directory for what is ours alone, where the program whose format it is doesn't trip over it."""
+
+    def prepare(self, path: Path, *, is_new: bool = False) -> None:
+        """Make what a writer needs beside the segments. is_new: nothing that an earlier journal left there counts. Raises UnsafeFilesystem
+        where writers could not see each other's locks."""
+        return None
 
     @abstractmethod
     def name_of(self, base: int) -> str | None:
@@ -165,6 +177,18 @@ class Format(ABC):
     def size_of_last(self, tail: bytes) -> int:
         """Return the size of the frame that ends where `tail`, the last bytes of a segment, ends; 0 if it doesn't say so itself."""
         return 0
+
+    def end_in(self, segment: Segment, begin: int, size: int) -> tuple[int, int] | None:
+        """Return the byte behind the last frame of a segment of `size` bytes, not before `begin`, and the sequence that follows; None if
+        one has to pass over all."""
+        return None
+
+    def finish(self, segments: Segments, mode: int) -> None:
+        """Under the append lock, before the end is looked for: finish what a writer that died had begun, besides appending.
+
+        Raises Corruption if the segments can't be what writers leave, so that nothing is appended to them.
+        """
+        return None
 
     # Times.
 

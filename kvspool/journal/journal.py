@@ -28,7 +28,7 @@ from kvspool import forks, system
 from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.journal import control as page_file
 from kvspool.journal import settings, trim
-from kvspool.journal.appender import Appender, Torn, walk
+from kvspool.journal.appender import Appender, Torn, last_whole, walk
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
@@ -238,6 +238,7 @@ class Journal:
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
             mode = self._mode()
+            self.format.prepare(self.path)
             control = Control(self.format.lock_file(self.path), mode)
             try:
                 appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, trim.on_roll(self))
@@ -449,7 +450,7 @@ class Journal:
         begin, sequence = self._segments.begin_of(segment), segment.base
         if page.base == segment.base and begin <= page.end <= size:
             begin, sequence = page.end, page.next_sequence
-        found = walk(self.format, segment, begin, sequence, size)
+        found = last_whole(self.format, segment, begin, sequence, size)
         return Place(segment.base, found.size, found.sequence), found.stop
 
     def _synced(self) -> int:
@@ -465,6 +466,10 @@ class Journal:
         if not bases:
             raise LogNotFound(f"{self._segments.directory} holds no segment; was the journal deleted?")
         return bases
+
+    def generation(self) -> int:
+        """Return a number that changes, under the append lock, whenever records may have been replaced by others of the same sequence."""
+        return 0
 
     # Durable readers.
 

@@ -22,16 +22,17 @@ OPEN = 8  # descriptors that one handle keeps for reading
 
 
 class Segment:
-    """One open segment, for reading; writing as well if `is_writable`."""
+    """One open segment, for reading; writing as well if `is_writable`. most: bytes of it that are looked at."""
 
-    def __init__(self, path: Path, base: int, *, is_writable: bool = False) -> None:
+    def __init__(self, path: Path, base: int, *, is_writable: bool = False, most: int = (1 << 63) - 1) -> None:
         self.path = path
         self.base = base
+        self._most = most
         self.fd = system.port.open(path, os.O_RDWR if is_writable else os.O_RDONLY)
 
     def size(self) -> int:
         """Return the bytes that the file has now."""
-        return system.port.status(self.fd).st_size
+        return min(system.port.status(self.fd).st_size, self._most)
 
     def is_gone(self) -> bool:
         """Return whether no name stands for the file any more."""
@@ -39,7 +40,7 @@ class Segment:
 
     def read(self, at: int, size: int) -> bytes:
         """Return up to `size` bytes at `at`; fewer where the file ends."""
-        return system.port.read(self.fd, size, at)
+        return system.port.read(self.fd, min(size, self._most - at), at)
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1
@@ -52,14 +53,14 @@ class Segment:
 
 
 class Segments:
-    """The directory, for one handle; not to be shared between threads."""
+    """The directory, for one handle; not to be shared between threads. A forked child may share the descriptors: nothing depends on where
+    they stand."""
 
     def __init__(self, path: Path, format: Format) -> None:
         self.path = path
         self.format = format
         self.directory = format.segments_in(path)
         self._open: OrderedDict[int, Segment] = OrderedDict()
-        self._process = system.port.process_id()
 
     def bases(self) -> list[int]:
         """Return the first sequences of all segments, in order; names that no segment can have are left alone."""
@@ -79,15 +80,13 @@ class Segments:
 
     def get(self, base: int) -> Segment | None:
         """Return a segment, open; None if it is not there (any more). It stays open until others were asked for."""
-        if self._process != system.port.process_id():  # forked: descriptors may be shared, for nothing depends on their offset
-            self._process = system.port.process_id()
         segment = self._open.pop(base, None)
         if segment is not None and segment.is_gone():
             segment.close()
             segment = None
         if segment is None:
             try:
-                segment = Segment(self.path_of(base), base)
+                segment = Segment(self.path_of(base), base, most=self.format.most_bytes)
             except FileNotFoundError:
                 return None
         self._open[base] = segment

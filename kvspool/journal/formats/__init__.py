@@ -1,9 +1,10 @@
 """The formats that a journal can have, one a file; see `kvspool.journal.format` for what each one says."""
 
 from kvspool.journal.format import Format
+from kvspool.journal.formats.fixed import Fixed
 from kvspool.journal.formats.kvj import Kvj
 from kvspool.journal.formats.sej import Sej
 
-FORMATS: dict[str, type[Format]] = {Kvj.name: Kvj, Sej.name: Sej}
+FORMATS: dict[str, type[Format]] = {Kvj.name: Kvj, Sej.name: Sej, Fixed.name: Fixed}
 
-__all__ = ["FORMATS", "Kvj", "Sej"]
+__all__ = ["FORMATS", "Fixed", "Kvj", "Sej"]

@@ -1,0 +1,370 @@
+"""A journal of items of one length: each is read by its position, the oldest blobs can be pruned, the newest items taken back.
+
+**Positions** are the sequences of the other verbs: the first item ever has 0, and a prune changes none.
+
+**Rewind.** Items that were taken back may have been read already, and others may follow at their positions. Whoever has read beyond the
+new end gets Truncated, once: a follower, and a durable reader, which then stands at the new end. One that has not goes on unharmed. See
+`kvspool.journal.bounds` for how they know.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvspool import _fixed
+from kvspool.errors import ChecksumMismatch, Closed, Corruption, KvspoolError, OutOfRange, Pruned, Truncated
+from kvspool.journal.appender import Appender
+from kvspool.journal.bounds import Bounds
+from kvspool.journal.control import Page
+from kvspool.journal.cursor import Cursor, Place, Reading
+from kvspool.journal.formats.fixed import Fixed, sidecar_bounds
+from kvspool.journal.journal import Journal, JournalStats
+from kvspool.journal.offsets import Lease
+from kvspool.journal.reader import JournalReader
+from kvspool.journal.segments import Segment, Segments
+from kvspool.record import Gap
+from kvspool.spool.cursor import Isolation, OnGap, check_isolation
+from kvspool.spool.search import Start
+
+TRIES = 5  # looks at an item that rewinds may replace at that moment
+NOWHERE = bytes(16)  # the boot of a page that nobody believes
+
+
+class FixedJournal(Journal):
+    """A handle of a journal with the format fixed. Get it from `kvspool.create` or `kvspool.open`; see `Journal` for what all have."""
+
+    format: Fixed
+
+    def __init__(self, path: Path, format: Fixed, **options: Any) -> None:
+        super().__init__(path, format, **options)
+        self._bounds = sidecar_bounds(path)
+        self._blobs = Segments(path, format)  # for `get`
+        self._blobs_lock = threading.Lock()
+
+    # Items.
+
+    def get(self, position: int) -> bytes:
+        """Return the item at a position, checked.
+
+        Raises OutOfRange for one that has not been appended yet, Pruned for one that is gone, ChecksumMismatch for one that is damaged,
+        each with `position`, `path` and `offset`; Corruption where its blob is missing; Closed, ValueError, or the system's OSError.
+        """
+        if position < 0:
+            raise ValueError(f"a position is not negative: {position}")
+        item = _fixed.item_of(self._record(position), self.format.item_bytes)
+        return self._look_again(position) if item is None else item
+
+    def _record(self, position: int) -> bytes:
+        """Return what stands at a position now; nothing if its blob isn't there."""
+        form = self.format
+        base = position - position % form.items_per_blob
+        with self._blobs_lock:
+            if self._is_closed:
+                raise Closed(f"{self.path} was closed; open it again")
+            segment = self._blobs.get(base)
+            return b"" if segment is None else segment.read((position - base) * form.record_bytes, form.record_bytes)
+
+    def _look_again(self, position: int) -> bytes:
+        """Return an item that was not there at the first look; or raise why there is none."""
+        for _ in range(TRIES):
+            seen = self._bounds.entries()
+            self._check_position(position)
+            record = self._record(position)
+            item = _fixed.item_of(record, self.format.item_bytes)
+            if item is not None:
+                return item
+            if seen == self._bounds.entries():
+                break
+        where = self._where(position)
+        if len(record) < self.format.record_bytes:
+            raise Corruption(f"{where[1]} is missing, or too short for item {position} at byte {where[2]}; kvspool verify shows the damage")
+        raise ChecksumMismatch(*where)
+
+    def _check_position(self, position: int) -> None:
+        """Raise OutOfRange or Pruned where no item can be."""
+        end = self.end()
+        if position >= end:
+            raise OutOfRange(f"item {position} has not been appended yet; the next one is {end}", *self._where(position))
+        oldest = self.oldest()
+        if position < oldest:
+            raise Pruned(f"item {position} is gone; the oldest one is {oldest}", *self._where(position))
+
+    def _where(self, position: int) -> tuple[int, str, int]:
+        rest = position % self.format.items_per_blob
+        return position, str(self._segments.path_of(position - rest)), rest * self.format.record_bytes
+
+    def replay(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
+        """Iterate over the items that are there now, as bytes, in order, each one checked: the quickest way to read all.
+
+        start, limit, on_gap: as `read` has them. A damaged item is a Gap of that one; the items behind it follow.
+        """
+        return self.values(start, limit=limit, on_gap=on_gap)
+
+    def oldest(self) -> int:
+        """Return the position of the oldest item, or that of the next one if there is none."""
+        oldest = max(self._bases()[0], self._bounds.first())
+        size = self._bounds.unfinished()
+        return oldest if size is None else min(oldest, size)
+
+    # Front and end.
+
+    def prune(self, minimum: int, *, timeout: float | None = None) -> int:
+        """Remove the blobs whose items all have positions below `minimum`; on disk when it returns. Returns the oldest position left.
+
+        The last blob stays. Positions never change. Who stands in what goes gets a Gap. Raises LockTimeout, Corruption, Closed, or the
+        system's OSError: then the next writer goes on with it.
+        """
+        if minimum < 0:
+            raise ValueError(f"a position is not negative: {minimum}")
+        with self.appending(self.timeout if timeout is None else timeout) as (appender, page):
+            self._prune(appender, page, minimum)
+            return self.oldest()
+
+    def rewind(self, size: int, *, timeout: float | None = None) -> None:
+        """Take back the items from the position `size` on, so that the next one gets that position; on disk when it returns.
+
+        Durable readers beyond it stand there then. Raises OutOfRange for more than there is, Pruned for less than the oldest position;
+        LockTimeout, Corruption, Closed. After an OSError of the system the next writer finishes it, if it had begun.
+        """
+        if size < 0:
+            raise ValueError(f"a position is not negative: {size}")
+        with self.appending(self.timeout if timeout is None else timeout) as (appender, page):
+            if size > page.next_sequence:
+                message = f"the journal has no {size} items to be left; the next one is {page.next_sequence}"
+                raise OutOfRange(message, *self._where(size))
+            oldest = self.oldest()
+            if size < oldest:
+                raise Pruned(f"the items from {size} on are gone already; the oldest one is {oldest}", *self._where(size))
+            if size < page.next_sequence:
+                self._rewind(appender, page, size)
+
+    def open_for_sync(self, lower: int, upper: int, *, timeout: float | None = None) -> range:
+        """Have nothing but what lies in the positions `lower` to `upper`, both of them included; on disk when it returns.
+
+        For state that is fetched from elsewhere: the items that are there already are kept as far as they can be. Returns their positions;
+        the next item gets the one behind them.
+
+        - Nothing reaches beyond `lower`: all goes, the next item gets the position `lower`.
+        - All lies beyond `upper`: the same. (The original refuses that.)
+        - Otherwise blobs below `lower` are pruned, whole, and items beyond `upper` are taken back. If the oldest one left comes later than
+          `lower`, those in front of it are not there: the returned range says so.
+
+        Raises what `prune` and `rewind` do.
+        """
+        if not 0 <= lower <= upper:
+            raise ValueError(f"positions from 0 on, the lower one first: not {lower} and {upper}")
+        with self.appending(self.timeout if timeout is None else timeout) as (appender, page):
+            if page.next_sequence <= lower:
+                page = self._begin_at(appender, page, lower)
+            elif self.oldest() > upper:
+                page = self._rewind(appender, page, lower)
+            else:
+                self._prune(appender, page, lower)
+                if page.next_sequence > upper + 1:
+                    page = self._rewind(appender, page, upper + 1)
+            return range(self.oldest(), page.next_sequence)
+
+    def _prune(self, appender: Appender, page: Page, minimum: int) -> None:
+        first = min(minimum, page.next_sequence)
+        first -= first % self.format.items_per_blob
+        if first > self._bases()[0]:
+            appender.control.write(page._replace(boot=NOWHERE))
+            self._bounds.begin_at(first, self._mode())
+            self.format.prune(appender.segments, first, self._mode())
+            appender.control.write(page)
+
+    def _rewind(self, appender: Appender, page: Page, size: int) -> Page:
+        appender.control.write(page._replace(boot=NOWHERE))  # whoever comes after us, if we die, looks what there is to finish
+        self._bounds.begin_rewind(size, self._mode())
+        self.format.rewind(appender.segments, size, self._mode())
+        return self._end_at(appender, page, size)
+
+    def _begin_at(self, appender: Appender, page: Page, position: int) -> Page:
+        appender.control.write(page._replace(boot=NOWHERE))
+        self._bounds.begin_at(position, self._mode())
+        self.format.finish(appender.segments, self._mode())
+        return self._end_at(appender, page, position)
+
+    def _end_at(self, appender: Appender, page: Page, position: int) -> Page:
+        place = self._at(position)
+        return appender.end_at(page, place.base, place.position, position)
+
+    def generation(self) -> int:
+        return self._bounds.entries()
+
+    # Places.
+
+    def place(self, start: Start) -> Place:
+        """As for every journal; the earliest place is that of the oldest item."""
+        return self._at(self.oldest()) if start == "earliest" else super().place(start)
+
+    def _at(self, position: int) -> Place:
+        rest = position % self.format.items_per_blob
+        return Place(position - rest, rest * self.format.record_bytes, position)
+
+    def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> Place | None:
+        """As for every journal; an item that is missing at the end of a blob would lie behind that."""
+        place = super()._seek(base, until, timestamp)
+        segment = self._segments.get(base)
+        return place if place is None or segment is None else place._replace(position=min(place.position, segment.size()))
+
+    def _end(self, bases: list[int]) -> tuple[Place, int]:
+        """As for every journal; what a dead writer's rewind, or fresh begin, comes to is true from its begin on."""
+        place, stop = super()._end(bases)
+        size = self._bounds.unfinished()
+        if size is not None and size < place.sequence:
+            return self._at(size), stop
+        first = self._bounds.first()
+        return (self._at(first) if place.sequence < first else place), stop
+
+    def _cursor(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
+        if self._is_closed:
+            raise Closed(f"{self.path} was closed; open it again")
+        limit = self._synced if check_isolation(isolation) == "synced" else None
+        return FixedCursor(Segments(self.path, self.format), place, end, limit, self._bounds)
+
+    # The rest.
+
+    def reader(self, name: str, start: Start = "earliest") -> JournalReader:
+        """Open the durable reader of this name, exclusively; see `Journal.reader`. After a rewind to less than it has read, its next
+        operation raises Truncated, and it stands at the new end."""
+        lease = self.offsets.take(name)
+        try:
+            return FixedReader(self, name, start, lease, self._bounds)
+        except BaseException:
+            lease.close()
+            raise
+
+    def stats(self) -> JournalStats:
+        """Return what the journal holds at this moment."""
+        found = super().stats()
+        oldest = self.oldest()
+        return msgspec.structs.replace(found, first_sequence=oldest, records=max(0, found.next_sequence - oldest))
+
+    def forked(self) -> None:
+        self._blobs_lock = threading.Lock()
+        super().forked()
+
+    def close(self) -> None:
+        super().close()
+        with self._blobs_lock:
+            self._blobs.close()
+
+
+class Rewinds:
+    """What one reader knows of the rewinds: those before it began don't concern it."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._seen = self._noted = bounds.entries() // 2 * 2
+
+    def news(self) -> int | None:
+        """Return the least size of those that came since; None if there were none. They count as news until `noted`."""
+        count = self._bounds.entries()
+        if count == self._seen:
+            return None
+        size = self._bounds.lowest(self._seen, count)
+        self._noted = count // 2 * 2  # one that goes on is news for as long as it does
+        return size
+
+    def noted(self) -> bool:
+        """Know what `news` has told; returns whether a rewind goes on, of which there will be news again."""
+        self._seen = self._noted
+        return self._bounds.entries() % 2 == 1
+
+
+class FixedCursor(Cursor):
+    """A cursor that knows of rewinds, and of the zeros in front of a fresh begin."""
+
+    def __init__(self, segments: Segments, place: Place, end: int | None, limit: Callable[[], int] | None, bounds: Bounds) -> None:
+        super().__init__(segments, place, end, limit)
+        self._bounds = bounds
+        self._rewinds = Rewinds(bounds)
+
+    def fetch(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
+        """As for every journal. Raises Truncated if what was handed out before was taken back since."""
+        while True:
+            before, had, lost = Place(self.base, self.position, self.sequence), len(items), self.lost
+            try:
+                gap = super().fetch(most, make, items)
+            except KvspoolError:
+                size = self._rewinds.news()
+                if size is None:
+                    raise
+            else:
+                size = self._rewinds.news()
+                if size is None:
+                    return gap
+                if self.sequence <= size:  # nothing of this comes from where others may be by now
+                    self._data = b""
+                    self._rewinds.noted()
+                    return gap
+            self._refuse(before.sequence, size)
+            del items[had:]
+            self.lost = lost
+            self.base, self.position, self.sequence = before
+            self._data = b""
+            if self._rewinds.noted():
+                most = size - self.sequence
+                if most == 0:
+                    return None
+
+    def _refuse(self, sequence: int, size: int) -> None:
+        if size < sequence:
+            raise Truncated(
+                f"{self.segments.path} was rewound to {size} items, of which {sequence} were read already; begin anew, with what it holds"
+            )
+
+    def _pass_damage(self, segment: Segment, found: int | None) -> Gap | None:
+        first = min(self._bounds.first(), self.base + self._form.items_per_blob)
+        if self.sequence >= first:
+            return super()._pass_damage(segment, found)
+        self._data = b""
+        self.position = (first - self.base) * self._form.record_bytes
+        return self._gap_to(first, "trimmed")
+
+    @property
+    def _form(self) -> Fixed:
+        form = self.segments.format
+        assert isinstance(form, Fixed)
+        return form
+
+
+class FixedReader(JournalReader):
+    """A durable reader that knows of rewinds."""
+
+    def __init__(self, journal: FixedJournal, name: str, start: Start, lease: Lease, bounds: Bounds) -> None:
+        self._rewinds = Rewinds(bounds)
+        self._path = journal.path
+        super().__init__(journal, name, start, lease)
+        self._sequence = journal.clamped(self._sequence)
+
+    def _place(self) -> Place:
+        self._follow_rewinds()
+        return super()._place()
+
+    def commit(self) -> int:
+        """As for every journal. Raises Truncated if what it has read was taken back; it stands at the new end then."""
+        self._check_open()
+        self._follow_rewinds()
+        sequence = super().commit()
+        self._follow_rewinds()  # one that came meanwhile may have missed what we have just stored
+        return sequence
+
+    def _follow_rewinds(self) -> None:
+        """Raise Truncated, once, if less is left than was read; stand at the end of it, durably."""
+        size = self._rewinds.news()
+        if size is None:
+            return
+        self._rewinds.noted()
+        was = self._sequence
+        if size >= was:
+            return
+        self._sequence = size
+        super().commit()
+        raise Truncated(f"{self._path} was rewound to {size} items; the reader {self.name!r} had read {was}, and goes on from there")

@@ -1,0 +1,236 @@
+"""The format of commonware's journal::fixed: items of one length, each with a checksum, addressed by their position.
+
+Source: `seeds/004` and the bytes that its program writes. A segment is a *blob*; its name is its index, and each but the last one holds
+exactly `items_per_blob` records, so that a position alone says where its item lies. No blob has a header, and no record says which one it
+is. The last blob always has room: once it is full an empty one follows.
+
+The program refuses a directory with any other name in it, so what is ours lies in a hidden directory beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from kvspool import _fixed, sizes, system
+from kvspool._fixed_py import CHECKSUM
+from kvspool.errors import Corruption, TooLarge
+from kvspool.journal import sidecars
+from kvspool.journal.appender import flush_directory
+from kvspool.journal.bounds import Bounds
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Format, Scan
+from kvspool.journal.offsets import OffsetFiles, Offsets
+from kvspool.journal.segments import Segment, Segments
+from kvspool.layout import Layout
+
+LONGEST_ITEM = 1 << 25  # bytes; a cursor looks no farther than twice that for what comes behind damage
+PIECE = 1 << 20  # bytes read at once, at least one record
+_NAME = re.compile(r"[0-9a-f]{16}")
+
+
+class Tail(NamedTuple):
+    """What stands behind each item."""
+
+    checksum: Annotated[int, "I", "CRC-32 (IEEE, as zlib has it) of the item"]
+
+
+TAIL = Layout(Tail, ">")
+assert TAIL.size == CHECKSUM
+
+
+class Fixed(Format):
+    """The fixed format. item_bytes: of each item; items_per_blob: of each blob but the last. Neither can be seen in the blobs."""
+
+    name: ClassVar[str] = "fixed"
+    has_checksums = True
+
+    def __init__(self, item_bytes: int | str, items_per_blob: int | str) -> None:
+        self.item_bytes = sizes.parse(item_bytes)
+        self.items_per_blob = sizes.parse(items_per_blob)
+        self.record_bytes = self.item_bytes + CHECKSUM
+        self.most_bytes = self.items_per_blob * self.record_bytes
+        if not 1 <= self.item_bytes <= LONGEST_ITEM:
+            raise ValueError(f"an item has 1 to {LONGEST_ITEM} bytes, not {item_bytes}")
+        if self.items_per_blob < 1 or self.most_bytes >= 1 << 63:
+            raise ValueError(f"a blob has at least 1 item, and less than 2^63 bytes: not {items_per_blob} items")
+
+    def limits(self) -> dict[str, int]:
+        return {"item_bytes": self.item_bytes, "items_per_blob": self.items_per_blob}
+
+    @classmethod
+    def settled(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
+        """As for every format; but other lengths would tear items apart. Raises ValueError."""
+        for name, value in given.items():
+            if stored.get(name, value) != value:
+                raise ValueError(f"the journal was made with {name}={stored[name]}, not {value}")
+        return {**stored, **given}
+
+    # Where things lie.
+
+    @classmethod
+    def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
+        """Return whether blobs lie there; never unless somebody is sure, since their lengths can't be seen in them."""
+        if not is_sure or not path.is_dir():
+            return False
+        names = system.port.names(path)
+        return not names or any(_NAME.fullmatch(name) for name in names)
+
+    def segments_in(self, path: Path) -> Path:
+        return path
+
+    def lock_file(self, path: Path) -> Path:
+        return sidecars.lock_file(path)
+
+    @classmethod
+    def sidecar(cls, path: Path) -> Path:
+        return sidecars.beside(path)
+
+    def prepare(self, path: Path, *, is_new: bool = False) -> None:
+        """Make the directory beside the journal. is_new: bounds and readers of an earlier one are removed."""
+        sidecars.prepare(path, is_new=is_new)
+        if is_new:
+            sidecar_bounds(path).forget()
+            offsets = self.offsets(path, 0)
+            for name in offsets.names():
+                offsets.remove(name)
+
+    def offsets(self, path: Path, mode: int) -> Offsets:
+        return OffsetFiles(sidecars.beside(path), mode)
+
+    def name_of(self, base: int) -> str | None:
+        index, rest = divmod(base, self.items_per_blob)
+        return None if rest else f"{index:016x}"
+
+    def base_of(self, name: str) -> int | None:
+        return int(name, 16) * self.items_per_blob if _NAME.fullmatch(name) else None
+
+    # What the bytes mean.
+
+    def check(self, batch: Batch) -> None:
+        row = _fixed.first_unfit(batch.values, self.item_bytes)
+        if row < 0:
+            return
+        size = len(batch.values[row])
+        message = f"item {row} of {len(batch.values)} has {size} bytes; this journal has items of {self.item_bytes}; nothing was written"
+        raise TooLarge(message) if size > self.item_bytes else ValueError(message)
+
+    def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
+        count = min(len(batch.values) - start, base + self.items_per_blob - sequence, max(1, PIECE // self.record_bytes))
+        return _fixed.encode(batch.values, start, count, self.item_bytes), count
+
+    def is_full(self, base: int, end: int, sequence: int) -> bool:
+        return end >= self.most_bytes
+
+    def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
+        return Scan(*_fixed.scan(data, sequence, most, self.item_bytes, make, items))
+
+    def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
+        return Scan(*_fixed.pass_over(data, sequence, min(until - sequence, len(data)), self.item_bytes))
+
+    def place_in(self, base: int, sequence: int) -> int | None:
+        return (sequence - base) * self.record_bytes
+
+    def resume(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
+        """Return the next record's place, sound or not: each one that is damaged is lost by itself."""
+        return (self.record_bytes, sequence + 1) if len(data) >= self.record_bytes else None
+
+    def end_in(self, segment: Segment, begin: int, size: int) -> tuple[int, int] | None:
+        """Return where the last sound record ends: what is damaged further in front is lost, not the end."""
+        first = sidecar_bounds(segment.path.parent).first()
+        begin = max(begin, min(first - segment.base, self.items_per_blob) * self.record_bytes)
+        end = size // self.record_bytes * self.record_bytes
+        step = max(1, PIECE // self.record_bytes) * self.record_bytes
+        while end > begin:
+            at = max(begin, end - step)
+            sound = _fixed.last_sound(segment.read(at, end - at), self.item_bytes)
+            if sound:
+                end = at + sound
+                break
+            end = at
+        return end, segment.base + end // self.record_bytes
+
+    # What a dead writer left.
+
+    def finish(self, segments: Segments, mode: int) -> None:
+        """Finish a rewind, a prune or a fresh begin. Raises Corruption for blobs that are missing, too short or too long."""
+        bounds = sidecar_bounds(segments.path)
+        size = bounds.unfinished()
+        if size is not None:
+            self.rewind(segments, size, mode)
+        first = bounds.begun()
+        if first is not None:
+            self._fill(segments, first, mode)
+            self.prune(segments, first, mode)
+        self._check_blobs(segments)
+
+    def rewind(self, segments: Segments, size: int, mode: int) -> None:
+        """Remove the items from the position `size` on, of which `rewinds` tells already; on disk when it returns."""
+        bounds = sidecar_bounds(segments.path)
+        base = size - size % self.items_per_blob
+        length = (size - base) * self.record_bytes
+        is_new = not segments.exists(base)
+        if size < bounds.first() or is_new:  # everything goes, and the journal begins anew, further in front
+            bounds.begin_at(size, mode, is_done=True)
+        if is_new:
+            self._resize(segments.path_of(base), length, mode)  # first of all: an empty directory would be a new journal
+        later = [other for other in segments.bases() if other > base]
+        for other in reversed(later):
+            system.port.remove(segments.path_of(other))
+        self._resize(segments.path_of(base), length, mode)
+        offsets = self.offsets(segments.path, mode)
+        for name in offsets.names():
+            stored = offsets.load(name)
+            if stored is not None and stored > size:
+                offsets.store(name, size)
+        bounds.finish_rewind(size, mode)
+
+    def prune(self, segments: Segments, first: int, mode: int) -> None:
+        """Remove the blobs whose items all lie below a position, of which `first` tells already; on disk when it returns."""
+        gone = [base for base in segments.bases() if base + self.items_per_blob <= first]
+        for base in gone:
+            system.port.remove(segments.path_of(base))
+        flush_directory(segments.directory)
+        sidecar_bounds(segments.path).begin_at(first, mode, is_done=True)
+
+    def _fill(self, segments: Segments, first: int, mode: int) -> None:
+        """Have the blob that the first position lies in. If that is in its midst, it holds zeros up to there, which are no item, and no
+        more: only a fresh begin is there."""
+        base = first - first % self.items_per_blob
+        path = segments.path_of(base)
+        if first > base:
+            self._resize(path, 0, mode)
+        if first > base or not segments.exists(base):
+            self._resize(path, (first - base) * self.record_bytes, mode)
+
+    def _resize(self, path: Path, size: int, mode: int) -> None:
+        fd = system.port.open(path, os.O_RDWR | os.O_CREAT, mode)
+        try:
+            system.port.truncate(fd, size)
+            system.port.flush(fd)
+        finally:
+            system.port.close(fd)
+        flush_directory(path.parent)
+
+    def _check_blobs(self, segments: Segments) -> None:
+        bases = segments.bases()
+        for base, following in zip(bases, bases[1:], strict=False):
+            if following != base + self.items_per_blob:
+                raise Corruption(
+                    f"{segments.path_of(base + self.items_per_blob)} is missing, although later blobs are there; nothing is appended to "
+                    "such a journal, it can be read; restore the blob, or copy the journal"
+                )
+        for base in bases:
+            status = system.port.look_up(segments.path_of(base))
+            if status is not None and (status.st_size > self.most_bytes or base != bases[-1] and status.st_size < self.most_bytes):
+                raise Corruption(
+                    f"{segments.path_of(base)} has {status.st_size} bytes instead of {self.most_bytes}: it is damaged, or items have not "
+                    f"{self.item_bytes} bytes, or blobs not {self.items_per_blob} items; nothing is appended, what is whole can be read"
+                )
+
+
+def sidecar_bounds(path: Path) -> Bounds:
+    """Return where the journal at a path begins and how it was shortened."""
+    return Bounds(sidecars.lock_file(path))
