@@ -321,7 +321,7 @@ class Journal:
         end = self._end(bases)
         if sequence > end.sequence:
             raise OutOfRange(f"sequence {sequence} has not been written yet; the next one of {self.path} is {end.sequence}")
-        return end if sequence == end.sequence else self._seek(base, until=sequence) or Place(base, 0, base)
+        return end if sequence == end.sequence else self._seek(base, until=sequence) or Place(base, 0, sequence)
 
     def _place_of_time(self, time: datetime, bases: list[int]) -> Place:
         self.format.refuse_time()
