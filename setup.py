@@ -20,7 +20,7 @@ def twin(package: str, stem: str) -> Extension:
 
 
 extensions = cythonize(
-    [twin("kvspool", "_frames"), twin("kvspool", "_sej"), twin("shard", "_hash")],
+    [twin("kvspool", "_frames"), twin("kvspool", "_sej"), twin("kvspool", "_fflg"), twin("shard", "_hash")],
     build_dir="build",
     force=True,  # it doesn't see that a .pxd under the other name has changed
     compiler_directives={

@@ -21,7 +21,7 @@ from kvspool.spool.resize import Resized
 from kvspool.spool.spool import TIMEOUT
 from kvspool.spool.verify import Progress, VerifyReport
 
-JournalFormat = Literal["sej"]
+JournalFormat = Literal["sej", "fflg"]
 LONGEST_EXPIRY = 1e9  # seconds, some 30 years
 LEAST_INTERVAL = 1e-3  # seconds
 _SHARD_NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?[1-9a]\.[0-3][0-9a-f]{2}")

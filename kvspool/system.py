@@ -260,6 +260,10 @@ class Port:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def user_id(self) -> int:
+        """Return the user with whose rights this process works."""
+        return os.geteuid()
+
     def process_id(self) -> int:
         return os.getpid()
 

@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,6 +28,9 @@ from kvspool.errors import LogVanished, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NO_TIME, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, SHORT, WHOLE, Batch, Format, Scan
 from kvspool.journal.segments import Segment, Segments
+
+if TYPE_CHECKING:
+    from kvspool.journal.dropping import Room
 
 CHUNK = 1 << 20  # bytes read at once
 SHOWN = 1 << 16  # bytes of what was cut that a report holds
@@ -49,13 +53,17 @@ class Torn(msgspec.Struct, frozen=True):
 class Appender:
     """What one handle needs to append. Its methods are called by one thread at a time."""
 
-    def __init__(self, segments: Segments, control: Control, mode: int, timeout: float) -> None:
-        """Shut the original's writer out, and find the end. Raises LockTimeout, Corruption, Poisoned, or the system's OSError."""
+    def __init__(self, segments: Segments, control: Control, mode: int, timeout: float, room: Room | None = None) -> None:
+        """Shut the original's writer out, and find the end. Raises LockTimeout, Corruption, Poisoned, or the system's OSError.
+
+        room: asked before anything is written.
+        """
         self.format: Format = segments.format
         self.segments = segments
         self.control = control
         self.process = system.port.process_id()
         self.torn: list[Torn] = []
+        self.room = room
         self._mode = mode
         self._segment: Segment | None = None
         self._is_busy = False
@@ -103,6 +111,8 @@ class Appender:
     # The end.
 
     def _find_end(self) -> Page:
+        if self.control.is_gone():
+            raise LogVanished(f"{self.control.path} was removed, and others lock another file by now; open the journal again")
         page = self.control.read()
         if page.sync_error:
             raise Poisoned(
@@ -141,26 +151,33 @@ class Appender:
             raise LogVanished(f"{self.segments.directory} is gone; open the path again if it exists") from None
         is_ours = page.boot == self.control.boot_id
         if not bases:
-            return self._begin(self._page(page, page.next_sequence if is_ours else 0))
+            known = page.next_sequence if is_ours else 0
+            return self._begin(self._page(page, max(known, self.format.first(self.segments.path))))
         base = bases[-1]
         segment = self._open(base)
         if segment is None:
             raise LogVanished(f"{self.segments.path_of(base)} was removed at this moment; try again")
         size = segment.size()
         begin = self.segments.begin_of(segment)
-        if begin < len(self.format.header(base)):
+        if not begin and self.format.header_bytes:
             return self._begin(self._page(page, base))  # its header is torn, so there is no frame
         sequence = base
         if is_ours and base == page.base and begin <= page.end <= size:
             begin, sequence = page.end, page.next_sequence
         found = walk(self.format, segment, begin, sequence, size)
+        if page.magic == MAGIC and not is_ours:
+            found = self.format.true_end(segment, begin, found, page.synced_sequence)
         if found.size < size:
             self._cut(segment, found, size)
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
             return self._begin(page)
-        synced = min(page.synced_sequence, found.sequence) if is_ours else base  # a segment is on disk when the next one begins
+        if not is_ours:
+            self._flush(segment, page)
+        synced = min(page.synced_sequence, found.sequence) if is_ours else found.sequence
         page = self._page(page, base, found.size, found.sequence)._replace(synced_sequence=synced)
         self.control.write(page)
+        if self.format.reads_zeros:
+            system.port.flush(self.control.fd)
         return page
 
     def _cut(self, segment: Segment, found: Scan, size: int) -> None:
@@ -181,6 +198,8 @@ class Appender:
     def _write(self, page: Page, data: bytes | bytearray, count: int, timestamp: int) -> Page:
         segment = self._segment
         assert segment is not None
+        if self.room is not None:
+            self.room.make(self.segments, page, len(data))
         try:
             system.port.write(segment.fd, data, page.end)
         except OSError:
@@ -194,11 +213,16 @@ class Appender:
     def roll(self, page: Page) -> Page:
         """Close the last segment, on disk, and begin a new one. Under the append lock."""
         segment = self._segment
+        if self.room is not None:
+            self.room.make(self.segments, page, len(self.format.header(page.next_sequence)))
         if segment is not None and segment.base == page.base:
             self._flush(segment, page)
         page = self._page(page, page.next_sequence)._replace(synced_sequence=page.next_sequence)
         self.control.write(page)  # from here on nobody appends to the old segment any more
-        return self._begin(page)
+        page = self._begin(page)
+        if self.room is not None:
+            self.room.rolled(self.segments)
+        return page
 
     def _flush(self, segment: Segment, page: Page) -> None:
         try:
@@ -210,6 +234,8 @@ class Appender:
     def _begin(self, page: Page) -> Page:
         """Make the segment that the page says is being made, on disk; whatever lies there of an earlier attempt holds no record."""
         path = self.segments.path_of(page.base)
+        if path.name != (name := self.format.name_of(page.base)):
+            path = self.segments.renamed(page.base, str(name))
         fd = system.port.open(path, os.O_RDWR | os.O_CREAT, self._mode)
         try:
             system.port.truncate(fd, 0)
@@ -224,6 +250,8 @@ class Appender:
             raise LogVanished(f"{path} was removed at this moment; try again")
         page = self._page(page, page.base, len(header), page.base)
         self.control.write(page)
+        if self.format.reads_zeros:
+            system.port.flush(self.control.fd)  # after a crash of the machine it says that there was nothing behind the header
         return page
 
     def close(self) -> None:
@@ -247,6 +275,8 @@ def walk(
         if progress is not None:
             progress(position)
         is_last = position - found.size + len(data) >= end or not data
+        if found.stop == SHORT and found.need > end - position:
+            return found._replace(size=position)
         if found.stop in (DAMAGED, JUMPED) or is_last or (found.stop == WHOLE and found.size < len(data)):
             return found._replace(size=position)
         if found.stop == SHORT and found.size == 0:

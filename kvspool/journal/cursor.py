@@ -19,7 +19,8 @@ from kvspool._frames import Batch as Taken
 from kvspool._frames import Items
 from kvspool.errors import Corruption, GapError, LogVanished, Truncated
 from kvspool.journal import control
-from kvspool.journal.format import JUMPED, SHORT
+from kvspool.journal.appender import walk
+from kvspool.journal.format import DAMAGED, JUMPED, SHORT
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import Gap, Record
 from kvspool.spool.cursor import OnGap
@@ -56,6 +57,7 @@ class Cursor:
         self._size = CHUNK
         self._has_more = True
         self._has_waited = False
+        self._is_entered = self.position > 0  # the first frame of the segment is behind us, or stands at `position`
 
     def fetch(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
         """Append up to `most` records that are there now to `items`, without waiting; or return a Gap. Raises Corruption, Truncated."""
@@ -80,13 +82,10 @@ class Cursor:
         segment = self.segments.get(self.base)
         if segment is None:
             return self._go_on("trimmed")
-        if self.position == 0 and self.segments.format.header_bytes:
-            self.position = self.segments.begin_of(segment)
-            if self.position == 0:
-                self._has_more = False
-                return None
+        if self.position == 0 and not self._is_entered:
+            return self._begin(segment)
         if not self._data and not self._read(segment):
-            return self._at_end(segment, is_torn=False)
+            return self._at_end(segment)
         found = self.segments.format.scan(self._data, self.sequence, most, make, items)
         self.position += found.size
         self.sequence = found.sequence
@@ -97,6 +96,25 @@ class Cursor:
         if found.stop == SHORT:
             return self._read_on(segment, found.need)
         return self._pass_damage(segment, found.need if found.stop == JUMPED else None)
+
+    def _begin(self, segment: Segment) -> Gap | None:
+        """Go to the first frame of the segment, or to the one that we expect, if it begins before that."""
+        try:
+            self.position = self.segments.begin_of(segment)
+        except Corruption:
+            if any(base > self.base for base in self._bases()):
+                return self._go_on("damaged")
+            raise
+        if self.position == 0 and self.segments.format.header_bytes:
+            return self._at_end(segment, segment.size())
+        if self.sequence > self.base:
+            found = walk(self.segments.format, segment, self.position, self.base, segment.size(), until=self.sequence)
+            if found.sequence < self.sequence and found.stop not in (DAMAGED, JUMPED):
+                self.position = 0
+                return self._at_end(segment)
+            self.position = found.size
+        self._is_entered = True
+        return None
 
     def _read(self, segment: Segment) -> bool:
         """Read ahead; False if the segment has nothing more now."""
@@ -110,16 +128,18 @@ class Cursor:
 
     def _read_on(self, segment: Segment, need: int) -> Gap | None:
         """A frame goes on behind what was read: read more, or wait until it is whole."""
-        had = len(self._data)
-        self._size = max(self._size, need, 2 * had)
-        self._data = segment.read(self.position, self._size)
-        if len(self._data) > had:
-            return None
+        had, there = len(self._data), segment.size() - self.position
+        if had < there and need <= there:
+            self._size = min(max(self._size, need, 2 * had), there)
+            self._data = segment.read(self.position, self._size)
+            if len(self._data) > had:
+                return None
         self._data = b""
-        return self._at_end(segment, is_torn=True)
+        return self._at_end(segment, there)
 
-    def _at_end(self, segment: Segment, *, is_torn: bool) -> Gap | None:
-        """Nothing whole is left in a segment now: go on in the next one if there is one."""
+    def _at_end(self, segment: Segment, torn: int = 0) -> Gap | None:
+        """Nothing whole is left in a segment now, but `torn` bytes: go on in the next one if there is one."""
+        is_torn = torn > 0
         if not is_torn and self.sequence != self.base and self.segments.exists(self.sequence):
             if segment.size() > self.position:
                 return None  # it was still written to when we looked
@@ -127,7 +147,7 @@ class Cursor:
             return None
         if segment.is_gone() or self.end is not None or is_torn or self._has_waited:
             self._has_waited = False
-            return self._look_behind(segment, is_torn=is_torn)
+            return self._look_behind(segment, torn)
         self._has_more = False
         return None
 
@@ -135,16 +155,16 @@ class Cursor:
         """At the next end, look whether later segments are there although the next one isn't. For who has waited for long."""
         self._has_waited = True
 
-    def _look_behind(self, segment: Segment, *, is_torn: bool) -> Gap | None:
+    def _look_behind(self, segment: Segment, torn: int) -> Gap | None:
         later = [base for base in self._bases() if base > self.base]
         if not later:
             self._has_more = False
-            if is_torn:
+            if torn:
                 self._refuse_damage(segment)
             return None
-        if segment.size() > self.position + (len(segment.read(self.position, CHUNK)) if is_torn else 0):
+        if segment.size() > self.position + torn:
             return None
-        return self._go_on("damaged" if is_torn else "trimmed" if segment.is_gone() else "missing")
+        return self._go_on("damaged" if torn else "trimmed" if segment.is_gone() else "missing")
 
     def _bases(self) -> list[int]:
         try:
@@ -182,13 +202,16 @@ class Cursor:
     def _go_on(self, reason: str) -> Gap | None:
         """Go to the first segment behind this one. What lies between is gone."""
         later = [base for base in self._bases() if base > self.base or base >= self.sequence]
+        if not later and not self._is_entered:
+            self._has_more = False  # no segment was ever there
+            return None
         if not later:
             raise LogVanished(f"{self.segments.path}: the segments from sequence {self.base} on were removed while they were read")
         self._enter(later[0])
         return self._gap_to(later[0], reason)
 
     def _enter(self, base: int) -> None:
-        self.base, self.position, self._data, self._size = base, 0, b"", CHUNK
+        self.base, self.position, self._data, self._size, self._is_entered = base, 0, b"", CHUNK, False
 
     def _gap_to(self, sequence: int, reason: str) -> Gap | None:
         """Expect `sequence` next; the Gap before it, if there is one."""

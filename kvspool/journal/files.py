@@ -38,6 +38,7 @@ def create(
     try:
         for directory in _directories(path, form):
             _make(directory, mode, made, is_ours=directory != path)
+        form.prepare(path, is_new=True)
         settings.store(form.sidecar(path), chosen, mode)
         journal = _opened(path, form, chosen, timeout)
         with journal.appending(timeout):

@@ -16,6 +16,7 @@ from kvspool.errors import OutOfRange
 
 if TYPE_CHECKING:
     from kvspool.journal.offsets import Offsets
+    from kvspool.journal.segments import Segment
 
 WHOLE, SHORT, DAMAGED, JUMPED = range(4)
 """Why a scan stopped: enough was taken or the data ended between two frames; in the midst of one; at what can't be a frame; at a frame with
@@ -55,6 +56,10 @@ class Format(ABC):
     has_types: ClassVar[bool] = False
     has_timestamps: ClassVar[bool] = False
     has_checksums: ClassVar[bool] = False
+    has_other_names: ClassVar[bool] = False  # segments may be called otherwise than `name_of` has it
+    reads_zeros: ClassVar[bool] = False  # zeros read as frames: see `true_end`
+    trims_consumed: bool = False  # segments that every durable reader has passed go by themselves
+    total_bytes: int = 0  # that all segments may take, the oldest go; 0: any number
     header_bytes: int = 0
 
     @abstractmethod
@@ -81,6 +86,11 @@ class Format(ABC):
     def sidecar(cls, path: Path) -> Path:
         """Return the directory for what is ours alone, where the program whose format it is doesn't trip over it."""
 
+    def prepare(self, path: Path, *, is_new: bool = False) -> None:
+        """Make what a writer needs beside the segments. is_new: nothing that an earlier journal left there counts. Raises UnsafeFilesystem
+        where writers could not see each other's locks."""
+        return None
+
     @abstractmethod
     def name_of(self, base: int) -> str | None:
         """Return the name of the segment whose first record has the sequence `base`; None if no segment begins there."""
@@ -93,6 +103,10 @@ class Format(ABC):
     def offsets(self, path: Path, mode: int) -> Offsets:
         """Return where the durable readers' places are kept; new files get the permission bits `mode`."""
 
+    def first(self, path: Path) -> int:
+        """Return the sequence that the first record of a journal gets that has no segment at all."""
+        return 0
+
     # What the bytes mean.
 
     def header(self, base: int) -> bytes:
@@ -102,6 +116,10 @@ class Format(ABC):
     def check_header(self, data: bytes, base: int) -> int:
         """Return the size of the header that `data` begins with; 0 if that is not all there yet. Raises Corruption for another one."""
         return 0
+
+    def begin_of(self, segment: Segment) -> int:
+        """Return the byte of a segment where its first frame begins; 0 if its header is not all there yet. Raises Corruption."""
+        return self.check_header(segment.read(0, self.header_bytes), segment.base) if self.header_bytes else 0
 
     @abstractmethod
     def check(self, batch: Batch) -> None:
@@ -137,6 +155,11 @@ class Format(ABC):
     def behind_damage(self, position: int, sequence: int) -> tuple[int, int] | None:
         """Return where a damaged frame ends and which sequence follows, if that can be told; else the rest of the segment is lost."""
         return None
+
+    def true_end(self, segment: Segment, begin: int, found: Scan, synced: int) -> Scan:
+        """Return where a segment ends after a crash of the machine, which may have left what only looks like frames. `found`: the end of
+        what looks so, `size` being its byte; `begin`: of the first one; records below `synced` are known to be on disk."""
+        return found
 
     # Times.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvspool import forks, system
-from kvspool.errors import Closed, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.journal import control as page_file
 from kvspool.journal.appender import Appender, Torn, walk
 from kvspool.journal.control import NO_TIME, Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
+from kvspool.journal.dropping import Room, drop_consumed
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
-from kvspool.journal.format import LAST_TIME, Batch, Format
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Format
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
-from kvspool.journal.segments import Segments
+from kvspool.journal.segments import Segment, Segments
 from kvspool.record import Codec, encode
 from kvspool.spool.cursor import Isolation, OnGap, check_isolation
 from kvspool.spool.durability import Background
@@ -197,9 +198,11 @@ class Journal:
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
             mode = self._mode()
+            self.format.prepare(self.path)
             control = Control(self.format.lock_file(self.path), mode)
             try:
-                appender = Appender(Segments(self.path, self.format), control, mode, timeout)
+                room = Room(self.format, self.offsets) if self.format.total_bytes or self.format.trims_consumed else None
+                appender = Appender(Segments(self.path, self.format), control, mode, timeout, room)
             except BaseException:
                 control.close()
                 raise
@@ -283,7 +286,10 @@ class Journal:
     def _cursor(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
         if self._is_closed:
             raise Closed(f"{self.path} was closed; open it again")
-        return Cursor(Segments(self.path, self.format), place, end, self._synced if check_isolation(isolation) == "synced" else None)
+        limit = self._synced if check_isolation(isolation) == "synced" else None
+        if limit is None and end is None and self.format.reads_zeros and self._word_before_restart() is not None:
+            limit = self._until_recovered
+        return Cursor(Segments(self.path, self.format), place, end, limit)
 
     # Places.
 
@@ -356,7 +362,7 @@ class Journal:
         page = page_file.look(self.format.lock_file(self.path))
         segment = self._segments.get(bases[-1])
         if segment is None:
-            return self._end(self._bases())
+            return self._end(self._bases()) if self._segments.bases() else Place(bases[-1], 0, bases[-1])
         size = segment.size()
         if page.base == segment.base and page.end == size and page.end:
             return Place(page.base, page.end, page.next_sequence)
@@ -364,7 +370,19 @@ class Journal:
         if page.base == segment.base and begin <= page.end <= size:
             begin, sequence = page.end, page.next_sequence
         found = walk(self.format, segment, begin, sequence, size)
+        before = self._word_before_restart() if self.format.reads_zeros else None
+        if before is not None:
+            found = self.format.true_end(segment, begin, found, before.synced_sequence)
         return Place(segment.base, found.size, found.sequence)
+
+    def _word_before_restart(self) -> Page | None:
+        """Return what the writers said last, if the machine was restarted since: nobody has looked yet at what came to the disk."""
+        page = page_file.last_word(self.format.lock_file(self.path))
+        return page if page.magic == page_file.MAGIC and page.boot != system.port.boot_id() else None
+
+    def _until_recovered(self) -> int:
+        """Return up to where one may read: nothing that the next writer would cut."""
+        return LAST_SEQUENCE if self._word_before_restart() is None else self.end()
 
     def _synced(self) -> int:
         return page_file.look(self.format.lock_file(self.path)).synced_sequence
@@ -375,12 +393,30 @@ class Journal:
         try:
             bases = self._segments.bases()
         except FileNotFoundError:
-            bases = []
+            raise LogNotFound(f"{self._segments.directory} is gone; was the journal deleted?") from None
         if not bases:
-            raise LogNotFound(f"{self._segments.directory} holds no segment; was the journal deleted?")
+            known = page_file.look(self.format.lock_file(self.path)).next_sequence
+            return [max(known, self.format.first(self.path))]  # where the first writer will begin
         return bases
 
     # Durable readers.
+
+    def settle(self, sequence: int) -> None:
+        """Put the records below a sequence on disk, for a reader that is about to commit it. Raises Poisoned."""
+        self._flusher.settle(sequence)
+
+    def committed(self) -> None:
+        """Let go of what every durable reader has committed, where the format does so by itself. Never raises."""
+        if self.format.trims_consumed:
+            drop_consumed(self)
+
+    def segment_of(self, sequence: int) -> Segment | None:
+        """Return the segment that a sequence belongs into, open, for the caller to close; None if it is gone."""
+        segments = Segments(self.path, self.format)
+        base = segments.holding(sequence, segments.bases())
+        with suppress(FileNotFoundError):
+            return None if base is None else Segment(segments.path_of(base), base)
+        return None
 
     def reader(self, name: str, start: Start = "earliest") -> JournalReader:
         """Open the durable reader of this name, exclusively; one that is new stands at `start`. Raises ReaderBusy, OutOfRange,
@@ -399,7 +435,7 @@ class Journal:
         for name in self.offsets.names():
             try:
                 sequence = self.offsets.load(name)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, Corruption) as error:
                 found.append(Consumer(name, None, 0, str(error)))
                 continue
             if sequence is not None:

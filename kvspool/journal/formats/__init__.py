@@ -1,8 +1,9 @@
 """The formats that a journal can have, one a file; see `kvspool.journal.format` for what each one says."""
 
 from kvspool.journal.format import Format
+from kvspool.journal.formats.fflg import Fflg
 from kvspool.journal.formats.sej import Sej
 
-FORMATS: dict[str, type[Format]] = {Sej.name: Sej}
+FORMATS: dict[str, type[Format]] = {Sej.name: Sej, Fflg.name: Fflg}
 
-__all__ = ["FORMATS", "Sej"]
+__all__ = ["FORMATS", "Fflg", "Sej"]
