@@ -130,7 +130,7 @@ class Appender:
         if page.boot != self.control.boot_id or page.end == NOT_BEGUN and self.format.header_bytes:
             return False
         segment = self._segment
-        if segment is None or segment.base != page.base or segment.is_gone():
+        if segment is None or segment.base != page.base or not segment.is_in_place():
             segment = self._open(page.base)
         return segment is not None and segment.size() == page.end
 
@@ -202,13 +202,13 @@ class Appender:
             self.room.make(self.segments, page, len(data))
         try:
             system.port.write(segment.fd, data, page.end)
+            new = self._page(page, page.base, page.end + len(data), page.next_sequence + count)._replace(last_timestamp=timestamp)
+            self.control.write(new)
         except OSError:
             with suppress(OSError):  # the next writer does it otherwise
                 system.port.truncate(segment.fd, page.end)
             raise
-        page = self._page(page, page.base, page.end + len(data), page.next_sequence + count)._replace(last_timestamp=timestamp)
-        self.control.write(page)
-        return page
+        return new
 
     def roll(self, page: Page) -> Page:
         """Close the last segment, on disk, and begin a new one. Under the append lock."""

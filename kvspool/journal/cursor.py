@@ -64,7 +64,8 @@ class Cursor:
         if self.end is not None:
             most = min(most, self.end - self.sequence)
         if self.limit is not None:
-            most = min(most, self.limit() - self.sequence)
+            limit = self.limit()
+            most = min(most, limit - self.sequence)
         while most > 0:
             gap = self._step(most, make, items)
             if gap is not None:
@@ -72,6 +73,8 @@ class Cursor:
                 return gap
             if items or not self._has_more:
                 break
+        if self.limit is not None and self.sequence >= limit:
+            self._data = b""  # what stands behind it may yet be cut
         return None
 
     def _step(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
@@ -201,7 +204,7 @@ class Cursor:
 
     def _go_on(self, reason: str) -> Gap | None:
         """Go to the first segment behind this one. What lies between is gone."""
-        later = [base for base in self._bases() if base > self.base or base >= self.sequence]
+        later = [base for base in self._bases() if base > self.base]
         if not later and not self._is_entered:
             self._has_more = False  # no segment was ever there
             return None

@@ -206,6 +206,7 @@ class Journal:
             except BaseException:
                 control.close()
                 raise
+            self._torn += appender.torn  # what it had to cut when it was opened
             appender.torn = self._torn
             self._appender = appender
         return appender
@@ -463,7 +464,7 @@ class Journal:
         return JournalStats(
             path=str(self.path),
             format=self.format.name,
-            segments=len(bases),
+            segments=sum(status is not None for status in sizes),
             bytes=sum(status.st_size for status in sizes if status is not None),
             records=end.sequence - bases[0],
             first_sequence=bases[0],

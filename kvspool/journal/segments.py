@@ -39,6 +39,11 @@ class Segment:
         """Return whether no name stands for the file any more."""
         return system.port.status(self.fd).st_nlink == 0
 
+    def is_in_place(self) -> bool:
+        """Return whether its name stands for this file."""
+        ours, there = system.port.status(self.fd), system.port.look_up(self.path)
+        return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
+
     def read(self, at: int, size: int) -> bytes:
         """Return up to `size` bytes at `at`; fewer where the file ends."""
         return system.port.read(self.fd, size, at)
