@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import resource
 import shutil
 from collections.abc import Iterator
@@ -20,8 +21,10 @@ import kvspool
 from kvspool import _fflg_py, system
 from kvspool.errors import Corruption, KvspoolError, LogVanished, NotALog, Poisoned, TooLarge, UnknownVersion, UnsafeFilesystem
 from kvspool.journal import Journal
+from kvspool.journal.consumers import PLACE, Index, pack_index
 from kvspool.journal.dropping import drop_before
-from kvspool.journal.formats import Fflg
+from kvspool.journal.formats import Fflg, fflg
+from kvspool.layout import Layout
 from kvspool.record import Gap
 
 try:
@@ -712,3 +715,24 @@ def test_the_total_size_holds_for_writers_that_take_turns(tmp_path: Path) -> Non
             assert sum(path.stat().st_size for path in (tmp_path / "log").iterdir()) <= 35_000
         assert one.stats().first_sequence > 10
         assert len(bases(tmp_path / "log")) >= 3
+
+
+# What is said of it.
+
+PAGE = (Path(__file__).parents[2] / "docs/formats/fflg.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("layout", [fflg.HEADER, fflg.DOCUMENT_HEADER, fflg.ENTRY, PLACE], ids=lambda layout: layout.record.__name__)
+def test_the_page_has_the_table_of_each_layout(layout: Layout[Any]) -> None:
+    assert layout.table() in PAGE
+
+
+def test_the_tests_that_the_page_names_are_there() -> None:
+    for path, name in re.findall(r"`(tests/[^`:]+)::([^`]+)`", PAGE):
+        assert f"def {name}(" in (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
+
+
+def test_the_examples_of_the_page_are_what_is_written() -> None:
+    segment, place = re.search(r"Segment 20 begins with `([^`]+)`; the consumer .* is `([^`]+)`", PAGE).groups()  # type: ignore[union-attr]
+    assert bytes.fromhex(segment) == Fflg().header(20)
+    assert bytes.fromhex(place) == pack_index(Index([("café".encode(), 1)], b""))
