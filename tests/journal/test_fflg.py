@@ -8,6 +8,7 @@ import random
 import re
 import resource
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 from broken import KillingPort, RestartedPort, UnflushedPort, failing
-from children import Died, in_child
+from children import Died, in_child, start
 
 import kvspool
 from kvspool import _fflg_py, system
@@ -715,6 +716,107 @@ def test_the_total_size_holds_for_writers_that_take_turns(tmp_path: Path) -> Non
             assert sum(path.stat().st_size for path in (tmp_path / "log").iterdir()) <= 35_000
         assert one.stats().first_sequence > 10
         assert len(bases(tmp_path / "log")) >= 3
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_whoever_is_killed_while_segments_go_leaves_no_hole(tmp_path: Path, last: bool) -> None:
+    def drop(path: Path, nth: int) -> None:
+        with system.replaced(UnflushedPort()), kvspool.open(path) as log:
+            log.sync()
+            with system.replaced(KillingPort(nth)):
+                drop_before(log, 5) if last else log.append(b"x" * 9000)
+
+    left = set()
+    for nth in range(1, 60):
+        path = tmp_path / str(nth)
+        with system.replaced(UnflushedPort()), create(path, segment_bytes=LIMIT, total_bytes=50_000) as log:
+            log.append_many([b"x" * 9000] * 5)
+            log.offsets.store("a", 3)
+        try:
+            in_child(lambda path=path, nth=nth: drop(path, nth))
+            died = False
+        except Died:
+            died = True
+        found = bases(path)
+        assert found == list(range(found[0], found[-1] + 1))
+        left.add(found[0])
+        with system.replaced(UnflushedPort()), kvspool.open(path) as log:
+            assert [record.sequence for record in log] == list(range(found[0], log.end()))
+            assert log.append(b"y") == log.end() - 1
+        if not died:
+            break
+    assert left == ({0, 1, 2, 3, 4} if last else {0, 1, 2, 3})
+
+
+def test_writers_that_are_killed_and_a_consumer_that_trims_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    create(tmp_path / "log").close()
+
+    def write(number: int, acks: Path) -> None:
+        with system.replaced(UnflushedPort()), kvspool.open(tmp_path / "log") as log, open(acks, "ab", buffering=0) as file:
+            for count in range(10**6):
+                log.append_many([b"%d %d %d" % (number, os.getpid(), count) + b" " * 150] * (1 + count % 3))
+                file.write(b"%d %d\n" % (os.getpid(), count))
+
+    acks = [tmp_path / f"acks {number}" for number in range(3)]
+    seen: list[tuple[int, int, int, int]] = []
+    seeded = random.Random(20)
+    with kvspool.open(tmp_path / "log") as log, log.reader("a") as reader, system.replaced(UnflushedPort()):
+        for _ in range(6):
+            writers = [start(lambda number=number: write(number, acks[number])) for number in range(3)]
+            limit = 500 + seeded.randrange(500)
+            seen += [(record.sequence, *map(int, record.value.split())) for record in reader.follow(timeout=10, limit=limit)]
+            for wait in writers:
+                os.kill(wait.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            for wait in writers:
+                with pytest.raises(Died):
+                    wait()
+            reader.commit()
+        seen += [(record.sequence, *map(int, record.value.split())) for record in reader.read()]
+        reader.commit()
+        log.append(b"")
+        assert [sequence for sequence, *_ in seen] == list(range(len(seen)))
+        assert len(bases(tmp_path / "log")) == 1
+    for number in range(3):
+        acked = [tuple(map(int, line.split())) for line in acks[number].read_text().splitlines()]
+        mine = [(process, count) for _, writer, process, count in seen if writer == number]
+        for process in {process for process, _ in mine} | {process for process, _ in acked}:
+            counts = [count for other, count in mine if other == process]
+            done = [count for other, count in acked if other == process]
+            whole = [count for count in range(len(done)) for _ in range(1 + count % 3)]
+            assert counts[: len(whole)] == whole  # all that was acknowledged, in order and once
+            assert set(counts[len(whole) :]) <= {len(done)} and len(counts) - len(whole) <= 1 + len(done) % 3
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_create_whose_nth_call_fails_leaves_nothing(tmp_path: Path, number: int) -> None:
+    failed = set()
+    for nth in range(1, 100):
+        with system.replaced(failing(nth, number)) as port:
+            try:
+                log = create(tmp_path / "log")
+            except (OSError, KvspoolError):
+                failed.add(port.failed)
+                assert os.listdir(tmp_path) == []
+                continue
+        log.close()
+        if not port.failed:
+            break
+        shutil.rmtree(tmp_path / "log")
+        shutil.rmtree(tmp_path / ".log.kvspool")
+    assert {"open", "write", "flush", "rename", "make_directory"} <= failed
+    with kvspool.open(tmp_path / "log") as log:
+        assert log.append(b"a") == 0
+
+
+def test_damaged_settings_are_named(tmp_path: Path) -> None:
+    create(tmp_path / "log").close()
+    settings = tmp_path / ".log.kvspool/kvspool.json"
+    for limits in ('{"segment_bytes":1}', '{"x":1}', "[]", ""):
+        settings.write_text('{"format":"fflg","limits":' + limits + "}")
+        with pytest.raises(Corruption, match="remove it to open with the defaults"):
+            kvspool.open(tmp_path / "log")
+    settings.unlink()
+    assert kvspool.open(tmp_path / "log").format.limits() == Fflg().limits()
 
 
 # What is said of it.
