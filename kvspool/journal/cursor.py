@@ -102,6 +102,7 @@ class Cursor:
 
     def _begin(self, segment: Segment) -> Gap | None:
         """Go to the first frame of the segment, or to the one that we expect, if it begins before that."""
+        size = segment.size()  # before we look: what is written meanwhile is not torn
         try:
             self.position = self.segments.begin_of(segment)
         except Corruption:
@@ -109,14 +110,22 @@ class Cursor:
                 return self._go_on("damaged")
             raise
         if self.position == 0 and self.segments.format.header_bytes:
-            return self._at_end(segment, segment.size())
+            return self._at_end(segment, size)
         if self.sequence > self.base:
-            found = walk(self.segments.format, segment, self.position, self.base, segment.size(), until=self.sequence)
+            found = walk(self.segments.format, segment, self.position, self.base, size, until=self.sequence)
             if found.sequence < self.sequence and found.stop not in (DAMAGED, JUMPED):
-                self.position = 0
-                return self._at_end(segment)
+                return self._wait_for_more(segment, size)
             self.position = found.size
         self._is_entered = True
+        return None
+
+    def _wait_for_more(self, segment: Segment, size: int) -> Gap | None:
+        """The segment, of `size` bytes, ends before the sequence that we expect."""
+        self.position = 0
+        is_sealed = any(base > self.base for base in self._bases())
+        if is_sealed and segment.size() == size:
+            return self._go_on("missing")
+        self._has_more = is_sealed
         return None
 
     def _read(self, segment: Segment) -> bool:
@@ -163,7 +172,7 @@ class Cursor:
         if not later:
             self._has_more = False
             if torn:
-                self._refuse_damage(segment)
+                self._refuse_damage(segment, torn)
             return None
         if segment.size() > self.position + torn:
             return None
@@ -175,11 +184,13 @@ class Cursor:
         except FileNotFoundError:
             raise LogVanished(f"{self.segments.path} was deleted while it was open; open it again if it exists") from None
 
-    def _refuse_damage(self, segment: Segment) -> None:
-        """Raise Corruption if the writers say that there are whole frames where we see none."""
+    def _refuse_damage(self, segment: Segment, torn: int) -> None:
+        """Raise Corruption if the writers say that there are whole frames where we see none, and that was not written meanwhile."""
         page = control.look(self.segments.format.lock_file(self.segments.path))
         if page.base == self.base and self.position < page.end <= segment.size() and self.sequence < page.next_sequence:
-            raise self._corruption(segment)
+            if segment.size() == self.position + torn:
+                raise self._corruption(segment)
+            self._has_more = True
 
     def _pass_damage(self, segment: Segment, found: int | None) -> Gap | None:
         """What stands here is not the next frame: go on where there is one again."""

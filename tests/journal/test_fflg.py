@@ -472,6 +472,10 @@ def test_a_segment_with_too_many_or_too_few_entries_gives_no_sequence_twice(tmp_
     made_elsewhere(tmp_path / "more", {f"{0:016x}": header(0) + entries(b"a", b"b", b"c"), f"{2:016x}": header(2) + entries(b"d", b"e")})
     with kvspool.open(tmp_path / "more") as log:
         assert [(record.sequence, record.value) for record in log] == [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"e")]
+    many = {f"{0:016x}": header(0) + entries(*[b"a"] * 5), f"{2:016x}": header(2) + entries(b"b"), f"{6:016x}": header(6) + entries(b"c")}
+    with kvspool.open(made_elsewhere(tmp_path / "many", many)) as log:
+        assert items(log) == [b"a"] * 5 + [(5, 5, "missing"), b"c"]
+        assert [item.value for item in log.follow(timeout=0.01, on_gap="skip")] == [b"a"] * 5 + [b"c"]
 
 
 # Crashes.
@@ -762,7 +766,7 @@ def test_writers_that_are_killed_and_a_consumer_that_trims_lose_and_repeat_nothi
     seeded = random.Random(20)
     with kvspool.open(tmp_path / "log") as log, log.reader("a") as reader, system.replaced(UnflushedPort()):
         for _ in range(6):
-            writers = [start(lambda number=number: write(number, acks[number])) for number in range(3)]
+            writers = [start(lambda number=number: write(number, acks[number]), 20) for number in range(3)]
             limit = 500 + seeded.randrange(500)
             seen += [(record.sequence, *map(int, record.value.split())) for record in reader.follow(timeout=10, limit=limit)]
             for wait in writers:
