@@ -4,7 +4,7 @@ A program whose format it is may take every file in its directory for one of its
 in the same parent. It is found from the directory itself, not from the name that somebody used for it: a symbolic link leads to the same
 locks. A journal that is moved without it opens with the defaults; nothing that was appended depends on it.
 
-The lock file bears the number of the journal's directory in the file system. So what writers noted of one journal is never taken for a word
+The lock file bears the number of the journal's directory in its file system. So what writers noted of one journal is never taken for a word
 about another one that came to its place.
 """
 
@@ -21,7 +21,7 @@ from kvspool import system
 from kvspool.errors import UnsafeFilesystem
 from kvspool.journal.appender import flush_directory
 
-_LOCK = re.compile(r"[0-9a-f]+-[0-9a-f]+\.lck")
+_LOCK = re.compile(r"writers-.*\.lck")
 
 
 def beside(path: Path) -> Path:
@@ -32,8 +32,11 @@ def beside(path: Path) -> Path:
 
 def lock_file(path: Path) -> Path:
     """Return the writers' lock file of the journal at a path."""
-    status = system.port.look_up(os.path.realpath(path))
-    return beside(path) / ("lock" if status is None else f"{status.st_dev:x}-{status.st_ino:x}.lck")
+    try:
+        name = system.port.identity(os.path.realpath(path))
+    except FileNotFoundError:
+        name = "gone"
+    return beside(path) / f"writers-{name}.lck"
 
 
 def prepare(path: Path, *, is_new: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -59,4 +60,5 @@ class KillingPort(Port):
 
 def failing(nth: int, number: int) -> FailingPort:
     """Return a port whose n-th call of those that journals make fails once."""
+    gc.collect()  # what earlier tests left to the collector must not be closed meanwhile
     return FailingPort(nth, number, only=CALLS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,11 @@ OTHER = bytes.fromhex("00000001 0000000000000002 62")
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> kvspool.Journal:
-    log = kvspool.create(tmp_path / "log", format="fflg")
-    log.append_many([b"%d" % number for number in range(10)])
-    return log
+def log(tmp_path: Path) -> Iterator[kvspool.Journal]:
+    with kvspool.create(tmp_path / "log", format="fflg") as log:
+        log.append_many([b"%d" % number for number in range(10)])
+        yield log
+    gc.collect()  # a descriptor that the collector closes in the midst of a later test would be one of its calls
 
 
 def read_and_commit(log: kvspool.Journal, name: str, count: int) -> int:
