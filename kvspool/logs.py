@@ -76,7 +76,7 @@ def create(
 ) -> Spool | Journal:
     """Make a log at `path` and open it. It is on disk, complete, when the call returns.
 
-    format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "sej"; those take what
+    format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "sej", "fflg"; those take what
     their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say.
 
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will

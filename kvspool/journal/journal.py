@@ -7,7 +7,8 @@ an interval, "disk" makes every append durable.
 **Recovery.** The first append after a crash looks at the last segment's frames and cuts what is torn; `torn` reports it. Opening and
 reading change nothing.
 
-**Retention.** Nothing goes by itself: `trim` removes the oldest segments, whole.
+**Retention.** Nothing goes by itself, unless the format says so: FFLG lets go of what every durable reader has committed, and of the oldest
+segments before a total size is passed. See `dropping`.
 """
 
 from __future__ import annotations
