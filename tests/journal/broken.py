@@ -58,6 +58,27 @@ class KillingPort(Port):
         return counted
 
 
+class MeanwhilePort(Port):
+    """Lets something happen once, behind the n-th look at a file, counted from 1."""
+
+    def __init__(self, nth: int, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.left = nth
+        for name in ("status", "read", "names", "look_up"):
+            setattr(self, name, self._counting(getattr(self, name), act))
+
+    def _counting(self, call: Callable[..., Any], act: Callable[[], object]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def counted(*args: Any, **options: Any) -> Any:
+            found = call(*args, **options)
+            self.left -= 1
+            if self.left == 0:
+                act()
+            return found
+
+        return counted
+
+
 def failing(nth: int, number: int) -> FailingPort:
     """Return a port whose n-th call of those that journals make fails once."""
     gc.collect()  # what earlier tests left to the collector must not be closed meanwhile

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from broken import KillingPort, RestartedPort, UnflushedPort, failing
+from broken import KillingPort, MeanwhilePort, RestartedPort, UnflushedPort, failing
 from children import Died, in_child, start
 
 import kvspool
@@ -258,6 +258,37 @@ def test_segments_of_another_programs_writer_are_followed(tmp_path: Path) -> Non
         assert following.poll() == []
         (path / "0000000006").write_bytes(document_header(6) + entries(b"bc"))
         assert (record := next(following)).value == b"bc" and record.sequence == 6
+
+
+@pytest.mark.parametrize("nth", range(1, 16))
+@pytest.mark.parametrize("torn", [0, 3, 4, 9])
+def test_what_is_written_while_a_follower_looks_is_not_damage(tmp_path: Path, nth: int, torn: int) -> None:
+    path = tmp_path / "log" / f"{0:016x}"
+    with create(tmp_path / "log") as log, kvspool.open(tmp_path / "log") as other, log.follow(timeout=10, limit=7) as following:
+        log.append(b"a")
+        assert following.poll()[0].value == b"a"
+        with open(path, "ab") as file:
+            file.write(entries(b"b" * 10)[:torn])
+        with system.replaced(MeanwhilePort(nth, lambda: other.append_many([b"b" * 10, b"c" * 9900, b"d" * 9900]))) as port:
+            found = [record.value[:1] for _ in range(20) for record in following.poll()]
+            assert found == ([b"b", b"c", b"d"] if port.left <= 0 else [])
+
+
+@pytest.mark.parametrize("nth", range(1, 16))
+@pytest.mark.parametrize("length", [0, 7, 15])
+def test_a_segment_that_is_begun_while_a_follower_looks_is_not_damaged(tmp_path: Path, nth: int, length: int) -> None:
+    path = made_elsewhere(tmp_path / "log", {f"{0:016x}": header(0) + entries(b"a")})
+
+    def go_on() -> None:
+        (path / f"{1:016x}").write_bytes(header(1) + entries(b"b" * 100, b"c"))
+        (path / f"{3:016x}").write_bytes(header(3) + entries(b"d"))
+
+    with kvspool.open(path) as log, log.follow(timeout=10) as following:
+        assert following.poll()[0].value == b"a"
+        (path / f"{1:016x}").write_bytes(header(1)[:length])
+        with system.replaced(MeanwhilePort(nth, go_on)):
+            found = [record.value[:1] for _ in range(20) for record in following.poll()]
+            assert found == [b"b", b"c", b"d"]
 
 
 # Where it lies.
