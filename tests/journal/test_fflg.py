@@ -262,16 +262,17 @@ def test_segments_of_another_programs_writer_are_followed(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("nth", range(1, 16))
 @pytest.mark.parametrize("torn", [0, 3, 4, 9])
-def test_what_is_written_while_a_follower_looks_is_not_damage(tmp_path: Path, nth: int, torn: int) -> None:
+@pytest.mark.parametrize("more", [[], [b"c" * 9900, b"d" * 9900]], ids=["in place", "rolling"])
+def test_what_is_written_while_a_follower_looks_is_not_damage(tmp_path: Path, nth: int, torn: int, more: list[bytes]) -> None:
     path = tmp_path / "log" / f"{0:016x}"
     with create(tmp_path / "log") as log, kvspool.open(tmp_path / "log") as other, log.follow(timeout=10, limit=7) as following:
         log.append(b"a")
         assert following.poll()[0].value == b"a"
         with open(path, "ab") as file:
             file.write(entries(b"b" * 10)[:torn])
-        with system.replaced(MeanwhilePort(nth, lambda: other.append_many([b"b" * 10, b"c" * 9900, b"d" * 9900]))) as port:
+        with system.replaced(MeanwhilePort(nth, lambda: other.append_many([b"b" * 10, *more]))) as port:
             found = [record.value[:1] for _ in range(20) for record in following.poll()]
-            assert found == ([b"b", b"c", b"d"] if port.left <= 0 else [])
+            assert found == ([b"b", *(value[:1] for value in more)] if port.left <= 0 else [])
 
 
 @pytest.mark.parametrize("nth", range(1, 16))
