@@ -28,7 +28,7 @@ from kvspool.spool.resize import Resized
 from kvspool.spool.spool import TIMEOUT
 from kvspool.spool.verify import Progress, VerifyReport
 
-JournalFormat = Literal["kvj", "sej", "fixed"]
+JournalFormat = Literal["kvj", "sej", "fflg", "fixed"]
 LONGEST_EXPIRY = 1e9  # seconds, some 30 years
 LEAST_INTERVAL = 1e-3  # seconds
 _SHARD_NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?[1-9a]\.[0-3][0-9a-f]{2}")
@@ -101,9 +101,9 @@ def create(
 ) -> Spool | Journal:
     """Make a log at `path` and open it. It is on disk, complete, when the call returns.
 
-    format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, "fixed" or "sej"; those
-    take what their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say.
-    retention: of a journal, rules by which whoever begins a segment removes the oldest ones; None: all are kept.
+    format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, "sej", "fflg" or
+    "fixed"; those take what their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry:
+    `segment_bytes`, say. retention: of a journal, rules by which whoever begins a segment removes the oldest ones; None: all are kept.
 
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
     ever take. codec: how values that are neither bytes nor str are stored: "json", "msgpack", or "keyed",

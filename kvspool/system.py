@@ -30,6 +30,7 @@ from inotify_simple import INotify
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid (which must be 0 for these locks).
 _FLOCK = struct.Struct("@hhqqi4x")
+_HANDLE, _HANDLE_BYTES = struct.Struct("@Ii"), 128  # struct file_handle, and the most bytes that follow it
 _LONGEST_WAIT = 0.05  # seconds that a signal has to wait
 _AT_CWD, _EXCHANGE = -100, 2  # of renameat2
 _PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -81,6 +82,19 @@ class Port:
             return os.stat(path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def identity(self, path: str | os.PathLike[str]) -> str:
+        """Return what tells a file from every other one of its file system, also from a later one that got its inode number.
+
+        That is its handle, as NFS would know it; where the file system has none (overlayfs), the inode number alone. It stays when the
+        file is renamed and when the machine is restarted.
+        """
+        handle, mount = ctypes.create_string_buffer(_HANDLE.pack(_HANDLE_BYTES, 0), _HANDLE.size + _HANDLE_BYTES), ctypes.c_int()
+        name_to_handle = ctypes.CDLL(None, use_errno=True).name_to_handle_at
+        if name_to_handle(_AT_CWD, os.fsencode(path), handle, ctypes.byref(mount), 0):
+            return f"{os.stat(path, follow_symlinks=False).st_ino:x}"
+        size, kind = _HANDLE.unpack_from(handle)
+        return f"{kind & 0xFFFFFFFF:x}-{handle.raw[_HANDLE.size : _HANDLE.size + size].hex()}"
 
     def flush_data(self, fd: int) -> None:
         """Flush the file's data to disk, stores through mappings included."""

@@ -120,6 +120,22 @@ def test_a_process_whose_name_holds_anything_is_described(tmp_path: Path) -> Non
     assert port.process_state(child.pid) == "gone"
 
 
+def test_a_directory_keeps_its_identity_when_it_is_renamed_and_a_new_one_never_gets_it(tmp_path: Path) -> None:
+    port, seen = Port(), set()
+    for _ in range(50):
+        (tmp_path / "a").mkdir()
+        identity = port.identity(tmp_path / "a")
+        (tmp_path / "a").rename(tmp_path / "b")
+        assert port.identity(tmp_path / "b") == identity
+        seen.add(identity)
+        (tmp_path / "b").rmdir()
+    if "-" not in identity:
+        pytest.skip("this file system has no handles; what is left is the inode number")
+    assert len(seen) == 50
+    with pytest.raises(FileNotFoundError):
+        port.identity(tmp_path / "a")
+
+
 def test_the_boot_id_is_16_bytes_that_stay() -> None:
     assert Port().boot_id() == Port().boot_id()
     assert uuid.UUID(bytes=Port().boot_id()).hex == Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")

@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,6 +29,9 @@ from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, SHORT, WHOLE, Batch, Format, Scan
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import NO_TIME
+
+if TYPE_CHECKING:
+    from kvspool.journal.dropping import Room
 
 CHUNK = 1 << 20  # bytes read at once
 SHOWN = 1 << 16  # bytes of what was cut that a report holds
@@ -52,18 +56,27 @@ class Appender:
     """What one handle needs to append. Its methods are called by one thread at a time."""
 
     def __init__(
-        self, segments: Segments, control: Control, mode: int, timeout: float, torn: list[Torn], on_roll: OnRoll | None = None
+        self,
+        segments: Segments,
+        control: Control,
+        mode: int,
+        timeout: float,
+        torn: list[Torn],
+        room: Room | None = None,
+        on_roll: OnRoll | None = None,
     ) -> None:
         """Shut the original's writer out, and find the end; what has to be cut for that is added to `torn`. Raises LockTimeout,
         Corruption, Poisoned, or the system's OSError.
 
-        on_roll: called under the append lock, with the sequence of the next record, when a segment was begun; must not raise.
+        room: asked before anything is written. on_roll: called under the append lock, with the sequence of the next record, when a segment
+        was begun; must not raise.
         """
         self.format: Format = segments.format
         self.segments = segments
         self.control = control
         self.process = system.port.process_id()
         self._torn = torn
+        self.room = room
         self._mode = mode
         self._segment: Segment | None = None
         self._is_busy = False
@@ -119,6 +132,8 @@ class Appender:
     # The end.
 
     def _find_end(self) -> Page:
+        if self.control.is_gone():
+            raise LogVanished(f"{self.control.path} was removed, and others lock another file by now; open the journal again")
         page = self.control.read()
         if page.sync_error:
             raise Poisoned(
@@ -136,7 +151,7 @@ class Appender:
         if page.boot != self.control.boot_id or page.end == NOT_BEGUN and self.format.header_bytes:
             return False
         segment = self._segment
-        if segment is None or segment.base != page.base or segment.is_gone():
+        if segment is None or segment.base != page.base or not segment.is_in_place():
             segment = self._open(page.base)
         return segment is not None and segment.size() == page.end
 
@@ -158,34 +173,43 @@ class Appender:
             raise LogVanished(f"{self.segments.directory} is gone; open the path again if it exists") from None
         is_ours = page.boot == self.control.boot_id
         if not bases:
-            return self._begin(self._page(page, page.next_sequence if is_ours else 0))
+            known = page.next_sequence if is_ours else 0
+            return self._begin(self._page(page, max(known, self.format.first(self.segments.path))))
         base = bases[-1]
         segment = self._open(base)
         if segment is None:
             raise LogVanished(f"{self.segments.path_of(base)} was removed at this moment; try again")
         size = segment.size()
         begin = self.segments.begin_of(segment)
-        if begin < len(self.format.header(base)):
+        if not begin and self.format.header_bytes:
             return self._begin(self._page(page, base))  # its header is torn, so there is no frame
         sequence = base
         if is_ours and base == page.base and begin <= page.end <= size:
             begin, sequence = page.end, page.next_sequence
         found = last_whole(self.format, segment, begin, sequence, size)
+        if page.magic == MAGIC and not is_ours:
+            found = self.format.true_end(segment, begin, found, page.synced_sequence)
         if found.size < size:
             if begin != page.end or not is_ours:  # what a killed writer leaves is the beginning of frames, and nothing else
                 self._refuse_to_lose(segment, found, size)
             self._cut(segment, found, size)
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
             return self._begin(page)
-        synced = min(page.synced_sequence, found.sequence) if is_ours else base  # a segment is on disk when the next one begins
+        if not is_ours:
+            self._flush(segment, page)
+        synced = min(page.synced_sequence, found.sequence) if is_ours else found.sequence
         page = self._page(page, base, found.size, found.sequence)._replace(synced_sequence=synced)
         self.control.write(page)
+        if self.format.reads_zeros:
+            system.port.flush(self.control.fd)
         return page
 
     def _refuse_to_lose(self, segment: Segment, found: Scan, size: int) -> None:
         """Raise Corruption if sound frames seem to lie behind what is none: then it is no torn end, and only a person may say what goes."""
         from kvspool.journal.damage import find_behind
 
+        if self.format.end_in(segment, found.size, size) is not None:
+            return  # it has looked for the last sound frame itself
         behind = find_behind(self.segments, segment, found, size, None)
         if behind is not None:
             raise Corruption(
@@ -211,19 +235,23 @@ class Appender:
     def _write(self, page: Page, data: bytes | bytearray, count: int, timestamp: int) -> Page:
         segment = self._segment
         assert segment is not None
+        if self.room is not None:
+            self.room.make(self.segments, page, len(data))
         try:
             system.port.write(segment.fd, data, page.end)
+            new = self._page(page, page.base, page.end + len(data), page.next_sequence + count)._replace(last_timestamp=timestamp)
+            self.control.write(new)
         except OSError:
             with suppress(OSError):  # the next writer does it otherwise
                 system.port.truncate(segment.fd, page.end)
             raise
-        page = self._page(page, page.base, page.end + len(data), page.next_sequence + count)._replace(last_timestamp=timestamp)
-        self.control.write(page)
-        return page
+        return new
 
     def roll(self, page: Page) -> Page:
         """Close the last segment, on disk, and begin a new one. Under the append lock."""
         segment = self._segment
+        if self.room is not None:
+            self.room.make(self.segments, page, len(self.format.header(page.next_sequence)))
         if segment is not None and segment.base == page.base:
             self._flush(segment, page)
         page = self._page(page, page.next_sequence)._replace(synced_sequence=page.next_sequence)
@@ -231,6 +259,8 @@ class Appender:
         page = self._begin(page)
         if self._on_roll is not None:
             self._on_roll(page.next_sequence)
+        if self.room is not None:
+            self.room.rolled(self.segments)
         return page
 
     def _flush(self, segment: Segment, page: Page) -> None:
@@ -243,6 +273,8 @@ class Appender:
     def _begin(self, page: Page) -> Page:
         """Make the segment that the page says is being made, on disk; whatever lies there of an earlier attempt holds no record."""
         path = self.segments.path_of(page.base)
+        if path.name != (name := self.format.name_of(page.base)):
+            path = self.segments.renamed(page.base, str(name))
         fd = system.port.open(path, os.O_RDWR | os.O_CREAT, self._mode)
         try:
             system.port.truncate(fd, 0)
@@ -257,6 +289,8 @@ class Appender:
             raise LogVanished(f"{path} was removed at this moment; try again")
         page = self._page(page, page.base, len(header), page.base)
         self.control.write(page)
+        if self.format.reads_zeros:
+            system.port.flush(self.control.fd)  # after a crash of the machine it says that there was nothing behind the header
         return page
 
     def close(self) -> None:
@@ -280,6 +314,8 @@ def walk(
         if progress is not None:
             progress(position)
         is_last = position - found.size + len(data) >= end or not data
+        if found.stop == SHORT and found.need > end - position:
+            return found._replace(size=position)
         if found.stop in (DAMAGED, JUMPED) or is_last or (found.stop == WHOLE and found.size < len(data)):
             return found._replace(size=position)
         if found.stop == SHORT and found.size == 0:

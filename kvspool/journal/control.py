@@ -86,6 +86,10 @@ class Control:
         ours, there = system.port.status(self.fd), system.port.look_up(self.path)
         return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
 
+    def is_gone(self) -> bool:
+        """Return whether no name stands for the file any more."""
+        return system.port.status(self.fd).st_nlink == 0
+
     def lock(self, timeout: float, byte: int = APPEND) -> None:
         """Take one of the locks among our own writers. LockTimeout names who appended last."""
         locks.acquire(self.fd, byte, timeout, self._who)
@@ -147,7 +151,13 @@ def parse(data: bytes) -> Page:
 
 
 def look(path: Path) -> Page:
-    """Return the page of a lock file that one may only read; NOTHING if there is none, or it is not to be believed."""
+    """Return the page of a lock file that one may only read; NOTHING if there is none, or it is not of this run of the machine."""
+    page = last_word(path)
+    return page if page.boot == system.port.boot_id() else NOTHING
+
+
+def last_word(path: Path) -> Page:
+    """As `look`, also of an earlier run of the machine."""
     try:
         fd = system.port.open(path, os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
@@ -159,4 +169,4 @@ def look(path: Path) -> Page:
                 break
     finally:
         system.port.close(fd)
-    return page if page.boot == system.port.boot_id() else NOTHING
+    return page

@@ -19,7 +19,8 @@ from kvspool._frames import Batch as Taken
 from kvspool._frames import Items
 from kvspool.errors import Corruption, GapError, LogVanished, Truncated
 from kvspool.journal import control
-from kvspool.journal.format import JUMPED, LAST_SEQUENCE, SHORT
+from kvspool.journal.appender import walk
+from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import Gap, Record
 from kvspool.spool.cursor import OnGap
@@ -57,13 +58,15 @@ class Cursor:
         self._size = CHUNK
         self._has_more = True
         self._has_waited = False
+        self._is_entered = self.position > 0  # the first frame of the segment is behind us, or stands at `position`
 
     def fetch(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
         """Append up to `most` records that are there now to `items`, without waiting; or return a Gap. Raises Corruption, Truncated."""
         if self.end is not None:
             most = min(most, self.end - self.sequence)
         if self.limit is not None:
-            most = min(most, self.limit() - self.sequence)
+            limit = self.limit()
+            most = min(most, limit - self.sequence)
         while most > 0:
             gap = self._step(most, make, items)
             if gap is not None:
@@ -71,6 +74,8 @@ class Cursor:
                 return gap
             if items or not self._has_more:
                 break
+        if self.limit is not None and self.sequence >= limit:
+            self._data = b""  # what stands behind it may yet be cut
         return None
 
     def _step(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
@@ -81,11 +86,8 @@ class Cursor:
         segment = self.segments.get(self.base)
         if segment is None:
             return self._go_on("trimmed")
-        if self.position == 0 and self.segments.format.header_bytes:
-            self.position = self.segments.begin_of(segment)
-            if self.position == 0:
-                self._has_more = False
-                return None
+        if self.position == 0 and not self._is_entered:
+            return self._begin(segment)
         if not self._data and not self._read(segment):
             return self._at_end(segment)
         found = self.segments.format.scan(self._data, self.sequence, most, make, items)
@@ -99,6 +101,44 @@ class Cursor:
             return self._read_on(segment, found.need)
         return self._pass_damage(segment, found.need if found.stop == JUMPED else None)
 
+    def _begin(self, segment: Segment) -> Gap | None:
+        """Go to the first frame of the segment, or to the one that we expect, if it begins before that."""
+        size = segment.size()  # before we look: what is written meanwhile is not torn
+        try:
+            self.position = self.segments.begin_of(segment)
+        except Corruption:
+            return self._pass_header(segment)
+        if self.position == 0 and self.segments.format.header_bytes:
+            return self._at_torn_end(segment, size) if size else self._at_end(segment)
+        if self.sequence > self.base:
+            found = walk(self.segments.format, segment, self.position, self.base, size, until=self.sequence)
+            if found.sequence < self.sequence and found.stop not in (DAMAGED, JUMPED):
+                return self._wait_for_more(segment, size)
+            self.position = found.size
+        self._is_entered = True
+        return None
+
+    def _pass_header(self, segment: Segment) -> Gap | None:
+        """The header is damaged: its name says the same, so go to the first sound frame, or to the next segment. Raises Corruption."""
+        later = self._later()
+        behind = self._behind(segment, self.sequence - 1, later[0] if later else LAST_SEQUENCE)
+        if behind is None:
+            if later:
+                return self._go_on("damaged")
+            self.segments.begin_of(segment)
+            return None
+        self.position, self._is_entered = behind[0], True
+        return self._gap_to(behind[1], "damaged")
+
+    def _wait_for_more(self, segment: Segment, size: int) -> Gap | None:
+        """The segment, of `size` bytes, ends before the sequence that we expect."""
+        self.position = 0
+        is_sealed = bool(self._later())
+        if is_sealed and segment.size() == size:
+            return self._go_on("missing")
+        self._has_more = is_sealed
+        return None
+
     def _read(self, segment: Segment) -> bool:
         """Read ahead; False if the segment has nothing more now."""
         self._data = segment.read(self.position, self._size)
@@ -111,19 +151,21 @@ class Cursor:
 
     def _read_on(self, segment: Segment, need: int) -> Gap | None:
         """A frame goes on behind what was read: read more, or wait until it is whole."""
-        had = len(self._data)
-        self._size = min(max(self._size, need, 2 * had), max(CHUNK, segment.size() - self.position))  # a size may say anything
-        self._data = segment.read(self.position, self._size)
-        if len(self._data) > had:
-            return None
+        had, there = len(self._data), segment.size() - self.position
+        if had < there and need <= there:
+            self._size = min(max(self._size, need, 2 * had), there)
+            self._data = segment.read(self.position, self._size)
+            if len(self._data) > had:
+                return None
         self._data = b""
-        return self._at_torn_end(segment, self.position + had)
+        return self._at_torn_end(segment, self.position + there)
 
     def _at_torn_end(self, segment: Segment, end: int) -> Gap | None:
         """The segment ended at byte `end`, in the midst of a frame: it is not yet there, unless somebody says that it should be."""
+        is_missing = bool(self._later()) or self._is_published(segment)
         if segment.size() > end:
-            return None
-        if self._later() or self._is_published(segment):
+            return None  # it was still written to when we looked
+        if is_missing:
             return self._pass_damage(segment, None)
         self._has_more = False
         return None
@@ -175,15 +217,20 @@ class Cursor:
         return self._gap_to(behind[1], "missing" if is_missing else "damaged")
 
     def _behind_damage(self, segment: Segment, until: int) -> tuple[int, int] | None:
-        """Return where to go on behind what is no frame, and which sequence is next there: as far away as the segment goes."""
+        """Return where to go on behind what is no frame, and which sequence is next there."""
+        found = self._behind(segment, self.sequence, until)
+        return self.segments.format.behind_damage(self.position, self.sequence) if found is None else found
+
+    def _behind(self, segment: Segment, sequence: int, until: int) -> tuple[int, int] | None:
+        """Return where the next sound frame with a sequence above `sequence` and below `until` begins: as far away as the segment goes."""
         size = CHUNK
         while True:
             data = segment.read(self.position, size)
-            found = self.segments.format.resume(data, self.sequence, until)
+            found = self.segments.format.resume(data, sequence, until)
             if found is not None:
                 return self.position + found[0], found[1]
             if len(data) < size or size >= FARTHEST:
-                return self.segments.format.behind_damage(self.position, self.sequence)
+                return None
             size *= 4
 
     def _behind_jump(self, segment: Segment, found: int) -> tuple[int, int] | None:
@@ -205,6 +252,9 @@ class Cursor:
     def _go_on(self, reason: str) -> Gap | None:
         """Go to the first segment behind this one. What lies between is gone."""
         later = self._later()
+        if not later and not self._is_entered:
+            self._has_more = False  # no segment was ever there
+            return None
         if not later:
             if self.end is not None:
                 raise LogVanished(f"{self.segments.path}: the segments from sequence {self.base} on were removed while they were read")
@@ -214,7 +264,7 @@ class Cursor:
         return self._gap_to(later[0], reason)
 
     def _enter(self, base: int) -> None:
-        self.base, self.position, self._data, self._size = base, 0, b"", CHUNK
+        self.base, self.position, self._data, self._size, self._is_entered = base, 0, b"", CHUNK, False
 
     def _gap_to(self, sequence: int, reason: str) -> Gap | None:
         """Expect `sequence` next; the Gap before it, if there is one."""

@@ -10,12 +10,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvspool import system
+from kvspool.errors import KvspoolError
 from kvspool.journal.appender import flush_directory
 from kvspool.journal.index import path_of
+from kvspool.journal.segments import Segments
 
 if TYPE_CHECKING:
+    from kvspool.journal.control import Page
+    from kvspool.journal.format import Format
     from kvspool.journal.journal import Journal
-    from kvspool.journal.segments import Segments
+    from kvspool.journal.offsets import Offsets
 
 
 def drop_before(journal: Journal, sequence: int, timeout: float | None = None) -> list[int]:
@@ -45,3 +49,54 @@ def drop(segments: Segments, bases: list[int]) -> list[int]:
         with suppress(OSError):  # a hint that stays is never looked at
             system.port.remove(path_of(segments.format, segments.path, base))
     return bases
+
+
+def drop_consumed(journal: Journal) -> None:
+    """Drop what every durable reader has committed, unless somebody appends at this moment: then it goes the next time. Never raises."""
+    with suppress(KvspoolError, OSError, ValueError):
+        segments = Segments(journal.path, journal.format)
+        if consumed(segments, journal.offsets):
+            with journal.appending(0) as (appender, _):
+                drop(appender.segments, consumed(appender.segments, journal.offsets))
+
+
+def consumed(segments: Segments, offsets: Offsets) -> list[int]:
+    """Return the segments that every durable reader has passed; none without a reader. Raises Corruption for a place that can't be read."""
+    slowest = offsets.slowest()
+    return [] if slowest is None else whole_before(segments.bases(), slowest)
+
+
+class Room:
+    """Keeps a journal within its total size, and lets go of what was consumed, for one appender."""
+
+    def __init__(self, format: Format, offsets: Offsets) -> None:
+        self._format = format
+        self._offsets = offsets
+        self._base = -1  # of the last segment when the others were counted
+        self._sealed = 0  # bytes of the others then; if somebody has dropped some since, it is too high
+
+    def make(self, segments: Segments, page: Page, size: int) -> None:
+        """Under the append lock, before `size` bytes are added: drop the oldest segments until they have room within `total_bytes`."""
+        most = self._format.total_bytes
+        if not most or (page.base == self._base and self._sealed + page.end + size <= most):
+            return
+        sizes = {base: _size_of(segments, base) for base in segments.bases() if base < page.base}
+        going = []
+        self._base, self._sealed = page.base, sum(sizes.values())
+        for base, bytes in sizes.items():
+            if self._sealed + page.end + size <= most:
+                break
+            going.append(base)
+            self._sealed -= bytes
+        drop(segments, going)
+
+    def rolled(self, segments: Segments) -> None:
+        """Under the append lock, when a segment was begun: drop what was consumed. Never raises: it goes the next time."""
+        if self._format.trims_consumed:
+            with suppress(KvspoolError, OSError, ValueError):
+                drop(segments, consumed(segments, self._offsets))
+
+
+def _size_of(segments: Segments, base: int) -> int:
+    status = system.port.look_up(segments.path_of(base))
+    return 0 if status is None else status.st_size

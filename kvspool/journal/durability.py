@@ -7,15 +7,18 @@ sequence all is there, and whoever waited for the flush lock looks at that befor
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvspool import system
-from kvspool.errors import Poisoned
+from kvspool.errors import KvspoolError, Poisoned
+from kvspool.journal import control
 from kvspool.journal.control import SYNC
 
 if TYPE_CHECKING:
     from kvspool.journal.journal import Journal
 
+BLANK = 4  # bytes at the end of a segment that make one look whether it ends in zeros
 SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
 
 
@@ -31,20 +34,39 @@ class Flusher:
 
     def flush(self, timeout: float) -> int:
         """As `sync`."""
-        control = self._journal.control(timeout)
-        return self.flush_below(control.read().next_sequence, timeout)
+        held = self._journal.control(timeout)
+        return self.flush_below(held.read().next_sequence, timeout)
 
     def flush_below(self, sequence: int, timeout: float) -> int:
         """Return when every record below `sequence` is on disk, whoever put it there."""
-        control = self._journal.control(timeout)
-        control.lock(timeout, SYNC)
+        held = self._journal.control(timeout)
+        held.lock(timeout, SYNC)
         try:
-            page = control.read()
+            page = held.read()
             if page.sync_error == 0 and page.synced_sequence >= sequence:
                 return page.synced_sequence
             return self._flush(timeout)
         finally:
-            control.unlock(SYNC)
+            held.unlock(SYNC)
+
+    def settle(self, sequence: int) -> None:
+        """Put the records below a sequence on disk, if they may not be there; for who is about to keep on disk that he has read them.
+
+        Takes no lock, since the original may be writing. Raises Poisoned.
+        """
+        if control.look(self._journal.format.lock_file(self._journal.path)).synced_sequence >= sequence:
+            return
+        segment = self._journal.segment_of(sequence - 1)
+        if segment is None:
+            return
+        try:
+            system.port.flush_data(segment.fd)
+        except OSError as error:
+            with suppress(KvspoolError, OSError), self._journal.appending(self._journal.timeout) as (appender, page):
+                appender.control.write(page._replace(sync_error=error.errno or errno.EIO))
+            raise Poisoned(f"{segment.path}: the flush to disk failed ({error}); the journal takes no more records") from error
+        finally:
+            segment.close()
 
     def _flush(self, timeout: float) -> int:
         """Flush the last segment, without the append lock: others append meanwhile."""
@@ -54,6 +76,7 @@ class Flusher:
             generation = journal.generation()
         try:
             system.port.flush_data(segment.fd)
+            ends_blank = not any(segment.read(max(0, page.end - BLANK), BLANK))
         except OSError as error:
             with journal.appending(timeout) as (appender, page):
                 appender.control.write(page._replace(sync_error=error.errno or errno.EIO))
@@ -63,4 +86,6 @@ class Flusher:
         with journal.appending(timeout) as (appender, now):
             if now.synced_sequence < page.next_sequence and generation == journal.generation():
                 appender.control.write(now._replace(synced_sequence=page.next_sequence))
+        if journal.format.reads_zeros and ends_blank:
+            system.port.flush_data(appender.control.fd)  # so that a recovery knows that these zeros are records
         return page.next_sequence

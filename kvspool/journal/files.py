@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from kvspool import system
-from kvspool.errors import FormatError, LogExists
+from kvspool.errors import Corruption, FormatError, LogExists
 from kvspool.journal import settings
 from kvspool.journal.appender import flush_directory
 from kvspool.journal.fixed import FixedJournal
@@ -98,10 +98,20 @@ def find(path: Path, format: str | None = None, limits: dict[str, int] | None = 
         if chosen is not None and chosen.format not in FORMATS:
             raise FormatError(f"{path} has the format {chosen.format!r}, which this version doesn't know")
         if chosen is not None and chosen.format == name and known.lies_at(path, is_sure=True):
+            _check_limits(known, chosen, path)
             return known(**known.settled(chosen.limits, limits or {})), chosen
         if chosen is None and known.lies_at(path, is_sure=format is not None):
             return known(**(limits or {})), Settings(format=name)
     return None
+
+
+def _check_limits(known: type[Format], chosen: Settings, path: Path) -> None:
+    """Raise Corruption for limits that the format doesn't have."""
+    try:
+        known(**chosen.limits)
+    except (TypeError, ValueError) as error:
+        where = known.sidecar(path) / settings.NAME
+        raise Corruption(f"{where} doesn't say what the journal was created with: {error}; remove it to open with the defaults") from None
 
 
 def open(

@@ -60,6 +60,10 @@ class Format(ABC):
     has_timestamps: ClassVar[bool] = False
     has_codecs: ClassVar[bool] = False
     has_checksums: ClassVar[bool] = False
+    has_other_names: ClassVar[bool] = False  # segments may be called otherwise than `name_of` has it
+    reads_zeros: ClassVar[bool] = False  # zeros read as frames: see `true_end`
+    trims_consumed: bool = False  # segments that every durable reader has passed go by themselves
+    total_bytes: int = 0  # that all segments may take, the oldest go; 0: any number
     header_bytes: int = 0
     most_bytes: int = (1 << 63) - 1  # of a segment; what lies behind them is nobody's
 
@@ -109,6 +113,10 @@ class Format(ABC):
     def offsets(self, path: Path, mode: int) -> Offsets:
         """Return where the durable readers' places are kept; new files get the permission bits `mode`."""
 
+    def first(self, path: Path) -> int:
+        """Return the sequence that the first record of a journal gets that has no segment at all."""
+        return 0
+
     # What the bytes mean.
 
     def header(self, base: int) -> bytes:
@@ -118,6 +126,10 @@ class Format(ABC):
     def check_header(self, data: bytes, base: int) -> int:
         """Return the size of the header that `data` begins with; 0 if that is not all there yet. Raises Corruption for another one."""
         return 0
+
+    def begin_of(self, segment: Segment) -> int:
+        """Return the byte of a segment where its first frame begins; 0 if its header is not all there yet. Raises Corruption."""
+        return self.check_header(segment.read(0, self.header_bytes), segment.base) if self.header_bytes else 0
 
     @abstractmethod
     def check(self, batch: Batch) -> None:
@@ -189,6 +201,11 @@ class Format(ABC):
         Raises Corruption if the segments can't be what writers leave, so that nothing is appended to them.
         """
         return None
+
+    def true_end(self, segment: Segment, begin: int, found: Scan, synced: int) -> Scan:
+        """Return where a segment ends after a crash of the machine, which may have left what only looks like frames. `found`: the end of
+        what looks so, `size` being its byte; `begin`: of the first one; records below `synced` are known to be on disk."""
+        return found
 
     # Times.
 

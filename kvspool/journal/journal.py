@@ -8,7 +8,8 @@ an interval, "disk" makes every append durable.
 reading change nothing.
 
 **Retention.** Nothing goes by itself, unless the journal was given a `Retention`: then whoever begins a segment removes the oldest ones
-that its rules don't keep. `trim` does it by hand. Segments go whole.
+that its rules don't keep. `trim` does it by hand. Segments go whole. FFLG lets go of what every durable
+reader has committed by itself, as its program does; see `dropping`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from kvspool.journal import settings, trim
 from kvspool.journal.appender import Appender, Torn, last_whole, walk
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
+from kvspool.journal.dropping import Room, drop_consumed
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format
 from kvspool.journal.index import STRIDE, Index
@@ -39,7 +41,7 @@ from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, repair_journal
 from kvspool.journal.retention import Retention
-from kvspool.journal.segments import Segments
+from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.settings import Settings
 from kvspool.journal.trim import TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
@@ -241,7 +243,8 @@ class Journal:
             self.format.prepare(self.path)
             control = Control(self.format.lock_file(self.path), mode)
             try:
-                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, trim.on_roll(self))
+                room = Room(self.format, self.offsets) if self.format.total_bytes or self.format.trims_consumed else None
+                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, room, trim.on_roll(self))
             except BaseException:
                 control.close()
                 raise
@@ -324,7 +327,10 @@ class Journal:
     def _cursor(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
         if self._is_closed:
             raise Closed(f"{self.path} was closed; open it again")
-        return Cursor(Segments(self.path, self.format), place, end, self._synced if check_isolation(isolation) == "synced" else None)
+        limit = self._synced if check_isolation(isolation) == "synced" else None
+        if limit is None and end is None and self.format.reads_zeros and self._word_before_restart() is not None:
+            limit = self._until_recovered
+        return Cursor(Segments(self.path, self.format), place, end, limit)
 
     def cursor(
         self,
@@ -443,7 +449,7 @@ class Journal:
         page = page_file.look(self.format.lock_file(self.path))
         segment = self._segments.get(bases[-1])
         if segment is None:
-            return self._end(self._bases())
+            return self._end(self._bases()) if self._segments.bases() else (Place(bases[-1], 0, bases[-1]), WHOLE)
         size = segment.size()
         if page.base == segment.base and page.end == size and page.end:
             return Place(page.base, page.end, page.next_sequence), WHOLE
@@ -451,7 +457,19 @@ class Journal:
         if page.base == segment.base and begin <= page.end <= size:
             begin, sequence = page.end, page.next_sequence
         found = last_whole(self.format, segment, begin, sequence, size)
+        before = self._word_before_restart() if self.format.reads_zeros else None
+        if before is not None:
+            found = self.format.true_end(segment, begin, found, before.synced_sequence)
         return Place(segment.base, found.size, found.sequence), found.stop
+
+    def _word_before_restart(self) -> Page | None:
+        """Return what the writers said last, if the machine was restarted since: nobody has looked yet at what came to the disk."""
+        page = page_file.last_word(self.format.lock_file(self.path))
+        return page if page.magic == page_file.MAGIC and page.boot != system.port.boot_id() else None
+
+    def _until_recovered(self) -> int:
+        """Return up to where one may read: nothing that the next writer would cut."""
+        return LAST_SEQUENCE if self._word_before_restart() is None else self.end()
 
     def _synced(self) -> int:
         return page_file.look(self.format.lock_file(self.path)).synced_sequence
@@ -462,9 +480,10 @@ class Journal:
         try:
             bases = self._segments.bases()
         except FileNotFoundError:
-            bases = []
+            raise LogNotFound(f"{self._segments.directory} is gone; was the journal deleted?") from None
         if not bases:
-            raise LogNotFound(f"{self._segments.directory} holds no segment; was the journal deleted?")
+            known = page_file.look(self.format.lock_file(self.path)).next_sequence
+            return [max(known, self.format.first(self.path))]  # where the first writer will begin
         return bases
 
     def generation(self) -> int:
@@ -472,6 +491,23 @@ class Journal:
         return 0
 
     # Durable readers.
+
+    def settle(self, sequence: int) -> None:
+        """Put the records below a sequence on disk, for a reader that is about to commit it. Raises Poisoned."""
+        self._flusher.settle(sequence)
+
+    def committed(self) -> None:
+        """Let go of what every durable reader has committed, where the format does so by itself. Never raises."""
+        if self.format.trims_consumed:
+            drop_consumed(self)
+
+    def segment_of(self, sequence: int) -> Segment | None:
+        """Return the segment that a sequence belongs into, open, for the caller to close; None if it is gone."""
+        segments = Segments(self.path, self.format)
+        base = segments.holding(sequence, segments.bases())
+        with suppress(FileNotFoundError):
+            return None if base is None else Segment(segments.path_of(base), base)
+        return None
 
     def reader(self, name: str, start: Start = "earliest") -> JournalReader:
         """Open the durable reader of this name, exclusively; one that is new stands at `start`. Raises ReaderBusy, OutOfRange,
@@ -585,7 +621,7 @@ class Journal:
             path=str(self.path),
             format=self.format.name,
             codec=self._codec.name.lower(),
-            segments=len(bases),
+            segments=sum(status is not None for status in sizes),
             used=sum(status.st_size for status in sizes if status is not None),
             records=end.sequence - bases[0],
             first_sequence=bases[0],

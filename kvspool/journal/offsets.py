@@ -74,6 +74,11 @@ class Offsets(ABC):
     def remove(self, name: str) -> None:
         """Forget a reader. Raises NoSuchReader."""
 
+    def slowest(self) -> int | None:
+        """Return the lowest sequence at which a reader stands; None if there is none. Raises Corruption if one's place can't be read."""
+        places = [self.load(name) for name in self.names()]
+        return min((place for place in places if place is not None), default=None)
+
     @abstractmethod
     def take(self, name: str) -> Lease:
         """Return the reader's lease. Raises ReaderBusy."""

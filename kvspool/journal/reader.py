@@ -72,8 +72,10 @@ class JournalReader:
         """Let the reader be resumed behind the last record that was handed out; on disk when it returns. Returns that sequence."""
         self._check_open()
         if self._committed != self._sequence:
+            self._journal.settle(self._sequence)  # or a crash of the machine would leave us ahead of what is there
             self._offsets.store(self.name, self._sequence)
             self._committed = self._sequence
+            self._journal.committed()
         return self._sequence
 
     def seek(self, sequence: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ class Segment:
         self.path = path
         self.base = base
         self._most = most
+        self.begin = 0  # byte of the first frame, once it is known
         self.fd = system.port.open(path, os.O_RDWR if is_writable else os.O_RDONLY)
 
     def size(self) -> int:
@@ -37,6 +39,11 @@ class Segment:
     def is_gone(self) -> bool:
         """Return whether no name stands for the file any more."""
         return system.port.status(self.fd).st_nlink == 0
+
+    def is_in_place(self) -> bool:
+        """Return whether its name stands for this file."""
+        ours, there = system.port.status(self.fd), system.port.look_up(self.path)
+        return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
 
     def read(self, at: int, size: int) -> bytes:
         """Return up to `size` bytes at `at`; fewer where the file ends."""
@@ -61,22 +68,41 @@ class Segments:
         self.format = format
         self.directory = format.segments_in(path)
         self._open: OrderedDict[int, Segment] = OrderedDict()
+        self._names: dict[int, str] = {}  # of segments that are called otherwise than we call them
 
     def bases(self) -> list[int]:
         """Return the first sequences of all segments, in order; names that no segment can have are left alone."""
-        found = (self.format.base_of(name) for name in system.port.names(self.directory))
-        return sorted(base for base in found if base is not None)
+        names = system.port.names(self.directory)
+        if not self.format.has_other_names:
+            found = (self.format.base_of(name) for name in names)
+            return sorted(base for base in found if base is not None)
+        named: dict[int, str] = {}
+        for name in sorted(names):
+            base = self.format.base_of(name)
+            if base is not None and (base not in named or name == self.format.name_of(base)):
+                named[base] = name
+        self._names = {base: name for base, name in named.items() if name != self.format.name_of(base)}
+        return sorted(named)
 
     def path_of(self, base: int) -> Path:
         """Return where the segment that begins at a sequence lies, or would lie."""
-        name = self.format.name_of(base)
+        name = self._names.get(base) or self.format.name_of(base)
         if name is None:
             raise ValueError(f"no segment of {self.path} begins at sequence {base}")
         return self.directory / name
 
+    def renamed(self, base: int, name: str) -> Path:
+        """Call a segment by the name that we use; returns where it lies then."""
+        path = self.directory / name
+        system.port.rename(self.path_of(base), path)
+        self._names.pop(base)
+        return path
+
     def exists(self, base: int) -> bool:
         """Return whether there is a segment that begins at this sequence: one look at one name, however many segments there are."""
-        return self.format.name_of(base) is not None and system.port.look_up(self.path_of(base)) is not None
+        if self.format.name_of(base) is None:
+            return False
+        return system.port.look_up(self.path_of(base)) is not None or bool(self._names and base in self.bases())
 
     def get(self, base: int) -> Segment | None:
         """Return a segment, open; None if it is not there (any more). It stays open until others were asked for."""
@@ -88,11 +114,19 @@ class Segments:
             try:
                 segment = Segment(self.path_of(base), base, most=self.format.most_bytes)
             except FileNotFoundError:
-                return None
+                segment = self._called_otherwise(base)
+                if segment is None:
+                    return None
         self._open[base] = segment
         if len(self._open) > OPEN:
             self._open.popitem(last=False)[1].close()
         return segment
+
+    def _called_otherwise(self, base: int) -> Segment | None:
+        with suppress(FileNotFoundError):
+            if self.format.has_other_names and base in self.bases():
+                return Segment(self.path_of(base), base)
+        return None
 
     def holding(self, sequence: int, bases: list[int]) -> int | None:
         """Return the base of the segment of `bases` that a sequence belongs into; None if all of them begin behind it."""
@@ -101,13 +135,12 @@ class Segments:
 
     def begin_of(self, segment: Segment) -> int:
         """Return where the first frame of a segment begins; 0 if its header isn't all there yet. Raises Corruption."""
-        if not self.format.header_bytes:
-            return 0
-        data = segment.read(0, self.format.header_bytes)
-        try:
-            return self.format.check_header(data, segment.base)
-        except (Corruption, UnknownVersion) as error:
-            raise type(error)(f"{segment.path}: {error}") from None
+        if not segment.begin:
+            try:
+                segment.begin = self.format.begin_of(segment)
+            except (Corruption, UnknownVersion) as error:
+                raise type(error)(f"{segment.path}: {error}") from None
+        return segment.begin
 
     def close(self) -> None:
         """Give the descriptors back."""

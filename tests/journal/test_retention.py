@@ -214,7 +214,7 @@ def test_a_reader_that_is_waited_for_lets_a_journal_grow(tmp_path: Path) -> None
         assert bases(log) == [50, 60]  # what the reader has yet to read is there
 
 
-@pytest.mark.parametrize("call", ["remove", "names", "look_up"])
+@pytest.mark.parametrize("call", ["remove", "names"])
 def test_a_trim_that_fails_is_no_failure_of_the_append(tmp_path: Path, call: str) -> None:
     class Refusing(system.Port):
         def _refuse(self, *_: Any) -> Any:

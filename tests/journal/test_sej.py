@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -10,10 +11,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from faults import FailingPort
 
 import kvspool
-from kvspool import Gap, Record
-from kvspool.errors import Corruption, LockTimeout
+from kvspool import Gap, Record, system
+from kvspool.errors import Corruption, LockTimeout, LogVanished
 from kvspool.journal import Batch
 
 TIME = 1500000000123456789
@@ -213,3 +215,51 @@ def test_a_size_in_the_last_segment_that_reaches_behind_its_end_is_no_partial_me
         assert next(reading).value == b"a"
         with pytest.raises(Corruption, match="byte 27, where sequence 1 should be"):
             next(reading)
+
+
+def test_what_was_cut_when_a_handle_first_appends_is_reported(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="sej") as log:
+        log.append(b"a")
+    with open(tmp_path / "log/jnl/0000000000000000.jnl", "ab") as file:
+        file.write(b"torn")
+    with kvspool.open(tmp_path / "log") as log:
+        assert log.append(b"b") == 1
+        assert [(torn.sequence, torn.data) for torn in log.torn] == [(1, b"torn")]
+
+
+def test_a_lock_file_that_was_removed_ends_its_handles(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="sej") as log:
+        log.append(b"a")
+        (tmp_path / "log/jnl.lck").unlink()
+        with kvspool.open(tmp_path / "log") as other:
+            assert other.append(b"b") == 1
+            with pytest.raises(LogVanished):
+                log.append(b"c")
+            assert [record.value for record in other] == [b"a", b"b"]
+
+
+def test_an_append_whose_note_fails_is_taken_back(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="sej") as log:
+        log.append(b"a")
+        with system.replaced(FailingPort(2, errno.EIO, only=("write",))), pytest.raises(OSError, match="0 of 1|Input"):
+            log.append(b"b")
+        assert [record.value for record in log] == [b"a"]
+        assert log.append(b"c") == 1
+
+
+def test_a_damaged_offset_is_shown_beside_the_readers_that_are_sound(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="sej") as log:
+        log.append(b"a")
+        log.reader("sound").close()
+        (tmp_path / "log/ofs/torn.ofs").write_bytes(b"123")
+        sound, torn = log.readers()
+        assert (sound.sequence, sound.problem, torn.sequence) == (0, "", None)
+        assert "has not 8 bytes but 3" in torn.problem
+
+
+def test_a_directory_without_a_segment_is_an_empty_journal(tmp_path: Path) -> None:
+    (tmp_path / "log/jnl").mkdir(parents=True)
+    with kvspool.open(tmp_path / "log") as log, log.follow(timeout=5) as following:
+        assert (log.end(), list(log), following.poll()) == (0, [], [])
+        assert log.append(b"a") == 0
+        assert next(following).value == b"a"

@@ -1,10 +1,11 @@
 """The formats that a journal can have, one a file; see `kvspool.journal.format` for what each one says."""
 
 from kvspool.journal.format import Format
+from kvspool.journal.formats.fflg import Fflg
 from kvspool.journal.formats.fixed import Fixed
 from kvspool.journal.formats.kvj import Kvj
 from kvspool.journal.formats.sej import Sej
 
-FORMATS: dict[str, type[Format]] = {Kvj.name: Kvj, Sej.name: Sej, Fixed.name: Fixed}
+FORMATS: dict[str, type[Format]] = {Kvj.name: Kvj, Sej.name: Sej, Fflg.name: Fflg, Fixed.name: Fixed}
 
-__all__ = ["FORMATS", "Fixed", "Kvj", "Sej"]
+__all__ = ["FORMATS", "Fflg", "Fixed", "Kvj", "Sej"]

@@ -1,0 +1,188 @@
+"""The places of all consumers of an FFLG journal: one file, `index`, that they and all processes share.
+
+It is replaced whole, by a temporary file that is flushed and renamed, at each commit and under a lock: after a crash it is the old one or
+the new one. What another program wrote into it stays: the order of the entries, ids that are no UTF-8, bytes behind the last whole entry.
+Two processes of ours never lose each other's commits; another program that writes at the same time takes no lock.
+The lock, the leases and the temporary file lie in the hidden directory beside the journal; an id is never a part of a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from kvspool import locks, system
+from kvspool.errors import Corruption, NoSuchReader
+from kvspool.journal import sidecars
+from kvspool.journal.appender import flush_directory
+from kvspool.journal.format import LAST_SEQUENCE
+from kvspool.journal.offsets import Lease, Offsets
+from kvspool.layout import Layout
+from kvspool.spool.spool import TIMEOUT
+
+INDEX = "index"
+LARGEST = 1 << 24  # bytes of an index that are read
+LONGEST_ID = 4096  # bytes of an id that we write
+
+
+class Place(NamedTuple):
+    """What stands in front of a consumer's id."""
+
+    id_length: Annotated[int, "I", "bytes of the id, which is UTF-8"]
+    offset: Annotated[int, "Q", "sequence of the record that the consumer reads next"]
+
+
+PLACE = Layout(Place, ">")
+
+
+class Index(NamedTuple):
+    """What an index says. entries: ids as they stand there, and places; rest: bytes behind the last whole entry."""
+
+    entries: list[tuple[bytes, int]]
+    rest: bytes
+
+    def places(self) -> dict[bytes, int]:
+        """Return the place of each consumer; of two entries with one id the later one counts."""
+        return dict(self.entries)
+
+    def id_of(self, name: str) -> bytes:
+        """Return the id of a name: its UTF-8, or an id that is no UTF-8 and is shown so. Raises ValueError for no id that we write."""
+        id = name.encode()
+        if len(id) > LONGEST_ID:
+            raise ValueError(f"a consumer's name has up to {LONGEST_ID} bytes of UTF-8, not {len(id)}")
+        places = self.places()
+        return id if id in places else next((other for other in places if _shown(other) == name), id)
+
+
+def read_index(directory: Path) -> bytes:
+    """Return the bytes of the index in a directory; none if there is no such file. Raises Corruption for one that is too large."""
+    try:
+        fd = system.port.open(directory / INDEX, os.O_RDONLY)
+    except FileNotFoundError:
+        return b""
+    try:
+        data = system.port.read(fd, LARGEST + 1, 0)
+    finally:
+        system.port.close(fd)
+    if len(data) > LARGEST:
+        raise Corruption(f"{directory / INDEX} is larger than {LARGEST} bytes; that is no index of consumers")
+    return data
+
+
+def parse_index(data: bytes) -> Index:
+    """Return what the bytes say. Whatever they are, no more than they are is allocated."""
+    entries = []
+    at = 0
+    while at + PLACE.size <= len(data):
+        length, offset = PLACE.unpack(data, at)
+        end = at + PLACE.size + length
+        if end > len(data):
+            break
+        entries.append((data[at + PLACE.size : end], offset))
+        at = end
+    return Index(entries, data[at:])
+
+
+def pack_index(index: Index) -> bytes:
+    """Return the bytes of an index."""
+    return b"".join(PLACE.pack(Place(len(id), offset)) + id for id, offset in index.entries) + index.rest
+
+
+class ConsumerIndex(Offsets):
+    """The consumers of the journal in a directory. A name is any text whose UTF-8 has up to 4096 bytes."""
+
+    def __init__(self, directory: Path, mode: int = 0o600, timeout: float = TIMEOUT) -> None:
+        """mode: of new files. timeout: seconds to wait for another process that replaces the index."""
+        self.directory = directory
+        self._mode = mode
+        self._timeout = timeout
+
+    def names(self) -> list[str]:
+        return sorted(_shown(id) for id in self._read().places())
+
+    def load(self, name: str) -> int | None:
+        index = self._read()
+        place = index.places().get(index.id_of(name))
+        if place is None and index.rest:
+            raise self._damaged(index)
+        return place
+
+    def slowest(self) -> int | None:
+        index = self._read()
+        if index.rest:
+            raise self._damaged(index)
+        return min(index.places().values(), default=None)
+
+    def store(self, name: str, sequence: int) -> None:
+        """Let a consumer stand at a sequence. Raises Corruption for a new one where the index is damaged; LockTimeout."""
+        if not 0 <= sequence <= LAST_SEQUENCE:
+            raise ValueError(f"a sequence has 64 bits; {sequence} is none")
+        with self._locked():
+            index = self._read()
+            places = index.places()
+            id = index.id_of(name)
+            if id not in places and index.rest:
+                raise self._damaged(index)
+            places[id] = sequence
+            self._replace(Index(list(places.items()), index.rest))
+
+    def remove(self, name: str) -> None:
+        with self._locked():
+            index = self._read()
+            places = index.places()
+            if places.pop(index.id_of(name), None) is None:
+                raise NoSuchReader(f"{self.directory / INDEX} has no consumer {name!r}")
+            self._replace(Index(list(places.items()), index.rest))
+
+    def take(self, name: str) -> Lease:
+        sidecars.prepare(self.directory)
+        digest = hashlib.sha256(self._read().id_of(name)).hexdigest()
+        return Lease(sidecars.beside(self.directory) / f"reader-{digest[:32]}.lck", self._mode, name)
+
+    def _read(self) -> Index:
+        return parse_index(read_index(self.directory))
+
+    def _damaged(self, index: Index) -> Corruption:
+        at = len(pack_index(index)) - len(index.rest)
+        return Corruption(
+            f"{self.directory / INDEX} has no whole entry at byte {at}, so it can't be known which other consumers there are; "
+            f"cut it to {at} bytes to go on without them, or restore it"
+        )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Be the only one who replaces the index, inside the `with` block."""
+        sidecars.prepare(self.directory)
+        path = sidecars.beside(self.directory) / "index.lck"
+        process = system.port.process_id()
+        fd = system.port.open(path, os.O_RDWR | os.O_CREAT, self._mode)
+        try:
+            with locks.held(fd, 0, self._timeout, lambda: f"another process holds {path}, to replace the index of consumers"):
+                yield
+        finally:
+            locks.give_back(fd, process)
+
+    def _replace(self, index: Index) -> None:
+        """Under the lock: put another index in place, on disk."""
+        path = self.directory / INDEX
+        temporary = sidecars.beside(self.directory) / "index.tmp"
+        before = system.port.look_up(path)
+        fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self._mode)
+        try:
+            if before is not None:
+                system.port.set_mode(fd, before.st_mode & 0o666)
+            system.port.write(fd, pack_index(index), 0)
+            system.port.flush(fd)
+        finally:
+            system.port.close(fd)
+        system.port.rename(temporary, path)
+        flush_directory(self.directory)
+
+
+def _shown(id: bytes) -> str:
+    """Return an id for people; of one that is no UTF-8 the bytes that are none as `\\xff`."""
+    return id.decode("utf-8", "backslashreplace")

@@ -1,0 +1,245 @@
+"""The format FFLG: segments of plain blobs, numbered, and one file with the places of all consumers.
+
+Source: `seeds/000`, a document, and the bytes that its program writes, which differ in the header. Both are read, the program's is written.
+There are no keys, types, timestamps or checksums, and nothing behind an entry says that it is whole: what can be known of one is that its
+size leads to another one, or to the end of the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from kvspool import _fflg, sizes, system
+from kvspool._fflg_py import SIZE
+from kvspool.errors import Corruption, TooLarge, UnknownVersion
+from kvspool.journal import sidecars
+from kvspool.journal.appender import walk
+from kvspool.journal.consumers import INDEX, ConsumerIndex, parse_index, read_index
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format, Scan
+from kvspool.journal.offsets import Offsets
+from kvspool.journal.segments import Segment
+from kvspool.layout import Layout
+
+MAGIC = b"FFLG"
+VERSION = 0
+SEGMENT_BYTES = 100_000_000
+LEAST_SEGMENT = 10_000
+LONGEST_BLOB = (1 << 32) - 1
+CHUNK = 1 << 20  # bytes read at once
+AT_ONCE = 1 << 17  # bytes of entries that are written at once, and a little more
+ENTRIES_COMPARED = 1000  # that are read both ways where a header may be either one
+_NAME = re.compile(r"[0-9a-fA-F]{8,20}")
+
+
+class Header(NamedTuple):
+    """What a segment of the program's begins with."""
+
+    magic: Annotated[bytes, "4s", "`FFLG`"]
+    version: Annotated[int, "I", "0"]
+    base: Annotated[int, "Q", "sequence of the first entry"]
+
+
+class DocumentHeader(NamedTuple):
+    """What a segment of the document's begins with."""
+
+    magic: Annotated[bytes, "4s", "`FFLG`"]
+    version: Annotated[int, "H", "0"]
+    base: Annotated[int, "Q", "sequence of the first entry"]
+
+
+class Entry(NamedTuple):
+    """What stands in front of a blob."""
+
+    size: Annotated[int, "I", "bytes of the blob"]
+
+
+HEADER, DOCUMENT_HEADER, ENTRY = Layout(Header, ">"), Layout(DocumentHeader, ">"), Layout(Entry, ">")
+
+
+class Fflg(Format):
+    """The FFLG format.
+
+    segment_bytes: a new segment begins before an entry that would make the last one larger, its header counted. total_bytes: that all
+    segments may take; before more is written the oldest ones go, whoever has yet to read them; 0: any number. keep_consumed: 1 keeps
+    segments that every durable reader has passed; 0 lets them go.
+    """
+
+    name: ClassVar[str] = "fflg"
+    has_other_names: ClassVar[bool] = True
+    reads_zeros: ClassVar[bool] = True
+    header_bytes = HEADER.size
+
+    def __init__(self, segment_bytes: int | str = SEGMENT_BYTES, total_bytes: int | str = 0, keep_consumed: int = 0) -> None:
+        self.segment_bytes, self.total_bytes = sizes.parse(segment_bytes), sizes.parse(total_bytes)
+        if self.segment_bytes < LEAST_SEGMENT:
+            raise ValueError(f"a segment has at least {LEAST_SEGMENT:,} bytes, not {segment_bytes}")
+        if self.total_bytes and self.total_bytes < self.segment_bytes:
+            raise ValueError(f"total_bytes is at least segment_bytes, {self.segment_bytes:,}, or 0 for any number; not {total_bytes}")
+        if keep_consumed not in (0, 1):
+            raise ValueError(f"keep_consumed is 0 or 1, not {keep_consumed!r}")
+        self.trims_consumed = not keep_consumed
+
+    def limits(self) -> dict[str, int]:
+        return {"segment_bytes": self.segment_bytes, "total_bytes": self.total_bytes, "keep_consumed": int(not self.trims_consumed)}
+
+    # Where things lie.
+
+    @classmethod
+    def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
+        if not path.is_dir():
+            return False
+        names = system.port.names(path)
+        segments = sorted(name for name in names if _base_of(name) is not None)
+        begins = [_first_bytes(path / name) for name in dict.fromkeys(segments[:1] + segments[-1:])]
+        if is_sure:
+            return all(MAGIC.startswith(begin) for begin in begins)
+        if segments:
+            return MAGIC in begins
+        with suppress(Corruption, OSError):
+            return names == [INDEX] and not parse_index(read_index(path)).rest
+        return False
+
+    def segments_in(self, path: Path) -> Path:
+        return path
+
+    def lock_file(self, path: Path) -> Path:
+        return sidecars.lock_file(path)
+
+    @classmethod
+    def sidecar(cls, path: Path) -> Path:
+        return sidecars.beside(path)
+
+    def prepare(self, path: Path, *, is_new: bool = False) -> None:
+        sidecars.prepare(path, is_new=is_new)
+
+    def name_of(self, base: int) -> str | None:
+        return f"{base:016x}"
+
+    def base_of(self, name: str) -> int | None:
+        return _base_of(name)
+
+    def offsets(self, path: Path, mode: int) -> Offsets:
+        return ConsumerIndex(path, mode)
+
+    def first(self, path: Path) -> int:
+        """Behind everything that a consumer says it has read: none of them may be ahead of what is stored."""
+        return min(max((place for _, place in parse_index(read_index(path)).entries), default=0), LAST_SEQUENCE)
+
+    # Headers.
+
+    def header(self, base: int) -> bytes:
+        return HEADER.pack(Header(MAGIC, VERSION, base))
+
+    def begin_of(self, segment: Segment) -> int:
+        data = segment.read(0, HEADER.size)
+        if not MAGIC.startswith(data[:4]):
+            raise Corruption(f"it doesn't begin with {MAGIC.decode()}")
+        layouts = [layout for layout in (HEADER, DOCUMENT_HEADER) if len(data) >= layout.size]
+        versions = {layout.size: found.version for layout in layouts if (found := layout.unpack(data)).base == segment.base}
+        if not versions:
+            if any(header.startswith(data) for header in _headers(segment.base)):
+                return 0
+            raise Corruption(f"its header doesn't say what its name says, that it begins with sequence {segment.base}")
+        if VERSION not in versions.values():
+            raise UnknownVersion(f"{segment.path} has the version {min(versions.values())}; this kvspool reads version {VERSION}")
+        if segment.base == 0 and self.header(0).startswith(data):
+            return self._likelier(segment, len(segment.path.name) == len(f"{0:016x}"))
+        return next(iter(versions))
+
+    def _likelier(self, segment: Segment, is_named_by_program: bool) -> int:
+        """Return where the entries begin behind a header that may be either one: sequence 0, and zeros behind the shorter one.
+
+        A name of 16 digits speaks for the program, another one for the document; that counts unless the entries, read so, lead to no end,
+        and read in the other way they end where the file ends, and not all of them are empty.
+        """
+        first, second = HEADER.size, DOCUMENT_HEADER.size
+        if not is_named_by_program:
+            first, second = second, first
+        size = segment.size()
+        if size <= HEADER.size:  # there is no entry yet
+            return first if first <= size else 0
+        found = walk(self, segment, first, 0, size, until=ENTRIES_COMPARED)
+        if found.stop == WHOLE:
+            return first
+        other = walk(self, segment, second, 0, size)
+        is_clean = other.stop == WHOLE and size - second > SIZE * other.sequence
+        return second if is_clean else first
+
+    # What the bytes mean.
+
+    def check(self, batch: Batch) -> None:
+        longest = max(map(len, batch.values), default=0)
+        most = min(self.segment_bytes - HEADER.size - SIZE, LONGEST_BLOB)
+        if longest > most:
+            raise TooLarge(f"a value of {longest} bytes: a segment of {self.segment_bytes} bytes holds {most}; nothing was written")
+
+    def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
+        left = LAST_SEQUENCE - sequence
+        if left <= 0:
+            raise TooLarge(f"no sequence is left behind {sequence - 1}; nothing was written")
+        data, count = _fflg.encode(batch.values, start, min(left, len(batch.values)), self.segment_bytes - end, AT_ONCE)
+        if not count and end <= HEADER.size:
+            raise TooLarge(f"a value of {len(batch.values[start])} bytes has no room in a segment of {self.segment_bytes}")
+        return data, count
+
+    def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
+        return Scan(*_fflg.scan(data, sequence, min(most, LAST_SEQUENCE - sequence), make, items))
+
+    def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
+        return Scan(*_fflg.pass_over(data, sequence, until))
+
+    def true_end(self, segment: Segment, begin: int, found: Scan, synced: int) -> Scan:
+        """Return the first entry of the run of zeros that reaches the end of the file: they would read as empty entries. Records below
+        `synced` are none of it."""
+        zeros = _zeros_at_end(segment, begin)
+        if zeros >= found.size:
+            return found
+        end = walk(self, segment, begin, segment.base, zeros)
+        if end.size < zeros:  # an entry that begins before the zeros, and ends in them
+            end = walk(self, segment, end.size, end.sequence, found.size, until=end.sequence + 1)
+        if end.sequence < synced:
+            end = walk(self, segment, end.size, end.sequence, found.size, until=synced)
+        return end
+
+
+def _base_of(name: str) -> int | None:
+    base = int(name, 16) if _NAME.fullmatch(name) else LAST_SEQUENCE
+    return base if base < LAST_SEQUENCE else None
+
+
+def _headers(base: int) -> list[bytes]:
+    return [HEADER.pack(Header(MAGIC, VERSION, base)), DOCUMENT_HEADER.pack(DocumentHeader(MAGIC, VERSION, base))]
+
+
+def _first_bytes(path: Path) -> bytes:
+    """Return the bytes where the magic should be; something else for what is no file."""
+    try:
+        fd = system.port.open(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP):
+            raise
+        return b"" if error.errno == errno.ENOENT else b"link"
+    try:
+        return system.port.read(fd, len(MAGIC), 0)
+    except IsADirectoryError:
+        return b"directory"
+    finally:
+        system.port.close(fd)
+
+
+def _zeros_at_end(segment: Segment, begin: int) -> int:
+    """Return the byte where the zeros begin that reach the end of a segment; its size if there are none."""
+    end = segment.size()
+    while end > begin:
+        at = max(begin, end - CHUNK)
+        other = segment.read(at, end - at).rstrip(b"\0")
+        if other:
+            return at + len(other)
+        end = at
+    return begin
