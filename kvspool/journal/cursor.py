@@ -140,7 +140,7 @@ class Cursor:
         if segment.is_gone() or self.end is not None or self._has_waited:
             self._has_waited = False
             if self._later():
-                return self._go_on("trimmed" if segment.is_gone() else "missing") if segment.size() == self.position else None
+                return self._go_on("missing" if self.segments.exists(self.base) else "trimmed") if segment.size() == self.position else None
         self._has_more = False
         return None
 

@@ -59,6 +59,7 @@ class Format(ABC):
     has_timestamps: ClassVar[bool] = False
     has_codecs: ClassVar[bool] = False
     has_checksums: ClassVar[bool] = False
+    has_archives: ClassVar[bool] = False  # sealed segments may lie there compressed: nobody else's program reads them
     header_bytes: int = 0
 
     @abstractmethod

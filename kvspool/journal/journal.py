@@ -25,8 +25,10 @@ import msgspec
 
 from kvspool import forks, system
 from kvspool.errors import Closed, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal.appender import Appender, Torn, walk
+from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
@@ -420,8 +422,7 @@ class Journal:
         """Return the index of a segment. Those of the segments that were looked at last are kept."""
         index = self._indexes.pop(base, None)
         if index is None:
-            directory = self.format.sidecar(self.path) / "index"
-            index = Index(self.format, base, directory / f"{base:016x}.idx")
+            index = Index(self.format, base, self._segments.index_path(base))
         self._indexes[base] = index
         if len(self._indexes) > INDEXES:
             del self._indexes[next(iter(self._indexes))]
@@ -492,6 +493,46 @@ class Journal:
             self.offsets.remove(name)
         finally:
             lease.close()
+
+    # Archives.
+
+    def archive(
+        self,
+        before: int | None = None,
+        *,
+        older_than: float | None = None,
+        level: int = 3,
+        dry_run: bool = False,
+        progress: archiving.Progress | None = None,
+        timeout: float | None = None,
+    ) -> ArchiveReport:
+        """Compress sealed segments in place, which stay readable as they were; never the last one. On disk when it returns.
+
+        before: only segments whose records all come before this sequence. older_than: only those that nothing was written to for so many
+        seconds. level: of zstd, 1 to 22. dry_run: only say which. progress: called as `progress(done, all)` now and then, with bytes.
+        timeout: seconds to wait for each lock. Others append and read meanwhile; there must be room for one segment's archive.
+
+        Raises ValueError for a format that has no archives, MissingExtra (install `kvspool[archive]`), LockTimeout, Poisoned, Corruption
+        if what was written can't be read back, Closed, TooLarge, or the system's OSError: the segments that were done stay done.
+        """
+        timeout = self.timeout if timeout is None else timeout
+        return archiving.archive(self, before, older_than, level, timeout, progress, dry_run=dry_run)
+
+    def unarchive(
+        self,
+        before: int | None = None,
+        *,
+        older_than: float | None = None,
+        dry_run: bool = False,
+        progress: archiving.Progress | None = None,
+        timeout: float | None = None,
+    ) -> ArchiveReport:
+        """Make the segments again that were archived, byte for byte, and remove the archives; see `archive`.
+
+        Raises Corruption for an archive that is damaged, which stays as it is; it names the block.
+        """
+        timeout = self.timeout if timeout is None else timeout
+        return archiving.unarchive(self, before, older_than, timeout, progress, dry_run=dry_run)
 
     # The rest.
 

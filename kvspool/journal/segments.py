@@ -2,53 +2,29 @@
 
 Segments are read with `pread` and never mapped: another process may cut or remove one at any moment, and a load behind the end of a file
 kills the process. At most `OPEN` descriptors are kept, however many segments there are.
+
+**Archives.** Where the format allows it, a sealed segment may lie there compressed, under its name with `.zst`; see `segment.Archived`.
+Where both forms are there, the uncompressed one counts: somebody died in the midst of a change. Each change makes the one before it
+removes the other, so that whoever looks for one, then the other, then the first again finds the segment.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvspool import system
 from kvspool.errors import Corruption, UnknownVersion
+from kvspool.journal.segment import ARCHIVE, Archived
+from kvspool.journal.segment import Segment as Segment
 
 if TYPE_CHECKING:
     from kvspool.journal.format import Format
 
 OPEN = 8  # descriptors that one handle keeps for reading
-
-
-class Segment:
-    """One open segment, for reading; writing as well if `is_writable`."""
-
-    def __init__(self, path: Path, base: int, *, is_writable: bool = False) -> None:
-        self.path = path
-        self.base = base
-        self.fd = system.port.open(path, os.O_RDWR if is_writable else os.O_RDONLY)
-
-    def size(self) -> int:
-        """Return the bytes that the file has now."""
-        return system.port.status(self.fd).st_size
-
-    def is_gone(self) -> bool:
-        """Return whether no name stands for the file any more."""
-        return system.port.status(self.fd).st_nlink == 0
-
-    def read(self, at: int, size: int) -> bytes:
-        """Return up to `size` bytes at `at`; fewer where the file ends."""
-        return system.port.read(self.fd, size, at)
-
-    def close(self) -> None:
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            system.port.close(fd)
-
-    def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:
-            self.close()
 
 
 class Segments:
@@ -63,22 +39,66 @@ class Segments:
 
     def bases(self) -> list[int]:
         """Return the first sequences of all segments, in order; names that no segment can have are left alone."""
-        found = (self.format.base_of(name) for name in system.port.names(self.directory))
-        return sorted(base for base in found if base is not None)
+        found = self._listed()
+        if self.format.has_archives:
+            found |= self._listed()  # a look may miss a segment whose form changes meanwhile; the next one finds it in the other form
+        return sorted(found)
+
+    def _listed(self) -> set[int]:
+        found = (self.base_of(name) for name in system.port.names(self.directory))
+        return {base for base in found if base is not None}
+
+    def base_of(self, name: str) -> int | None:
+        """Return the sequence that the segment with this name, or its archive, begins at; None if it is no segment's."""
+        return self.format.base_of(name.removesuffix(ARCHIVE) if self.format.has_archives else name)
 
     def path_of(self, base: int) -> Path:
-        """Return where the segment that begins at a sequence lies, or would lie."""
+        """Return where the segment that begins at a sequence lies, or would lie: its archive if there is nothing else."""
+        plain, archive = self.plain_path(base), self.archive_path(base)
+        if self.format.has_archives and system.port.look_up(plain) is None and system.port.look_up(archive) is not None:
+            return archive
+        return plain
+
+    def plain_path(self, base: int) -> Path:
+        """Return where the segment that begins at a sequence is written."""
         name = self.format.name_of(base)
         if name is None:
             raise ValueError(f"no segment of {self.path} begins at sequence {base}")
         return self.directory / name
 
+    def archive_path(self, base: int) -> Path:
+        """Return where the archive of a segment lies, if there is one."""
+        plain = self.plain_path(base)
+        return plain.with_name(plain.name + ARCHIVE)
+
+    def index_path(self, base: int) -> Path:
+        """Return where the sparse index of a segment lies, if there is one."""
+        return self.format.sidecar(self.path) / "index" / f"{base:016x}.idx"
+
+    def _paths(self, base: int) -> tuple[Path, ...]:
+        """Return the names to look for, in order: of the two forms one is there at any moment, but perhaps not when we look for it."""
+        plain = self.plain_path(base)
+        return (plain, self.archive_path(base), plain) if self.format.has_archives else (plain,)
+
     def exists(self, base: int) -> bool:
-        """Return whether there is a segment that begins at this sequence: one look at one name, however many segments there are."""
-        return self.format.name_of(base) is not None and system.port.look_up(self.path_of(base)) is not None
+        """Return whether there is a segment that begins at this sequence: a look at its names, however many segments there are."""
+        return self.format.name_of(base) is not None and any(system.port.look_up(path) is not None for path in self._paths(base))
+
+    def remove(self, base: int) -> None:
+        """Remove a segment, in each form, with its index. Under the append lock. A crash leaves the one that counts, or nothing of it."""
+        if self.format.has_archives:
+            with suppress(FileNotFoundError):
+                system.port.remove(self.archive_path(base))
+        with suppress(FileNotFoundError):
+            system.port.remove(self.plain_path(base))
+        with suppress(OSError):  # only a hint
+            system.port.remove(self.index_path(base))
 
     def get(self, base: int) -> Segment | None:
-        """Return a segment, open; None if it is not there (any more). It stays open until others were asked for."""
+        """Return a segment, open; None if it is not there (any more). It stays open until others were asked for.
+
+        Raises Corruption for an archive whose table is damaged, MissingExtra.
+        """
         if self._process != system.port.process_id():  # forked: descriptors may be shared, for nothing depends on their offset
             self._process = system.port.process_id()
         segment = self._open.pop(base, None)
@@ -86,14 +106,19 @@ class Segments:
             segment.close()
             segment = None
         if segment is None:
-            try:
-                segment = Segment(self.path_of(base), base)
-            except FileNotFoundError:
+            segment = self._opened(base)
+            if segment is None:
                 return None
         self._open[base] = segment
         if len(self._open) > OPEN:
             self._open.popitem(last=False)[1].close()
         return segment
+
+    def _opened(self, base: int) -> Segment | None:
+        for path in self._paths(base):
+            with suppress(FileNotFoundError):
+                return Archived(path, base) if path.suffix == ARCHIVE else Segment(path, base)
+        return None
 
     def holding(self, sequence: int, bases: list[int]) -> int | None:
         """Return the base of the segment of `bases` that a sequence belongs into; None if all of them begin behind it."""
@@ -108,6 +133,8 @@ class Segments:
         try:
             return self.format.check_header(data, segment.base)
         except (Corruption, UnknownVersion) as error:
+            if isinstance(segment, Archived) and segment.is_damaged(0):
+                return self.format.header_bytes  # its frames may be sound behind the damage
             raise type(error)(f"{segment.path}: {error}") from None
 
     def close(self) -> None:
