@@ -61,6 +61,15 @@ def test_limits(tmp_path: Path) -> None:
         assert [len(record.key or b"") for record in log] == [65534]
 
 
+@pytest.mark.parametrize("segment_bytes", [1, 24, 25])
+def test_a_segment_that_is_smaller_than_its_header_holds_one_record(tmp_path: Path, segment_bytes: int) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=segment_bytes) as log:
+        log.append_many([b"a", b"b"])
+        log.append(b"c")
+        assert [record.value for record in log] == [b"a", b"b", b"c"]
+        assert log._segments.bases() == [0, 1, 2, 3]
+
+
 def flips(path: Path) -> list[bytes]:
     whole = path.read_bytes()
     return [whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :] for bit in range(8 * len(whole))]

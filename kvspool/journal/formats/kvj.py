@@ -114,7 +114,7 @@ class Kvj(Format):
 
     def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
         values, keys, type, timestamp, types, timestamps, codec, codecs = batch
-        room = self.segment_bytes - end
+        room = max(1, self.segment_bytes - end) if end <= HEADER.size else self.segment_bytes - end  # each segment takes a record
         return _kvj.encode(values, keys, types, timestamps, codecs, type, timestamp, codec, start, sequence, room)
 
     def is_full(self, base: int, end: int, sequence: int) -> bool:
