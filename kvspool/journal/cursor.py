@@ -82,6 +82,8 @@ class Cursor:
         if self.position == 0 and self.segments.format.header_bytes:
             self.position = self.segments.begin_of(segment)
             if self.position == 0:
+                if self._later():
+                    return self._go_on("damaged")  # it was full once, and was cut before its first frame
                 self._has_more = False
                 return None
         if not self._data and not self._read(segment):

@@ -92,6 +92,17 @@ def test_every_flipped_bit_costs_the_record_that_it_hits(tmp_path: Path) -> None
         assert [one.sequence for one in found if isinstance(one, Record)] == [number for number in range(12) if number != record]
 
 
+@pytest.mark.parametrize("size", [0, 1, HEADER.size - 1, HEADER.size])
+def test_a_segment_without_a_frame_hides_nothing_behind_it(tmp_path: Path, size: int) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=150) as log:
+        log.append_many([b"value %d" % number for number in range(12)], keys=[b"key"] * 12)
+        path = log._segments.path_of(4)
+        path.write_bytes(path.read_bytes()[:size])
+        found = list(log.read(on_gap="yield"))
+        assert [one.sequence for one in found if isinstance(one, Record)] == [0, 1, 2, 3, 8, 9, 10, 11]
+        assert [(one.first, one.last) for one in found if isinstance(one, Gap)] == [(4, 7)]
+
+
 def test_damage_in_the_last_segment_hides_nothing_behind_it(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as log:
         log.append_many([b"x" * 100] * 10000)
