@@ -34,11 +34,15 @@ FARTHEST = 1 << 26  # bytes behind damage that are searched for a sound frame
 
 
 class Place(NamedTuple):
-    """A byte of a segment, and the sequence of the record there."""
+    """A byte of a segment, and the sequence to begin with: of the record there, or, where damage lies in between, of one behind it.
+
+    `there` is the sequence of the record at the byte in that case, -1 otherwise.
+    """
 
     base: int
     position: int
     sequence: int
+    there: int = -1
 
 
 class Cursor:
@@ -52,7 +56,8 @@ class Cursor:
         self.segments = segments
         self.end = end
         self.lost = 0
-        self.base, self.position, self.sequence = place
+        self.base, self.position, self._first, there = place
+        self.sequence = self._first if there < 0 else there
         self._data = b""  # read ahead, from `position` on
         self._size = CHUNK
         self._has_more = True
@@ -88,7 +93,10 @@ class Cursor:
                 return None
         if not self._data and not self._read(segment):
             return self._at_end(segment)
-        found = self.segments.format.scan(self._data, self.sequence, most, make, items)
+        if self.sequence < self._first:
+            found = self.segments.format.pass_over(self._data, self.sequence, self._first)
+        else:
+            found = self.segments.format.scan(self._data, self.sequence, most, make, items)
         self.position += found.size
         self.sequence = found.sequence
         self._data = self._data[found.size :]
@@ -218,7 +226,7 @@ class Cursor:
 
     def _gap_to(self, sequence: int, reason: str) -> Gap | None:
         """Expect `sequence` next; the Gap before it, if there is one."""
-        first, self.sequence = self.sequence, max(sequence, self.sequence)
+        first, self.sequence = max(self.sequence, self._first), max(sequence, self.sequence)
         if sequence <= first:
             return None
         last = sequence - 1 if self.end is None else min(sequence, self.end) - 1

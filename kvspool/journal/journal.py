@@ -384,7 +384,8 @@ class Journal:
         if sequence == end.sequence:
             return end
         found = self._seek(base, until=sequence) or Place(base, 0, base)
-        return found._replace(sequence=sequence)  # where it stopped before that, at damage or an end, reading will find the Gap
+        there = -1 if found.sequence == sequence else found.sequence  # it stopped before that, at damage: reading will pass it
+        return found._replace(sequence=sequence, there=there)
 
     def _place_of_time(self, time: datetime, bases: list[int]) -> Place:
         self.format.refuse_time()

@@ -103,6 +103,26 @@ def test_a_segment_without_a_frame_hides_nothing_behind_it(tmp_path: Path, size:
         assert [(one.first, one.last) for one in found if isinstance(one, Gap)] == [(4, 7)]
 
 
+def test_from_every_sequence_behind_damage(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=1000) as log:
+        log.append_many([b"value %02d" % number for number in range(60)])
+        path = log._segments.path_of(log._segments.bases()[1])
+        first, data = log._segments.bases()[1], bytearray(path.read_bytes())
+        for number in (3, 4, 9):
+            data[24 + 36 * number + 30] ^= 1
+        path.write_bytes(data)
+        lost = {first + 3, first + 4, first + 9}
+        for start in range(60):
+            found = list(log.read(start, on_gap="yield"))
+            assert [one.sequence for one in found if isinstance(one, Record)] == [one for one in range(start, 60) if one not in lost]
+            gaps = [number for one in found if isinstance(one, Gap) for number in range(one.first, one.last + 1)]
+            assert gaps == [one for one in sorted(lost) if one >= start]
+            assert {one.reason for one in found if isinstance(one, Gap)} <= {"damaged"}
+            with log.reader(f"r{start}", start) as reader:
+                assert reader.sequence == start
+                assert list(reader.read(on_gap="yield")) == found
+
+
 def test_damage_in_the_last_segment_hides_nothing_behind_it(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as log:
         log.append_many([b"x" * 100] * 10000)
