@@ -146,6 +146,10 @@ class Archiver:
             self._write(temporary, self._pieces(source), was)
             self._compare(source, temporary)
             return self._take_the_place(source.path, was, target, temporary)
+        except Corruption:
+            if _is_still(source.path, was):
+                raise
+            return None  # it was trimmed or repaired while we read it
         finally:
             source.close()
             with suppress(OSError):
@@ -204,8 +208,7 @@ class Archiver:
         """Let the new form be there, then remove the old one, on disk; returns the bytes of the new one. None: the old one is another one
         than that which was read."""
         with self.journal.appending(self._timeout):
-            now = system.port.look_up(old)
-            if now is None or _identity(now) != _identity(was):
+            if not _is_still(old, was):
                 return None
             if temporary is not None:
                 system.port.rename(temporary, new)
@@ -216,8 +219,10 @@ class Archiver:
         return None if status is None else status.st_size
 
 
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+def _is_still(path: Path, was: os.stat_result) -> bool:
+    """Return whether a name stands for the file that it stood for, and nobody wrote to it."""
+    now = system.port.look_up(path)
+    return now is not None and all(getattr(now, field) == getattr(was, field) for field in ("st_dev", "st_ino", "st_size", "st_mtime_ns"))
 
 
 def archive(
