@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import zstandard
 from children import Died, in_child, start
-from faults import FILE_CALLS, FailingPort
+from faults import FILE_CALLS, FailingPort, RecordingPort
 
 import kvspool
 from kvspool import Gap, Record, cli, system
@@ -30,6 +30,7 @@ from kvspool.journal import Batch, Journal, seekable
 from kvspool.journal.control import ADMIN, Control
 from kvspool.journal.segment import Archived, Segment
 from kvspool.journal.segments import Segments
+from kvspool.layout import Layout
 from kvspool.system import Port
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -181,6 +182,12 @@ def test_progress(log: Journal) -> None:
         report = convert(progress=lambda *both, told=told: told.append(both))  # type: ignore[misc]
         assert told == sorted(told) and {of for _, of in told} == {report.bytes_before} and told[-1][0] == report.bytes_before
         assert len(told) > 2 * len(report.segments)
+
+
+@pytest.mark.parametrize("layout", [seekable.HEAD, seekable.ENTRY, seekable.FOOTER], ids=lambda layout: layout.record.__name__)
+def test_the_page_has_the_table_of_each_layout(layout: Layout[Any]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "archives.md").read_text(encoding="utf-8")
+    assert layout.table() in page
 
 
 # Reading.
@@ -434,6 +441,17 @@ def test_each_call_fails(tmp_path: Path, undo: bool, number: int, every: bool) -
         shutil.rmtree(copy)
     assert 60 < nth < 999
     assert failed > {"open", "read", "write", "flush", "rename", "remove", "set_mode", "set_times", "close", "names"}
+
+
+def test_the_old_form_goes_when_the_new_one_is_on_disk(log: Journal) -> None:
+    """The rename comes when the file was flushed, the removal when the directory was: no crash of the machine can take both."""
+    for convert in (log.archive, log.unarchive):
+        with system.replaced(RecordingPort()) as port:
+            convert(log._segments.bases()[1])
+        assert isinstance(port, RecordingPort)
+        calls = [call for call in port.calls if call in ("write", "flush", "rename", "remove")]
+        at = calls.index("rename")
+        assert calls[at - 2 : at + 4] == ["write", "flush", "rename", "flush", "remove", "flush"]
 
 
 def test_both_forms_are_there(log: Journal) -> None:
