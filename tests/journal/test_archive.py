@@ -419,7 +419,7 @@ def test_each_call_fails(tmp_path: Path, undo: bool, number: int, every: bool) -
         whole, before = list(log), files(log)
         if undo:
             log.archive()
-    failed = set()
+    failed, opened = set(), len(os.listdir("/proc/self/fd"))
     for nth in range(1, 1000):
         copy = tmp_path / f"{nth}"
         shutil.copytree(tmp_path / "log", copy)
@@ -429,6 +429,7 @@ def test_each_call_fails(tmp_path: Path, undo: bool, number: int, every: bool) -
         except (OSError, kvspool.KvspoolError):
             pass
         gc.collect()  # handles whose close failed
+        assert len(os.listdir("/proc/self/fd")) == opened
         if not port.failed:
             break
         failed.add(port.failed)
