@@ -85,13 +85,16 @@ class Segments:
         return self.format.name_of(base) is not None and any(system.port.look_up(path) is not None for path in self._paths(base))
 
     def remove(self, base: int) -> None:
-        """Remove a segment, in each form, with its index. Under the append lock. A crash leaves the one that counts, or nothing of it."""
+        """Remove a segment, in each form; under the append lock. Who dies in the midst of it leaves the form that counts, or none."""
         if self.format.has_archives:
             with suppress(FileNotFoundError):
                 system.port.remove(self.archive_path(base))
         with suppress(FileNotFoundError):
             system.port.remove(self.plain_path(base))
-        with suppress(OSError):  # only a hint
+
+    def remove_index(self, base: int) -> None:
+        """Remove the sparse index of a segment that was removed; a hint that stays is never looked at."""
+        with suppress(OSError):
             system.port.remove(self.index_path(base))
 
     def get(self, base: int) -> Segment | None:

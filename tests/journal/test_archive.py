@@ -525,8 +525,10 @@ def test_a_segment_goes_with_all_that_belongs_to_it(log: Journal) -> None:
     index.write_bytes(b"")
     log._segments.plain_path(first).write_bytes(b"")
     log._segments.remove(first)
+    log._segments.remove_index(first)
     assert [path for path in log.path.rglob("*") if f"{first:016x}" in path.name] == []
     log._segments.remove(first)
+    log._segments.remove_index(first)
 
 
 # An archive that is the last segment: what came behind it was removed, or is not there yet.
