@@ -133,21 +133,23 @@ class Archiver:
 
     def _convert(self, base: int) -> int | None:
         """Give a segment its other form; returns the bytes of its file then, None if it was removed or changed meanwhile."""
+        old = self._path(base)
+        new = self.segments.plain_path(base) if self._undo else self.segments.archive_path(base)
+        was = system.port.look_up(old)
+        if self._undo and was is not None and system.port.look_up(new) is not None:
+            return self._take_the_place(old, was, new)  # both are there, and that one counts, whatever the archive holds
         try:
-            source = Archived(self._path(base), base) if self._undo else Segment(self._path(base), base)
+            source = Archived(old, base) if self._undo else Segment(old, base)
         except FileNotFoundError:
             return None
-        target = self.segments.plain_path(base) if self._undo else self.segments.archive_path(base)
-        temporary = target.with_name(target.name + TEMPORARY)
+        temporary = new.with_name(new.name + TEMPORARY)
         try:
             was = system.port.status(source.fd)
-            if self._undo and system.port.look_up(target) is not None:
-                return self._take_the_place(source.path, was, target)  # another run came that far; that form counts already
             self._write(temporary, self._pieces(source), was)
             self._compare(source, temporary)
-            return self._take_the_place(source.path, was, target, temporary)
+            return self._take_the_place(old, was, new, temporary)
         except Corruption:
-            if _is_still(source.path, was):
+            if _is_still(old, was):
                 raise
             return None  # it was trimmed or repaired while we read it
         finally:

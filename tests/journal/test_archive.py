@@ -465,9 +465,11 @@ def test_both_forms_are_there(log: Journal) -> None:
         assert other.stats().used == sum(map(len, before.values()))
     log.archive()
     assert not log._segments.plain_path(0).exists() and list(log) == whole
-    log._segments.plain_path(0).write_bytes(before[min(before)])
-    log.unarchive()
-    assert files(log) == before
+    for left in (archive.read_bytes(), b"begun, and nothing that could be read"):
+        log._segments.plain_path(0).write_bytes(before[min(before)])
+        archive.write_bytes(left)
+        log.unarchive()
+        assert files(log) == before
 
 
 def test_what_was_trimmed_meanwhile_does_not_come_back(log: Journal) -> None:
