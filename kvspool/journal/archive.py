@@ -136,7 +136,9 @@ class Archiver:
         old = self._path(base)
         new = self.segments.plain_path(base) if self._undo else self.segments.archive_path(base)
         was = system.port.look_up(old)
-        if self._undo and was is not None and system.port.look_up(new) is not None:
+        if was is None:
+            return None
+        if self._undo and system.port.look_up(new) is not None:
             return self._take_the_place(old, was, new)  # both are there, and that one counts, whatever the archive holds
         try:
             source = Archived(old, base) if self._undo else Segment(old, base)
