@@ -8,7 +8,8 @@
     |-- FormatError             what lies there is not ours to read
     |   |-- NotALog             neither a log nor anything that holds logs
     |   |-- UnknownVersion      written by a newer kvspool
-    |   `-- MismatchedPair      control block and data file of different logs
+    |   |-- MismatchedPair      control block and data file of different logs
+    |   `-- MissingExtra        it needs a package that isn't installed (also ImportError)
     |-- Unrecovered             the machine was restarted, and nobody who may write has opened the log since
     |-- Corruption              ours, but damaged
     |   |-- Truncated           a file is shorter than its header says, or than what was read of it
@@ -92,6 +93,10 @@ class UnknownVersion(FormatError):
 
 class MismatchedPair(FormatError):
     """`spool.ctl` and `spool.dat` belong to different logs: one was copied or restored without the other."""
+
+
+class MissingExtra(FormatError, ImportError):
+    """What lies there needs a package that isn't installed. Nothing was changed; the message names the extra to install."""
 
 
 class Unrecovered(KvspoolError):

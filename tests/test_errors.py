@@ -25,6 +25,7 @@ CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if 
         ("NotALog", errors.FormatError),
         ("UnknownVersion", errors.FormatError),
         ("MismatchedPair", errors.FormatError),
+        ("MissingExtra", ImportError),
         ("Truncated", errors.Corruption),
     ],
 )

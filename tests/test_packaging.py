@@ -95,4 +95,4 @@ def test_the_installed_project_knows_its_commands_and_its_extras(installed: Path
     said = run([sys.executable, "-c", program], cwd=tmp_path, PYTHONPATH=str(installed))
     commands, extras = said.splitlines()
     assert commands.startswith("['hub', 'shard'] ")
-    assert extras == "['all', 'arrow', 'demo', 'dev', 'hub', 'spark'] MIT"
+    assert extras == "['all', 'archive', 'arrow', 'demo', 'dev', 'hub', 'spark'] MIT"

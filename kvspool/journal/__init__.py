@@ -1,6 +1,7 @@
 """Journals: logs without a bound, in the formats of the ancestors and in our own."""
 
 from kvspool.journal.appender import Torn
+from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.damage import SegmentDamage
 from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.format import Batch
@@ -12,6 +13,7 @@ from kvspool.journal.trim import TrimPlan, TrimReport
 from kvspool.journal.verify import JournalVerifyReport
 
 __all__ = [
+    "ArchiveReport",
     "Batch",
     "Consumer",
     "FixedJournal",

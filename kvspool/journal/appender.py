@@ -27,6 +27,7 @@ from kvspool import system
 from kvspool.errors import Corruption, LogVanished, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, SHORT, WHOLE, Batch, Format, Scan
+from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import NO_TIME
 
@@ -120,7 +121,7 @@ class Appender:
 
     def reopened(self, page: Page) -> Segment:
         """Return the last segment with a descriptor of its own, which the caller closes. Under the append lock."""
-        return Segment(self.segments.path_of(page.base), page.base, is_writable=True)
+        return Segment(self.segments.plain_path(page.base), page.base, is_writable=True)
 
     def end_at(self, page: Page, base: int, end: int, sequence: int) -> Page:
         """Under the lock: go on behind another record, where the segments end by now."""
@@ -161,7 +162,7 @@ class Appender:
             self._segment.close()
             self._segment = None
         with suppress(FileNotFoundError):
-            self._segment = Segment(self.segments.path_of(base), base, is_writable=True)
+            self._segment = Segment(self.segments.plain_path(base), base, is_writable=True)
         return self._segment
 
     def _recover(self, page: Page) -> Page:
@@ -177,6 +178,8 @@ class Appender:
             return self._begin(self._page(page, max(known, self.format.first(self.segments.path))))
         base = bases[-1]
         segment = self._open(base)
+        if segment is None and isinstance(archived := self.segments.get(base), Archived):
+            return self._begin(self._page(page, self._behind(archived)))
         if segment is None:
             raise LogVanished(f"{self.segments.path_of(base)} was removed at this moment; try again")
         size = segment.size()
@@ -216,6 +219,16 @@ class Appender:
                 f"{segment.path}: byte {found.size} is damaged, where sequence {found.sequence} should be, and behind it, at byte "
                 f"{behind[0]}, records go on; nothing was changed. kvspool repair takes out what is damaged and keeps the rest"
             )
+
+    def _behind(self, archived: Archived) -> int:
+        """Return the sequence behind an archive that is the last segment, since somebody removed, or didn't copy, what came after it."""
+        found = walk(self.format, archived, self.segments.begin_of(archived), archived.base, archived.size())
+        if found.size < archived.size():
+            raise Corruption(
+                f"{archived.path}: byte {found.size} of the segment is damaged, and no segment comes behind it, so the next sequence can't "
+                "be known; bring the segments behind it back. Nothing was changed"
+            )
+        return found.sequence
 
     def _cut(self, segment: Segment, found: Scan, size: int) -> None:
         """Cut what is behind the last whole frame, after a note of it."""
@@ -272,7 +285,7 @@ class Appender:
 
     def _begin(self, page: Page) -> Page:
         """Make the segment that the page says is being made, on disk; whatever lies there of an earlier attempt holds no record."""
-        path = self.segments.path_of(page.base)
+        path = self.segments.plain_path(page.base)
         if path.name != (name := self.format.name_of(page.base)):
             path = self.segments.renamed(page.base, str(name))
         fd = system.port.open(path, os.O_RDWR | os.O_CREAT, self._mode)

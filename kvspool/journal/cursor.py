@@ -35,11 +35,15 @@ FARTHEST = 1 << 26  # bytes behind damage that are searched for a sound frame
 
 
 class Place(NamedTuple):
-    """A byte of a segment, and the sequence of the record there."""
+    """A byte of a segment, and the sequence to begin with: of the record there, or, where damage lies in between, of one behind it.
+
+    `there` is the sequence of the record at the byte in that case, -1 otherwise.
+    """
 
     base: int
     position: int
     sequence: int
+    there: int = -1
 
 
 class Cursor:
@@ -53,7 +57,8 @@ class Cursor:
         self.segments = segments
         self.end = end
         self.lost = 0
-        self.base, self.position, self.sequence = place
+        self.base, self.position, self._first, there = place
+        self.sequence = self._first if there < 0 else there
         self._data = b""  # read ahead, from `position` on
         self._size = CHUNK
         self._has_more = True
@@ -90,7 +95,10 @@ class Cursor:
             return self._begin(segment)
         if not self._data and not self._read(segment):
             return self._at_end(segment)
-        found = self.segments.format.scan(self._data, self.sequence, most, make, items)
+        if self.sequence < self._first:
+            found = self.segments.format.pass_over(self._data, self.sequence, self._first)
+        else:
+            found = self.segments.format.scan(self._data, self.sequence, most, make, items)
         self.position += found.size
         self.sequence = found.sequence
         self._data = self._data[found.size :]
@@ -114,6 +122,7 @@ class Cursor:
             found = walk(self.segments.format, segment, self.position, self.base, size, until=self.sequence)
             if found.sequence < self.sequence and found.stop not in (DAMAGED, JUMPED):
                 return self._wait_for_more(segment, size)
+            self._first, self.sequence = self.sequence, found.sequence  # damage may stand between the two
             self.position = found.size
         self._is_entered = True
         return None
@@ -184,7 +193,7 @@ class Cursor:
         if segment.is_gone() or self.end is not None or self._has_waited:
             self._has_waited = False
             if self._later():
-                return self._go_on("trimmed" if segment.is_gone() else "missing") if segment.size() == self.position else None
+                return self._go_on("missing" if self.segments.exists(self.base) else "trimmed") if segment.size() == self.position else None
         self._has_more = False
         return None
 
@@ -268,7 +277,7 @@ class Cursor:
 
     def _gap_to(self, sequence: int, reason: str) -> Gap | None:
         """Expect `sequence` next; the Gap before it, if there is one."""
-        first, self.sequence = self.sequence, max(sequence, self.sequence)
+        first, self.sequence = max(self.sequence, self._first), max(sequence, self.sequence)
         if sequence <= first:
             return None
         last = sequence - 1 if self.end is None else min(sequence, self.end) - 1

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from kvspool import system
 from kvspool.errors import KvspoolError
 from kvspool.journal.appender import flush_directory
-from kvspool.journal.index import path_of
 from kvspool.journal.segments import Segments
 
 if TYPE_CHECKING:
@@ -43,11 +42,9 @@ def drop(segments: Segments, bases: list[int]) -> list[int]:
     Each name is gone from the disk before the next one is removed, so that no crash of the machine leaves a hole.
     """
     for base in bases:
-        with suppress(FileNotFoundError):
-            system.port.remove(segments.path_of(base))
-            flush_directory(segments.directory)
-        with suppress(OSError):  # a hint that stays is never looked at
-            system.port.remove(path_of(segments.format, segments.path, base))
+        segments.remove(base)
+        flush_directory(segments.directory)
+        segments.remove_index(base)
     return bases
 
 

@@ -307,7 +307,7 @@ class FixedCursor(Cursor):
             self._refuse(before.sequence, size)
             del items[had:]
             self.lost = lost
-            self.base, self.position, self.sequence = before
+            self.base, self.position, self.sequence, _ = before
             self._data = b""
             if self._rewinds.noted():
                 most = size - self.sequence

@@ -64,6 +64,7 @@ class Format(ABC):
     reads_zeros: ClassVar[bool] = False  # zeros read as frames: see `true_end`
     trims_consumed: bool = False  # segments that every durable reader has passed go by themselves
     total_bytes: int = 0  # that all segments may take, the oldest go; 0: any number
+    has_archives: ClassVar[bool] = False  # sealed segments may lie there compressed: nobody else's program reads them
     header_bytes: int = 0
     most_bytes: int = (1 << 63) - 1  # of a segment; what lies behind them is nobody's
 

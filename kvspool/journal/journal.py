@@ -27,16 +27,17 @@ import msgspec
 
 from kvspool import forks, system
 from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import settings, trim
 from kvspool.journal.appender import Appender, Torn, last_whole, walk
+from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.dropping import Room, drop_consumed
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format
 from kvspool.journal.index import STRIDE, Index
-from kvspool.journal.index import path_of as index_path
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, repair_journal
@@ -399,7 +400,8 @@ class Journal:
         if sequence == end.sequence:
             return end
         found = self._seek(base, until=sequence) or Place(base, 0, base)
-        return found._replace(sequence=sequence)  # where it stopped before that, at damage or an end, reading will find the Gap
+        there = -1 if found.sequence == sequence else found.sequence  # it stopped before that, at damage: reading will pass it
+        return found._replace(sequence=sequence, there=there)
 
     def _place_of_time(self, time: datetime, bases: list[int]) -> Place:
         self.format.refuse_time()
@@ -437,7 +439,7 @@ class Journal:
         """Return the index of a segment. Those of the segments that were looked at last are kept."""
         index = self._indexes.pop(base, None)
         if index is None:
-            index = Index(self.format, base, index_path(self.format, self.path, base))
+            index = Index(self.format, base, self._segments.index_path(base))
         self._indexes[base] = index
         if len(self._indexes) > INDEXES:
             del self._indexes[next(iter(self._indexes))]
@@ -608,6 +610,46 @@ class Journal:
     def bases(self) -> list[int]:
         """Return the first sequences of all segments, in order. Raises LogNotFound if there is none."""
         return self._bases()
+
+    # Archives.
+
+    def archive(
+        self,
+        before: int | None = None,
+        *,
+        older_than: float | None = None,
+        level: int = 3,
+        dry_run: bool = False,
+        progress: archiving.Progress | None = None,
+        timeout: float | None = None,
+    ) -> ArchiveReport:
+        """Compress sealed segments in place, which stay readable as they were; never the last one. On disk when it returns.
+
+        before: only segments whose records all come before this sequence. older_than: only those that nothing was written to for so many
+        seconds. level: of zstd, 1 to 22. dry_run: only say which. progress: called as `progress(done, all)` now and then, with bytes.
+        timeout: seconds to wait for each lock. Others append and read meanwhile; there must be room for one segment's archive.
+
+        Raises ValueError for a format that has no archives, MissingExtra (install `kvspool[archive]`), LockTimeout, Poisoned, Corruption
+        if what was written can't be read back, Closed, TooLarge, or the system's OSError: the segments that were done stay done.
+        """
+        timeout = self.timeout if timeout is None else timeout
+        return archiving.archive(self, before, older_than, level, timeout, progress, dry_run=dry_run)
+
+    def unarchive(
+        self,
+        before: int | None = None,
+        *,
+        older_than: float | None = None,
+        dry_run: bool = False,
+        progress: archiving.Progress | None = None,
+        timeout: float | None = None,
+    ) -> ArchiveReport:
+        """Make the segments again that were archived, byte for byte, and remove the archives; see `archive`.
+
+        Raises Corruption for an archive that is damaged, which stays as it is; it names the block.
+        """
+        timeout = self.timeout if timeout is None else timeout
+        return archiving.unarchive(self, before, older_than, timeout, progress, dry_run=dry_run)
 
     # The rest.
 

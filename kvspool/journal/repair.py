@@ -34,6 +34,7 @@ from kvspool.errors import Corruption, Poisoned
 from kvspool.journal.appender import flush_directory, walk
 from kvspool.journal.control import APPEND, MAGIC, NOTHING, SYNC, Control, Page
 from kvspool.journal.damage import Examined, Run, examine
+from kvspool.journal.segment import ARCHIVE
 from kvspool.journal.segments import Segment
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
 
@@ -126,7 +127,10 @@ class _Repair:
 
     def _mend(self, base: int, until: int | None) -> None:
         """Leave nothing in a segment but sound frames back to back, and damaged ones whose size is known."""
-        segment = Segment(self.segments.path_of(base), base, is_writable=True)
+        path = self.segments.path_of(base)
+        if path.suffix == ARCHIVE:
+            return  # never written to: what is damaged in it is a Gap already, and what isn't is kept
+        segment = Segment(path, base, is_writable=True)
         try:
             self._mend_header(segment)
             size = segment.size()

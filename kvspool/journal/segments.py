@@ -2,11 +2,14 @@
 
 Segments are read with `pread` and never mapped: another process may cut or remove one at any moment, and a load behind the end of a file
 kills the process. At most `OPEN` descriptors are kept, however many segments there are.
+
+**Archives.** Where the format allows it, a sealed segment may lie there compressed, under its name with `.zst`; see `segment.Archived`.
+Where both forms are there, the uncompressed one counts: somebody died in the midst of a change. Each change makes the one before it
+removes the other, so that whoever looks for one, then the other, then the first again finds the segment.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections import OrderedDict
 from contextlib import suppress
@@ -15,48 +18,13 @@ from typing import TYPE_CHECKING
 
 from kvspool import system
 from kvspool.errors import Corruption, UnknownVersion
+from kvspool.journal.segment import ARCHIVE, Archived
+from kvspool.journal.segment import Segment as Segment
 
 if TYPE_CHECKING:
     from kvspool.journal.format import Format
 
 OPEN = 8  # descriptors that one handle keeps for reading
-
-
-class Segment:
-    """One open segment, for reading; writing as well if `is_writable`. most: bytes of it that are looked at."""
-
-    def __init__(self, path: Path, base: int, *, is_writable: bool = False, most: int = (1 << 63) - 1) -> None:
-        self.path = path
-        self.base = base
-        self._most = most
-        self.begin = 0  # byte of the first frame, once it is known
-        self.fd = system.port.open(path, os.O_RDWR if is_writable else os.O_RDONLY)
-
-    def size(self) -> int:
-        """Return the bytes that the file has now."""
-        return min(system.port.status(self.fd).st_size, self._most)
-
-    def is_gone(self) -> bool:
-        """Return whether no name stands for the file any more."""
-        return system.port.status(self.fd).st_nlink == 0
-
-    def is_in_place(self) -> bool:
-        """Return whether its name stands for this file."""
-        ours, there = system.port.status(self.fd), system.port.look_up(self.path)
-        return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
-
-    def read(self, at: int, size: int) -> bytes:
-        """Return up to `size` bytes at `at`; fewer where the file ends."""
-        return system.port.read(self.fd, min(size, self._most - at), at)
-
-    def close(self) -> None:
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            system.port.close(fd)
-
-    def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:
-            self.close()
 
 
 class Segments:
@@ -72,10 +40,12 @@ class Segments:
 
     def bases(self) -> list[int]:
         """Return the first sequences of all segments, in order; names that no segment can have are left alone."""
-        names = system.port.names(self.directory)
         if not self.format.has_other_names:
-            found = (self.format.base_of(name) for name in names)
-            return sorted(base for base in found if base is not None)
+            found = self._listed()
+            if self.format.has_archives:
+                found |= self._listed()  # a look may miss a segment whose form changes meanwhile; the next one finds it in the other form
+            return sorted(found)
+        names = system.port.names(self.directory)
         named: dict[int, str] = {}
         for name in sorted(names):
             base = self.format.base_of(name)
@@ -84,8 +54,23 @@ class Segments:
         self._names = {base: name for base, name in named.items() if name != self.format.name_of(base)}
         return sorted(named)
 
+    def _listed(self) -> set[int]:
+        found = (self.base_of(name) for name in system.port.names(self.directory))
+        return {base for base in found if base is not None}
+
+    def base_of(self, name: str) -> int | None:
+        """Return the sequence that the segment with this name, or its archive, begins at; None if it is no segment's."""
+        return self.format.base_of(name.removesuffix(ARCHIVE) if self.format.has_archives else name)
+
     def path_of(self, base: int) -> Path:
-        """Return where the segment that begins at a sequence lies, or would lie."""
+        """Return where the segment that begins at a sequence lies, or would lie: its archive if there is nothing else."""
+        plain, archive = self.plain_path(base), self.archive_path(base)
+        if self.format.has_archives and system.port.look_up(plain) is None and system.port.look_up(archive) is not None:
+            return archive
+        return plain
+
+    def plain_path(self, base: int) -> Path:
+        """Return where the segment that begins at a sequence is written."""
         name = self._names.get(base) or self.format.name_of(base)
         if name is None:
             raise ValueError(f"no segment of {self.path} begins at sequence {base}")
@@ -98,34 +83,64 @@ class Segments:
         self._names.pop(base)
         return path
 
+    def archive_path(self, base: int) -> Path:
+        """Return where the archive of a segment lies, if there is one."""
+        plain = self.plain_path(base)
+        return plain.with_name(plain.name + ARCHIVE)
+
+    def index_path(self, base: int) -> Path:
+        """Return where the sparse index of a segment lies, if there is one."""
+        return self.format.sidecar(self.path) / "index" / f"{base:016x}.idx"
+
+    def _paths(self, base: int) -> tuple[Path, ...]:
+        """Return the names to look for, in order: of the two forms one is there at any moment, but perhaps not when we look for it."""
+        plain = self.plain_path(base)
+        return (plain, self.archive_path(base), plain) if self.format.has_archives else (plain,)
+
     def exists(self, base: int) -> bool:
-        """Return whether there is a segment that begins at this sequence: one look at one name, however many segments there are."""
+        """Return whether there is a segment that begins at this sequence: a look at its names, however many segments there are."""
         if self.format.name_of(base) is None:
             return False
-        return system.port.look_up(self.path_of(base)) is not None or bool(self._names and base in self.bases())
+        return any(system.port.look_up(path) is not None for path in self._paths(base)) or bool(self._names and base in self.bases())
+
+    def remove(self, base: int) -> None:
+        """Remove a segment, in each form; under the append lock. Who dies in the midst of it leaves the form that counts, or none."""
+        if self.format.has_archives:
+            with suppress(FileNotFoundError):
+                system.port.remove(self.archive_path(base))
+        with suppress(FileNotFoundError):
+            system.port.remove(self.plain_path(base))
+
+    def remove_index(self, base: int) -> None:
+        """Remove the sparse index of a segment that was removed; a hint that stays is never looked at."""
+        with suppress(OSError):
+            system.port.remove(self.index_path(base))
 
     def get(self, base: int) -> Segment | None:
-        """Return a segment, open; None if it is not there (any more). It stays open until others were asked for."""
+        """Return a segment, open; None if it is not there (any more). It stays open until others were asked for.
+
+        Raises Corruption for an archive whose table is damaged, MissingExtra.
+        """
         segment = self._open.pop(base, None)
         if segment is not None and segment.is_gone():
             segment.close()
             segment = None
         if segment is None:
-            try:
-                segment = Segment(self.path_of(base), base, most=self.format.most_bytes)
-            except FileNotFoundError:
-                segment = self._called_otherwise(base)
-                if segment is None:
-                    return None
+            segment = self._opened(base)
+            if segment is None:
+                return None
         self._open[base] = segment
         if len(self._open) > OPEN:
             self._open.popitem(last=False)[1].close()
         return segment
 
-    def _called_otherwise(self, base: int) -> Segment | None:
+    def _opened(self, base: int) -> Segment | None:
+        for path in self._paths(base):
+            with suppress(FileNotFoundError):
+                return Archived(path, base) if path.suffix == ARCHIVE else Segment(path, base, most=self.format.most_bytes)
         with suppress(FileNotFoundError):
             if self.format.has_other_names and base in self.bases():
-                return Segment(self.path_of(base), base)
+                return Segment(self.plain_path(base), base)
         return None
 
     def holding(self, sequence: int, bases: list[int]) -> int | None:
@@ -139,6 +154,8 @@ class Segments:
             try:
                 segment.begin = self.format.begin_of(segment)
             except (Corruption, UnknownVersion) as error:
+                if isinstance(segment, Archived) and segment.is_damaged(0):
+                    return self.format.header_bytes  # its frames may be sound behind the damage
                 raise type(error)(f"{segment.path}: {error}") from None
         return segment.begin
 

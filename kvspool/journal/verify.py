@@ -20,6 +20,7 @@ from kvspool.errors import Corruption
 from kvspool.journal import control, settings
 from kvspool.journal.control import APPEND, NOTHING, Page
 from kvspool.journal.damage import Examined, SegmentDamage, examine
+from kvspool.journal.segment import Archived
 from kvspool.spool.recovery import MOST_PLACES
 from kvspool.spool.verify import Progress
 
@@ -83,7 +84,12 @@ class _Look:
         done, total = 0, sum(status.st_size for status in sizes if status is not None)
         self.first = bases[0] if bases else 0
         for base, until in zip(bases, [*bases[1:], None], strict=True):
-            segment = self.segments.get(base)
+            try:
+                segment = self.segments.get(base)
+            except Corruption as error:  # an archive that nothing can be read of
+                self.problems.append(str(error))
+                self.damaged.append(SegmentDamage(0, 0, base, (until or base) - 1, segment=self.segments.path_of(base).name))
+                continue
             if segment is None:
                 self._vanished(base, until)
                 continue
@@ -93,6 +99,8 @@ class _Look:
                 self._take_end(segment)
             else:
                 self._take(examine(self.segments, segment, size, until, self._telling(done, total)), segment, until)
+            if isinstance(segment, Archived):
+                self.problems += map(str, segment.damage.values())  # which block it is
             done += size
             self._tell(done, total)
         self._compare_with_page(bases)
@@ -228,8 +236,8 @@ def _foreign(journal: Journal) -> list[str]:
     form, path = journal.format, journal.path
     directory = form.segments_in(path)
     ours = {form.lock_file(path), form.sidecar(path), directory / settings.NAME}
-    names = system.port.names(directory)
-    return sorted(name for name in names if form.base_of(name) is None and not form.knows(name) and directory / name not in ours)
+    names, segments = system.port.names(directory), journal.segments_apart()
+    return sorted(name for name in names if segments.base_of(name) is None and not form.knows(name) and directory / name not in ours)
 
 
 def _settings(journal: Journal) -> Iterator[str]:

@@ -66,6 +66,15 @@ def whole_version(segment: bytes) -> int:
     return segment[7]
 
 
+@pytest.mark.parametrize("segment_bytes", [1, 24, 25])
+def test_a_segment_that_is_smaller_than_its_header_holds_one_record(tmp_path: Path, segment_bytes: int) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=segment_bytes) as log:
+        log.append_many([b"a", b"b"])
+        log.append(b"c")
+        assert [record.value for record in log] == [b"a", b"b", b"c"]
+        assert log._segments.bases() == [0, 1, 2, 3]
+
+
 def flips(path: Path) -> list[bytes]:
     whole = path.read_bytes()
     return [whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :] for bit in range(8 * len(whole))]
@@ -89,6 +98,37 @@ def test_every_flipped_bit_costs_the_record_that_it_hits(tmp_path: Path) -> None
         record = 4 + (at // 8 - HEADER.size) // (28 + 10)
         assert [(one.first, one.last, one.reason) for one in found if isinstance(one, Gap)] == [(record, record, "damaged")]
         assert [one.sequence for one in found if isinstance(one, Record)] == [number for number in range(12) if number != record]
+
+
+@pytest.mark.parametrize("size", [0, 1, HEADER.size - 1, HEADER.size])
+def test_a_segment_without_a_frame_hides_nothing_behind_it(tmp_path: Path, size: int) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=150) as log:
+        log.append_many([b"value %d" % number for number in range(12)], keys=[b"key"] * 12)
+        path = log._segments.path_of(4)
+        path.write_bytes(path.read_bytes()[:size])
+        found = list(log.read(on_gap="yield"))
+        assert [one.sequence for one in found if isinstance(one, Record)] == [0, 1, 2, 3, 8, 9, 10, 11]
+        assert [(one.first, one.last) for one in found if isinstance(one, Gap)] == [(4, 7)]
+
+
+def test_from_every_sequence_behind_damage(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=1000) as log:
+        log.append_many([b"value %02d" % number for number in range(60)])
+        path = log._segments.path_of(log._segments.bases()[1])
+        first, data = log._segments.bases()[1], bytearray(path.read_bytes())
+        for number in (3, 4, 9):
+            data[24 + 36 * number + 30] ^= 1
+        path.write_bytes(data)
+        lost = {first + 3, first + 4, first + 9}
+        for start in range(60):
+            found = list(log.read(start, on_gap="yield"))
+            assert [one.sequence for one in found if isinstance(one, Record)] == [one for one in range(start, 60) if one not in lost]
+            gaps = [number for one in found if isinstance(one, Gap) for number in range(one.first, one.last + 1)]
+            assert gaps == [one for one in sorted(lost) if one >= start]
+            assert {one.reason for one in found if isinstance(one, Gap)} <= {"damaged"}
+            with log.reader(f"r{start}", start) as reader:
+                assert reader.sequence == start
+                assert list(reader.read(on_gap="yield")) == found
 
 
 def test_damage_in_the_last_segment_hides_nothing_behind_it(tmp_path: Path) -> None:

@@ -120,6 +120,21 @@ class Machine(RuleBasedStateMachine):
         self.log.format.lock_file(self.path).unlink(missing_ok=True)
         self.log = kvspool.open(self.path)  # type: ignore[assignment]
 
+    @precondition(lambda self: self.log.format.has_archives)
+    @rule(undo=st.booleans(), data=st.data())
+    def archive(self, undo: bool, data: st.DataObject) -> None:
+        before = data.draw(st.none() | st.integers(0, len(self.model)))
+        (self.log.unarchive if undo else self.log.archive)(before)
+
+    @precondition(lambda self: self.log.format.has_archives)
+    @rule()
+    def die_while_archiving(self) -> None:
+        """A process that died before it removed the first of the old forms leaves both."""
+        segments = self.log._segments
+        for base in segments.bases()[:1]:
+            if segments.path_of(base) == segments.plain_path(base):
+                segments.archive_path(base).write_bytes(b"whole, or not")
+
     @precondition(lambda self: len(self.model) > 0)
     @rule(data=st.data())
     def follow(self, data: st.DataObject) -> None:

@@ -18,7 +18,7 @@ from faults import FailingPort
 import kvspool
 from kvspool import Gap, system
 from kvspool.errors import Corruption, GapError, OutOfRange
-from kvspool.journal import Floor, Journal, Retention, index, settings, trim
+from kvspool.journal import Floor, Journal, Retention, settings, trim
 
 EACH = 10  # records in each segment
 SIZE = 26 + 10  # bytes of each record
@@ -419,7 +419,7 @@ def test_trimmers_appenders_and_readers_at_once_account_for_every_sequence(tmp_p
 def test_the_index_of_a_removed_segment_goes_with_it(log: Journal) -> None:
     (log.path / "index").mkdir()
     for base in bases(log):
-        index.path_of(log.format, log.path, base).write_bytes(b"")
+        log._segments.index_path(base).write_bytes(b"")
     log.trim(before=20)
     assert sorted(path.name for path in (log.path / "index").iterdir()) == [f"{base:016x}.idx" for base in (20, 30, 40)]
 

@@ -55,7 +55,7 @@ class Kvj(Format):
     """The kvj format; a new segment begins once one has reached `segment_bytes`."""
 
     name: ClassVar[str] = "kvj"
-    has_keys = has_types = has_timestamps = has_codecs = has_checksums = True
+    has_keys = has_types = has_timestamps = has_codecs = has_checksums = has_archives = True
     header_bytes = HEADER.size
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES) -> None:
@@ -114,7 +114,7 @@ class Kvj(Format):
 
     def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
         values, keys, type, timestamp, types, timestamps, codec, codecs = batch
-        room = self.segment_bytes - end
+        room = max(1, self.segment_bytes - end) if end <= HEADER.size else self.segment_bytes - end  # each segment takes a record
         return _kvj.encode(values, keys, types, timestamps, codecs, type, timestamp, codec, start, sequence, room)
 
     def is_full(self, base: int, end: int, sequence: int) -> bool:

@@ -1,0 +1,83 @@
+"""`kvspool archive`: compress the sealed segments of a journal, or undo that."""
+
+from __future__ import annotations
+
+import argparse
+
+import kvspool
+from kvspool import sizes
+from kvspool.cli import options, output, progress
+from kvspool.cli.options import BadInput
+from kvspool.journal import ArchiveReport, Journal
+from kvspool.journal.archive import LEVELS, Progress
+
+NAME = "archive"
+SUMMARY = "compress the segments of a journal that are full"
+DESCRIPTION = """\
+Compress full segments of a journal of the format kvj, each in place, into files that `zstd -d` takes as well. They stay readable as they
+were, from any sequence or time, while others append and read; the last segment is never touched. --undo makes the segments again, byte for
+byte. What is interrupted is finished by the next run. Needs the extra `archive`: pip install 'kvspool[archive]'."""
+EXAMPLES = """\
+  kvspool archive events --dry-run
+  kvspool archive events --older-than 86400 --level 9
+  kvspool archive events --undo"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    options.add_path(parser, "the journal")
+    parser.add_argument(
+        "--level", type=options.count(LEVELS[0], LEVELS[-1]), default=3, metavar="N", help="of zstd, 1 to 22 (default: %(default)s)"
+    )
+    parser.add_argument("--before", type=options.count(0), metavar="N", help="only segments whose records all come before this sequence")
+    parser.add_argument("--older-than", type=options.seconds, metavar="S", help="only segments written last at least so many seconds ago")
+    parser.add_argument("--undo", action="store_true", help="make segments of archives again")
+    parser.add_argument("--dry-run", action="store_true", help="only say which segments it would be")
+    parser.add_argument(
+        "--timeout", type=options.seconds, default=60.0, metavar="S", help="seconds to wait for each lock (default: %(default)s)"
+    )
+    options.add_json(parser, "print what was done as a JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Archive, or undo it, and say what was done."""
+    with kvspool.open(arguments.path, timeout=arguments.timeout) as log:
+        if not isinstance(log, Journal):
+            raise BadInput(f"{log.path} is a spool, which has no segments to archive")
+        with progress.shown("making segments" if arguments.undo else "compressing") as tell:
+            report = _convert(log, arguments, tell)
+    if arguments.json:
+        output.print_json(
+            {
+                "path": report.path,
+                "dry_run": report.dry_run,
+                "undo": report.undo,
+                "segments": report.segments,
+                "bytes_before": report.bytes_before,
+                "bytes_after": report.bytes_after,
+            }
+        )
+    else:
+        print(output.escape(_words(report)))
+    return 0
+
+
+def _convert(log: Journal, arguments: argparse.Namespace, tell: Progress) -> ArchiveReport:
+    limits = {"older_than": arguments.older_than, "dry_run": arguments.dry_run, "progress": tell}
+    try:
+        if arguments.undo:
+            return log.unarchive(arguments.before, **limits)
+        return log.archive(arguments.before, level=arguments.level, **limits)
+    except kvspool.KvspoolError:
+        raise
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def _words(report: ArchiveReport) -> str:
+    count = len(report.segments)
+    segments = f"{count:,} {'segment' if count == 1 else 'segments'} of {report.path}"
+    done = "unarchive" if report.undo else "archive"
+    if report.bytes_after is None:
+        return f"would {done} {segments}, {sizes.show(report.bytes_before)}"
+    return f"{done}d {segments}: {sizes.show(report.bytes_before)} to {sizes.show(report.bytes_after)}"

@@ -1,0 +1,256 @@
+"""Archiving: sealed segments are compressed in place, in the seekable format of zstd, and can be made again, byte for byte.
+
+One segment after the other, never the last one. What a process that dies in the midst of it leaves:
+
+| it died | it left |
+|---|---|
+| while it wrote the new form, flushed it and compared it with the old one | a temporary file, which the next run removes |
+| after it renamed the new form, before it removed the old one | both forms; the uncompressed one counts, and the next run finishes it |
+
+The rename and the removal are done under the append lock, as trimming is, after a look whether the old form is still what was read: so
+no segment that was trimmed or repaired meanwhile comes back. Readers go on: who has the old form open reads it to its end, and who looks
+for it finds one of the two at any moment. One process archives at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvspool import locks, system
+from kvspool.errors import Corruption
+from kvspool.journal import seekable
+from kvspool.journal.appender import flush_directory
+from kvspool.journal.control import ADMIN, Control
+from kvspool.journal.segment import Archived, Segment
+from kvspool.journal.segments import Segments
+
+if TYPE_CHECKING:
+    from kvspool.journal.journal import Journal
+
+LEVELS = range(1, 23)
+TEMPORARY = ".tmp"
+Progress = Callable[[int, int], None]
+
+
+class Converted(msgspec.Struct, frozen=True):
+    """One segment that changed its form. base: sequence of its first record; before, after: bytes of its file; with a dry run `after` is
+    None."""
+
+    base: int
+    before: int
+    after: int | None
+
+
+class ArchiveReport(msgspec.Struct, frozen=True):
+    """What was archived, or with `undo` made into segments again; with `dry_run`, what would be. bytes_after: None with a dry run."""
+
+    path: str
+    dry_run: bool
+    undo: bool
+    segments: list[Converted]
+
+    @property
+    def bytes_before(self) -> int:
+        """Return the bytes that the segments took before."""
+        return sum(one.before for one in self.segments)
+
+    @property
+    def bytes_after(self) -> int | None:
+        """Return the bytes that they take now; None if nothing was done."""
+        return None if self.dry_run else sum(one.after or 0 for one in self.segments)
+
+
+class Archiver:
+    """One run over the segments of a journal, in one of the two directions."""
+
+    def __init__(self, journal: Journal, timeout: float, progress: Progress | None, *, level: int = 3, undo: bool = False) -> None:
+        self.journal = journal
+        self.segments = Segments(journal.path, journal.format)
+        self._timeout = timeout
+        self._progress = progress
+        self._level = level
+        self._undo = undo
+        self._done = self._all = 0
+
+    def run(self, before: int | None, older_than: float | None, *, dry_run: bool) -> ArchiveReport:
+        """Convert the segments that were asked for. See `Journal.archive`."""
+        if dry_run:
+            return self._report([Converted(base, size, None) for base, size in self._chosen(before, older_than)], is_done=False)
+        seekable.library()  # before anything is begun
+        done = []
+        with self._alone():
+            self._tidy()
+            chosen = list(self._chosen(before, older_than))
+            self._all = sum(size for _, size in chosen)
+            for base, size in chosen:
+                after = self._convert(base)
+                if after is not None:
+                    done.append(Converted(base, size, after))
+                self._tell(self._done + size)
+        return self._report(done, is_done=True)
+
+    def _report(self, segments: list[Converted], *, is_done: bool) -> ArchiveReport:
+        return ArchiveReport(str(self.journal.path), not is_done, self._undo, segments)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep every other archiver of the journal out."""
+        with self.journal.appending(self._timeout):
+            pass  # the lock file is there, and the end in order
+        control = Control(self.journal.format.lock_file(self.journal.path), None)
+        try:
+            locks.acquire(control.fd, ADMIN, self._timeout, lambda: f"another process archives {self.journal.path}; try again later")
+            yield
+        finally:
+            control.close()
+
+    def _tidy(self) -> None:
+        """Remove what runs that died have left."""
+        for name in system.port.names(self.segments.directory):
+            if name.endswith(TEMPORARY) and self.segments.base_of(name.removesuffix(TEMPORARY)) is not None:
+                system.port.remove(self.segments.directory / name)
+
+    def _chosen(self, before: int | None, older_than: float | None) -> Iterator[tuple[int, int]]:
+        """Yield the sealed segments that are there in the form that is to go, and the bytes of their files."""
+        bases = self.segments.bases()
+        now = system.port.now()
+        for base, following in zip(bases, bases[1:], strict=False):
+            status = system.port.look_up(self._path(base))
+            if status is None or (before is not None and following > before):
+                continue
+            if older_than is None or now - status.st_mtime_ns >= older_than * 1e9:
+                yield base, status.st_size
+
+    def _path(self, base: int) -> Path:
+        """Return the name of the form that is to go."""
+        return self.segments.archive_path(base) if self._undo else self.segments.plain_path(base)
+
+    def _convert(self, base: int) -> int | None:
+        """Give a segment its other form; returns the bytes of its file then, None if it was removed or changed meanwhile."""
+        old = self._path(base)
+        new = self.segments.plain_path(base) if self._undo else self.segments.archive_path(base)
+        was = system.port.look_up(old)
+        if was is None:
+            return None
+        if self._undo and system.port.look_up(new) is not None:
+            return self._take_the_place(old, was, new)  # both are there, and that one counts, whatever the archive holds
+        try:
+            source = Archived(old, base) if self._undo else Segment(old, base)
+        except FileNotFoundError:
+            return None
+        temporary = new.with_name(new.name + TEMPORARY)
+        try:
+            was = system.port.status(source.fd)
+            self._write(temporary, self._pieces(source), was)
+            self._compare(source, temporary)
+            return self._take_the_place(old, was, new, temporary)
+        except Corruption:
+            if _is_still(old, was):
+                raise
+            return None  # it was trimmed or repaired while we read it
+        finally:
+            source.close()
+            with suppress(OSError):
+                system.port.remove(temporary)
+
+    def _pieces(self, source: Segment) -> Iterator[bytes]:
+        """Yield what the new form is made of, and tell how far that is."""
+        begun, size = self._done, system.port.status(source.fd).st_size
+        blocks = len(source.table) if isinstance(source, Archived) else -(-size // seekable.BLOCK)
+        made = self._blocks(source) if isinstance(source, Archived) else seekable.compressed(source.read, size, self._level)
+        for number, piece in enumerate(made):
+            yield piece
+            if self._progress is not None:
+                self._progress(begun + size * min(number + 1, blocks) // max(1, blocks), self._all)
+
+    def _blocks(self, source: Archived) -> Iterator[bytes]:
+        return (source.block(number) for number in range(len(source.table)))
+
+    def _tell(self, done: int) -> None:
+        self._done = done
+        if self._progress is not None:
+            self._progress(done, self._all)
+
+    def _write(self, path: Path, pieces: Iterable[bytes], like: os.stat_result) -> None:
+        """Make a file of pieces, on disk, with the rights and times of another one."""
+        fd = system.port.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            at = 0
+            for piece in pieces:
+                system.port.write(fd, piece, at)
+                at += len(piece)
+            made = system.port.status(fd)
+            if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
+                system.port.set_owner(fd, like.st_uid, like.st_gid)
+            system.port.set_mode(fd, like.st_mode & 0o777)
+            system.port.set_times(fd, like.st_atime_ns, like.st_mtime_ns)  # its age is what rules for keeping it look at
+            system.port.flush(fd)
+        finally:
+            system.port.close(fd)
+
+    def _compare(self, source: Segment, path: Path) -> None:
+        """Read a new file back. Raises Corruption if it doesn't hold what it was made from."""
+        written = Segment(path, source.base) if isinstance(source, Archived) else Archived(path, source.base)
+        try:
+            archived, plain = (source, written) if isinstance(source, Archived) else (written, source)
+            assert isinstance(archived, Archived)
+            same = archived.size() == plain.size() and all(
+                archived.block(number) == plain.read(archived.starts[number], one.size) for number, one in enumerate(archived.table)
+            )
+            if not same:
+                raise Corruption(f"{path} was read back and differs from {source.path}; the disk may be failing. Nothing was changed")
+        finally:
+            written.close()
+
+    def _take_the_place(self, old: Path, was: os.stat_result, new: Path, temporary: Path | None = None) -> int | None:
+        """Let the new form be there, then remove the old one, on disk; returns the bytes of the new one. None: the old one is another one
+        than that which was read."""
+        with self.journal.appending(self._timeout):
+            if not _is_still(old, was):
+                return None
+            if temporary is not None:
+                system.port.rename(temporary, new)
+                flush_directory(new.parent)
+            system.port.remove(old)
+            flush_directory(new.parent)
+        status = system.port.look_up(new)
+        return None if status is None else status.st_size
+
+
+def _is_still(path: Path, was: os.stat_result) -> bool:
+    """Return whether a name stands for the file that it stood for, and nobody wrote to it."""
+    now = system.port.look_up(path)
+    return now is not None and all(getattr(now, field) == getattr(was, field) for field in ("st_dev", "st_ino", "st_size", "st_mtime_ns"))
+
+
+def archive(
+    journal: Journal,
+    before: int | None,
+    older_than: float | None,
+    level: int,
+    timeout: float,
+    progress: Progress | None,
+    *,
+    dry_run: bool = False,
+) -> ArchiveReport:
+    """See `Journal.archive`."""
+    if not journal.format.has_archives:
+        raise ValueError(f"the format {journal.format.name} belongs to another program, which reads no archives; copy the journal to kvj")
+    if level not in LEVELS:
+        raise ValueError(f"a level is a number from {LEVELS[0]} to {LEVELS[-1]}, not {level}")
+    return Archiver(journal, timeout, progress, level=level).run(before, older_than, dry_run=dry_run)
+
+
+def unarchive(
+    journal: Journal, before: int | None, older_than: float | None, timeout: float, progress: Progress | None, *, dry_run: bool = False
+) -> ArchiveReport:
+    """See `Journal.unarchive`."""
+    if not journal.format.has_archives:
+        raise ValueError(f"journals of the format {journal.format.name} have no archives")
+    return Archiver(journal, timeout, progress, undo=True).run(before, older_than, dry_run=dry_run)

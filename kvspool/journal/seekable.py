@@ -1,0 +1,123 @@
+"""The seekable format of zstd: a file cut into blocks that are compressed one by one, and a table at the end that says where each lies.
+
+It is described beside zstd itself (contrib/seekable_format, version 0.1.0): frames back to back, then the table in a frame that decoders
+skip, so that any of them gives the whole file back. Each of our frames says how long its content is and ends with a checksum of it, the
+lower 32 bits of XXH64, which the table repeats; a file whose frames don't is none of ours.
+
+Nothing in such a file is believed: the table is as long as it says before it is read, and a block's length is known, and bounded, before
+it is decompressed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Annotated, NamedTuple
+
+from kvspool import system
+from kvspool.errors import Corruption, MissingExtra, TooLarge
+from kvspool.layout import Layout
+
+BLOCK = 1 << 20  # bytes that are compressed together
+LARGEST_BLOCK = 1 << 22  # bytes of a block that is read
+LARGEST_FRAME = LARGEST_BLOCK + LARGEST_BLOCK // 64  # bytes that one is compressed to: a little more where it can't be made smaller
+LARGEST_TABLE = 1 << 20  # bytes: 87,381 blocks
+SKIPPABLE, SEEKABLE = 0x184D2A5E, 0x8F92EAB1
+HAS_CHECKSUMS, UNUSED_BITS = 0x80, 0x03
+
+
+class Head(NamedTuple):
+    """What stands in front of the table: the head of a skippable frame."""
+
+    magic: Annotated[int, "I", "0x184D2A5E"]
+    size: Annotated[int, "I", "bytes that follow up to the end of the file"]
+
+
+class Entry(NamedTuple):
+    """One block, in order."""
+
+    stored: Annotated[int, "I", "bytes of its zstd frame"]
+    size: Annotated[int, "I", "bytes of its content"]
+    checksum: Annotated[int, "I", "lower 32 bits of XXH64 of its content; the frame ends with the same"]
+
+
+class Footer(NamedTuple):
+    """The end of the file."""
+
+    blocks: Annotated[int, "I", "number of entries"]
+    descriptor: Annotated[int, "B", "0x80: the entries have checksums"]
+    magic: Annotated[int, "I", "0x8F92EAB1"]
+
+
+HEAD = Layout(Head)
+ENTRY = Layout(Entry)
+FOOTER = Layout(Footer)
+
+
+def library() -> ModuleType:
+    """Return the binding of zstd. Raises MissingExtra."""
+    try:
+        import zstandard
+    except ImportError as error:
+        raise MissingExtra(f"archived segments need the package zstandard ({error}); pip install 'kvspool[archive]'") from error
+    return zstandard
+
+
+def compressed(read: Callable[[int, int], bytes], size: int, level: int) -> Iterator[bytes]:
+    """Yield the pieces of the file that holds `size` bytes of what `read(at, size)` returns. Raises TooLarge, MissingExtra."""
+    if -(-size // BLOCK) * ENTRY.size > LARGEST_TABLE:
+        raise TooLarge(f"{size} bytes are more than {LARGEST_TABLE // ENTRY.size * BLOCK}, the most that is archived as one file")
+    compressor = library().ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+    entries = []
+    for at in range(0, size, BLOCK):
+        block = read(at, min(BLOCK, size - at))
+        frame = compressor.compress(block)
+        entries.append(Entry(len(frame), len(block), int.from_bytes(frame[-4:], "little")))
+        yield frame
+    yield packed(entries)
+
+
+def packed(entries: list[Entry]) -> bytes:
+    """Return the bytes of a table, the skippable frame around it included."""
+    body = b"".join(map(ENTRY.pack, entries))
+    return HEAD.pack(Head(SKIPPABLE, len(body) + FOOTER.size)) + body + FOOTER.pack(Footer(len(entries), HAS_CHECKSUMS, SEEKABLE))
+
+
+def table_of(fd: int) -> list[Entry]:
+    """Return the table of an open file. Raises Corruption for one that can't be true."""
+    end = system.port.status(fd).st_size
+    footer = FOOTER.unpack(_read(fd, FOOTER.size, end - FOOTER.size))
+    length = footer.blocks * ENTRY.size
+    begin = end - FOOTER.size - length - HEAD.size
+    if footer.magic != SEEKABLE or footer.descriptor & ~UNUSED_BITS != HAS_CHECKSUMS or length > LARGEST_TABLE or begin < 0:
+        raise Corruption("it does not end with the table of a zstd file that can be read in the middle")
+    data = _read(fd, HEAD.size + length, begin)
+    if HEAD.unpack(data) != (SKIPPABLE, length + FOOTER.size):
+        raise Corruption("the table at its end does not begin where it should")
+    entries = [ENTRY.unpack(data, at) for at in range(HEAD.size, len(data), ENTRY.size)]
+    possible = all(0 < one.size <= LARGEST_BLOCK and 0 < one.stored <= LARGEST_FRAME for one in entries)
+    if not possible or sum(one.stored for one in entries) != begin:
+        raise Corruption("the table at its end does not fit its length")
+    return entries
+
+
+def decompressed(fd: int, at: int, entry: Entry) -> bytes:
+    """Return the content of the block at byte `at` of an open file. Raises Corruption if it isn't what the table says, MissingExtra."""
+    zstd = library()
+    frame = _read(fd, entry.stored, at)
+    try:
+        says = zstd.get_frame_parameters(frame)
+        if says.content_size != entry.size or not says.has_checksum or int.from_bytes(frame[-4:], "little") != entry.checksum:
+            raise Corruption("its frame and the table contradict each other")
+        data: bytes = zstd.ZstdDecompressor(max_window_size=LARGEST_BLOCK).decompress(frame, allow_extra_data=False)
+        return data
+    except zstd.ZstdError as error:
+        raise Corruption(str(error)) from None
+
+
+def _read(fd: int, size: int, at: int) -> bytes:
+    """Return exactly so many bytes of a file. Raises Corruption if they are not there."""
+    data = system.port.read(fd, size, at) if at >= 0 else b""
+    if len(data) < size:
+        raise Corruption(f"it ends before byte {max(at, 0) + size}")
+    return data

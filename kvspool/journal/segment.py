@@ -1,0 +1,121 @@
+"""One open segment: the file as it was written, or its archive, which is read as if it were that file."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import OrderedDict
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+
+from kvspool import system
+from kvspool.errors import Corruption
+from kvspool.journal import seekable
+
+ARCHIVE = ".zst"  # follows the name of a segment that is archived
+KEPT = 2  # decompressed blocks of an open archive: whoever reads on steps from one into the next
+
+
+class Segment:
+    """One open segment, for reading; writing as well if `is_writable`. most: bytes of it that are looked at."""
+
+    def __init__(self, path: Path, base: int, *, is_writable: bool = False, most: int = (1 << 63) - 1) -> None:
+        if is_writable and path.suffix == ARCHIVE:
+            raise ValueError(f"{path} is an archive, which is never written to; kvspool archive --undo makes a segment of it")
+        self.path = path
+        self.base = base
+        self._most = most
+        self.begin = 0  # byte of the first frame, once it is known
+        self.fd = system.port.open(path, os.O_RDWR if is_writable else os.O_RDONLY)
+
+    def size(self) -> int:
+        """Return the bytes that the segment has now."""
+        return min(system.port.status(self.fd).st_size, self._most)
+
+    def is_gone(self) -> bool:
+        """Return whether no name stands for the file any more."""
+        return system.port.status(self.fd).st_nlink == 0
+
+    def is_in_place(self) -> bool:
+        """Return whether its name stands for this file."""
+        ours, there = system.port.status(self.fd), system.port.look_up(self.path)
+        return there is not None and (ours.st_ino, ours.st_dev) == (there.st_ino, there.st_dev)
+
+    def read(self, at: int, size: int) -> bytes:
+        """Return up to `size` bytes at `at`; fewer where the segment ends."""
+        return system.port.read(self.fd, min(size, self._most - at), at)
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            system.port.close(fd)
+
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0:
+            self.close()
+
+
+class Archived(Segment):
+    """The archive of a segment, for reading. Positions and sizes are those of the segment.
+
+    A block that is damaged reads as zeros, which no format with checksums takes for a frame: so its records become a Gap as they would
+    in a segment that is damaged there. `damage` says why, by the number of the block.
+    """
+
+    def __init__(self, path: Path, base: int) -> None:
+        """Open it, and look at its table. Raises Corruption, MissingExtra, or the system's OSError."""
+        super().__init__(path, base)
+        try:
+            seekable.library()
+            self.table = seekable.table_of(self.fd)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, Corruption):
+                raise Corruption(f"{path}: {error}; zstd -d gives what is left of the segment that begins at sequence {base}") from None
+            raise
+        self.starts = list(accumulate((one.size for one in self.table), initial=0))
+        self._places = list(accumulate((one.stored for one in self.table), initial=0))
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self.damage: dict[int, Corruption] = {}
+
+    def size(self) -> int:
+        return self.starts[-1]
+
+    def read(self, at: int, size: int) -> bytes:
+        end = min(at + size, self.size())
+        pieces = []
+        while at < end:
+            number = bisect_right(self.starts, at) - 1
+            start = self.starts[number]
+            pieces.append(self._kept(number)[at - start : end - start])
+            at = self.starts[number + 1]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def is_damaged(self, at: int) -> bool:
+        """Return whether the block around a byte was read, and is damaged."""
+        return bisect_right(self.starts, at) - 1 in self.damage
+
+    def block(self, number: int) -> bytes:
+        """Return the content of a block, from the file. Raises Corruption."""
+        place, start, behind = self._places[number], self.starts[number], self.starts[number + 1]
+        try:
+            return seekable.decompressed(self.fd, place, self.table[number])
+        except Corruption as error:
+            where = f"block {number} of {len(self.table)}, at byte {place}, with bytes {start} to {behind - 1} of the segment"
+            raise Corruption(f"{self.path}: {where}: {error}") from None
+
+    def _kept(self, number: int) -> bytes:
+        """Return the content of a block, zeros if it is damaged; decompressed once, as long as it is among the last that were read."""
+        block = self._blocks.pop(number, None)
+        if block is None:
+            try:
+                block = self.block(number)
+            except Corruption as error:
+                self.damage[number] = error
+                block = bytes(self.table[number].size)
+        self._blocks[number] = block
+        while len(self._blocks) > KEPT:
+            with suppress(KeyError):  # another thread was quicker
+                self._blocks.popitem(last=False)
+        return block
