@@ -29,14 +29,15 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Self
+from unittest import mock
 
 from kvspool import _frames_py
-from kvspool.spool import format, pair
+from kvspool.spool import durability, format, pair
 
 SEMAPHORES = "/dev/shm"
 _TRACE_ME, _SINGLE_STEP = 0, 9  # of ptrace
@@ -214,15 +215,11 @@ def traced(operation: Callable[[], Any], on_opcode: Callable[[FrameType], None],
 @contextmanager
 def interpreted() -> Iterator[None]:
     """Let every log that is opened inside the `with` block use the interpreted twin, whose stores are opcodes of their own."""
-    names = ("FrameReader", "FrameWriter", "FrameSurvey")
-    before = {name: getattr(pair, name) for name in names}
-    for name in names:
-        setattr(pair, name, getattr(_frames_py, name))
-    try:
+    places = [(pair, "FrameReader"), (pair, "FrameWriter"), (pair, "FrameSurvey"), (durability, "FlushGroup")]
+    with ExitStack() as stack:
+        for module, name in places:
+            stack.enter_context(mock.patch.object(module, name, getattr(_frames_py, name)))
         yield
-    finally:
-        for name in names:
-            setattr(pair, name, before[name])
 
 
 @cache

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvspool import _frames_py
+from kvspool.journal import control, index
+from kvspool.journal.formats import kvj, sej
 from kvspool.keyed import Packer
 from kvspool.layout import Layout
 from kvspool.spool import format
@@ -21,6 +24,15 @@ LAYOUTS += [format.FRAME, format.SLOT, format.COMMIT, format.RATE_BUCKET, format
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.record.__name__)
 def test_the_format_page_has_the_table_of_each_layout(layout: Layout) -> None:
     assert layout.table() in PAGE
+
+
+FORMATS = Path(__file__).parent.parent / "docs" / "formats"
+TABLES = [("sej", sej.HEAD), ("kvj", kvj.HEADER), ("kvj", kvj.HEAD), ("index", index.HEADER), ("index", index.ENTRY), ("page", control.PAGE)]
+
+
+@pytest.mark.parametrize(("page", "layout"), TABLES, ids=[f"{page}-{layout.record.__name__}" for page, layout in TABLES])
+def test_the_page_of_a_journal_s_format_has_the_table_of_each_layout(page: str, layout: Layout[Any]) -> None:
+    assert layout.table() in (FORMATS / f"{page}.md").read_text(encoding="utf-8")
 
 
 def test_the_format_page_names_the_version_that_is_written() -> None:

@@ -195,12 +195,19 @@ class Pair:
         self._words = _NO_WORDS
         self._successor: Pair | None = None
         try:
-            while not self._open_files():
-                self._release()
+            self._open_one_pair()
             self._map_files()
         except BaseException:
             self._release()
             raise
+
+    def _open_one_pair(self) -> None:
+        """Open the files until they belong together.
+
+        A function of its own: since Python 3.12 an exception out of a signal handler at the jump
+        back of a loop may pass by the `try` around it."""
+        while not self._open_files():
+            self._release()
 
     def _open_files(self) -> bool:
         """Open and check the files; False if the log was resized just then, so that they aren't a pair."""

@@ -29,12 +29,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 from kvspool import _frames, _frames_py, _machine, system
 from kvspool.errors import Corruption, SpoolFull, TooLarge
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Gap
-from kvspool.spool import checkpoints, epochs, format, recovery, resize, search, slots
+from kvspool.spool import checkpoints, durability, epochs, format, recovery, resize, search, slots
 from kvspool.spool.cursor import Cursor, Reading
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.reader import resume
@@ -444,7 +445,7 @@ class Life:
                 if self.choose.random() < 0.1:
                     self._commit(owed)
 
-        with system.replaced(Machine(self, new)):
+        with system.replaced(Machine(self, new)), mock.patch.object(durability, "FlushGroup", _frames_py.FlushGroup):
             try:
                 resizing = Resizing(self, new)
                 resizing.run(Path("image"), -1, 0, progress)
