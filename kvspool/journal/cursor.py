@@ -75,6 +75,8 @@ class Cursor:
     def _step(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
         """Take what one piece of a segment has; `_has_more` says whether another step could find something."""
         self._has_more = True
+        if self.sequence < self.base:
+            return self._gap_to(self.base, "trimmed")  # the journal begins behind where we were told to start
         segment = self.segments.get(self.base)
         if segment is None:
             return self._go_on("trimmed")
