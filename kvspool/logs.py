@@ -13,6 +13,7 @@ from kvspool.errors import LogNotFound, NotALog
 from kvspool.journal import Journal
 from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
+from kvspool.journal.retention import Retention
 from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, pair
 from kvspool.spool import format as spool_format
@@ -55,6 +56,7 @@ def create(
     sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
+    retention: Retention | None = None,
     **limits: Any,
 ) -> Journal: ...
 
@@ -72,12 +74,14 @@ def create(
     sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
+    retention: Retention | None = None,
     **limits: Any,
 ) -> Spool | Journal:
     """Make a log at `path` and open it. It is on disk, complete, when the call returns.
 
     format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "sej"; those take what
     their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say.
+    retention: of a journal, rules by which whoever begins a segment removes the oldest ones; None: all are kept.
 
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
     ever take. codec: how values that are neither bytes nor str are stored: "json", "msgpack", or "keyed",
@@ -112,8 +116,18 @@ def create(
             raise ValueError("keyed values need the key table of a spool; a journal takes json or msgpack")
         sizes_in = {name: sizes.parse(value) for name, value in limits.items()}
         return journals.create(
-            target, format, sizes_in, codec=codec, mode=mode, durability=durability, sync_interval=sync_interval, timeout=timeout
+            target,
+            format,
+            sizes_in,
+            codec=codec,
+            mode=mode,
+            durability=durability,
+            sync_interval=sync_interval,
+            timeout=timeout,
+            retention=retention,
         )
+    if retention is not None:
+        raise ValueError("retention is for journals; a spool keeps what fits into its capacity")
     if limits:
         raise TypeError(f"a spool has no {', '.join(limits)}; its size is `capacity`")
     size = _ring_size(capacity)

@@ -31,6 +31,7 @@ from kvspool.record import NO_TIME
 
 CHUNK = 1 << 20  # bytes read at once
 SHOWN = 1 << 16  # bytes of what was cut that a report holds
+OnRoll = Callable[[int], None]
 
 
 class Torn(msgspec.Struct, frozen=True):
@@ -50,9 +51,14 @@ class Torn(msgspec.Struct, frozen=True):
 class Appender:
     """What one handle needs to append. Its methods are called by one thread at a time."""
 
-    def __init__(self, segments: Segments, control: Control, mode: int, timeout: float, torn: list[Torn]) -> None:
+    def __init__(
+        self, segments: Segments, control: Control, mode: int, timeout: float, torn: list[Torn], on_roll: OnRoll | None = None
+    ) -> None:
         """Shut the original's writer out, and find the end; what has to be cut for that is added to `torn`. Raises LockTimeout,
-        Corruption, Poisoned, or the system's OSError."""
+        Corruption, Poisoned, or the system's OSError.
+
+        on_roll: called under the append lock, with the sequence of the next record, when a segment was begun; must not raise.
+        """
         self.format: Format = segments.format
         self.segments = segments
         self.control = control
@@ -61,6 +67,7 @@ class Appender:
         self._mode = mode
         self._segment: Segment | None = None
         self._is_busy = False
+        self._on_roll = on_roll
         control.enter(timeout)
         with self.locked(timeout):
             pass
@@ -200,7 +207,10 @@ class Appender:
             self._flush(segment, page)
         page = self._page(page, page.next_sequence)._replace(synced_sequence=page.next_sequence)
         self.control.write(page)  # from here on nobody appends to the old segment any more
-        return self._begin(page)
+        page = self._begin(page)
+        if self._on_roll is not None:
+            self._on_roll(page.next_sequence)
+        return page
 
     def _flush(self, segment: Segment, page: Page) -> None:
         try:

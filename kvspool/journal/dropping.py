@@ -33,10 +33,12 @@ def whole_before(bases: list[int], sequence: int) -> list[int]:
 
 
 def drop(segments: Segments, bases: list[int]) -> list[int]:
-    """Under the append lock: remove the segments that begin at these sequences, which are the oldest ones, in order."""
+    """Under the append lock: remove the segments that begin at these sequences, which are the oldest ones, in order.
+
+    Each name is gone from the disk before the next one is removed, so that no crash of the machine leaves a hole.
+    """
     for base in bases:
         with suppress(FileNotFoundError):
             system.port.remove(segments.path_of(base))
-    if bases:
-        flush_directory(segments.directory)
+            flush_directory(segments.directory)
     return bases

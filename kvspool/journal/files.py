@@ -14,6 +14,7 @@ from kvspool.journal.appender import flush_directory
 from kvspool.journal.format import Format
 from kvspool.journal.formats import FORMATS
 from kvspool.journal.journal import Journal
+from kvspool.journal.retention import Retention
 from kvspool.journal.settings import Settings
 from kvspool.record import STRUCTURED
 from kvspool.spool.format import Durability
@@ -30,10 +31,13 @@ def create(
     durability: Durability,
     sync_interval: float | None,
     timeout: float,
+    retention: Retention | None = None,
 ) -> Journal:
     """Make a journal of a format at `path`, on disk, with its first segment, and open it. Raises LogExists, ValueError, OSError."""
     form = FORMATS[format](**limits)
-    chosen = Settings(format=format, limits=form.limits(), codec=codec, durability=durability, sync_interval=sync_interval)
+    chosen = Settings(
+        format=format, limits=form.limits(), codec=codec, durability=durability, sync_interval=sync_interval, retention=retention
+    )
     made: list[Path] = []
     try:
         for directory in _directories(path, form):

@@ -145,6 +145,10 @@ class Format(ABC):
         """
         return (0, found) if found > sequence else None
 
+    def size_of_last(self, tail: bytes) -> int:
+        """Return the size of the frame that ends where `tail`, the last bytes of a segment, ends; 0 if it doesn't say so itself."""
+        return 0
+
     # Times.
 
     def refuse_time(self) -> None:

@@ -7,7 +7,8 @@ an interval, "disk" makes every append durable.
 **Recovery.** The first append after a crash looks at the last segment's frames and cuts what is torn; `torn` reports it. Opening and
 reading change nothing.
 
-**Retention.** Nothing goes by itself: `trim` removes the oldest segments, whole.
+**Retention.** Nothing goes by itself, unless the journal was given a `Retention`: then whoever begins a segment removes the oldest ones
+that its rules don't keep. `trim` does it by hand. Segments go whole.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import msgspec
 from kvspool import forks, system
 from kvspool.errors import Closed, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.journal import control as page_file
+from kvspool.journal import settings, trim
 from kvspool.journal.appender import Appender, Torn, walk
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
@@ -31,7 +33,10 @@ from kvspool.journal.durability import SYNC_INTERVAL, Flusher
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
+from kvspool.journal.retention import Retention
 from kvspool.journal.segments import Segments
+from kvspool.journal.settings import Settings
+from kvspool.journal.trim import TrimReport
 from kvspool.record import NO_TIME, Codec, encode
 from kvspool.spool.cursor import Isolation, OnGap, check_isolation
 from kvspool.spool.durability import Background
@@ -96,6 +101,7 @@ class Journal:
         self._background: Background | None = None
         self._thread_lock = threading.RLock()
         self._is_closed = False
+        self.trim_error: Exception | None = None
         self.offsets: Offsets = format.offsets(path, self._mode())
         forks.register(self)
 
@@ -199,7 +205,7 @@ class Journal:
             mode = self._mode()
             control = Control(self.format.lock_file(self.path), mode)
             try:
-                appender = Appender(Segments(self.path, self.format), control, mode, timeout, self._torn)
+                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, trim.on_roll(self))
             except BaseException:
                 control.close()
                 raise
@@ -423,6 +429,50 @@ class Journal:
             self.offsets.remove(name)
         finally:
             lease.close()
+
+    # Retention.
+
+    @property
+    def retention(self) -> Retention | None:
+        """Return the rules that whoever begins a segment applies; None if there are none. Raises Corruption for damaged settings."""
+        return trim.own(self)
+
+    def set_retention(self, retention: Retention | None, timeout: float | None = None) -> None:
+        """Keep other rules in the journal's settings, on disk; every handle goes by them from its next new segment on."""
+        with self.appending(self.timeout if timeout is None else timeout):
+            directory = self.format.sidecar(self.path)
+            found = settings.load(directory)
+            if found is None:
+                found = Settings(format=self.format.name, limits=self.format.limits(), codec=self._codec.name.lower())
+            settings.store(directory, msgspec.structs.replace(found, retention=retention), self._mode())
+
+    def trim(
+        self,
+        retention: Retention | None = None,
+        *,
+        before: int | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+        timeout: float | None = None,
+    ) -> TrimReport:
+        """Remove the oldest segments, whole, that no rule keeps; never the last one. On disk when it returns.
+
+        retention: the rules; None: those that the journal was given. before: what lies wholly before this sequence goes as well. force:
+        what a durable reader has yet to read goes too, and it gets a Gap; the floor, also the journal's own one, holds all the same.
+        dry_run: only say what would go. Others append and read meanwhile.
+
+        Raises ValueError if nothing says what is to go, OutOfRange, LockTimeout, Poisoned, Closed, or the system's OSError: what was
+        removed before it stays removed.
+        """
+        return trim.trim(self, retention, before, force, dry_run, self.timeout if timeout is None else timeout)
+
+    def first(self) -> int:
+        """Return the sequence of the oldest record."""
+        return self._bases()[0]
+
+    def segments_apart(self) -> Segments:
+        """Return the directory of the segments with descriptors of its own."""
+        return Segments(self.path, self.format)
 
     # The rest.
 

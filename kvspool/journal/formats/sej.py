@@ -91,6 +91,9 @@ class Sej(Format):
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
         return Scan(*_sej.scan(data, sequence, most, make, items))
 
+    def size_of_last(self, tail: bytes) -> int:
+        return int.from_bytes(tail[-4:], "big") if len(tail) >= 4 else 0
+
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
         return Scan(*_sej.pass_over(data, sequence, until, timestamp))
 
