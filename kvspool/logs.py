@@ -14,6 +14,7 @@ from kvspool.journal import Journal
 from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
 from kvspool.journal.retention import Retention
+from kvspool.journal.verify import JournalVerifyReport
 from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, pair
 from kvspool.spool import format as spool_format
@@ -242,13 +243,14 @@ def open(
     raise NotALog(f"{target} is neither a log nor a directory of logs")
 
 
-def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport:
-    """Check every record of the log at `path` against its checksum, while writers and readers go on.
+def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport | JournalVerifyReport:
+    """Check every record of the log at `path`, a spool's or a journal's, while writers and readers go on: against its checksum, where there
+    is one.
 
     progress: called as `progress(done, all)` now and then, with bytes. Raises what `open` raises, and Corruption where the control block
     doesn't say where the log ends: `repair` finds that out from the records.
     """
-    with open(path, format="spool") as log:
+    with open(path) as log:
         return log.verify(progress)
 
 

@@ -138,12 +138,25 @@ class Format(ABC):
         """Return where a damaged frame ends and which sequence follows, if that can be told; else the rest of the segment is lost."""
         return None
 
+    def resume(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
+        """In what begins with a damaged frame: return where the next sound one begins, and its sequence, above `sequence` and below
+        `until`."""
+        return None
+
+    def guess(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
+        """As `resume`, on a person's word: in a format without checksums, where the next frame seems to begin, as far as sizes tell."""
+        return self.resume(data, sequence, until)
+
     def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
         """At a whole frame whose sequence is `found` and not the next one: return how many bytes to pass, and which sequence follows.
 
         By default frames are missing there, if it is a later one. None: the rest of the segment is lost.
         """
         return (0, found) if found > sequence else None
+
+    def knows(self, name: str) -> bool:
+        """Return whether a file beside the segments, which is none itself, belongs to the format."""
+        return False
 
     def size_of_last(self, tail: bytes) -> int:
         """Return the size of the frame that ends where `tail`, the last bytes of a segment, ends; 0 if it doesn't say so itself."""

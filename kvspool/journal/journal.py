@@ -37,12 +37,14 @@ from kvspool.journal.retention import Retention
 from kvspool.journal.segments import Segments
 from kvspool.journal.settings import Settings
 from kvspool.journal.trim import TrimReport
+from kvspool.journal.verify import JournalVerifyReport, verify_journal
 from kvspool.record import NO_TIME, Codec, encode
 from kvspool.spool.cursor import Isolation, OnGap, check_isolation
 from kvspool.spool.durability import Background
 from kvspool.spool.format import Durability
 from kvspool.spool.search import Start
 from kvspool.spool.spool import TIMEOUT
+from kvspool.spool.verify import Progress
 
 if TYPE_CHECKING:
     from kvspool.journal.following import AsyncFollowing
@@ -473,6 +475,19 @@ class Journal:
     def segments_apart(self) -> Segments:
         """Return the directory of the segments with descriptors of its own."""
         return Segments(self.path, self.format)
+
+    # Damage.
+
+    def verify(self, progress: Progress | None = None) -> JournalVerifyReport:
+        """Look at every record while others append and read: frames, segments, names, settings, durable readers; see `verify`.
+
+        progress: called as `progress(done, all)` now and then, with bytes. Raises LogNotFound, Closed, or the system's OSError.
+        """
+        return verify_journal(self, progress)
+
+    def bases(self) -> list[int]:
+        """Return the first sequences of all segments, in order. Raises LogNotFound if there is none."""
+        return self._bases()
 
     # The rest.
 
