@@ -13,12 +13,16 @@ from kvspool.errors import LogNotFound, NotALog
 from kvspool.journal import Journal
 from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
+from kvspool.journal.repair import JournalRepairReport
 from kvspool.journal.retention import Retention
 from kvspool.journal.verify import JournalVerifyReport
 from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, pair
 from kvspool.spool import format as spool_format
 from kvspool.spool import resize as resizing
+from kvspool.spool.repair import TIMEOUT as REPAIR_TIMEOUT
+from kvspool.spool.repair import RepairReport
+from kvspool.spool.repair import repair as repair_spool
 from kvspool.spool.resize import Resized
 from kvspool.spool.spool import TIMEOUT
 from kvspool.spool.verify import Progress, VerifyReport
@@ -252,6 +256,18 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
     """
     with open(path) as log:
         return log.verify(progress)
+
+
+def repair(path: str | os.PathLike[str], *, timeout: float = REPAIR_TIMEOUT) -> RepairReport | JournalRepairReport:
+    """Put the log at `path` in order, a spool or a journal, and let it take records again. All of it is on disk when the call returns.
+
+    timeout: seconds to wait for each lock. See `kvspool.spool.repair` and `kvspool.journal.repair` for what is done, and raised.
+    """
+    target = Path(os.path.abspath(path))
+    if not os.path.lexists(target / spool_format.CONTROL_FILE) and (found := journals.find(target)) is not None:
+        with journals.open(target, found, timeout=timeout) as log:
+            return log.repair(timeout)
+    return repair_spool(target, timeout=timeout)
 
 
 def _check_durability(durability: spool_format.Durability | None, sync_interval: float | None) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from kvspool import system
-from kvspool.errors import LogVanished, Poisoned, Reentered
+from kvspool.errors import Corruption, LogVanished, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, SHORT, WHOLE, Batch, Format, Scan
 from kvspool.journal.segments import Segment, Segments
@@ -164,6 +164,8 @@ class Appender:
             begin, sequence = page.end, page.next_sequence
         found = walk(self.format, segment, begin, sequence, size)
         if found.size < size:
+            if begin != page.end or not is_ours:  # what a killed writer leaves is the beginning of frames, and nothing else
+                self._refuse_to_lose(segment, found, size)
             self._cut(segment, found, size)
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
             return self._begin(page)
@@ -171,6 +173,17 @@ class Appender:
         page = self._page(page, base, found.size, found.sequence)._replace(synced_sequence=synced)
         self.control.write(page)
         return page
+
+    def _refuse_to_lose(self, segment: Segment, found: Scan, size: int) -> None:
+        """Raise Corruption if sound frames seem to lie behind what is none: then it is no torn end, and only a person may say what goes."""
+        from kvspool.journal.damage import find_behind
+
+        behind = find_behind(self.segments, segment, found, size, None)
+        if behind is not None:
+            raise Corruption(
+                f"{segment.path}: byte {found.size} is damaged, where sequence {found.sequence} should be, and behind it, at byte "
+                f"{behind[0]}, records go on; nothing was changed. kvspool repair takes out what is damaged and keeps the rest"
+            )
 
     def _cut(self, segment: Segment, found: Scan, size: int) -> None:
         """Cut what is behind the last whole frame, after a note of it."""

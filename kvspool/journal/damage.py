@@ -71,7 +71,7 @@ def examine(segments: Segments, segment: Segment, size: int, until: int | None, 
         position, sequence = found.size, found.sequence
         if position >= size:
             break
-        behind = _behind(segments, segment, found, size, until)
+        behind = find_behind(segments, segment, found, size, until)
         if behind is None:
             if found.stop == SHORT and until is None:
                 return Examined(runs, damaged, position, sequence, size - position)
@@ -84,8 +84,11 @@ def examine(segments: Segments, segment: Segment, size: int, until: int | None, 
     return Examined(runs, damaged, position, sequence, 0)
 
 
-def _behind(segments: Segments, segment: Segment, found: Scan, size: int, until: int | None) -> tuple[int, int] | None:
-    """Return where a segment goes on behind what is no frame, or not the next one, and with which sequence; None if nobody can tell."""
+def find_behind(segments: Segments, segment: Segment, found: Scan, size: int, until: int | None) -> tuple[int, int] | None:
+    """Return where a segment goes on behind what is no frame, or not the next one, and with which sequence; None if nobody can tell.
+
+    found: the scan that stopped there, `size` being the byte.
+    """
     format = segments.format
     told = format.behind_damage(found.size, found.sequence)
     if told is not None:

@@ -33,6 +33,7 @@ from kvspool.journal.durability import SYNC_INTERVAL, Flusher
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
+from kvspool.journal.repair import JournalRepairReport, repair_journal
 from kvspool.journal.retention import Retention
 from kvspool.journal.segments import Segments
 from kvspool.journal.settings import Settings
@@ -104,7 +105,7 @@ class Journal:
         self._thread_lock = threading.RLock()
         self._is_closed = False
         self.trim_error: Exception | None = None
-        self.offsets: Offsets = format.offsets(path, self._mode())
+        self.offsets: Offsets = format.offsets(path, self.mode())
         forks.register(self)
 
     # Writing.
@@ -204,7 +205,7 @@ class Journal:
             raise Closed(f"{self.path} was closed; open it again")
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
-            mode = self._mode()
+            mode = self.mode()
             control = Control(self.format.lock_file(self.path), mode)
             try:
                 appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, trim.on_roll(self))
@@ -446,7 +447,7 @@ class Journal:
             found = settings.load(directory)
             if found is None:
                 found = Settings(format=self.format.name, limits=self.format.limits(), codec=self._codec.name.lower())
-            settings.store(directory, msgspec.structs.replace(found, retention=retention), self._mode())
+            settings.store(directory, msgspec.structs.replace(found, retention=retention), self.mode())
 
     def trim(
         self,
@@ -485,6 +486,14 @@ class Journal:
         """
         return verify_journal(self, progress)
 
+    def repair(self, timeout: float | None = None) -> JournalRepairReport:
+        """Take out what is damaged, into files of its own, and let a journal whose flush failed take records again; see `repair`. All of
+        it is on disk when the call returns.
+
+        Writers wait meanwhile, readers go on. Raises LockTimeout, Poisoned if the disk still fails, Closed, or the system's OSError.
+        """
+        return repair_journal(self, self.timeout if timeout is None else timeout)
+
     def bases(self) -> list[int]:
         """Return the first sequences of all segments, in order. Raises LogNotFound if there is none."""
         return self._bases()
@@ -517,7 +526,7 @@ class Journal:
     def _shown(self, timestamp: int) -> int:
         return 0 if timestamp in (NO_TIME, LAST_TIME) else timestamp
 
-    def _mode(self) -> int:
+    def mode(self) -> int:
         """Return the permission bits of new files: those of the directory, without the right to search."""
         status = system.port.look_up(self._segments.directory)
         return 0o600 if status is None else 0o600 | (status.st_mode & 0o066)

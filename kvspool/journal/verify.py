@@ -38,8 +38,8 @@ class JournalVerifyReport(msgspec.Struct, frozen=True):
     records, bytes: sound records, and what their frames take. damaged_records: sequences that are missing or whose bytes are wrong;
     damaged: the places, the first 1000 of them. trimmed: records of segments that were removed during the look, which is no fault.
     torn_bytes: what a writer that died has left behind the last record; the next append cuts it. foreign: names beside the segments that
-    mean nothing here. problems: what is wrong with names, settings, the lock file and durable readers. sync_error: errno of the first failed
-    flush, 0 if there was none.
+    mean nothing here. problems: what is wrong with names, settings, the lock file and durable readers. sync_error: errno of the first
+    failed flush, 0 if there was none.
     """
 
     path: str
