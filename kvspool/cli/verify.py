@@ -13,8 +13,9 @@ from kvspool.journal.verify import JournalVerifyReport
 NAME = "verify"
 SUMMARY = "check every record of a log"
 DESCRIPTION = """\
-Check every record that is there now against its checksum, while writers and readers go on. Prints the places that are damaged;
-the exit code is 5 if there are any. Records that writers overwrite meanwhile are no damage."""
+Check every record that is there now, while writers and readers go on: against its checksum, or, in a journal whose format has none,
+by its sizes and sequence; of a journal also names, settings and durable readers. Prints the places that are damaged; the exit code is 5
+if there are any. Records that writers overwrite, or trim, meanwhile are no damage."""
 EXAMPLES = """\
   kvspool verify events
   kvspool verify events --json | jq .damaged"""

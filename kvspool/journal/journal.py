@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvspool import forks, system
-from kvspool.errors import Closed, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.journal import control as page_file
 from kvspool.journal import settings, trim
 from kvspool.journal.appender import Appender, Torn, walk
@@ -416,7 +416,7 @@ class Journal:
         for name in self.offsets.names():
             try:
                 sequence = self.offsets.load(name)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, Corruption) as error:
                 found.append(Consumer(name, None, 0, str(error)))
                 continue
             if sequence is not None:
@@ -425,8 +425,9 @@ class Journal:
 
     def delete_reader(self, name: str) -> None:
         """Forget a durable reader. Raises NoSuchReader, ReaderBusy."""
-        if self.offsets.load(name) is None:
-            raise NoSuchReader(f"{self.path} has no reader {name!r}")
+        with suppress(Corruption):  # one whose place can't be read can be deleted all the same
+            if self.offsets.load(name) is None:
+                raise NoSuchReader(f"{self.path} has no reader {name!r}")
         lease = self.offsets.take(name)
         try:
             self.offsets.remove(name)
