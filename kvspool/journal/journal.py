@@ -105,7 +105,7 @@ class Journal:
         self._thread_lock = threading.RLock()
         self._is_closed = False
         self.trim_error: Exception | None = None
-        self.offsets: Offsets = format.offsets(path, self.mode())
+        self.offsets: Offsets = format.offsets(path, self._mode())
         forks.register(self)
 
     # Writing.
@@ -205,7 +205,7 @@ class Journal:
             raise Closed(f"{self.path} was closed; open it again")
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
-            mode = self.mode()
+            mode = self._mode()
             control = Control(self.format.lock_file(self.path), mode)
             try:
                 appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, trim.on_roll(self))
@@ -448,7 +448,7 @@ class Journal:
             found = settings.load(directory)
             if found is None:
                 found = Settings(format=self.format.name, limits=self.format.limits(), codec=self._codec.name.lower())
-            settings.store(directory, msgspec.structs.replace(found, retention=retention), self.mode())
+            settings.store(directory, msgspec.structs.replace(found, retention=retention), self._mode())
 
     def trim(
         self,
@@ -493,7 +493,7 @@ class Journal:
 
         Writers wait meanwhile, readers go on. Raises LockTimeout, Poisoned if the disk still fails, Closed, or the system's OSError.
         """
-        return repair_journal(self, self.timeout if timeout is None else timeout)
+        return repair_journal(self, self._mode(), self.timeout if timeout is None else timeout)
 
     def bases(self) -> list[int]:
         """Return the first sequences of all segments, in order. Raises LogNotFound if there is none."""
@@ -527,7 +527,7 @@ class Journal:
     def _shown(self, timestamp: int) -> int:
         return 0 if timestamp in (NO_TIME, LAST_TIME) else timestamp
 
-    def mode(self) -> int:
+    def _mode(self) -> int:
         """Return the permission bits of new files: those of the directory, without the right to search."""
         status = system.port.look_up(self._segments.directory)
         return 0o600 if status is None else 0o600 | (status.st_mode & 0o066)

@@ -71,10 +71,10 @@ class JournalRepairReport(msgspec.Struct, frozen=True):
     verify: JournalVerifyReport
 
 
-def repair_journal(journal: Journal, timeout: float) -> JournalRepairReport:
-    """See `Journal.repair`."""
-    with _shut(journal, timeout) as control:
-        work = _Repair(journal, control)
+def repair_journal(journal: Journal, mode: int, timeout: float) -> JournalRepairReport:
+    """See `Journal.repair`. mode: the permission bits of new files."""
+    with _shut(journal, mode, timeout) as control:
+        work = _Repair(journal, control, mode)
         work.go()
     return JournalRepairReport(
         str(journal.path), work.page.sync_error, work.removed, sorted(work.begun), work.headers, work.written_anew, verify_journal(journal)
@@ -82,9 +82,9 @@ def repair_journal(journal: Journal, timeout: float) -> JournalRepairReport:
 
 
 @contextmanager
-def _shut(journal: Journal, timeout: float) -> Iterator[Control]:
+def _shut(journal: Journal, mode: int, timeout: float) -> Iterator[Control]:
     """Keep all writers out inside the `with` block, those of other programs too."""
-    control = Control(journal.format.lock_file(journal.path), journal.mode())
+    control = Control(journal.format.lock_file(journal.path), mode)
     try:
         control.enter(timeout)
         control.lock(timeout, SYNC)
@@ -97,8 +97,9 @@ def _shut(journal: Journal, timeout: float) -> Iterator[Control]:
 class _Repair:
     """One repair, under the locks."""
 
-    def __init__(self, journal: Journal, control: Control) -> None:
+    def __init__(self, journal: Journal, control: Control, mode: int) -> None:
         self.journal = journal
+        self.mode = mode
         self.control = control
         self.format = journal.format
         self.page = control.read()
@@ -221,7 +222,7 @@ class _Repair:
     def _copied(self, source: Segment, begin: int, end: int, header: bytes = b"") -> Path:
         """Return a new file beside the segments, on disk, with a header and some bytes of a segment; removed if that fails."""
         path = self._beside("kvspool.repair.tmp")
-        fd = system.port.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self.journal.mode())
+        fd = system.port.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self.mode)
         try:
             try:
                 system.port.write(fd, header, 0)
