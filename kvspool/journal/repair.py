@@ -131,7 +131,7 @@ class _Repair:
             self._mend_header(segment)
             size = segment.size()
             found = examine(self.segments, segment, size, until)
-            cut = self._cut(found, size)
+            cut = self._cut(found, size, is_last=until is None)
             if cut is None:
                 return
             behind = self._split(segment, [run for run in found.runs if run.begin >= cut[0]])
@@ -141,10 +141,13 @@ class _Repair:
         finally:
             segment.close()
 
-    def _cut(self, found: Examined, size: int) -> tuple[int, int] | None:
-        """Return where a segment has to end, and before which sequence; None if it is in order."""
+    def _cut(self, found: Examined, size: int, *, is_last: bool) -> tuple[int, int] | None:
+        """Return where a segment has to end, and before which sequence; None if it is in order. Damaged frames of known size stay where
+        sound ones, or segments, follow them."""
+        sound = max((run.end for run in found.runs), default=0) if is_last else size
         for place in found.damaged:
-            if place.position < size and self.format.behind_damage(place.position, place.first) is None:
+            told = self.format.behind_damage(place.position, place.first) if place.position < sound else None
+            if place.position < size and (told is None or told[0] > size):
                 return place.position, place.first
         return (found.position, found.sequence) if found.torn else None
 

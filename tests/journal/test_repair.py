@@ -21,6 +21,7 @@ import kvspool
 from kvspool import Gap, Record, system
 from kvspool.errors import Corruption, LockTimeout, Poisoned
 from kvspool.journal import Journal, control
+from kvspool.journal.formats import FORMATS, Sej
 
 EACH, SIZE = 10, 36
 
@@ -368,3 +369,110 @@ def test_killed_at_any_step_the_next_repair_brings_the_same(log: Journal, tmp_pa
             assert mine.append(b"%010d" % 35) == 35 and is_whole(mine)
         shutil.rmtree(path)
     assert nth > 20
+
+
+# Whatever happens to a segment, in formats with a header, and with damaged frames of known size, too.
+
+
+class Headed(Sej):
+    """sej with a header before the frames."""
+
+    name = "headed"
+    header_bytes = 12
+
+    @classmethod
+    def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
+        return is_sure and super().lies_at(path, is_sure=True)
+
+    def header(self, base: int) -> bytes:
+        return b"HEAD" + base.to_bytes(8, "big")
+
+    def check_header(self, data: bytes, base: int) -> int:
+        if len(data) < 12:
+            return 0
+        if data != self.header(base):
+            raise Corruption(f"the header of the segment from {base} on is another one")
+        return 12
+
+
+class Sized(Sej):
+    """sej with records of one size, so that damage never hides where the next one begins."""
+
+    name = "sized"
+
+    @classmethod
+    def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
+        return is_sure and super().lies_at(path, is_sure=True)
+
+    def behind_damage(self, position: int, sequence: int) -> tuple[int, int] | None:
+        return position + SIZE, sequence + 1
+
+    def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
+        return SIZE, sequence + 1
+
+
+@pytest.fixture(params=[Sej, Headed, Sized], ids=lambda known: known.name)
+def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a format that can be opened."""
+    monkeypatch.setitem(FORMATS, request.param.name, request.param)
+    return str(request.param.name)
+
+
+def damage(path: Path, chance: random.Random) -> None:
+    """Do something to a file."""
+    data = bytearray(path.read_bytes())
+    at = chance.randrange(len(data))
+    kind = chance.choice(("flip", "cut", "garbage", "zeros", "remove", "insert"))
+    if kind == "remove":
+        path.unlink()
+        return
+    if kind == "flip":
+        data[at] ^= 1 << chance.randrange(8)
+    elif kind == "cut":
+        del data[at:]
+    elif kind == "garbage":
+        data[at:] = chance.randbytes(chance.randrange(1, 300))
+    elif kind == "zeros":
+        data[at : at + 20] = bytes(len(data[at : at + 20]))
+    else:
+        data[at:at] = chance.randbytes(30)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_is_done_to_a_segment_a_repair_leaves_a_journal_that_accounts_for_all(tmp_path: Path, name: str, seed: int) -> None:
+    chance = random.Random(seed)
+    limits = {"segment_bytes": EACH * SIZE}
+    with kvspool.create(tmp_path / "log", format=name, **limits) as log:  # type: ignore[call-overload]
+        log.append_many([b"%010d" % number for number in range(35)])
+        for base in chance.sample(log.bases(), chance.choice((1, 1, 2))):
+            damage(segment(log, base), chance)
+    with kvspool.open(tmp_path / "log", format=name) as log:  # type: ignore[call-overload]
+        before = log.verify()
+        sizes = {path.name: path.stat().st_size for path in (tmp_path / "log/jnl").iterdir()}
+        report = log.repair()
+        assert report.verify.records >= before.records
+        assert [place for place in report.verify.damaged if place.size and name != "sized"] == []
+        assert all(Path(one.kept).stat().st_size == one.size for one in report.removed)
+        after = {path.name: path.stat().st_size for path in (tmp_path / "log/jnl").iterdir()}
+        headers = 12 * (len(after) - len(sizes)) if name == "headed" else 0
+        assert sum(after.values()) + sum(one.size for one in report.removed) >= sum(sizes.values()) + headers
+        found = items(log)
+        covered = [number for item in found for number in (range(item[0], item[1] + 1) if isinstance(item, tuple) else [item])]
+        assert covered == list(range(log.first(), log.end()))
+        again = log.repair()
+        assert again.removed == [] and again.begun == [] and again.headers == []
+        end = log.end()
+        assert log.append(b"%010d" % end) == end and items(log)[-1] == end
+
+
+def test_a_damaged_header_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "headed", Headed)
+    with kvspool.create(tmp_path / "log", format="headed", segment_bytes=EACH * SIZE) as log:  # type: ignore[call-overload]
+        log.append_many([b"%010d" % number for number in range(35)])
+        for base in (log.bases()[1], log.bases()[-1]):
+            flip(segment(log, base), 2)
+        report = log.repair()
+        assert report.headers == [log.bases()[1], log.bases()[-1]] and report.verify.is_sound
+        assert items(log) == list(range(35)) and is_whole(log)
+        assert [data[:2] for data in kept(log).values()] == [b"HE", b"HE"]
