@@ -12,7 +12,7 @@ See README.md for what an `append` promises, `kvspool.errors` for what can go wr
 
 from kvspool.errors import GapError, KvspoolError
 from kvspool.exchange import export, import_, import_v1
-from kvspool.logs import create, open, resize, verify
+from kvspool.logs import create, open, repair, resize, verify
 from kvspool.record import Codec, Gap, Record
 from kvspool.spool import (
     Damage,
@@ -26,7 +26,6 @@ from kvspool.spool import (
     SpoolStats,
     VerifyReport,
     Writer,
-    repair,
     salvage,
 )
 

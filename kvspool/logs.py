@@ -13,10 +13,16 @@ from kvspool.errors import LogNotFound, NotALog
 from kvspool.journal import Journal
 from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
+from kvspool.journal.repair import JournalRepairReport
+from kvspool.journal.retention import Retention
+from kvspool.journal.verify import JournalVerifyReport
 from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, pair
 from kvspool.spool import format as spool_format
 from kvspool.spool import resize as resizing
+from kvspool.spool.repair import TIMEOUT as REPAIR_TIMEOUT
+from kvspool.spool.repair import RepairReport
+from kvspool.spool.repair import repair as repair_spool
 from kvspool.spool.resize import Resized
 from kvspool.spool.spool import TIMEOUT
 from kvspool.spool.verify import Progress, VerifyReport
@@ -55,6 +61,7 @@ def create(
     sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
+    retention: Retention | None = None,
     **limits: Any,
 ) -> Journal: ...
 
@@ -72,12 +79,14 @@ def create(
     sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
+    retention: Retention | None = None,
     **limits: Any,
 ) -> Spool | Journal:
     """Make a log at `path` and open it. It is on disk, complete, when the call returns.
 
     format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, "sej", "fixed"; they take
     what their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say.
+    retention: of a journal, rules by which whoever begins a segment removes the oldest ones; None: all are kept.
 
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
     ever take. codec: how values that are neither bytes nor str are stored: "json", "msgpack", or "keyed",
@@ -112,8 +121,18 @@ def create(
             raise ValueError("keyed values need the key table of a spool; a journal takes json or msgpack")
         sizes_in = {name: sizes.parse(value) for name, value in limits.items()}
         return journals.create(
-            target, format, sizes_in, codec=codec, mode=mode, durability=durability, sync_interval=sync_interval, timeout=timeout
+            target,
+            format,
+            sizes_in,
+            codec=codec,
+            mode=mode,
+            durability=durability,
+            sync_interval=sync_interval,
+            timeout=timeout,
+            retention=retention,
         )
+    if retention is not None:
+        raise ValueError("retention is for journals; a spool keeps what fits into its capacity")
     if limits:
         raise TypeError(f"a spool has no {', '.join(limits)}; its size is `capacity`")
     size = _ring_size(capacity)
@@ -234,14 +253,27 @@ def is_log(path: str | os.PathLike[str]) -> bool:
     return os.path.lexists(target / spool_format.CONTROL_FILE) or journals.lies_at(target)
 
 
-def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport:
-    """Check every record of the log at `path` against its checksum, while writers and readers go on.
+def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport | JournalVerifyReport:
+    """Check every record of the log at `path`, a spool's or a journal's, while writers and readers go on: against its checksum, where there
+    is one.
 
     progress: called as `progress(done, all)` now and then, with bytes. Raises what `open` raises, and Corruption where the control block
     doesn't say where the log ends: `repair` finds that out from the records.
     """
-    with open(path, format="spool") as log:
+    with open(path) as log:
         return log.verify(progress)
+
+
+def repair(path: str | os.PathLike[str], *, timeout: float = REPAIR_TIMEOUT) -> RepairReport | JournalRepairReport:
+    """Put the log at `path` in order, a spool or a journal, and let it take records again. All of it is on disk when the call returns.
+
+    timeout: seconds to wait for each lock. See `kvspool.spool.repair` and `kvspool.journal.repair` for what is done, and raised.
+    """
+    target = Path(os.path.abspath(path))
+    if not os.path.lexists(target / spool_format.CONTROL_FILE) and (found := journals.find(target)) is not None:
+        with journals.open(target, found, timeout=timeout) as log:
+            return log.repair(timeout)
+    return repair_spool(target, timeout=timeout)
 
 
 def _check_durability(durability: spool_format.Durability | None, sync_interval: float | None) -> None:

@@ -1,8 +1,8 @@
 """The command `kvspool`: make, fill, read, watch and examine logs from a shell.
 
 Each command is a module of this package with `NAME`, `SUMMARY`, `DESCRIPTION`, `EXAMPLES`, `add_arguments(parser)` and
-`run(arguments) -> int`. Further commands come from other packages; see `plugins`. Expected errors end as one sentence on stderr and as
-the exit code that their class carries; everything else is a bug and keeps its traceback.
+`run(arguments) -> int`; other names for it are its `ALIASES`. Further commands come from other packages; see `plugins`. Expected errors end
+as one sentence on stderr and as the exit code that their class carries; everything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from kvspool.cli import (
     stats,
     sync,
     tail,
+    trim,
     verify,
 )
 from kvspool.errors import KvspoolError
 
-COMMANDS = (create, append, sync, read, tail, export, import_, readers, resize, stats, verify, repair, salvage, doctor)
+COMMANDS = (create, append, sync, read, tail, export, import_, readers, trim, resize, stats, verify, repair, salvage, doctor)
 
 DESCRIPTION = """\
 A log that you open like a file. Any number of processes append to it at once and any number read it; what was appended
@@ -119,7 +120,11 @@ def _parser(found: list[ModuleType]) -> Parser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     for command in COMMANDS:
         subparser = subparsers.add_parser(
-            command.NAME, help=command.SUMMARY, description=command.DESCRIPTION, epilog=f"Examples:\n{command.EXAMPLES}"
+            command.NAME,
+            aliases=getattr(command, "ALIASES", ()),
+            help=command.SUMMARY,
+            description=command.DESCRIPTION,
+            epilog=f"Examples:\n{command.EXAMPLES}",
         )
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)

@@ -14,9 +14,11 @@ from kvspool.cli import options
 from kvspool.cli.lines import Batch, LineReader
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import Summary
-from kvspool.errors import TooLarge, Unencodable
+from kvspool.errors import Unencodable
+from kvspool.spool import Spool
 
 T_co = TypeVar("T_co", covariant=True)
+LONGEST_LINE = 1 << 30  # bytes, of what a journal is given: it is held in memory
 NAME = "append"
 SUMMARY = "append each line of standard input as a record"
 DESCRIPTION = """\
@@ -50,9 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Append the lines, and say what was appended, whatever ends it."""
     fd = open_input(arguments)
     summary = Summary(shows_progress=shows_progress(fd))
-    with kvspool.open(arguments.path, format="spool") as log:
+    with kvspool.open(arguments.path) as log:
+        longest = log.capacity if isinstance(log, Spool) else LONGEST_LINE
         try:
-            for batch in LineReader(fd, most=arguments.batch, longest=log.capacity).batches():
+            for batch in LineReader(fd, most=arguments.batch, longest=longest).batches():
                 summary.add(append_batch(log, batch, arguments))
         finally:
             summary.print(arguments)
@@ -93,7 +96,7 @@ def append_batch(log: Appendable[T_co], batch: Batch, arguments: argparse.Namesp
         keys.append(_key(value, number, arguments))
     try:
         return log.append_many(values, keys=keys, type=arguments.type, durable=arguments.durable)
-    except (TooLarge, Unencodable) as error:
+    except (Unencodable, ValueError) as error:  # too large, or, in a journal, what its format has no room for
         raise BadInput(f"{batch}: {error}") from error
 
 

@@ -21,6 +21,8 @@ import msgspec
 from kvspool import _frames, filesystems, sizes, system
 from kvspool.cli import plugins
 from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedPair, NotALog, Unrecovered
+from kvspool.journal import Journal
+from kvspool.journal import files as journals
 from kvspool.record import Gap
 from kvspool.spool import Spool
 from kvspool.wakeups import CHANGED, Watcher
@@ -60,7 +62,7 @@ def of_place(path: Path) -> Iterator[Check]:
     yield _file_system(place)
     yield _free_space(place)
     # Files to try with must not get among those of a log.
-    fits = place == path and os.access(place, os.W_OK) and not any(place.glob("*.ctl"))
+    fits = place == path and os.access(place, os.W_OK) and not any(place.glob("*.ctl")) and not _is_journal(place)
     trial = place if fits else place.parent if os.access(place.parent, os.W_OK) else Path(tempfile.gettempdir())
     with tempfile.NamedTemporaryFile(dir=trial, prefix=".kvspool-doctor-") as file:
         yield _locks(Path(file.name))
@@ -80,11 +82,22 @@ def of_log(path: Path, found: list[ModuleType]) -> Iterator[Check]:
         is_only_a_place = path.is_dir() and not any(path.glob("*.ctl"))
         yield Check("log", "warn" if is_only_a_place else "fail", str(error), "give the path of a log to have it checked")
     except (Corruption, MismatchedPair) as error:
-        yield Check("log", "fail", str(error), f"kvspool salvage {path} RESCUED gets out what is sound; or restore a copy")
+        rescue = f"kvspool salvage {path} RESCUED gets out what is sound"
+        if _is_journal(path):
+            rescue = f"kvspool verify {path} shows all of it, kvspool repair {path} takes out what is damaged"
+        yield Check("log", "fail", str(error), f"{rescue}; or restore a copy")
     except Unrecovered as error:
         yield Check("log", "warn", str(error), f"kvspool stats {path}, as a user who may write there")
     except (KvspoolError, OSError) as error:
         yield Check("log", "fail", str(error), "the message says what to do; nothing was changed")
+
+
+def _is_journal(path: Path) -> bool:
+    """Return whether a journal lies at a path, damaged or not."""
+    try:
+        return not any(path.glob("*.ctl")) and journals.find(path) is not None
+    except (KvspoolError, ValueError):
+        return True
 
 
 def _python() -> Check:
@@ -268,7 +281,9 @@ def _records(log: plugins.Log) -> Iterator[Check]:
             lost[item.reason] += item.count
         else:
             count += 1
-    yield Check("records", "ok", f"{count:,} read, their checksums match")
+    has_checksums = not isinstance(log, Journal) or log.format.has_checksums
+    words = "their checksums match" if has_checksums else "whole and in order; there are no checksums"
+    yield Check("records", "ok", f"{count:,} read, {words}")
     for reason, number in lost.items():
         if reason == "damaged":
             yield Check("damage", "fail", f"{number:,} records don't match their checksums", "all the others can be read")

@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+from typing import Any
 
 import kvspool
 from kvspool import sizes
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
+from kvspool.errors import KvspoolError
+from kvspool.journal import JournalStats
+from kvspool.journal.formats import FORMATS
 from kvspool.record import STRUCTURED
 from kvspool.spool import format
 
+_OF_SPOOLS = ("capacity", "policy", "reader_expiry")
 NAME = "create"
 SUMMARY = "make a log"
 DESCRIPTION = """\
 Make a log at PATH. Its whole capacity is reserved on disk at once, and bounds what it will ever take: when it is full the
-oldest records make room for new ones, unless --policy says that writers wait for durable readers. The log is on disk,
-complete, when the command returns."""
+oldest records make room for new ones, unless --policy says that writers wait for durable readers. With --format a journal is
+made instead: a directory of segments that grows, until kvspool trim, or the rules given here, remove the oldest ones. The log is
+on disk, complete, when the command returns."""
 EXAMPLES = """\
   kvspool create events
   kvspool create events --capacity 1GiB --codec keyed
   kvspool create events --policy block --reader-expiry 86400
   kvspool create events --durability disk
-  kvspool create /dev/shm/events --mode 640        in memory, readable by the group"""
+  kvspool create /dev/shm/events --mode 640        in memory, readable by the group
+  kvspool create history --format sej --segment-bytes 128MiB --max-bytes 100GiB --floor segments:2"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     options.add_path(parser, "where the log is to lie; its parent directory must exist")
     parser.add_argument(
-        "--capacity", type=options.size, default="64MiB", metavar="SIZE", help="bytes, or with a unit (default: %(default)s)"
+        "--format", choices=("spool", *FORMATS), default="spool", help="a spool, or a journal in such a format (default: %(default)s)"
     )
+    parser.add_argument("--capacity", type=options.size, metavar="SIZE", help="of a spool: bytes, or with a unit (default: 64MiB)")
     parser.add_argument(
         "--codec",
         choices=tuple(STRUCTURED),
@@ -40,9 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         choices=format.POLICIES,
-        default="overwrite",
-        help="when the ring is full of what a durable reader has yet to commit: overwrite it, block until the reader moves on, "
-        "or raise an error (default: %(default)s)",
+        help="of a spool: when the ring is full of what a durable reader has yet to commit: overwrite it, block until the reader moves on, "
+        "or raise an error (default: overwrite)",
     )
     parser.add_argument(
         "--reader-expiry",
@@ -68,6 +76,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also on a file system that is not known to share memory and locks between processes",
     )
     options.add_json(parser, "print what `stats` says of the new log as a JSON object")
+    _add_limits(parser.add_argument_group("journals"))
+    options.add_retention(parser.add_argument_group("what a journal keeps (default: everything)"))
+
+
+def _add_limits(parser: argparse._ActionsContainer) -> None:
+    """Add an option for each limit that any format takes."""
+    for name, formats in _limits().items():
+        one = next(iter(formats.values()))
+        is_size = name.endswith("bytes")
+        default = "" if one.default is one.empty else f" (default: {sizes.show(one.default) if is_size else one.default})"
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=options.size if is_size else options.count(0),
+            metavar="SIZE" if is_size else "N",
+            help=f"of {', '.join(formats)}{default}",
+        )
+
+
+def _limits() -> dict[str, dict[str, inspect.Parameter]]:
+    """Return what the formats' constructors take: the parameter of each format, by its name."""
+    found: dict[str, dict[str, inspect.Parameter]] = {}
+    for known in FORMATS.values():
+        for name, parameter in inspect.signature(known).parameters.items():
+            found.setdefault(name, {})[known.name] = parameter
+    return found
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that were given and mean something for the format. Raises BadInput for one that doesn't."""
+    is_spool = arguments.format == "spool"
+    fitting = _OF_SPOOLS if is_spool else [name for name, formats in _limits().items() if arguments.format in formats]
+    given = [name for name in (*_OF_SPOOLS, *_limits()) if getattr(arguments, name) is not None]
+    for name in given:
+        if name not in fitting:
+            what = "spool" if is_spool else f"journal in the format {arguments.format}"
+            raise BadInput(f"--{name.replace('_', '-')} means nothing for a {what}")
+    return {name: getattr(arguments, name) for name in given}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,21 +120,25 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         log = kvspool.create(
             arguments.path,
-            capacity=arguments.capacity,
+            format=arguments.format,
             codec=arguments.codec,
             mode=arguments.mode,
-            policy=arguments.policy,
-            reader_expiry=arguments.reader_expiry,
             durability=arguments.durability,
             sync_interval=arguments.sync_interval,
             allow_unsafe_fs=arguments.allow_unsafe_fs,
+            retention=options.retention(arguments),
+            **_given(arguments),
         )
-    except ValueError as error:
+    except KvspoolError:
+        raise
+    except (ValueError, TypeError) as error:
         raise BadInput(str(error)) from error
     with log:
         stats = log.stats()
     if arguments.json:
         output.print_json(stats)
+    elif isinstance(stats, JournalStats):
+        print(output.escape(f"created {stats.path}: a journal in the format {stats.format}"))
     else:
         print(output.escape(f"created {stats.path}: {sizes.show(stats.capacity)}, structured values as {stats.codec}"))
     return 0

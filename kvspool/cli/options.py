@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import kvspool
 from kvspool import sizes
 from kvspool.errors import KvspoolError
+from kvspool.journal import Floor, Journal, Retention
+from kvspool.journal import files as journals
+from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.search import Start
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 END = datetime(2262, 1, 1, tzinfo=timezone.utc)  # 2**63 ns after the epoch is later in that year
+
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class BadInput(KvspoolError, ValueError):
@@ -53,6 +61,50 @@ def add_isolation(parser: argparse.ArgumentParser) -> None:
 def isolation(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what `read` and `follow` are told of --synced; nothing without it, so that logs which don't know it are read all the same."""
     return {"isolation": "synced"} if arguments.synced else {}
+
+
+def add_retention(parser: argparse._ActionsContainer) -> None:
+    """Add the options that say what a journal keeps."""
+    parser.add_argument("--max-bytes", type=size, metavar="SIZE", help="of a journal: the oldest segments go beyond this size")
+    parser.add_argument(
+        "--max-age", type=age, metavar="AGE", help="of a journal: segments go whose newest record is older, in seconds, or as 90m, 12h, 30d"
+    )
+    parser.add_argument("--by-readers", action="store_true", help="of a journal: what every durable reader has committed goes")
+    parser.add_argument(
+        "--floor",
+        type=floor,
+        metavar="FLOOR",
+        help="of a journal: what stays whatever the limits say: a sequence from which on all is kept, or records:N, bytes:SIZE, segments:N "
+        "of the newest, or several with commas",
+    )
+    parser.add_argument("--force", action="store_true", help="of a journal: the limits don't wait for durable readers; those get a gap")
+
+
+def retention(arguments: argparse.Namespace) -> Retention | None:
+    """Return the rules that the options say; None without any."""
+    rules = Retention(
+        max_bytes=arguments.max_bytes,
+        max_age=arguments.max_age,
+        by_consumers=arguments.by_readers,
+        floor=arguments.floor,
+        force=arguments.force,
+    )
+    return None if rules == Retention() else rules
+
+
+@contextmanager
+def opened_journal(path: Path, otherwise: str) -> Iterator[Journal]:
+    """Open the journal at a path inside the `with` block. Raises BadInput for another log, with what holds for that."""
+    with kvspool.open(path) as log:
+        if not isinstance(log, Journal):
+            raise BadInput(f"{path} is no journal: {otherwise}")
+        yield log
+
+
+def refuse_journal(path: Path, instead: str) -> None:
+    """Raise BadInput for a journal, for a command that is for spools alone, with what to do instead."""
+    if not os.path.lexists(path / CONTROL_FILE) and journals.find(path) is not None:
+        raise BadInput(f"{path} is a journal, not a spool: {instead}")
 
 
 def size(text: str) -> int:
@@ -113,6 +165,32 @@ def seconds(text: str) -> float:
     if not 0 <= number < 1e9:
         raise argparse.ArgumentTypeError(f"a number of seconds, not {text!r}")
     return number
+
+
+def age(text: str) -> float:
+    """Return a duration in seconds, which may be written in minutes, hours or days."""
+    unit = _AGES.get(text[-1:].lower())
+    return seconds(text) if unit is None else seconds(text[:-1]) * unit
+
+
+def show_age(seconds: float) -> str:
+    """Return a duration for people: 90 s, 12.5 h."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def floor(text: str) -> Floor:
+    """Return what stays in any case."""
+    parts: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = part.rpartition(":")
+        name = name or "sequence"
+        if name not in Floor.__struct_fields__:
+            raise argparse.ArgumentTypeError(f"a floor is a sequence, or records:N, bytes:SIZE, segments:N, not {part!r}")
+        parts[name] = size(number) if name == "bytes" else count(0)(number)
+    return Floor(**parts)
 
 
 def interval(text: str) -> float:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from kvspool import sizes
 from kvspool.cli import options, output, plugins
 from kvspool.cli.options import BadInput
 from kvspool.cli.stats import when
+from kvspool.errors import KvspoolError
+from kvspool.journal import Consumer, Journal
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 NAME = "readers"
-SUMMARY = "show or delete the durable readers of a log"
+ALIASES = ("offsets",)
+SUMMARY = "show, set or delete the durable readers of a log"
 DESCRIPTION = """\
-Show the durable readers of a log: where each stands, how far it is behind, when it last committed, and whether somebody has it
-open. With --json one object for each, with the field names of the library."""
+Show the durable readers of a log: where each stands and how far it is behind; of a spool also when it last committed, and whether
+somebody has it open. With --json one object for each, with the field names of the library. `kvspool offsets` is the same command:
+the place of a reader is what journals call an offset."""
 EXAMPLES = """\
   kvspool readers events
   kvspool readers events --json | jq 'select(.lag.seconds > 60).name'
+  kvspool readers events --set billing 1000      it must not be open; made if it isn't there
   kvspool readers events --delete billing        it must not be open; a new one begins anew
   kvspool readers events --delete-slot 3         for one whose name is damaged"""
 
@@ -31,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_json(parser, "one JSON object for each reader")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--delete", metavar="NAME", help="forget this reader and its place")
-    which.add_argument("--delete-slot", metavar="N", type=options.count(0, 63), help="forget the reader in this slot")
+    which.add_argument("--delete-slot", metavar="N", type=options.count(0, 63), help="of a spool: forget the reader in this slot")
+    which.add_argument(
+        "--set", metavar=("NAME", "START"), nargs=2, help="let this reader go on at earliest, latest, a sequence, or an ISO time"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,6 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     with plugins.opened(arguments.path, arguments.plugins) as log:
         if not hasattr(log, "readers"):
             raise BadInput(f"{arguments.path} holds several logs; readers belong to one of them")
+        if arguments.set is not None:
+            _set(log, *arguments.set)
+            return 0
         name = arguments.delete if arguments.delete_slot is None else arguments.delete_slot
         if name is not None:
             _delete(log, name)
@@ -48,16 +60,52 @@ def run(arguments: argparse.Namespace) -> int:
         for one in found:
             output.print_json(one)
     else:
-        output.console().print(_table(found))
+        output.console().print(_short_table(found) if isinstance(log, Journal) else _table(found))
     return 0
 
 
+def _set(log: Any, name: str, text: str) -> None:
+    try:
+        start = options.start(text)
+        with log.reader(name, start=start) as reader:
+            if isinstance(start, datetime):
+                reader.seek_time(start)
+            elif start == "earliest":
+                reader.rewind()
+            else:
+                reader.seek(log.stats().next_sequence if start == "latest" else start)
+            sequence = reader.commit()
+    except KvspoolError:
+        raise
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise BadInput(str(error)) from error
+    print(output.escape(f"the reader {name!r} goes on at sequence {sequence}"))
+
+
 def _delete(log: Any, name: str | int) -> None:
+    if isinstance(log, Journal) and not isinstance(name, str):
+        raise BadInput(f"{log.path} is a journal: its readers have no slots; name the reader with --delete")
     try:
         log.delete_reader(name)
+    except KvspoolError:
+        raise
     except ValueError as error:
         raise BadInput(str(error)) from error
     print(output.escape(f"deleted the reader {name!r}" if isinstance(name, str) else f"deleted the reader in slot {name}"))
+
+
+def _short_table(found: list[Consumer]) -> Table:
+    """Return a row for each reader of a journal, of which only the place is known."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    for title in ("reader", "next", "records behind", "state"):
+        table.add_column(title, justify="right" if title in ("next", "records behind") else "left", overflow="fold")
+    for one in found:
+        place = ["-", "-"] if one.sequence is None else [f"{one.sequence:,}", f"{one.lag:,}"]
+        table.add_row(*(Text(output.escape(cell)) for cell in (one.name, *place, one.problem)))
+    return table
 
 
 def _table(found: list[Any]) -> Table:

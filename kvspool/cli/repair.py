@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 
 import kvspool
+from kvspool import RepairReport
 from kvspool.cli import options, output, verify
+from kvspool.journal.repair import JournalRepairReport
 
 NAME = "repair"
 SUMMARY = "put a log in order after a failed flush or damage"
 DESCRIPTION = """\
-Put a log in order whose flush to disk failed, or whose control block is damaged. Where the control block can't be true, it is
-made anew from the records. Then all of the log is written to disk again, and only if that succeeds it takes records again. No
-sound record is discarded. Refused while a writer holds the log. The exit code is 5 if records are damaged."""
+Put a log in order whose flush to disk failed, or that is damaged. Where a spool's control block can't be true, it is made anew from
+the records. What is damaged in the segments of a journal is taken out, into files of its own beside them. Then what may not be on
+disk is written again, and only if that succeeds the log takes records again. No sound record is discarded. Refused while a writer
+holds the log. The exit code is 5 if records are damaged or missing."""
 EXAMPLES = """\
   kvspool repair events
   kvspool repair events --timeout 60"""
@@ -33,9 +36,22 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(report)
     else:
-        if report.recovery is not None:
-            print(output.escape(str(report.recovery)))
+        if isinstance(report, RepairReport):
+            if report.recovery is not None:
+                print(output.escape(str(report.recovery)))
+        else:
+            _show_segments(report)
         if report.sync_error:
             print(f"the flush that had failed (errno {report.sync_error}) has succeeded now; the log takes records again")
         verify.show(report.verify)
     return 0 if report.verify.is_sound else 5
+
+
+def _show_segments(report: JournalRepairReport) -> None:
+    for one in report.removed:
+        words = f"took {one.size:,} bytes out of {one.segment} at position {one.position}, where sequence {one.sequence} should be"
+        print(output.escape(f"{words}; they lie in {one.kept}"))
+    for base in report.headers:
+        print(f"wrote the header of the segment from sequence {base} on anew")
+    for base in report.begun:
+        print(f"a segment begins at sequence {base} now")

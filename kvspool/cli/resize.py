@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Resize the log and say what was done."""
+    options.refuse_journal(arguments.path, "it has no capacity; kvspool trim removes its oldest segments")
     progress = Progress(shows=sys.stderr.isatty())
     try:
         done = kvspool.resize(

@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Copy, and say what was copied."""
+    instead = "its segments are read as they are, with a gap where they are damaged; kvspool repair takes out what is damaged"
+    options.refuse_journal(arguments.source, instead)
     with progress.shown("copying") as tell:
         report = kvspool.salvage(arguments.source, arguments.target, progress=tell)
     if arguments.json:

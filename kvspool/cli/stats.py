@@ -114,6 +114,8 @@ def _cell(stats: Any, name: str) -> RenderableType:
         return Text(_rates(value))
     if isinstance(value, int) and not isinstance(value, bool):
         return Text(sizes.show(value) if name.rpartition("_")[2] in _SIZES else f"{value:,}")
+    if isinstance(value, list):
+        return Text(output.escape(", ".join(f"{one.name} ({one.problem or f'{one.lag:,} behind'})" for one in value)))
     return Text(output.escape(str(value)))
 
 

@@ -7,12 +7,15 @@ import argparse
 import kvspool
 from kvspool import VerifyReport, sizes
 from kvspool.cli import options, output, progress
+from kvspool.journal.damage import SegmentDamage
+from kvspool.journal.verify import JournalVerifyReport
 
 NAME = "verify"
 SUMMARY = "check every record of a log"
 DESCRIPTION = """\
-Check every record that is there now against its checksum, while writers and readers go on. Prints the places that are damaged;
-the exit code is 5 if there are any. Records that writers overwrite meanwhile are no damage."""
+Check every record that is there now, while writers and readers go on: against its checksum, or, in a journal whose format has none,
+by its sizes and sequence; of a journal also names, settings and durable readers. Prints the places that are damaged; the exit code is 5
+if there are any. Records that writers overwrite, or trim, meanwhile are no damage."""
 EXAMPLES = """\
   kvspool verify events
   kvspool verify events --json | jq .damaged"""
@@ -35,13 +38,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if report.is_sound else 5
 
 
-def show(report: VerifyReport) -> None:
+def show(report: VerifyReport | JournalVerifyReport) -> None:
     """Print a report, a line for each damaged place."""
     for place in report.damaged:
-        lost = f"sequences {place.first} to {place.last}" if place.count else "no record that is known of"
-        print(f"damaged: {place.size} bytes at position {place.position}: {lost}")
+        lost = f"sequences {place.first} to {place.last}" if place.count > 0 else "no record that is known of"
+        where = f"position {place.position}" + (f" of {place.segment}" if isinstance(place, SegmentDamage) else "")
+        print(output.escape(f"damaged: {place.size} bytes at {where}: {lost}" if place.size else f"missing at {where}: {lost}"))
     for problem in report.problems:
         print(output.escape(f"damaged: {problem}"))
     if report.sync_error:
         print(f"a flush to disk has failed (errno {report.sync_error}): the log takes no more records; see kvspool repair")
+    if isinstance(report, JournalVerifyReport):
+        for name in report.foreign:
+            print(output.escape(f"a name that means nothing here: {name}"))
+        if report.torn_bytes:
+            print(f"{report.torn_bytes:,} bytes at the end are a part of a record: a writer died there; the next append cuts them")
     print(f"{report.records:,} records are sound ({sizes.show(report.bytes)}), {report.damaged_records:,} damaged")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from kvspool import _frames_py as frames
 from kvspool import sizes, system
 from kvspool.cli import output
+from kvspool.cli.options import BadInput
+from kvspool.journal import Journal
 from kvspool.spool.rates import Bucket, Rates, together
 
 if TYPE_CHECKING:
@@ -18,7 +20,9 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def run(log: Any, interval: float, *, is_json: bool) -> None:
-    """Show the rates again and again; only an exception ends it, such as Ctrl-C."""
+    """Show the rates again and again; only an exception ends it, such as Ctrl-C. Raises BadInput for a journal."""
+    if isinstance(log, Journal):
+        raise BadInput(f"{log.path} is a journal: nobody counts its rates; kvspool stats shows what it holds")
     if is_json:
         while True:
             output.print_json(_rates(log))

@@ -4,5 +4,7 @@ from kvspool.journal.appender import Torn
 from kvspool.journal.format import Batch
 from kvspool.journal.journal import Journal, JournalStats
 from kvspool.journal.reader import Consumer, JournalReader
+from kvspool.journal.retention import Floor, Retention
+from kvspool.journal.trim import TrimPlan, TrimReport
 
-__all__ = ["Batch", "Consumer", "Journal", "JournalReader", "JournalStats", "Torn"]
+__all__ = ["Batch", "Consumer", "Floor", "Journal", "JournalReader", "JournalStats", "Retention", "Torn", "TrimPlan", "TrimReport"]

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from kvspool import system
-from kvspool.errors import LogVanished, Poisoned, Reentered
+from kvspool.errors import Corruption, LogVanished, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, SHORT, WHOLE, Batch, Format, Scan
 from kvspool.journal.segments import Segment, Segments
@@ -31,6 +31,7 @@ from kvspool.record import NO_TIME
 
 CHUNK = 1 << 20  # bytes read at once
 SHOWN = 1 << 16  # bytes of what was cut that a report holds
+OnRoll = Callable[[int], None]
 
 
 class Torn(msgspec.Struct, frozen=True):
@@ -50,9 +51,14 @@ class Torn(msgspec.Struct, frozen=True):
 class Appender:
     """What one handle needs to append. Its methods are called by one thread at a time."""
 
-    def __init__(self, segments: Segments, control: Control, mode: int, timeout: float, torn: list[Torn]) -> None:
+    def __init__(
+        self, segments: Segments, control: Control, mode: int, timeout: float, torn: list[Torn], on_roll: OnRoll | None = None
+    ) -> None:
         """Shut the original's writer out, and find the end; what has to be cut for that is added to `torn`. Raises LockTimeout,
-        Corruption, Poisoned, or the system's OSError."""
+        Corruption, Poisoned, or the system's OSError.
+
+        on_roll: called under the append lock, with the sequence of the next record, when a segment was begun; must not raise.
+        """
         self.format: Format = segments.format
         self.segments = segments
         self.control = control
@@ -61,6 +67,7 @@ class Appender:
         self._mode = mode
         self._segment: Segment | None = None
         self._is_busy = False
+        self._on_roll = on_roll
         control.enter(timeout)
         with self.locked(timeout):
             pass
@@ -165,6 +172,8 @@ class Appender:
             begin, sequence = page.end, page.next_sequence
         found = last_whole(self.format, segment, begin, sequence, size)
         if found.size < size:
+            if begin != page.end or not is_ours:  # what a killed writer leaves is the beginning of frames, and nothing else
+                self._refuse_to_lose(segment, found, size)
             self._cut(segment, found, size)
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
             return self._begin(page)
@@ -172,6 +181,17 @@ class Appender:
         page = self._page(page, base, found.size, found.sequence)._replace(synced_sequence=synced)
         self.control.write(page)
         return page
+
+    def _refuse_to_lose(self, segment: Segment, found: Scan, size: int) -> None:
+        """Raise Corruption if sound frames seem to lie behind what is none: then it is no torn end, and only a person may say what goes."""
+        from kvspool.journal.damage import find_behind
+
+        behind = find_behind(self.segments, segment, found, size, None)
+        if behind is not None:
+            raise Corruption(
+                f"{segment.path}: byte {found.size} is damaged, where sequence {found.sequence} should be, and behind it, at byte "
+                f"{behind[0]}, records go on; nothing was changed. kvspool repair takes out what is damaged and keeps the rest"
+            )
 
     def _cut(self, segment: Segment, found: Scan, size: int) -> None:
         """Cut what is behind the last whole frame, after a note of it."""
@@ -208,7 +228,10 @@ class Appender:
             self._flush(segment, page)
         page = self._page(page, page.next_sequence)._replace(synced_sequence=page.next_sequence)
         self.control.write(page)  # from here on nobody appends to the old segment any more
-        return self._begin(page)
+        page = self._begin(page)
+        if self._on_roll is not None:
+            self._on_roll(page.next_sequence)
+        return page
 
     def _flush(self, segment: Segment, page: Page) -> None:
         try:

@@ -15,6 +15,7 @@ from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.format import Format
 from kvspool.journal.formats import FORMATS, Fixed
 from kvspool.journal.journal import Journal
+from kvspool.journal.retention import Retention
 from kvspool.journal.settings import Settings
 from kvspool.record import STRUCTURED
 from kvspool.spool.format import Durability
@@ -32,10 +33,13 @@ def create(
     durability: Durability,
     sync_interval: float | None,
     timeout: float,
+    retention: Retention | None = None,
 ) -> Journal:
     """Make a journal of a format at `path`, on disk, with its first segment, and open it. Raises LogExists, ValueError, OSError."""
     form = FORMATS[format](**limits)
-    chosen = Settings(format=format, limits=form.limits(), codec=codec, durability=durability, sync_interval=sync_interval)
+    chosen = Settings(
+        format=format, limits=form.limits(), codec=codec, durability=durability, sync_interval=sync_interval, retention=retention
+    )
     made: list[Path] = []
     try:
         for directory in _directories(path, form):

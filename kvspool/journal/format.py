@@ -159,6 +159,10 @@ class Format(ABC):
         `until`."""
         return None
 
+    def guess(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
+        """As `resume`, on a person's word: in a format without checksums, where the next frame seems to begin, as far as sizes tell."""
+        return self.resume(data, sequence, until)
+
     def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
         """At a whole frame whose sequence is `found` and not the next one: return how many bytes to pass, and which sequence follows.
 
@@ -177,6 +181,14 @@ class Format(ABC):
         Raises Corruption if the segments can't be what writers leave, so that nothing is appended to them.
         """
         return None
+
+    def knows(self, name: str) -> bool:
+        """Return whether a file beside the segments, which is none itself, belongs to the format."""
+        return False
+
+    def size_of_last(self, tail: bytes) -> int:
+        """Return the size of the frame that ends where `tail`, the last bytes of a segment, ends; 0 if it doesn't say so itself."""
+        return 0
 
     # Times.
 

@@ -7,7 +7,8 @@ an interval, "disk" makes every append durable.
 **Recovery.** The first append after a crash looks at the last segment's frames and cuts what is torn; `torn` reports it. Opening and
 reading change nothing.
 
-**Retention.** Nothing goes by itself: `trim` removes the oldest segments, whole.
+**Retention.** Nothing goes by itself, unless the journal was given a `Retention`: then whoever begins a segment removes the oldest ones
+that its rules don't keep. `trim` does it by hand. Segments go whole.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import builtins
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import NoneType
@@ -24,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvspool import forks, system
-from kvspool.errors import Closed, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.journal import control as page_file
+from kvspool.journal import settings, trim
 from kvspool.journal.appender import Appender, Torn, last_whole, walk
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
@@ -34,13 +36,19 @@ from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WH
 from kvspool.journal.index import STRIDE, Index
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
+from kvspool.journal.repair import JournalRepairReport, repair_journal
+from kvspool.journal.retention import Retention
 from kvspool.journal.segments import Segments
+from kvspool.journal.settings import Settings
+from kvspool.journal.trim import TrimReport
+from kvspool.journal.verify import JournalVerifyReport, verify_journal
 from kvspool.record import NO_TIME, Codec, encode
 from kvspool.spool.cursor import Isolation, OnGap, check_isolation
 from kvspool.spool.durability import Background
 from kvspool.spool.format import Durability
 from kvspool.spool.search import Start
 from kvspool.spool.spool import TIMEOUT
+from kvspool.spool.verify import Progress
 
 if TYPE_CHECKING:
     from kvspool.journal.following import AsyncFollowing
@@ -108,6 +116,7 @@ class Journal:
         self._background: Background | None = None
         self._thread_lock = threading.RLock()
         self._is_closed = False
+        self.trim_error: Exception | None = None
         self.offsets: Offsets = format.offsets(path, self._mode())
         forks.register(self)
 
@@ -231,7 +240,7 @@ class Journal:
             self.format.prepare(self.path)
             control = Control(self.format.lock_file(self.path), mode)
             try:
-                appender = Appender(Segments(self.path, self.format), control, mode, timeout, self._torn)
+                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, trim.on_roll(self))
             except BaseException:
                 control.close()
                 raise
@@ -481,7 +490,7 @@ class Journal:
         for name in self.offsets.names():
             try:
                 sequence = self.offsets.load(name)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, Corruption) as error:
                 found.append(Consumer(name, None, 0, str(error)))
                 continue
             if sequence is not None:
@@ -490,13 +499,79 @@ class Journal:
 
     def delete_reader(self, name: str) -> None:
         """Forget a durable reader. Raises NoSuchReader, ReaderBusy."""
-        if self.offsets.load(name) is None:
-            raise NoSuchReader(f"{self.path} has no reader {name!r}")
+        with suppress(Corruption):  # one whose place can't be read can be deleted all the same
+            if self.offsets.load(name) is None:
+                raise NoSuchReader(f"{self.path} has no reader {name!r}")
         lease = self.offsets.take(name)
         try:
             self.offsets.remove(name)
         finally:
             lease.close()
+
+    # Retention.
+
+    @property
+    def retention(self) -> Retention | None:
+        """Return the rules that whoever begins a segment applies; None if there are none. Raises Corruption for damaged settings."""
+        return trim.own(self)
+
+    def set_retention(self, retention: Retention | None, timeout: float | None = None) -> None:
+        """Keep other rules in the journal's settings, on disk; every handle goes by them from its next new segment on."""
+        with self.appending(self.timeout if timeout is None else timeout):
+            directory = self.format.sidecar(self.path)
+            found = settings.load(directory)
+            if found is None:
+                found = Settings(format=self.format.name, limits=self.format.limits(), codec=self._codec.name.lower())
+            settings.store(directory, msgspec.structs.replace(found, retention=retention), self._mode())
+
+    def trim(
+        self,
+        retention: Retention | None = None,
+        *,
+        before: int | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+        timeout: float | None = None,
+    ) -> TrimReport:
+        """Remove the oldest segments, whole, that no rule keeps; never the last one. On disk when it returns.
+
+        retention: the rules; None: those that the journal was given. before: what lies wholly before this sequence goes as well. force:
+        what a durable reader has yet to read goes too, and it gets a Gap; the floor, also the journal's own one, holds all the same.
+        dry_run: only say what would go. Others append and read meanwhile.
+
+        Raises ValueError if nothing says what is to go, OutOfRange, LockTimeout, Poisoned, Closed, or the system's OSError: what was
+        removed before it stays removed.
+        """
+        return trim.trim(self, retention, before, force, dry_run, self.timeout if timeout is None else timeout)
+
+    def first(self) -> int:
+        """Return the sequence of the oldest record."""
+        return self._bases()[0]
+
+    def segments_apart(self) -> Segments:
+        """Return the directory of the segments with descriptors of its own."""
+        return Segments(self.path, self.format)
+
+    # Damage.
+
+    def verify(self, progress: Progress | None = None) -> JournalVerifyReport:
+        """Look at every record while others append and read: frames, segments, names, settings, durable readers; see `verify`.
+
+        progress: called as `progress(done, all)` now and then, with bytes. Raises LogNotFound, Closed, or the system's OSError.
+        """
+        return verify_journal(self, progress)
+
+    def repair(self, timeout: float | None = None) -> JournalRepairReport:
+        """Take out what is damaged, into files of its own, and let a journal whose flush failed take records again; see `repair`. All of
+        it is on disk when the call returns.
+
+        Writers wait meanwhile, readers go on. Raises LockTimeout, Poisoned if the disk still fails, Closed, or the system's OSError.
+        """
+        return repair_journal(self, self._mode(), self.timeout if timeout is None else timeout)
+
+    def bases(self) -> list[int]:
+        """Return the first sequences of all segments, in order. Raises LogNotFound if there is none."""
+        return self._bases()
 
     # The rest.
 

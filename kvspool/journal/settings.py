@@ -14,6 +14,7 @@ import msgspec
 from kvspool import system
 from kvspool.errors import Corruption
 from kvspool.journal.appender import flush_directory
+from kvspool.journal.retention import Retention
 from kvspool.spool.format import Durability
 
 NAME = "kvspool.json"
@@ -22,13 +23,14 @@ LARGEST = 65536  # bytes
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """format: its name. limits: what its class takes, by name. codec: of values that are neither bytes nor str. durability, sync_interval
-    (seconds): of handles that aren't opened with others."""
+    (seconds): of handles that aren't opened with others. retention: applied by whoever begins a segment."""
 
     format: str
     limits: dict[str, int] = {}
     codec: str = "json"
     durability: Durability = "memory"
     sync_interval: float | None = None
+    retention: Retention | None = None
 
 
 def load(directory: Path) -> Settings | None:

@@ -7,13 +7,14 @@ flipped bit in a key, a value, a type or a timestamp can't be known.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from kvspool import _sej, sizes
-from kvspool._sej_py import LONGEST_KEY, LONGEST_VALUE
+from kvspool._sej_py import LONGEST_KEY, LONGEST_VALUE, SIZES
 from kvspool.errors import TooLarge
 from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Format, Scan
 from kvspool.journal.offsets import OffsetFiles, Offsets
@@ -90,6 +91,34 @@ class Sej(Format):
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
         return Scan(*_sej.scan(data, sequence, most, make, items))
+
+    def guess(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
+        """A message that is whole, whose offset can be, and which another one follows, or the end."""
+        last = min(until - 1, sequence + len(data) // SIZES + 1)
+        low, high = (sequence + 1).to_bytes(8, "big"), max(last, 0).to_bytes(8, "big")
+        alike = len(os.path.commonprefix([low.hex(), high.hex()])) // 2  # bytes that all of these offsets begin with
+        span = b"[" + re.escape(low[alike : alike + 1]) + b"-" + re.escape(high[alike : alike + 1]) + b"]" if alike < 8 else b""
+        for match in re.finditer(b"(?=" + re.escape(low[:alike]) + span + b")", data) if last > sequence else ():
+            position = match.start()
+            found = int.from_bytes(data[position : position + 8], "big")
+            size = self._size_of(data, position) if sequence < found <= last else 0
+            behind = data[position + size : position + size + 8]
+            if size and (found + 1).to_bytes(8, "big").startswith(behind):
+                return position, found
+        return None
+
+    def _size_of(self, data: bytes, at: int) -> int:
+        """Return the size of the message that seems to begin here, if it is whole; else 0."""
+        key_size = data[at + 17] if at + HEAD.size <= len(data) else LONGEST_KEY + 1
+        if key_size > LONGEST_KEY:
+            return 0
+        value_at = at + HEAD.size + key_size
+        size = SIZES + key_size + int.from_bytes(data[value_at : value_at + 4], "big")
+        end = at + size
+        return size if end <= len(data) and data[end - 4 : end] == size.to_bytes(4, "big") else 0
+
+    def size_of_last(self, tail: bytes) -> int:
+        return int.from_bytes(tail[-4:], "big") if len(tail) >= 4 else 0
 
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
         return Scan(*_sej.pass_over(data, sequence, until, timestamp))

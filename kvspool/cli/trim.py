@@ -1,0 +1,106 @@
+"""`kvspool trim`: remove the oldest segments of a journal."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvspool import KvspoolError, sizes
+from kvspool.cli import options, output
+from kvspool.cli.options import BadInput
+from kvspool.journal import Journal, Retention
+from kvspool.journal.trim import TrimReport
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+NAME = "trim"
+SUMMARY = "remove the oldest segments of a journal"
+DESCRIPTION = """\
+Remove the oldest segments of a journal, whole, and never the last one, while others append and read. A segment goes if one of the
+limits wants it to (--max-bytes, --max-age, --by-readers, --before), unless the floor keeps it, or a durable reader has yet to read it.
+With --force such a reader is not waited for; it gets a gap. Nothing passes the floor. Without a limit the journal's own rules hold.
+With --dry-run only say what would go, and why. With --set the rules are kept with the journal: whoever begins a segment applies them;
+with --set and no rule they are forgotten."""
+EXAMPLES = """\
+  kvspool trim events --max-bytes 10GiB --dry-run
+  kvspool trim events --by-readers --floor records:1000000
+  kvspool trim events --max-age 30d --force --set
+  kvspool trim events --before 5000000 --json | jq .removed_bytes"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    options.add_path(parser, "the journal")
+    options.add_retention(parser)
+    parser.add_argument("--before", type=options.count(0), metavar="SEQUENCE", help="what lies wholly before this sequence goes")
+    parser.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
+    parser.add_argument("--set", action="store_true", help="keep these rules with the journal, and apply them now")
+    parser.add_argument(
+        "--timeout", type=options.seconds, default=10.0, metavar="S", help="seconds to wait for the lock (default: %(default)g)"
+    )
+    options.add_json(parser, "the report as a JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trim, and say what went."""
+    rules = options.retention(arguments)
+    with options.opened_journal(arguments.path, "it makes room by itself when it is full") as log:
+        if arguments.set and not arguments.dry_run:
+            log.set_retention(rules, arguments.timeout)
+            if rules is None and arguments.before is None:
+                print(output.escape(f"{log.path}: nothing goes by itself any more"))
+                return 0
+        report = _trimmed(log, rules, arguments)
+    if arguments.json:
+        output.print_json(report)
+    else:
+        output.console().print(_table(report))
+        _say(report)
+    return 0
+
+
+def _trimmed(log: Journal, rules: Retention | None, arguments: argparse.Namespace) -> TrimReport:
+    if rules is not None and not rules.has_limit and arguments.before is None:
+        rules = _together(log.retention, rules)
+    try:
+        return log.trim(rules, before=arguments.before, force=arguments.force, dry_run=arguments.dry_run, timeout=arguments.timeout)
+    except KvspoolError:
+        raise
+    except ValueError as error:
+        words = "nothing says what is to go: give --max-bytes, --max-age, --by-readers or --before"
+        raise BadInput(f"{words}; {log.path} has no rules of its own") from error
+
+
+def _together(own: Retention | None, rules: Retention) -> Retention:
+    """Return the journal's own rules with another floor, or with force."""
+    if own is None:
+        return rules
+    floor = own.floor if rules.floor is None else rules.floor
+    return msgspec.structs.replace(own, floor=floor, force=own.force or rules.force)
+
+
+def _table(report: TrimReport) -> Table:
+    """Return a row for each segment: what becomes of it, and why."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    for title in ("segment from", "records", "size", "age", "", "why", "not read by"):
+        table.add_column(title, justify="right" if title in ("segment from", "records", "size", "age") else "left", overflow="fold")
+    for one in report.plan.segments:
+        what = ("would go" if report.dry_run else "goes", "yellow") if one.goes else ("stays", "green")
+        cells = [f"{one.base:,}", f"{one.records:,}", sizes.show(one.bytes), options.show_age(one.age)]
+        why = [Text(output.escape(one.why)), Text(output.escape(", ".join(one.held_by)))]
+        table.add_row(*map(Text, cells), Text(*what), *why)
+    return table
+
+
+def _say(report: TrimReport) -> None:
+    words = "would remove" if report.dry_run else "removed"
+    segments = "1 segment" if report.removed_segments == 1 else f"{report.removed_segments:,} segments"
+    print(f"{words} {segments}: {report.removed_records:,} records, {sizes.show(report.removed_bytes)}")
+    for one in report.left_behind:
+        print(output.escape(f"the durable reader {one.name!r} loses sequences {one.first} to {one.last}: it gets a gap"))

@@ -1,0 +1,113 @@
+"""Where a segment is sound, where it is damaged, and where it could go on behind that. For `verify` and `repair`; nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvspool.errors import Corruption
+from kvspool.journal.appender import walk
+from kvspool.journal.format import JUMPED, LAST_SEQUENCE, SHORT, Scan
+from kvspool.journal.segments import Segment, Segments
+from kvspool.spool.recovery import Damage
+
+CHUNK = 1 << 16  # bytes read at once behind damage
+FARTHEST = 1 << 26  # bytes behind damage that are searched for a sound frame
+Progress = Callable[[int], None]
+
+
+class SegmentDamage(Damage, frozen=True):
+    """A place in a segment; see `Damage`. segment: name of the file."""
+
+    segment: str = ""
+
+
+class Run(NamedTuple):
+    """Sound frames back to back: from byte `begin` to `end`, the sequences from `first` up to `next`."""
+
+    begin: int
+    end: int
+    first: int
+    next: int
+
+
+class Examined(NamedTuple):
+    """What a segment is made of. runs: its sound parts. damaged: the places between them, and behind the last one. position, sequence:
+    behind the last sound frame, and of the record that comes there. torn: bytes at the end that may be a part of a frame."""
+
+    runs: list[Run]
+    damaged: list[SegmentDamage]
+    position: int
+    sequence: int
+    torn: int
+
+    @property
+    def records(self) -> int:
+        """Return how many sound records there are."""
+        return sum(run.next - run.first for run in self.runs)
+
+    @property
+    def bytes(self) -> int:
+        """Return what their frames take."""
+        return sum(run.end - run.begin for run in self.runs)
+
+
+def examine(segments: Segments, segment: Segment, size: int, until: int | None, progress: Progress | None = None) -> Examined:
+    """Look at every frame of a segment's first `size` bytes. until: first sequence of the next segment; None for the last one."""
+    name = segment.path.name
+    try:
+        position = segments.begin_of(segment)
+    except Corruption:
+        return Examined([], [SegmentDamage(0, size, segment.base, (until or segment.base) - 1, segment=name)], 0, segment.base, 0)
+    if size < len(segments.format.header(segment.base)):
+        return Examined([], [], position, segment.base, size)
+    sequence = segment.base
+    runs: list[Run] = []
+    damaged: list[SegmentDamage] = []
+    while True:
+        found = walk(segments.format, segment, position, sequence, size, progress=progress)
+        if found.size > position:
+            runs.append(Run(position, found.size, sequence, found.sequence))
+        position, sequence = found.size, found.sequence
+        if position >= size:
+            break
+        behind = find_behind(segments, segment, found, size, until)
+        if behind is None:
+            if found.stop == SHORT and until is None:
+                return Examined(runs, damaged, position, sequence, size - position)
+            damaged.append(SegmentDamage(position, size - position, sequence, (until or sequence) - 1, segment=name))
+            return Examined(runs, damaged, position, sequence, 0)
+        damaged.append(SegmentDamage(position, behind[0] - position, sequence, behind[1] - 1, segment=name))
+        position, sequence = behind
+    if until is not None and sequence < until:
+        damaged.append(SegmentDamage(position, 0, sequence, until - 1, segment=name))
+    return Examined(runs, damaged, position, sequence, 0)
+
+
+def find_behind(segments: Segments, segment: Segment, found: Scan, size: int, until: int | None) -> tuple[int, int] | None:
+    """Return where a segment goes on behind what is no frame, or not the next one, and with which sequence; None if nobody can tell.
+
+    found: the scan that stopped there, `size` being the byte.
+    """
+    format = segments.format
+    told = format.behind_damage(found.size, found.sequence)
+    if told is not None:
+        return told if told[0] <= size else None
+    last = LAST_SEQUENCE if until is None else until
+    if found.stop == JUMPED:
+        data = segment.read(found.size, min(size - found.size, CHUNK))
+        need = format.pass_over(data, found.need, found.need + 1).need if found.need < LAST_SEQUENCE else 0
+        if len(data) < need + CHUNK <= size - found.size:
+            data = segment.read(found.size, need + CHUNK)
+        jump = format.behind_jump(data, found.sequence, found.need)
+        if jump is not None and jump[1] <= last and jump[1] - found.sequence <= size:
+            return found.size + jump[0], jump[1]
+    length = CHUNK
+    while True:
+        data = segment.read(found.size, min(length, size - found.size))
+        guess = format.guess(data, found.sequence, last)
+        if guess is not None:
+            return found.size + guess[0], guess[1]
+        if length >= min(FARTHEST, size - found.size):
+            return None
+        length *= 4

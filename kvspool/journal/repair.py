@@ -1,0 +1,287 @@
+"""Put a journal in order on a person's word: damaged segments, and a flush that failed.
+
+**What it does**, under the locks of the writers, who wait meanwhile; readers go on:
+
+| found | done |
+|---|---|
+| what is no frame at the end | cut off |
+| what is no frame in the midst of a segment, sound frames behind it | it is taken out; those frames become a segment of their own |
+| the same, and nobody can tell where a frame begins again | the rest of that segment is taken out |
+| a damaged frame whose place and size are known all the same | stays: readers get its Gap |
+| a header that is damaged, sound frames behind it | written anew |
+| numbers at the end that were given out, and are not there | are not given out again, where the format lets a segment begin anywhere |
+| a flush that failed | each segment that it may concern is copied to new blocks, and on disk before the journal takes records again |
+
+**Nothing is lost.** Every byte that is taken out lies in a file of its own before it goes: `SEGMENT.removed-POSITION` in the directory
+where our settings lie. Sequences stay what they are. Readers get a Gap for what is gone.
+
+**Killed at any step** it leaves a journal that the next repair puts in order: the writers' page is made void first, so that whoever
+appends in between looks at the segments; new segments are there, whole, before what they hold is cut from the old one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvspool import system
+from kvspool.errors import Corruption, Poisoned
+from kvspool.journal.appender import flush_directory, walk
+from kvspool.journal.control import APPEND, MAGIC, NOTHING, SYNC, Control, Page
+from kvspool.journal.damage import Examined, Run, examine
+from kvspool.journal.segments import Segment
+from kvspool.journal.verify import JournalVerifyReport, verify_journal
+
+if TYPE_CHECKING:
+    from kvspool.journal.journal import Journal
+
+CHUNK = 1 << 20  # bytes copied at once
+VOID = bytes(16)  # no run of the machine
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """What was taken out of a segment. sequence: of the record that should begin there; kept: path of the file that holds the bytes."""
+
+    segment: str
+    position: int
+    sequence: int
+    size: int
+    kept: str
+
+
+class JournalRepairReport(msgspec.Struct, frozen=True):
+    """What a repair did.
+
+    sync_error: errno of the flush that had failed, 0 if none had. removed: what was taken out. begun: the first sequences of segments that
+    were made for what lay behind damage, or for what comes behind numbers that are lost. headers: segments whose header was made anew.
+    written_anew: segments copied because of the flush. verify: what was found afterwards.
+    """
+
+    path: str
+    sync_error: int
+    removed: list[Removed]
+    begun: list[int]
+    headers: list[int]
+    written_anew: int
+    verify: JournalVerifyReport
+
+
+def repair_journal(journal: Journal, mode: int, timeout: float) -> JournalRepairReport:
+    """See `Journal.repair`. mode: the permission bits of new files."""
+    with _shut(journal, mode, timeout) as control:
+        work = _Repair(journal, control, mode)
+        work.go()
+    return JournalRepairReport(
+        str(journal.path), work.page.sync_error, work.removed, sorted(work.begun), work.headers, work.written_anew, verify_journal(journal)
+    )
+
+
+@contextmanager
+def _shut(journal: Journal, mode: int, timeout: float) -> Iterator[Control]:
+    """Keep all writers out inside the `with` block, those of other programs too."""
+    control = Control(journal.format.lock_file(journal.path), mode)
+    try:
+        control.enter(timeout)
+        control.lock(timeout, SYNC)
+        control.lock(timeout, APPEND)
+        yield control
+    finally:
+        control.close()
+
+
+class _Repair:
+    """One repair, under the locks."""
+
+    def __init__(self, journal: Journal, control: Control, mode: int) -> None:
+        self.journal = journal
+        self.mode = mode
+        self.control = control
+        self.format = journal.format
+        self.page = control.read()
+        self.segments = journal.segments_apart()
+        self.removed: list[Removed] = []
+        self.begun: list[int] = []
+        self.headers: list[int] = []
+        self.written_anew = 0
+
+    def go(self) -> None:
+        try:
+            if self.page is not NOTHING:
+                self.control.write(self.page._replace(boot=VOID))
+            bases = self.journal.bases()
+            for base, until in zip(bases, [*bases[1:], None], strict=True):
+                self._mend(base, until)
+            if self.page.sync_error:
+                self._write_anew()
+            self._finish()
+        finally:
+            self.segments.close()
+
+    # One segment.
+
+    def _mend(self, base: int, until: int | None) -> None:
+        """Leave nothing in a segment but sound frames back to back, and damaged ones whose size is known."""
+        segment = Segment(self.segments.path_of(base), base, is_writable=True)
+        try:
+            self._mend_header(segment)
+            size = segment.size()
+            found = examine(self.segments, segment, size, until)
+            cut = self._cut(found, size, is_last=until is None)
+            if cut is None:
+                return
+            behind = self._split(segment, [run for run in found.runs if run.begin >= cut[0]])
+            self._keep_between(segment, *cut, behind, size)
+            system.port.truncate(segment.fd, cut[0])
+            system.port.flush(segment.fd)
+        finally:
+            segment.close()
+
+    def _cut(self, found: Examined, size: int, *, is_last: bool) -> tuple[int, int] | None:
+        """Return where a segment has to end, and before which sequence; None if it is in order. Damaged frames of known size stay where
+        sound ones, or segments, follow them."""
+        sound = max((run.end for run in found.runs), default=0) if is_last else size
+        for place in found.damaged:
+            told = self.format.behind_damage(place.position, place.first) if place.position < sound else None
+            if place.position < size and (told is None or told[0] > size):
+                return place.position, place.first
+        return (found.position, found.sequence) if found.torn else None
+
+    def _mend_header(self, segment: Segment) -> None:
+        """Write a header anew that is damaged or not all there; frames that are sound behind it stay, anything else goes aside."""
+        header = self.format.header(segment.base)
+        if not header:
+            return
+        size = segment.size()
+        with suppress(Corruption):
+            if size >= len(header) and self.segments.begin_of(segment):
+                return
+        found = walk(self.format, segment, len(header), segment.base, size) if size > len(header) else None
+        is_sound = size == len(header) or (found is not None and found.size > len(header))
+        self._keep(segment, 0, segment.base, len(header) if is_sound else size)
+        if not is_sound:
+            system.port.truncate(segment.fd, 0)
+        system.port.write(segment.fd, header, 0)
+        system.port.flush(segment.fd)
+        self.headers.append(segment.base)
+
+    def _split(self, segment: Segment, runs: list[Run]) -> list[Run]:
+        """Make a segment of each run, the last one first; return those that could become one."""
+        made = []
+        for run in reversed(runs):
+            if self.format.name_of(run.first) is not None and not self.segments.exists(run.first) and self._make(segment, run):
+                made.append(run)
+                self.begun.append(run.first)
+        return made[::-1]
+
+    def _make(self, source: Segment, run: Run) -> bool:
+        """Make a segment, on disk, of some frames of another one; False if they mean nothing there."""
+        header = self.format.header(run.first)
+        temporary = self._copied(source, run.begin, run.end, header)
+        copy = Segment(temporary, run.first)
+        try:
+            found = walk(self.format, copy, len(header), run.first, copy.size())
+        finally:
+            copy.close()
+        if (found.size, found.sequence) != (len(header) + run.end - run.begin, run.next):
+            system.port.remove(temporary)
+            return False
+        self._put(temporary, self.segments.path_of(run.first))
+        return True
+
+    def _put(self, temporary: Path, path: Path) -> None:
+        system.port.rename(temporary, path)
+        flush_directory(path.parent)
+
+    # What is taken out.
+
+    def _keep_between(self, segment: Segment, position: int, sequence: int, runs: list[Run], size: int) -> None:
+        """Keep what lies behind `position` and in none of the runs."""
+        for run in runs:
+            self._keep(segment, position, sequence, run.begin - position)
+            position, sequence = run.end, run.next
+        self._keep(segment, position, sequence, size - position)
+
+    def _keep(self, segment: Segment, position: int, sequence: int, size: int) -> None:
+        """Put some bytes of a segment into a file of their own, on disk."""
+        if size <= 0:
+            return
+        temporary = self._copied(segment, position, position + size)
+        path = base = self._beside(f"{segment.path.name}.removed-{position}")
+        number = 1
+        while system.port.look_up(path) is not None:
+            number += 1
+            path = base.with_name(f"{base.name}.{number}")
+        self._put(temporary, path)
+        self.removed.append(Removed(segment.path.name, position, sequence, size, str(path)))
+
+    def _beside(self, name: str) -> Path:
+        return self.format.sidecar(self.journal.path) / name
+
+    def _copied(self, source: Segment, begin: int, end: int, header: bytes = b"") -> Path:
+        """Return a new file beside the segments, on disk, with a header and some bytes of a segment; removed if that fails."""
+        path = self._beside("kvspool.repair.tmp")
+        fd = system.port.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self.mode)
+        try:
+            try:
+                system.port.write(fd, header, 0)
+                for at in range(begin, end, CHUNK):
+                    system.port.write(fd, source.read(at, min(CHUNK, end - at)), len(header) + at - begin)
+                system.port.flush(fd)
+            finally:
+                system.port.close(fd)
+        except BaseException:
+            with suppress(OSError):
+                system.port.remove(path)
+            raise
+        return path
+
+    # All of it.
+
+    def _write_anew(self) -> None:
+        """Copy every segment that holds a record which may not be on disk. A page of the cache that couldn't be written counts as written:
+        only new ones are sure to go to the disk."""
+        bases = self.journal.bases()
+        first = self.segments.holding(self.page.synced_sequence, bases)
+        for base in bases:
+            if first is not None and base < first:
+                continue
+            path = self.segments.path_of(base)
+            segment = Segment(path, base)
+            try:
+                self._put(self._copied(segment, 0, segment.size()), path)
+            except OSError as error:
+                raise Poisoned(f"{path}: it could not be written anew ({error}); the journal still takes no records") from error
+            finally:
+                segment.close()
+            self.written_anew += 1
+
+    def _finish(self) -> None:
+        """Say where the journal ends, when all of it is on disk."""
+        base = self.journal.bases()[-1]
+        segment = Segment(self.segments.path_of(base), base, is_writable=True)
+        try:
+            found = walk(self.format, segment, self.segments.begin_of(segment), base, segment.size())
+            end, sequence = segment.size(), found.sequence
+            if found.size < end:  # damaged frames of known size
+                sequence = examine(self.segments, segment, end, None).sequence
+            system.port.flush(segment.fd)
+            promised = self.page.next_sequence if self.page.boot == self.control.boot_id else self.page.synced_sequence
+            if promised > sequence and self.format.name_of(promised) is not None:
+                base, sequence, end = promised, promised, self._begin(promised, segment)
+        finally:
+            segment.close()
+        flush_directory(self.segments.directory)
+        known = self.page.last_timestamp, sequence, 0
+        self.control.write(Page(MAGIC, self.control.boot_id, base, end, sequence, *known, *self.control.holder, 0))
+
+    def _begin(self, base: int, source: Segment) -> int:
+        """Make an empty segment, so that numbers which were given out are not given out again; returns where it ends."""
+        header = self.format.header(base)
+        self._put(self._copied(source, 0, 0, header), self.segments.path_of(base))
+        self.begun.append(base)
+        return len(header)

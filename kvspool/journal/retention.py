@@ -1,0 +1,83 @@
+"""What a journal keeps: rules that say which of the oldest segments go.
+
+A segment goes if one of the *limits* wants it to (`max_bytes`, `max_age`, `by_consumers`, or `before` of a trim by hand), nothing holds it
+back, and no older one stays. Two things hold it back: the *floor*, always; and a durable reader that has yet to read a record of it, unless
+`force` is set. A reader that `force` passes gets an exact Gap, and the report of the trim names it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvspool import sizes
+
+if TYPE_CHECKING:
+    from kvspool.journal.journal import Journal
+    from kvspool.journal.trim import TrimPlan
+
+
+class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What stays whatever the limits say. sequence: every record from it on. bytes, records, segments: at least so many of the newest.
+    All that are given hold."""
+
+    sequence: int | None = None
+    bytes: int | None = None
+    records: int | None = None
+    segments: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"a floor's {name} is not negative: {getattr(self, name)}")
+
+    def forbids(self, sequence: int, segments: int, records: int, size: int) -> str:
+        """Return why it may not be that a journal begins at `sequence` and holds so much, in words; nothing if it may."""
+        if self.sequence is not None and sequence > self.sequence:
+            return f"the floor keeps all from sequence {self.sequence} on"
+        if self.segments is not None and segments < self.segments:
+            return f"the floor keeps {self.segments:,} segments"
+        if self.records is not None and records < self.records:
+            return f"the floor keeps {self.records:,} records"
+        if self.bytes is not None and size < self.bytes:
+            return f"the floor keeps {sizes.show(self.bytes)}"
+        return ""
+
+
+class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Rules for what goes; see the module.
+
+    max_bytes: of all segments together. max_age: seconds since the newest record of a segment was appended; where records have no time,
+    since its file was last written. by_consumers: what every durable reader has committed goes; with no reader nothing does. floor: what
+    stays in any case; a number is a sequence. force: `max_bytes`, `max_age` and a trim by hand don't wait for durable readers.
+    """
+
+    max_bytes: int | None = None
+    max_age: float | None = None
+    by_consumers: bool = False
+    floor: Floor | int | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_bytes is not None and self.max_bytes < 0:
+            raise ValueError(f"max_bytes is a number of bytes, not {self.max_bytes}")
+        if self.max_age is not None and not 0 <= self.max_age < float("inf"):
+            raise ValueError(f"max_age is a number of seconds, not {self.max_age}")
+        if isinstance(self.floor, int) and self.floor < 0:
+            raise ValueError(f"a floor is a sequence or a Floor, not {self.floor}")
+
+    @property
+    def has_limit(self) -> bool:
+        """Return whether any rule could want a segment to go."""
+        return self.max_bytes is not None or self.max_age is not None or self.by_consumers
+
+    def floors(self) -> Floor:
+        """Return the floor as one."""
+        return Floor(sequence=self.floor) if isinstance(self.floor, int) else self.floor or Floor()
+
+    def plan(self, journal: Journal) -> TrimPlan:
+        """Return what these rules would do to a journal now. Takes no lock, and changes nothing."""
+        from kvspool.journal import trim
+
+        return trim.plan(journal, self)

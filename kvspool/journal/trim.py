@@ -1,0 +1,265 @@
+"""Trimming a journal: which of the oldest segments its rules want removed at this moment, and why; `dropping` removes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvspool import sizes, system
+from kvspool.errors import Corruption, KvspoolError, OutOfRange
+from kvspool.journal import settings
+from kvspool.journal.dropping import drop
+from kvspool.journal.retention import Retention
+
+if TYPE_CHECKING:
+    from kvspool.journal.journal import Journal
+    from kvspool.journal.offsets import Offsets
+    from kvspool.journal.segments import Segments
+
+AT_ONCE = 8  # segments removed under one hold of the append lock, so that appenders get in between
+TAIL = 64  # bytes read to learn how long the last frame is
+LARGEST_LAST = 1 << 26  # bytes; a longer last frame is not read for its time
+
+
+class PlannedSegment(msgspec.Struct, frozen=True):
+    """One segment, and what becomes of it. base: sequence of its first record. newest: ns since the Unix epoch of its newest record, or
+    of the last write to its file; age: seconds since then. why: why it goes or stays. held_by: durable readers that have yet to read a
+    record of it."""
+
+    base: int
+    records: int
+    bytes: int
+    newest: int
+    age: float
+    goes: bool
+    why: str
+    held_by: list[str]
+
+
+class LeftBehind(msgspec.Struct, frozen=True):
+    """A durable reader whose next records go: it gets a Gap from `first` to `last`."""
+
+    name: str
+    first: int
+    last: int
+
+
+class TrimPlan(msgspec.Struct, frozen=True):
+    """What a trim would do, the oldest segment first."""
+
+    path: str
+    segments: list[PlannedSegment]
+    left_behind: list[LeftBehind]
+
+    @property
+    def going(self) -> list[PlannedSegment]:
+        """Return the segments that go."""
+        return [one for one in self.segments if one.goes]
+
+
+class TrimReport(msgspec.Struct, frozen=True):
+    """What a trim did, or with `dry_run` would do: segments, records and bytes removed; the first sequence that is left; the plan that it
+    began with; and the durable readers that lost records by it."""
+
+    path: str
+    dry_run: bool
+    removed_segments: int
+    removed_records: int
+    removed_bytes: int
+    first_sequence: int
+    left_behind: list[LeftBehind]
+    plan: TrimPlan
+
+
+class _Candidate(msgspec.Struct, frozen=True):
+    """A segment, and what would be left behind it."""
+
+    base: int
+    next_base: int
+    bytes: int
+    is_last: bool
+    segments_behind: int
+    records_behind: int
+    bytes_behind: int
+
+
+class Trim:
+    """One application of rules to the segments of a journal. `end`: the sequence that the next record gets."""
+
+    def __init__(
+        self, segments: Segments, offsets: Offsets, end: int, retention: Retention, before: int | None = None, own: Retention | None = None
+    ) -> None:
+        self.segments = segments
+        self.end = end
+        self.retention = retention
+        self.before = before
+        self.floors = [rules.floors() for rules in (retention, own) if rules is not None]
+        self.readers = list(_readers(offsets))
+        self.now = system.port.now()
+
+    def decisions(self) -> Iterator[PlannedSegment]:
+        """Yield what becomes of each segment, the oldest first."""
+        stays = False
+        for one in self._candidates():
+            held_by = [name for name, sequence in self.readers if sequence < one.next_base]
+            newest = self._newest(one)
+            goes, why = (False, "an older segment stays") if stays and not one.is_last else self._decide(one, newest, held_by)
+            stays = not goes
+            age = max(0.0, (self.now - newest) / 1e9)
+            yield PlannedSegment(one.base, one.next_base - one.base, one.bytes, newest, age, goes, why, held_by)
+
+    def plan(self) -> TrimPlan:
+        """Return what becomes of all segments."""
+        try:
+            found = list(self.decisions())
+        finally:
+            self.segments.close()
+        first = next((one.base for one in found if not one.goes), self.end)
+        return TrimPlan(str(self.segments.path), found, self.left_behind(first))
+
+    def left_behind(self, first: int) -> list[LeftBehind]:
+        """Return the durable readers that stand before a sequence."""
+        return [LeftBehind(name, sequence, first - 1) for name, sequence in self.readers if 0 <= sequence < first]
+
+    def remove(self, most: int | None = None) -> list[PlannedSegment]:
+        """Remove up to `most` of the segments that go, and return them. Under the append lock."""
+        try:
+            going = list(islice(takewhile(lambda one: one.goes, self.decisions()), most))
+            drop(self.segments, [one.base for one in going])
+        finally:
+            self.segments.close()
+        return going
+
+    def _candidates(self) -> Iterator[_Candidate]:
+        bases = self.segments.bases()
+        looked_up = [system.port.look_up(self.segments.path_of(base)) for base in bases]
+        lengths = [0 if status is None else status.st_size for status in looked_up]
+        left = sum(lengths)
+        for number, (base, length) in enumerate(zip(bases, lengths, strict=True), start=1):
+            next_base = bases[number] if number < len(bases) else max(base, self.end)
+            left -= length
+            yield _Candidate(base, next_base, length, number == len(bases), len(bases) - number, self.end - next_base, left)
+
+    def _decide(self, one: _Candidate, newest: int, held_by: list[str]) -> tuple[bool, str]:
+        if one.is_last:
+            return False, "the last segment never goes"
+        wish, waits = self._wish(one, newest, held_by)
+        if not wish:
+            return False, "no rule wants it to go"
+        for floor in self.floors:
+            words = floor.forbids(one.next_base, one.segments_behind, one.records_behind, one.bytes_behind)
+            if words:
+                return False, words
+        if held_by and waits:
+            names = ", ".join(repr(name) for name in held_by)
+            return False, f"{names} {'has' if len(held_by) == 1 else 'have'} yet to read it"
+        return True, wish
+
+    def _wish(self, one: _Candidate, newest: int, held_by: list[str]) -> tuple[str, bool]:
+        """Return why a limit wants a segment to go, in words, if one does; and whether that waits for durable readers."""
+        rules = self.retention
+        waits = not rules.force
+        if self.before is not None and one.next_base <= self.before:
+            return f"all of it lies before sequence {self.before}", waits
+        if rules.max_bytes is not None and one.bytes + one.bytes_behind > rules.max_bytes:
+            return f"{sizes.show(one.bytes + one.bytes_behind)} are there, {sizes.show(rules.max_bytes)} may be", waits
+        if rules.max_age is not None and self.now - newest > rules.max_age * 1e9:
+            return f"its newest record is older than {rules.max_age:g} s", waits
+        if rules.by_consumers and self.readers:
+            return "every durable reader has read it", True
+        return "", True
+
+    def _newest(self, one: _Candidate) -> int:
+        """Return the time of a segment's last record; that of its file's last write where it can't be known."""
+        status = system.port.look_up(self.segments.path_of(one.base))
+        written = self.now if status is None else status.st_mtime_ns
+        if not self.segments.format.has_timestamps or one.next_base <= one.base:
+            return written
+        found = self._time_of(one.base, one.next_base - 1)
+        return found if found > 0 else written
+
+    def _time_of(self, base: int, last: int) -> int:
+        """Return the timestamp of the last frame of a segment, which has the sequence `last`; 0 if it isn't found from behind."""
+        format = self.segments.format
+        segment = self.segments.get(base)
+        if segment is None:
+            return 0
+        end = segment.size()
+        size = format.size_of_last(segment.read(max(0, end - TAIL), TAIL))
+        times: list[Any] = []
+        if 0 < size <= min(end, LARGEST_LAST):
+            format.scan(segment.read(end - size, size), last, 1, lambda sequence, timestamp, *_: timestamp, times)
+        return times[0] if times else 0
+
+
+def _readers(offsets: Offsets) -> Iterator[tuple[str, int]]:
+    """Yield the durable readers and where they stand; one whose place can't be read stands before everything, and so holds all of it."""
+    for name in offsets.names():
+        try:
+            sequence = offsets.load(name)
+        except (Corruption, ValueError):
+            sequence = -1
+        if sequence is not None:
+            yield name, sequence
+
+
+def own(journal: Journal) -> Retention | None:
+    """Return the retention in the journal's settings, as it is at this moment; None if there is none. Raises Corruption."""
+    found = settings.load(journal.format.sidecar(journal.path))
+    return None if found is None else found.retention
+
+
+def plan(journal: Journal, retention: Retention, before: int | None = None) -> TrimPlan:
+    """Return what a trim would do now. Takes no lock, and changes nothing."""
+    return Trim(journal.segments_apart(), journal.offsets, journal.end(), retention, before, own(journal)).plan()
+
+
+def trim(journal: Journal, retention: Retention | None, before: int | None, force: bool, dry_run: bool, timeout: float) -> TrimReport:
+    """See `Journal.trim`."""
+    kept = own(journal)
+    if retention is None:
+        retention = Retention(force=force) if before is not None else kept
+    if retention is None or (before is None and not retention.has_limit):
+        raise ValueError("nothing says what is to go: pass a Retention with a limit, or before=; the journal has no retention of its own")
+    if before is not None and before > (end := journal.end()):
+        raise OutOfRange(f"sequence {before} has not been written yet; the next one of {journal.path} is {end}")
+    if force:
+        retention = msgspec.structs.replace(retention, force=True)
+    planned = plan(journal, retention, before)
+    going = planned.going if dry_run else _remove(journal, retention, before, kept, timeout)
+    first = next((one.base for one in planned.segments if not one.goes), 0) if dry_run else journal.first()
+    left = Trim(journal.segments_apart(), journal.offsets, first, retention).left_behind(first) if going else []
+    totals = sum(one.records for one in going), sum(one.bytes for one in going)
+    return TrimReport(str(journal.path), dry_run, len(going), *totals, first, left, planned)
+
+
+def _remove(journal: Journal, retention: Retention, before: int | None, kept: Retention | None, timeout: float) -> list[PlannedSegment]:
+    """Remove what goes, a few at a time; who wants to append gets in between, and who commits is heard."""
+    removed: list[PlannedSegment] = []
+    while True:
+        with journal.appending(timeout) as (_, page):
+            some = Trim(journal.segments_apart(), journal.offsets, page.next_sequence, retention, before, kept).remove(AT_ONCE)
+        removed += some
+        if len(some) < AT_ONCE:
+            return removed
+
+
+def on_roll(journal: Journal) -> Callable[[int], None]:
+    """Return what an appender calls, with the next sequence, when it has begun a segment: it applies the journal's own retention.
+
+    Never raises: a trim that fails is no failure of the append. The journal remembers it as `trim_error`.
+    """
+
+    def apply(end: int) -> None:
+        try:
+            rules = own(journal)
+            if rules is not None and rules.has_limit:
+                Trim(journal.segments_apart(), journal.offsets, end, rules).remove()
+            journal.trim_error = None
+        except (OSError, KvspoolError, ValueError) as error:
+            journal.trim_error = error
+
+    return apply

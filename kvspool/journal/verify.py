@@ -1,0 +1,249 @@
+"""Look at every frame of a journal while others use it, and say what is damaged.
+
+**No false alarms.** No lock is kept. Sealed segments don't change, except that they go: what was trimmed meanwhile is no damage. The end of
+the last one changes all the time: a part of a frame there counts only when it stays as it is and no writer is at work, ours or the
+original's; and then it is what a killed writer leaves, which the next append cuts, and no damage either. A durable reader's place is
+compared with the end as it is after that place was read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvspool import system
+from kvspool.errors import Corruption
+from kvspool.journal import control, settings
+from kvspool.journal.control import APPEND, NOTHING, Page
+from kvspool.journal.damage import Examined, SegmentDamage, examine
+from kvspool.spool.recovery import MOST_PLACES
+from kvspool.spool.verify import Progress
+
+if TYPE_CHECKING:
+    from kvspool.journal.journal import Journal
+    from kvspool.journal.segments import Segment
+
+PATIENCE = 5.0  # seconds until the end of a journal that is written to has to look whole for a moment
+PAUSE = 0.02  # seconds between two looks at it
+SAME = 3  # looks in a row that have to find the same
+
+
+class JournalVerifyReport(msgspec.Struct, frozen=True):
+    """What a look at every record of a journal found.
+
+    records, bytes: sound records, and what their frames take. damaged_records: sequences that are missing or whose bytes are wrong;
+    damaged: the places, the first 1000 of them. trimmed: records of segments that were removed during the look, which is no fault.
+    torn_bytes: what a writer that died has left behind the last record; the next append cuts it. foreign: names beside the segments that
+    mean nothing here. problems: what is wrong with names, settings, the lock file and durable readers. sync_error: errno of the first
+    failed flush, 0 if there was none.
+    """
+
+    path: str
+    format: str
+    segments: int
+    records: int
+    bytes: int
+    first_sequence: int
+    next_sequence: int
+    damaged_records: int
+    damaged: list[SegmentDamage]
+    trimmed: int
+    torn_bytes: int
+    foreign: list[str]
+    problems: list[str]
+    sync_error: int
+
+    @property
+    def is_sound(self) -> bool:
+        """Return whether nothing is damaged."""
+        return not self.damaged and not self.problems
+
+
+class _Look:
+    """One look from the oldest segment to the last one."""
+
+    def __init__(self, journal: Journal, progress: Progress) -> None:
+        self.journal = journal
+        self.progress = progress
+        self.page, words = _page(journal)  # before the segments are looked at: what it says must be there
+        self.problems = [words] if words else []
+        self.segments = journal.segments_apart()
+        self.damaged: list[SegmentDamage] = []
+        self.records = self.bytes = self.trimmed = self.torn = self.looked_at = 0
+        self.first = self.end = -1
+
+    def go(self) -> None:
+        """Look at all segments that are there now."""
+        bases = self._regular(self.journal.bases())
+        sizes = [system.port.look_up(self.segments.path_of(base)) for base in bases]
+        done, total = 0, sum(status.st_size for status in sizes if status is not None)
+        self.first = bases[0] if bases else 0
+        for base, until in zip(bases, [*bases[1:], None], strict=True):
+            segment = self.segments.get(base)
+            if segment is None:
+                self._vanished(base, until)
+                continue
+            self.looked_at += 1
+            size = segment.size()
+            if until is None:
+                self._take_end(segment)
+            else:
+                self._take(examine(self.segments, segment, size, until, self._telling(done, total)), segment, until)
+            done += size
+            self._tell(done, total)
+        self._compare_with_page(bases)
+        self.segments.close()
+
+    def _telling(self, done: int, total: int) -> Callable[[int], None]:
+        return lambda at: self._tell(done + at, total)
+
+    def _tell(self, done: int, total: int) -> None:
+        self.progress(done, max(total, done))
+
+    def _regular(self, bases: list[int]) -> list[int]:
+        """Return the segments that are files; a pipe would keep us for ever."""
+        kept = []
+        for base in bases:
+            status = system.port.look_up(self.segments.path_of(base))
+            if status is None or stat.S_ISREG(status.st_mode):
+                kept.append(base)
+            else:
+                self.problems.append(f"{self.segments.path_of(base).name} has a segment's name and is no file")
+        return kept
+
+    def _take(self, found: Examined, segment: Segment, until: int | None) -> None:
+        self.records += found.records
+        self.bytes += found.bytes
+        self.damaged += found.damaged
+        self.end = found.sequence if until is None else until
+        if until is not None and found.sequence > until:
+            self.problems.append(f"{segment.path.name} goes on to sequence {found.sequence - 1}, but the next one begins at {until}")
+
+    def _take_end(self, segment: Segment) -> None:
+        """Look at the last segment until it is whole, or stays damaged while nobody writes."""
+        found, same = examine(self.segments, segment, segment.size(), None), 0
+        deadline = system.port.monotonic() + PATIENCE
+        is_written = False
+        while (found.damaged or found.torn) and same < SAME and system.port.monotonic() < deadline:
+            system.port.sleep(PAUSE)
+            is_written = is_written_to(self.journal)
+            before, found = found, examine(self.segments, segment, segment.size(), None)
+            same = same + 1 if found == before and not is_written else 0
+        self._take(found._replace(torn=0), segment, None)
+        self.torn = 0 if is_written else found.torn
+
+    def _vanished(self, base: int, until: int | None) -> None:
+        """A segment isn't there any more: trimmed, if it was the oldest."""
+        left = self.journal.bases()
+        if until is not None and left[0] > base:
+            self.trimmed += until - base
+        elif base not in left:
+            self.problems.append(f"the segment from sequence {base} on was removed, and older ones are there")
+
+    def _compare_with_page(self, bases: list[int]) -> None:
+        """What the writers, or in an earlier run of the machine a flush, had promised before we looked has to be there."""
+        page = self.page
+        if page is NOTHING:
+            return
+        promised = page.next_sequence if page.boot == system.port.boot_id() else page.synced_sequence
+        if promised <= self.end or not bases or self._was_cut_meanwhile(promised):
+            return
+        last = self.segments.path_of(bases[-1])
+        status = system.port.look_up(last)
+        at_end = SegmentDamage(0 if status is None else status.st_size, 0, self.end, promised - 1, segment=last.name)
+        if self.damaged and self.damaged[-1].segment == last.name and self.damaged[-1].first == self.end:
+            at_end = msgspec.structs.replace(self.damaged.pop(), last=promised - 1)
+        self.damaged.append(at_end)
+
+    def _was_cut_meanwhile(self, promised: int) -> bool:
+        """Return whether the writers themselves say by now that less is there: somebody has rewound the journal, or cut a torn end."""
+        now = _page(self.journal)[0]
+        return now is not NOTHING and now != self.page and now.next_sequence < promised
+
+
+def verify_journal(journal: Journal, progress: Progress | None = None) -> JournalVerifyReport:
+    """Look at every record that is there now; `progress(done, all)` is called with bytes. Raises LogNotFound, or the system's OSError."""
+    look = _Look(journal, progress or (lambda done, all: None))
+    look.go()
+    return JournalVerifyReport(
+        path=str(journal.path),
+        format=journal.format.name,
+        segments=look.looked_at,
+        records=look.records,
+        bytes=look.bytes,
+        first_sequence=look.first,
+        next_sequence=look.end,
+        damaged_records=sum(max(0, place.count) for place in look.damaged),
+        damaged=look.damaged[:MOST_PLACES],
+        trimmed=look.trimmed,
+        torn_bytes=look.torn,
+        foreign=_foreign(journal),
+        problems=[*look.problems, *_settings(journal), *_readers(journal)],
+        sync_error=look.page.sync_error,
+    )
+
+
+def is_written_to(journal: Journal) -> bool:
+    """Return whether a writer has the append lock at this moment, or the original program has the journal open."""
+    try:
+        fd = system.port.open(journal.format.lock_file(journal.path), os.O_RDONLY)
+    except (FileNotFoundError, PermissionError):
+        return False
+    try:
+        if system.port.is_locked(fd, APPEND):
+            return True
+        if not system.port.try_lock_file(fd, shared=True):
+            return True
+        system.port.unlock_file(fd)
+        return False
+    finally:
+        system.port.close(fd)
+
+
+def _page(journal: Journal) -> tuple[Page, str]:
+    """Return the writers' page, of whatever run of the machine, and what is wrong with it."""
+    try:
+        fd = system.port.open(journal.format.lock_file(journal.path), os.O_RDONLY)
+    except (FileNotFoundError, PermissionError):
+        return NOTHING, ""
+    try:
+        for _ in range(control.TRIES):
+            data = system.port.read(fd, control.PAGE.size, 0)
+            page = control.parse(data)
+            if page is not NOTHING or not data.strip(b"\0"):
+                return page, ""
+            system.port.sleep(PAUSE)
+    finally:
+        system.port.close(fd)
+    return NOTHING, f"{journal.format.lock_file(journal.path).name} doesn't say where the journal ends; the next append finds out"
+
+
+def _foreign(journal: Journal) -> list[str]:
+    form, path = journal.format, journal.path
+    directory = form.segments_in(path)
+    ours = {form.lock_file(path), form.sidecar(path), directory / settings.NAME}
+    names = system.port.names(directory)
+    return sorted(name for name in names if form.base_of(name) is None and not form.knows(name) and directory / name not in ours)
+
+
+def _settings(journal: Journal) -> Iterator[str]:
+    try:
+        settings.load(journal.format.sidecar(journal.path))
+    except Corruption as error:
+        yield str(error)
+
+
+def _readers(journal: Journal) -> Iterator[str]:
+    for name in journal.offsets.names():
+        try:
+            sequence = journal.offsets.load(name)
+        except (Corruption, ValueError) as error:
+            yield f"the durable reader {name!r} has lost its place: {error}"
+            continue
+        end = journal.end()
+        if sequence is not None and sequence > end:
+            yield f"the durable reader {name!r} stands at sequence {sequence}, but {end} is the next one; it goes on there"
