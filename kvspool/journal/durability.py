@@ -7,10 +7,12 @@ sequence all is there, and whoever waited for the flush lock looks at that befor
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvspool import system
-from kvspool.errors import Poisoned
+from kvspool.errors import KvspoolError, Poisoned
+from kvspool.journal import control
 from kvspool.journal.control import SYNC
 
 if TYPE_CHECKING:
@@ -31,20 +33,40 @@ class Flusher:
 
     def flush(self, timeout: float) -> int:
         """As `sync`."""
-        control = self._journal.control(timeout)
-        return self.flush_below(control.read().next_sequence, timeout)
+        with self._journal.appending(timeout) as (_, page):  # without the lock the page may be half written
+            sequence = page.next_sequence
+        return self.flush_below(sequence, timeout)
 
     def flush_below(self, sequence: int, timeout: float) -> int:
         """Return when every record below `sequence` is on disk, whoever put it there."""
-        control = self._journal.control(timeout)
-        control.lock(timeout, SYNC)
+        held = self._journal.control(timeout)
+        held.lock(timeout, SYNC)
         try:
-            page = control.read()
+            page = held.read()
             if page.sync_error == 0 and page.synced_sequence >= sequence:
                 return page.synced_sequence
             return self._flush(timeout)
         finally:
-            control.unlock(SYNC)
+            held.unlock(SYNC)
+
+    def settle(self, sequence: int) -> None:
+        """Put the records below a sequence on disk, if they may not be there; for who is about to keep on disk that he has read them.
+
+        Takes no lock, since the original may be writing. Raises Poisoned.
+        """
+        if control.look(self._journal.format.lock_file(self._journal.path)).synced_sequence >= sequence:
+            return
+        segment = self._journal.segment_of(sequence - 1)
+        if segment is None:
+            return
+        try:
+            system.port.flush_data(segment.fd)
+        except OSError as error:
+            with suppress(KvspoolError, OSError), self._journal.appending(self._journal.timeout) as (appender, page):
+                appender.control.write(page._replace(sync_error=error.errno or errno.EIO))
+            raise Poisoned(f"{segment.path}: the flush to disk failed ({error}); the journal takes no more records") from error
+        finally:
+            segment.close()
 
     def _flush(self, timeout: float) -> int:
         """Flush the last segment, without the append lock: others append meanwhile."""

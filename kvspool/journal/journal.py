@@ -38,7 +38,7 @@ from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, repair_journal
 from kvspool.journal.retention import Retention
-from kvspool.journal.segments import Segments
+from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.settings import Settings
 from kvspool.journal.trim import TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
@@ -472,6 +472,18 @@ class Journal:
         return 0
 
     # Durable readers.
+
+    def settle(self, sequence: int) -> None:
+        """Put the records below a sequence on disk, for a reader that is about to commit it. Raises Poisoned."""
+        self._flusher.settle(sequence)
+
+    def segment_of(self, sequence: int) -> Segment | None:
+        """Return the segment that a sequence belongs into, open, for the caller to close; None if it is gone."""
+        segments = Segments(self.path, self.format)
+        base = segments.holding(sequence, segments.bases())
+        with suppress(FileNotFoundError):
+            return None if base is None else Segment(segments.path_of(base), base)
+        return None
 
     def reader(self, name: str, start: Start = "earliest") -> JournalReader:
         """Open the durable reader of this name, exclusively; one that is new stands at `start`. Raises ReaderBusy, OutOfRange,
