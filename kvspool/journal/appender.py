@@ -6,7 +6,7 @@ What a process that dies in the midst of it leaves, and what the next writer doe
 |---|---|---|
 | while it wrote frames | more bytes than the page says | keeps the whole frames: a reader may have them already; cuts what is torn |
 | before it wrote the page | the same | the same |
-| while it made a segment | a page whose `end` is 0 | makes it, or completes its header |
+| while it made a segment | a page whose `end` is the largest number | makes it, or completes its header; on disk, with its name |
 
 The same look at the last segment's frames is taken where the page can't be believed: after a restart of the machine, when the original has
 written, when the lock file is new. What was cut is reported, byte for byte; see `Torn`.
@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from kvspool import system
-from kvspool.errors import Corruption, LogVanished, Poisoned, Reentered
+from kvspool.errors import Corruption, KvspoolError, LogVanished, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, SHORT, WHOLE, Batch, Format, Scan
 from kvspool.journal.segments import Segment, Segments
@@ -88,7 +88,7 @@ class Appender:
     def append(self, batch: Batch, page: Page) -> range:
         """Append all records of a batch, under the append lock, and return their sequences.
 
-        A batch that spans segments may fail between two of them: the error's note says which records are there.
+        A batch may fail between two records, where the disk is full: the error's note says which records are there.
         """
         first = page.next_sequence
         done = 0
@@ -96,7 +96,11 @@ class Appender:
             while done < len(batch.values):
                 data, count = self.format.encode(batch, done, page.next_sequence, page.base, page.end)
                 if count:
-                    page = self._write(page, data, count, _last_time(batch, done + count, page))
+                    try:
+                        page = self._write(page, data, count, _last_time(batch, done + count, page))
+                    except OSError:
+                        done += self._kept(page)
+                        raise
                     done += count
                 if not count or self.format.is_full(page.base, page.end, page.next_sequence):
                     page = self.roll(page)
@@ -133,7 +137,7 @@ class Appender:
 
     def _agrees(self, page: Page) -> bool:
         """Return whether the page is of this run of the machine, and the segment that it speaks of ends where it says."""
-        if page.boot != self.control.boot_id or page.end == NOT_BEGUN and self.format.header_bytes:
+        if page.boot != self.control.boot_id or page.end == NOT_BEGUN:
             return False
         segment = self._segment
         if segment is None or segment.base != page.base or segment.is_gone():
@@ -165,14 +169,14 @@ class Appender:
             raise LogVanished(f"{self.segments.path_of(base)} was removed at this moment; try again")
         size = segment.size()
         begin = self.segments.begin_of(segment)
-        if begin < len(self.format.header(base)):
-            return self._begin(self._page(page, base))  # its header is torn, so there is no frame
+        if begin < len(self.format.header(base)) or size <= begin:
+            return self._begin(self._page(page, base))  # no frame is there; whoever made it may not have come to its end
         sequence = base
         if is_ours and base == page.base and begin <= page.end <= size:
             begin, sequence = page.end, page.next_sequence
         found = last_whole(self.format, segment, begin, sequence, size)
         if found.size < size:
-            if begin != page.end or not is_ours:  # what a killed writer leaves is the beginning of frames, and nothing else
+            if found.stop != WHOLE and (begin != page.end or not is_ours):  # a killed writer leaves the beginning of frames alone
                 self._refuse_to_lose(segment, found, size)
             self._cut(segment, found, size)
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
@@ -211,15 +215,18 @@ class Appender:
     def _write(self, page: Page, data: bytes | bytearray, count: int, timestamp: int) -> Page:
         segment = self._segment
         assert segment is not None
-        try:
-            system.port.write(segment.fd, data, page.end)
-        except OSError:
-            with suppress(OSError):  # the next writer does it otherwise
-                system.port.truncate(segment.fd, page.end)
-            raise
+        system.port.write(segment.fd, data, page.end)
         page = self._page(page, page.base, page.end + len(data), page.next_sequence + count)._replace(last_timestamp=timestamp)
-        self.control.write(page)
+        with suppress(OSError):  # the records are there all the same; the next writer finds them
+            self.control.write(page)
         return page
+
+    def _kept(self, page: Page) -> int:
+        """Behind a write that failed: cut what is torn, and return how many whole records are left, which a reader may have already."""
+        try:
+            return self._recover(page).next_sequence - page.next_sequence
+        except (OSError, KvspoolError):  # the next writer does it otherwise
+            return 0
 
     def roll(self, page: Page) -> Page:
         """Close the last segment, on disk, and begin a new one. Under the append lock."""
@@ -245,9 +252,9 @@ class Appender:
         path = self.segments.path_of(page.base)
         fd = system.port.open(path, os.O_RDWR | os.O_CREAT, self._mode)
         try:
-            system.port.truncate(fd, 0)
             header = self.format.header(page.base)
-            if header:
+            if system.port.read(fd, len(header) + 1, 0) != header:  # otherwise a reader may stand behind it
+                system.port.truncate(fd, 0)
                 system.port.write(fd, header, 0)
             system.port.flush(fd)
         finally:
@@ -255,7 +262,7 @@ class Appender:
         flush_directory(path.parent)
         if self._open(page.base) is None:
             raise LogVanished(f"{path} was removed at this moment; try again")
-        page = self._page(page, page.base, len(header), page.base)
+        page = self._page(page, page.base, len(header), page.base)._replace(synced_sequence=page.base)
         self.control.write(page)
         return page
 

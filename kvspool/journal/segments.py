@@ -103,9 +103,11 @@ class Segments:
         """Return where the first frame of a segment begins; 0 if its header isn't all there yet. Raises Corruption."""
         if not self.format.header_bytes:
             return 0
-        data = segment.read(0, self.format.header_bytes)
+        data = segment.read(0, self.format.header_bytes + 1)
+        if len(data) <= self.format.header_bytes and not any(data):
+            return 0  # a crash of the machine may leave the length and not the bytes
         try:
-            return self.format.check_header(data, segment.base)
+            return self.format.check_header(data[: self.format.header_bytes], segment.base)
         except (Corruption, UnknownVersion) as error:
             raise type(error)(f"{segment.path}: {error}") from None
 
