@@ -111,19 +111,23 @@ class Cursor:
 
     def _read_on(self, segment: Segment, need: int) -> Gap | None:
         """A frame goes on behind what was read: read more, or wait until it is whole."""
-        had = len(self._data)
+        seen = self._data
+        had = len(seen)
         self._size = min(max(self._size, need, 2 * had), max(CHUNK, segment.size() - self.position))  # a size may say anything
         self._data = segment.read(self.position, self._size)
-        if len(self._data) > had:
+        if not seen.startswith(self._data):  # it goes on; or the torn end of a dead writer may have been cut, and others written there
             return None
         self._data = b""
-        return self._at_torn_end(segment, self.position + had)
+        return self._at_torn_end(segment, seen)
 
-    def _at_torn_end(self, segment: Segment, end: int) -> Gap | None:
-        """The segment ended at byte `end`, in the midst of a frame: it is not yet there, unless somebody says that it should be."""
+    def _at_torn_end(self, segment: Segment, torn: bytes) -> Gap | None:
+        """The segment ended with `torn`, a part of a frame: it is not yet there, unless somebody says that it should be."""
+        end = self.position + len(torn)
         if segment.size() > end:
             return None
         if self._later() or self._is_published(segment):
+            if not torn.startswith(segment.read(self.position, len(torn) + 1)):
+                return None  # it became whole before that was said
             return self._pass_damage(segment, None)
         self._has_more = False
         return None
