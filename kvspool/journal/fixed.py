@@ -109,6 +109,9 @@ class FixedJournal(Journal):
         """Return the position of the oldest item, or that of the next one if there is none."""
         return max(self._bases()[0], self._bounds.first())
 
+    def first(self) -> int:
+        return self.oldest()
+
     # Front and end.
 
     def prune(self, minimum: int, *, timeout: float | None = None) -> int:
