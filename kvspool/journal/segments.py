@@ -104,7 +104,8 @@ class Segments:
         if not self.format.header_bytes:
             return 0
         data = segment.read(0, self.format.header_bytes + 1)
-        if len(data) <= self.format.header_bytes and not any(data):
+        header = self.format.header(segment.base)
+        if len(data) <= self.format.header_bytes and data != header and header.startswith(data.rstrip(b"\0")):
             return 0  # a crash of the machine may leave the length and not the bytes
         try:
             return self.format.check_header(data[: self.format.header_bytes], segment.base)
