@@ -14,13 +14,13 @@ def twin(package: str, stem: str) -> Extension:
         f"{package}.{stem}_c",
         [f"{package}/{stem}_py.py"],
         include_dirs=["kvspool"],
-        depends=["kvspool/_machine.pxd", "kvspool/_network.pxd", "kvspool/_crc32c.h", "kvspool/_crc32.h", f"{package}/{stem}_c.pxd"],
+        depends=["kvspool/_machine.pxd", "kvspool/_network.pxd", "kvspool/_pointers.pxd", "kvspool/_crc32c.h", f"{package}/{stem}_c.pxd"],
         extra_compile_args=["-O3"],
     )
 
 
 extensions = cythonize(
-    [twin("kvspool", "_frames"), twin("kvspool", "_kvj"), twin("kvspool", "_sej"), twin("kvspool", "_fixed"), twin("shard", "_hash")],
+    [twin("kvspool", "_chunks"), twin("kvspool", "_frames"), twin("kvspool", "_kvj"), twin("kvspool", "_sej"), twin("shard", "_hash")],
     build_dir="build",
     force=True,  # it doesn't see that a .pxd under the other name has changed
     compiler_directives={

@@ -21,7 +21,6 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-import kvspool
 from kvspool import SpoolStats, system
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
 from kvspool.journal import JournalStats
@@ -31,7 +30,7 @@ from kvspool.spool.spool import TIMEOUT
 from kvspool.wakeups import ENTERED, Watcher
 from shard import ShardSet, route
 from shard.merge import FollowingMerge, Merge
-from shard.shardset import Log, ShardRecord
+from shard.shardset import Log, ShardRecord, open_shard
 
 M = TypeVar("M", bound=Merge)
 LONGEST_ID = 100  # bytes of a client's id
@@ -191,7 +190,7 @@ class HubRoot:
         log = self._logs.get(key)
         if log is None or log.closed or log.has_vanished():
             try:
-                log = self._logs[key] = kvspool.open(path, timeout=self._timeout)
+                log = self._logs[key] = open_shard(path, self._timeout)
             except LogNotFound:
                 return None
             except NotALog:

@@ -23,6 +23,8 @@
     |-- LockTimeout             somebody else holds the lock      (also TimeoutError)
     |-- SpoolFull               no room until a durable reader moves on
     |   `-- Pinned              no room until somebody's view is closed
+    |-- QueueFull               no room in the queue              (also queue.Full)
+    |-- QueueEmpty              nothing in the queue              (also queue.Empty)
     |-- ReaderBusy              somebody else has this durable reader open
     |-- NoSuchReader            the log has no durable reader of this name (also LookupError)
     |-- TooManyReaders          every reader's slot is taken
@@ -30,6 +32,7 @@
     |-- Reentered               an append in the middle of another one, from a signal handler (also RuntimeError)
     |-- Poisoned                a flush to disk failed; the log takes no more records
     |-- NotDurable              the records were appended, but are not known to be on disk
+    |   `-- Unsettled           the same of a queue's entries, put or taken
     `-- GapError                records were lost before they could be read
 
 Wrong arguments raise plain ValueError and TypeError. The system's OSError (disk full, permission denied, no more descriptors) passes
@@ -38,6 +41,7 @@ through untouched, with a note that names the file. `exit_code` is what the comm
 
 from __future__ import annotations
 
+import queue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -189,6 +193,20 @@ class Pinned(SpoolFull):
     """No room for the records until a view of the oldest ones is closed, or the process that has it open dies. The message says where."""
 
 
+class QueueFull(KvspoolError, queue.Full):
+    """No room in the queue: its bound is reached, or every chunk id is taken. `placed` says how many entries of a batch were put before."""
+
+    exit_code = 8
+
+    def __init__(self, why: str, placed: int = 0) -> None:
+        super().__init__(why)
+        self.placed = placed
+
+
+class QueueEmpty(KvspoolError, queue.Empty):
+    """There was no entry in the queue, or none came within the timeout. Nothing happened."""
+
+
 class ReaderBusy(KvspoolError):
     """Somebody else has this durable reader open. Its place was not touched; the message names the holder.
 
@@ -243,6 +261,18 @@ class NotDurable(KvspoolError):
     def __init__(self, sequences: range, why: str) -> None:
         super().__init__(f"sequences {sequences[0]} to {sequences[-1]} were appended, but are not known to be on disk: {why}")
         self.sequences = sequences
+
+
+class Unsettled(NotDurable):
+    """Entries were put into a queue, or taken out of it, but that is not known to be on disk; `__cause__` says why.
+
+    Don't put them again. `taken` holds the entries that were taken out: they are yours, and come again only if the machine dies now.
+    """
+
+    def __init__(self, path: str, why: str, taken: list[bytes] | None = None) -> None:
+        KvspoolError.__init__(self, f"{path}: entries were {'put' if taken is None else 'taken'}, but that may not be on disk: {why}")
+        self.sequences = range(0)
+        self.taken = taken or []
 
 
 class GapError(KvspoolError):

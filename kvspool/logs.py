@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from kvspool import filesystems, sizes, system
+from kvspool import filesystems, queue, sizes, system
 from kvspool.errors import LogNotFound, NotALog
 from kvspool.journal import Journal
 from kvspool.journal import files as journals
@@ -16,6 +16,7 @@ from kvspool.journal.formats import FORMATS
 from kvspool.journal.repair import JournalRepairReport
 from kvspool.journal.retention import Retention
 from kvspool.journal.verify import JournalVerifyReport
+from kvspool.queue import ChunkQueue, QueueRepairReport, QueueVerifyReport, is_queue
 from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, pair
 from kvspool.spool import format as spool_format
@@ -84,8 +85,8 @@ def create(
 ) -> Spool | Journal:
     """Make a log at `path` and open it. It is on disk, complete, when the call returns.
 
-    format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, "sej", "fixed"; they take
-    what their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say.
+    format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, or "sej"; those take what
+    their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say.
     retention: of a journal, rules by which whoever begins a segment removes the oldest ones; None: all are kept.
 
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
@@ -207,11 +208,22 @@ def open(
 def open(
     path: str | os.PathLike[str],
     *,
+    format: Literal["queue"],
+    timeout: float = TIMEOUT,
+    durability: spool_format.Durability | None = None,
+    sync_interval: float | None = None,
+) -> ChunkQueue: ...
+
+
+@overload
+def open(
+    path: str | os.PathLike[str],
+    *,
     format: None = None,
     timeout: float = TIMEOUT,
     durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
-) -> Spool | Journal: ...
+) -> Spool | Journal | ChunkQueue: ...
 
 
 def open(
@@ -222,7 +234,7 @@ def open(
     durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
     **limits: Any,
-) -> Spool | Journal:
+) -> Spool | Journal | ChunkQueue:
     """Open the log that lies at `path`, for reading, and for writing where that is permitted.
 
     format: the only one that will do; None finds out. limits: for a journal that another program has made, what `create` takes for its
@@ -237,6 +249,9 @@ def open(
         return Spool(pair.Pair(target), timeout, durability, sync_interval)
     if not os.path.lexists(target):
         raise LogNotFound(f"{target} does not exist; kvspool.create makes a log")
+    if format in (None, "queue") and is_queue(target):
+        chosen = {} if durability is None else {"durability": durability, "sync_interval": sync_interval}
+        return ChunkQueue.open(target, timeout=timeout, **chosen)  # type: ignore[arg-type]
     found = None if format == "spool" else journals.find(target, format, {name: sizes.parse(value) for name, value in limits.items()})
     if found is not None:
         return journals.open(target, found, timeout=timeout, durability=durability, sync_interval=sync_interval)
@@ -250,26 +265,31 @@ def open(
 def is_log(path: str | os.PathLike[str]) -> bool:
     """Return whether a log lies at a path, as far as its names say; it may be damaged."""
     target = Path(os.path.abspath(path))
-    return os.path.lexists(target / spool_format.CONTROL_FILE) or journals.lies_at(target)
+    return os.path.lexists(target / spool_format.CONTROL_FILE) or journals.lies_at(target) or is_queue(target)
 
 
-def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport | JournalVerifyReport:
-    """Check every record of the log at `path`, a spool's or a journal's, while writers and readers go on: against its checksum, where there
-    is one.
+def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport | JournalVerifyReport | QueueVerifyReport:
+    """Check every record of the log at `path`, a spool's, a journal's or a queue's, while writers and readers go on: against its checksum,
+    where there is one.
 
     progress: called as `progress(done, all)` now and then, with bytes. Raises what `open` raises, and Corruption where the control block
     doesn't say where the log ends: `repair` finds that out from the records.
     """
+    if is_queue(target := Path(os.path.abspath(path))):
+        return queue.verify(target)
     with open(path) as log:
+        assert not isinstance(log, ChunkQueue)
         return log.verify(progress)
 
 
-def repair(path: str | os.PathLike[str], *, timeout: float = REPAIR_TIMEOUT) -> RepairReport | JournalRepairReport:
-    """Put the log at `path` in order, a spool or a journal, and let it take records again. All of it is on disk when the call returns.
+def repair(path: str | os.PathLike[str], *, timeout: float = REPAIR_TIMEOUT) -> RepairReport | JournalRepairReport | QueueRepairReport:
+    """Put the log at `path` in order, a spool, a journal or a queue, and let it take records again; all of it on disk when the call returns.
 
     timeout: seconds to wait for each lock. See `kvspool.spool.repair` and `kvspool.journal.repair` for what is done, and raised.
     """
     target = Path(os.path.abspath(path))
+    if is_queue(target):
+        return queue.repair(target, timeout=timeout)
     if not os.path.lexists(target / spool_format.CONTROL_FILE) and (found := journals.find(target)) is not None:
         with journals.open(target, found, timeout=timeout) as log:
             return log.repair(timeout)

@@ -191,6 +191,12 @@ class Port:
     def unlock_file(self, fd: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
+    def lock_owner(self, fd: int, at: int, length: int) -> int:
+        """Return who holds a lock somewhere in these bytes: 0, nobody; a process id; or -1, an open file description of some process."""
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, length, 0))
+        kind, _, _, _, pid = _FLOCK.unpack(answer)
+        return 0 if kind == fcntl.F_UNLCK else int(pid)
+
     # Wake-ups.
 
     def inotify(self) -> INotify:

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import kvspool
 from kvspool import Record, Spool, SpoolStats, system
-from kvspool.errors import LogExists, LogNotFound
+from kvspool.errors import LogExists, LogNotFound, NotALog
 from kvspool.journal import Journal, JournalStats
+from kvspool.queue import ChunkQueue
 from kvspool.record import Codec
 from kvspool.spool.cursor import Isolation, OnGap
 from kvspool.spool.spool import TIMEOUT
@@ -120,7 +121,7 @@ class ShardSet:
         found.check_complete(base)
         shards: list[Log] = []
         try:
-            shards.extend(kvspool.open(path, timeout=timeout) for _, path in found.paths(base))
+            shards.extend(open_shard(path, timeout) for _, path in found.paths(base))
         except BaseException:
             for shard in shards:
                 shard.close()
@@ -290,6 +291,15 @@ class ShardSet:
 
     def __repr__(self) -> str:
         return f"<ShardSet {self.root} prefix={self.prefix!r} bits={self.bits}{' closed' if self.closed else ''}>"
+
+
+def open_shard(path: Path, timeout: float) -> Log:
+    """Open the log of one shard. Raises NotALog for a queue: nobody could read it beside another one."""
+    log = kvspool.open(path, timeout=timeout)
+    if isinstance(log, ChunkQueue):
+        log.close()
+        raise NotALog(f"{path} is a queue, and no shard")
+    return log
 
 
 def _prepared(

@@ -9,8 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-import kvspool
-from kvspool.cli import options
+from kvspool.cli import options, queues
 from kvspool.cli.lines import Batch, LineReader
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import Summary
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Append the lines, and say what was appended, whatever ends it."""
     fd = open_input(arguments)
     summary = Summary(shows_progress=shows_progress(fd))
-    with kvspool.open(arguments.path) as log:
+    with queues.open_log(arguments.path) as log:
         longest = log.capacity if isinstance(log, Spool) else LONGEST_LINE
         try:
             for batch in LineReader(fd, most=arguments.batch, longest=longest).batches():

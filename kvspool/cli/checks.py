@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvspool import _frames, filesystems, sizes, system
+from kvspool import _frames, filesystems, queue, sizes, system
 from kvspool.cli import plugins
 from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedPair, NotALog, Unrecovered
 from kvspool.journal import Journal
@@ -72,6 +72,9 @@ def of_place(path: Path) -> Iterator[Check]:
 def of_log(path: Path, found: list[ModuleType]) -> Iterator[Check]:
     """Open the log and read all of it; every record's checksum is checked by that."""
     try:
+        if queue.is_queue(path):
+            yield _queue(path)
+            return
         with plugins.opened(path, found) as log:
             yield from _sync_errors(log.stats())
             yield from _seats(log)
@@ -90,6 +93,14 @@ def of_log(path: Path, found: list[ModuleType]) -> Iterator[Check]:
         yield Check("log", "warn", str(error), f"kvspool stats {path}, as a user who may write there")
     except (KvspoolError, OSError) as error:
         yield Check("log", "fail", str(error), "the message says what to do; nothing was changed")
+
+
+def _queue(path: Path) -> Check:
+    """Look at every file of a queue, damaged or not."""
+    report = queue.verify(path)
+    if report.is_sound:
+        return Check("queue", "ok", f"{report.entries:,} entries in {report.chunks:,} chunks add up; the format has no checksums")
+    return Check("queue", "fail", "; ".join(report.problems), f"kvspool repair {path}, which removes no entry; or restore a copy")
 
 
 def _is_journal(path: Path) -> bool:

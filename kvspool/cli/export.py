@@ -9,7 +9,7 @@ from pathlib import Path
 
 import kvspool
 from kvspool import exchange
-from kvspool.cli import options, output
+from kvspool.cli import options, output, queues
 from kvspool.cli.summary import Progress
 
 NAME = "export"
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the file and say what it holds."""
     progress = Progress(shows=sys.stderr.isatty())
-    with kvspool.open(arguments.path, format="spool") as log:
+    with queues.open_spool(arguments.path) as log:
         try:
             if arguments.file == "-":
                 done = _export(log, sys.stdout.buffer, arguments, progress)

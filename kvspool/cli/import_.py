@@ -8,7 +8,7 @@ from pathlib import Path
 
 import kvspool
 from kvspool import exchange, v1
-from kvspool.cli import options, output
+from kvspool.cli import options, output, queues
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import Progress
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Append the records and say what was appended."""
     progress = Progress(shows=sys.stderr.isatty())
-    with kvspool.open(arguments.path, format="spool") as log:
+    with queues.open_spool(arguments.path) as log:
         try:
             done = _import(log, arguments, lambda count: progress.say(f"imported {count:,} records"))
         finally:

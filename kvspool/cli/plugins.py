@@ -20,7 +20,9 @@ from typing import Any, Protocol
 
 import kvspool
 from kvspool.cli import output
+from kvspool.cli.queues import QueueLog
 from kvspool.errors import KvspoolError, NotALog
+from kvspool.queue import ChunkQueue
 from kvspool.spool.cursor import Isolation, OnGap
 from kvspool.spool.search import Start
 
@@ -85,7 +87,8 @@ def opened(path: Path, plugins: list[ModuleType]) -> Iterator[Log]:
 
 def _open(path: Path, plugins: list[ModuleType]) -> Log:
     try:
-        return kvspool.open(path)
+        ours = kvspool.open(path)
+        return QueueLog(ours) if isinstance(ours, ChunkQueue) else ours
     except NotALog:
         for plugin in plugins:
             log = _ask(plugin, path)

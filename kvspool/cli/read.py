@@ -11,6 +11,7 @@ SUMMARY = "print the records that are there now"
 DESCRIPTION = f"""\
 Print records, one a line: time (UTC), sequence, key, value. Long values are cut at {output.LONGEST} characters, or to the width of
 the terminal; --json has all of them. Where records were lost, a line in their place says which and why.
+The entries of a queue in QewQew's files are shown with their numbers from the front on; none is taken out.
 
 With --json each line is an object with sequence, timestamp (ns since 1970), time, type, codec, key and value. Keys and values that
 are not text are {{"base64": ...}}. Lost records are {{"gap": {{first, last, reason, count, path}}}}."""

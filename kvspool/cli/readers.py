@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the readers, or delete one."""
     with plugins.opened(arguments.path, arguments.plugins) as log:
         if not hasattr(log, "readers"):
-            raise BadInput(f"{arguments.path} holds several logs; readers belong to one of them")
+            raise BadInput(f"{arguments.path} holds several logs, or is a queue; readers belong to one of them")
         if arguments.set is not None:
             _set(log, *arguments.set)
             return 0

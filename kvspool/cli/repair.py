@@ -6,8 +6,9 @@ import argparse
 
 import kvspool
 from kvspool import RepairReport
-from kvspool.cli import options, output, verify
+from kvspool.cli import options, output, queues, verify
 from kvspool.journal.repair import JournalRepairReport
+from kvspool.queue import QueueRepairReport
 
 NAME = "repair"
 SUMMARY = "put a log in order after a failed flush or damage"
@@ -15,7 +16,8 @@ DESCRIPTION = """\
 Put a log in order whose flush to disk failed, or that is damaged. Where a spool's control block can't be true, it is made anew from
 the records. What is damaged in the segments of a journal is taken out, into files of its own beside them. Then what may not be on
 disk is written again, and only if that succeeds the log takes records again. No sound record is discarded. Refused while a writer
-holds the log. The exit code is 5 if records are damaged or missing."""
+holds the log. The exit code is 5 if records are damaged or missing.
+Of a queue, the pointers and references are mended; chunks that have no place in it are renamed to NAME.ID.lost."""
 EXAMPLES = """\
   kvspool repair events
   kvspool repair events --timeout 60"""
@@ -36,15 +38,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(report)
     else:
-        if isinstance(report, RepairReport):
-            if report.recovery is not None:
-                print(output.escape(str(report.recovery)))
-        else:
-            _show_segments(report)
-        if report.sync_error:
-            print(f"the flush that had failed (errno {report.sync_error}) has succeeded now; the log takes records again")
-        verify.show(report.verify)
+        _show(report)
     return 0 if report.verify.is_sound else 5
+
+
+def _show(report: RepairReport | JournalRepairReport | QueueRepairReport) -> None:
+    if isinstance(report, QueueRepairReport):
+        queues.show_repair(report)
+        return
+    if isinstance(report, JournalRepairReport):
+        _show_segments(report)
+    elif report.recovery is not None:
+        print(output.escape(str(report.recovery)))
+    if report.sync_error:
+        print(f"the flush that had failed (errno {report.sync_error}) has succeeded now; the log takes records again")
+    verify.show(report.verify)
 
 
 def _show_segments(report: JournalRepairReport) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvspool import sizes
 from kvspool.cli import options, output, plugins, watch
+from kvspool.journal import JournalStats
 from kvspool.spool.rates import Rates
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def _cell(stats: Any, name: str) -> RenderableType:
         return Text(_rates(value))
     if isinstance(value, int) and not isinstance(value, bool):
         return Text(sizes.show(value) if name.rpartition("_")[2] in _SIZES else f"{value:,}")
-    if isinstance(value, list):
-        return Text(output.escape(", ".join(f"{one.name} ({one.problem or f'{one.lag:,} behind'})" for one in value)))
+    if isinstance(stats, JournalStats) and name == "readers":
+        return Text(output.escape(", ".join(f"{one.name} ({one.problem or f'{one.lag:,} behind'})" for one in stats.readers)))
     return Text(output.escape(str(value)))
 
 

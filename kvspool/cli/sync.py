@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-import kvspool
-from kvspool.cli import options, output
+from kvspool.cli import options, output, queues
 
 NAME = "sync"
 SUMMARY = "put what was appended on disk"
@@ -25,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Sync the log, and say how far."""
-    with kvspool.open(arguments.path) as log:
+    with queues.open_log(arguments.path) as log:
         synced = log.sync()
     if arguments.json:
         output.print_json({"path": str(log.path), "synced_sequence": synced})

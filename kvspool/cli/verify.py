@@ -6,16 +6,18 @@ import argparse
 
 import kvspool
 from kvspool import VerifyReport, sizes
-from kvspool.cli import options, output, progress
+from kvspool.cli import options, output, progress, queues
 from kvspool.journal.damage import SegmentDamage
 from kvspool.journal.verify import JournalVerifyReport
+from kvspool.queue import QueueVerifyReport
 
 NAME = "verify"
 SUMMARY = "check every record of a log"
 DESCRIPTION = """\
 Check every record that is there now, while writers and readers go on: against its checksum, or, in a journal whose format has none,
 by its sizes and sequence; of a journal also names, settings and durable readers. Prints the places that are damaged; the exit code is 5
-if there are any. Records that writers overwrite, or trim, meanwhile are no damage."""
+if there are any. Records that writers overwrite, or trim, meanwhile are no damage.
+Of a queue, whose format has no checksums, the pointers, lengths and references are checked; others wait meanwhile."""
 EXAMPLES = """\
   kvspool verify events
   kvspool verify events --json | jq .damaged"""
@@ -33,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         report = kvspool.verify(arguments.path, progress=tell)
     if arguments.json:
         output.print_json(report)
+    elif isinstance(report, QueueVerifyReport):
+        queues.show(report)
     else:
         show(report)
     return 0 if report.is_sound else 5

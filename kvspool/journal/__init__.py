@@ -1,10 +1,28 @@
 """Journals: logs without a bound, in the formats of the ancestors and in our own."""
 
 from kvspool.journal.appender import Torn
+from kvspool.journal.damage import SegmentDamage
 from kvspool.journal.format import Batch
 from kvspool.journal.journal import Journal, JournalStats
 from kvspool.journal.reader import Consumer, JournalReader
+from kvspool.journal.repair import JournalRepairReport, Removed
 from kvspool.journal.retention import Floor, Retention
 from kvspool.journal.trim import TrimPlan, TrimReport
+from kvspool.journal.verify import JournalVerifyReport
 
-__all__ = ["Batch", "Consumer", "Floor", "Journal", "JournalReader", "JournalStats", "Retention", "Torn", "TrimPlan", "TrimReport"]
+__all__ = [
+    "Batch",
+    "Consumer",
+    "Floor",
+    "Journal",
+    "JournalReader",
+    "JournalRepairReport",
+    "JournalStats",
+    "JournalVerifyReport",
+    "Removed",
+    "Retention",
+    "SegmentDamage",
+    "Torn",
+    "TrimPlan",
+    "TrimReport",
+]

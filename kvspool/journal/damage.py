@@ -59,8 +59,9 @@ def examine(segments: Segments, segment: Segment, size: int, until: int | None, 
         position = segments.begin_of(segment)
     except Corruption:
         return Examined([], [SegmentDamage(0, size, segment.base, (until or segment.base) - 1, segment=name)], 0, segment.base, 0)
-    if size < len(segments.format.header(segment.base)):
-        return Examined([], [], position, segment.base, size)
+    if segments.format.header_bytes and not position:  # the header is not all there
+        lost = [] if until is None else [SegmentDamage(0, size, segment.base, until - 1, segment=name)]
+        return Examined([], lost, position, segment.base, size if until is None else 0)
     sequence = segment.base
     runs: list[Run] = []
     damaged: list[SegmentDamage] = []

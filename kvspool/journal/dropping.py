@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvspool import system
 from kvspool.journal.appender import flush_directory
+from kvspool.journal.index import path_of
 
 if TYPE_CHECKING:
     from kvspool.journal.journal import Journal
@@ -41,4 +42,6 @@ def drop(segments: Segments, bases: list[int]) -> list[int]:
         with suppress(FileNotFoundError):
             system.port.remove(segments.path_of(base))
             flush_directory(segments.directory)
+        with suppress(OSError):  # a hint that stays is never looked at
+            system.port.remove(path_of(segments.format, segments.path, base))
     return bases

@@ -170,18 +170,6 @@ class Format(ABC):
         """
         return (0, found) if found > sequence else None
 
-    def end_in(self, segment: Segment, begin: int, size: int) -> tuple[int, int] | None:
-        """Return the byte behind the last frame of a segment of `size` bytes, not before `begin`, and the sequence that follows; None if
-        one has to pass over all."""
-        return None
-
-    def finish(self, segments: Segments, mode: int) -> None:
-        """Under the append lock, before the end is looked for: finish what a writer that died had begun, besides appending.
-
-        Raises Corruption if the segments can't be what writers leave, so that nothing is appended to them.
-        """
-        return None
-
     def knows(self, name: str) -> bool:
         """Return whether a file beside the segments, which is none itself, belongs to the format."""
         return False

@@ -46,6 +46,11 @@ HEADER = Layout(Header)
 ENTRY = Layout(Entry)
 
 
+def path_of(format: Format, path: Path, base: int) -> Path:
+    """Return where the index of a segment lies, or would lie, of the journal at a path."""
+    return format.sidecar(path) / "index" / f"{base:016x}.idx"
+
+
 class Index:
     """The index of one segment, as far as it was looked at."""
 

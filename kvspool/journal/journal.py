@@ -28,17 +28,18 @@ from kvspool import forks, system
 from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.journal import control as page_file
 from kvspool.journal import settings, trim
-from kvspool.journal.appender import Appender, Torn, last_whole, walk
+from kvspool.journal.appender import Appender, Torn, walk
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format
 from kvspool.journal.index import STRIDE, Index
+from kvspool.journal.index import path_of as index_path
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, repair_journal
 from kvspool.journal.retention import Retention
-from kvspool.journal.segments import Segment, Segments
+from kvspool.journal.segments import Segments
 from kvspool.journal.settings import Settings
 from kvspool.journal.trim import TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
@@ -430,8 +431,7 @@ class Journal:
         """Return the index of a segment. Those of the segments that were looked at last are kept."""
         index = self._indexes.pop(base, None)
         if index is None:
-            directory = self.format.sidecar(self.path) / "index"
-            index = Index(self.format, base, directory / f"{base:016x}.idx")
+            index = Index(self.format, base, index_path(self.format, self.path, base))
         self._indexes[base] = index
         if len(self._indexes) > INDEXES:
             del self._indexes[next(iter(self._indexes))]

@@ -158,7 +158,7 @@ class _Repair:
             return
         size = segment.size()
         with suppress(Corruption):
-            if size >= len(header) and self.segments.begin_of(segment):
+            if self.segments.begin_of(segment):
                 return
         found = walk(self.format, segment, len(header), segment.base, size) if size > len(header) else None
         is_sound = size == len(header) or (found is not None and found.size > len(header))

@@ -48,9 +48,10 @@ class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """Rules for what goes; see the module.
 
-    max_bytes: of all segments together. max_age: seconds since the newest record of a segment was appended; where records have no time,
-    since its file was last written. by_consumers: what every durable reader has committed goes; with no reader nothing does. floor: what
-    stays in any case; a number is a sequence. force: `max_bytes`, `max_age` and a trim by hand don't wait for durable readers.
+    max_bytes: of all segments together. max_age: seconds since the newest record of a segment was appended; where the end of the segment
+    doesn't tell that, since its file was last written. by_consumers: what every durable reader has committed goes; with no reader nothing
+    does. floor: what stays in any case; a number is a sequence. force: `max_bytes`, `max_age` and a trim by hand don't wait for durable
+    readers.
     """
 
     max_bytes: int | None = None

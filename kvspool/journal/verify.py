@@ -137,10 +137,12 @@ class _Look:
         self.torn = 0 if is_written else found.torn
 
     def _vanished(self, base: int, until: int | None) -> None:
-        """A segment isn't there any more: trimmed, if it was the oldest."""
+        """A segment isn't there any more: trimmed, if older ones aren't either. The one that was the last may have become the oldest."""
         left = self.journal.bases()
-        if until is not None and left[0] > base:
-            self.trimmed += until - base
+        behind = left[0] if until is None else until
+        self.end = max(self.end, behind)
+        if left[0] > base:
+            self.trimmed += behind - base
         elif base not in left:
             self.problems.append(f"the segment from sequence {base} on was removed, and older ones are there")
 

@@ -21,7 +21,7 @@ import kvspool
 from kvspool import Gap, Record, system
 from kvspool.errors import Corruption, LockTimeout, Poisoned
 from kvspool.journal import Journal, control
-from kvspool.journal.formats import FORMATS, Sej
+from kvspool.journal.formats import FORMATS, Kvj, Sej
 
 EACH, SIZE = 10, 36
 
@@ -411,7 +411,7 @@ class Sized(Sej):
         return SIZE, sequence + 1
 
 
-@pytest.fixture(params=[Sej, Headed, Sized], ids=lambda known: known.name)
+@pytest.fixture(params=[Sej, Kvj, Headed, Sized], ids=lambda known: known.name)
 def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a format that can be opened."""
     monkeypatch.setitem(FORMATS, request.param.name, request.param)
@@ -449,14 +449,18 @@ def test_whatever_is_done_to_a_segment_a_repair_leaves_a_journal_that_accounts_f
             damage(segment(log, base), chance)
     with kvspool.open(tmp_path / "log", format=name) as log:  # type: ignore[call-overload]
         before = log.verify()
-        sizes = {path.name: path.stat().st_size for path in (tmp_path / "log/jnl").iterdir()}
+        directory = log.format.segments_in(log.path)
+        sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
         report = log.repair()
+        assert before.records + before.damaged_records >= 35 - before.first_sequence, "each record is sound, or said to be lost"
+        assert before.records <= 35 and (name == "sized" or before.records + before.damaged_records <= 35)
         assert report.verify.records >= before.records
         assert [place for place in report.verify.damaged if place.size and name != "sized"] == []
         assert all(Path(one.kept).stat().st_size == one.size for one in report.removed)
-        after = {path.name: path.stat().st_size for path in (tmp_path / "log/jnl").iterdir()}
-        headers = 12 * (len(after) - len(sizes)) if name == "headed" else 0
+        after = {path.name: path.stat().st_size for path in directory.iterdir()}
+        headers = len(log.format.header(0)) * (len(after) - len(sizes))
         assert sum(after.values()) + sum(one.size for one in report.removed) >= sum(sizes.values()) + headers
+        assert name != "kvj" or is_whole(log), "its checksums find every flipped bit"
         found = items(log)
         covered = [number for item in found for number in (range(item[0], item[1] + 1) if isinstance(item, tuple) else [item])]
         assert covered == list(range(log.first(), log.end()))
@@ -476,3 +480,16 @@ def test_a_damaged_header_is_written_anew(tmp_path: Path, monkeypatch: pytest.Mo
         assert report.headers == [log.bases()[1], log.bases()[-1]] and report.verify.is_sound
         assert items(log) == list(range(35)) and is_whole(log)
         assert [data[:2] for data in kept(log).values()] == [b"HE", b"HE"]
+
+
+@pytest.mark.parametrize("size", [0, 5, 11])
+def test_a_header_that_is_not_all_there_costs_its_segment_and_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setitem(FORMATS, "headed", Headed)
+    with kvspool.create(tmp_path / "log", format="headed", segment_bytes=EACH * SIZE) as log:  # type: ignore[call-overload]
+        log.append_many([b"%010d" % number for number in range(35)])
+        base, behind = log.bases()[1:3]
+        os.truncate(segment(log, base), size)
+        (place,) = log.verify().damaged
+        assert (place.position, place.size, place.first, place.last) == (0, size, base, behind - 1)
+        assert log.repair().headers == [base]
+        assert items(log) == [*range(base), (base, behind - 1), *range(behind, 35)]

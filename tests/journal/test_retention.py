@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from faults import FailingPort
 import kvspool
 from kvspool import Gap, system
 from kvspool.errors import Corruption, GapError, OutOfRange
-from kvspool.journal import Floor, Journal, Retention, settings, trim
+from kvspool.journal import Floor, Journal, Retention, index, settings, trim
 
 EACH = 10  # records in each segment
 SIZE = 26 + 10  # bytes of each record
@@ -269,39 +270,73 @@ class Killing(system.Port):
             self.left -= 1
             if self.left == 0 and not after:
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = call(*arguments)
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return call(*arguments)
+            finally:
+                if self.left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return killing
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_killed_at_any_step_it_leaves_a_journal_without_a_hole(log: Journal, after: bool) -> None:
-    path = log.path
+def test_killed_at_any_step_it_leaves_a_journal_without_a_hole(log: Journal, tmp_path: Path, after: bool) -> None:
     log.close()
-
-    def trimmed(nth: int) -> None:
-        with system.replaced(Killing(nth, after=after)), kvspool.open(path, format="sej") as mine:
-            mine.trim(before=mine.end())
-
     nth = 0
     while True:
         nth += 1
+        path = tmp_path / f"copy{nth}"
+        shutil.copytree(log.path, path)
+
+        def trimmed(path: Path = path, nth: int = nth) -> None:
+            with system.replaced(Killing(nth, after=after)), kvspool.open(path, format="sej") as mine:
+                mine.trim(before=40)
+
         try:
-            in_child(lambda: trimmed(nth))  # noqa: B023
+            in_child(trimmed)
         except Died as death:
             assert death.signal == signal.SIGKILL
         else:
             break
         with kvspool.open(path, format="sej") as mine:
             left = bases(mine)
+            assert left == list(range(left[0], 41, EACH))
+            assert [record.sequence for record in mine.read()] == list(range(left[0], 40))
+            assert mine.append_many([b"%010d" % number for number in range(2 * EACH)]) == range(40, 40 + 2 * EACH)
+            mine.trim(before=40)
+            assert bases(mine) == [40, 50, 60]
+    assert nth > 12, "three calls for each of four segments"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_killed_at_any_step_of_an_append_that_trims_it_costs_nothing_that_was_acknowledged(tmp_path: Path, after: bool) -> None:
+    path = tmp_path / "log"
+    kvspool.create(path, format="sej", segment_bytes=EACH * SIZE, retention=Retention(max_bytes=2 * EACH * SIZE)).close()
+    acknowledged = 0
+
+    def appended(nth: int) -> int:
+        with kvspool.open(path, format="sej") as mine:
+            first = mine.append(b"%010d" % mine.end())
+            with system.replaced(Killing(nth, after=after)):
+                mine.append_many([b"%010d" % number for number in range(first + 1, first + 1 + 2 * EACH)])
+            return mine.end()
+
+    nth = 0
+    while True:
+        nth += 1
+        try:
+            acknowledged = in_child(lambda: appended(nth))  # noqa: B023
+        except Died as death:
+            assert death.signal == signal.SIGKILL
+        with kvspool.open(path, format="sej") as mine:
+            mine.append_many([b"%010d" % number for number in range(mine.end(), mine.end() + EACH)])
+            left = bases(mine)
             assert left == list(range(left[0], mine.end() + 1, EACH))
-            assert [record.sequence for record in mine.read()] == list(range(left[0], mine.end()))
-            mine.append_many([b"%010d" % number for number in range(40, 40 + EACH)])
-            mine.append_many([b"%010d" % number for number in range(40, 40 + EACH)])
-    assert nth > 4
+            assert [(record.sequence, int(record.value)) for record in mine.read()] == [(n, n) for n in range(left[0], mine.end())]
+            assert len(left) <= 4 and mine.verify().is_sound
+        if acknowledged:
+            break
+    assert nth > 8
 
 
 def test_a_name_is_gone_from_the_disk_before_the_next_one_is_removed(log: Journal) -> None:
@@ -309,7 +344,7 @@ def test_a_name_is_gone_from_the_disk_before_the_next_one_is_removed(log: Journa
 
     class Noting(system.Port):
         def remove(self, path: Any) -> None:
-            calls.append(f"remove {int(Path(path).stem, 16)}")
+            calls.append(f"remove {Path(path).name.lstrip('0')}")
             super().remove(path)
 
         def flush(self, fd: int) -> None:
@@ -318,7 +353,7 @@ def test_a_name_is_gone_from_the_disk_before_the_next_one_is_removed(log: Journa
 
     with system.replaced(Noting()):
         log.trim(before=20)
-    assert calls == ["remove 0", "flush jnl", "remove 10", "flush jnl"]
+    assert calls == ["remove .jnl", "flush jnl", "remove .idx", "remove a.jnl", "flush jnl", "remove a.idx"]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE])
@@ -379,6 +414,14 @@ def test_trimmers_appenders_and_readers_at_once_account_for_every_sequence(tmp_p
     with kvspool.open(path, format="sej") as log:
         left = bases(log)
         assert left == list(range(left[0], 2 * count + 1, EACH))
+
+
+def test_the_index_of_a_removed_segment_goes_with_it(log: Journal) -> None:
+    (log.path / "index").mkdir()
+    for base in bases(log):
+        index.path_of(log.format, log.path, base).write_bytes(b"")
+    log.trim(before=20)
+    assert sorted(path.name for path in (log.path / "index").iterdir()) == [f"{base:016x}.idx" for base in (20, 30, 40)]
 
 
 def test_a_reader_that_commits_meanwhile_is_heard(log: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

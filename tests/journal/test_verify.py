@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import threading
@@ -160,6 +161,20 @@ def test_a_torn_end_while_a_writer_has_the_lock_is_none(log: Journal, monkeypatc
     assert report.is_sound and report.torn_bytes == 0
 
 
+def test_a_torn_end_while_the_original_has_the_journal_is_none(log: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvspool.journal import verify
+
+    monkeypatch.setattr(verify, "PATIENCE", 0.2)
+    log.close()
+    with segment(log, 30).open("ab") as file, (log.path / "jnl.lck").open("rb") as theirs:
+        file.write((35).to_bytes(8, "big"))  # what its buffer has given out so far
+        file.flush()
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        report = kvspool.verify(log.path)
+    assert report.is_sound and report.torn_bytes == 0  # type: ignore[union-attr]
+    assert kvspool.verify(log.path).torn_bytes == 8  # type: ignore[union-attr]
+
+
 def test_names_that_mean_nothing_here(log: Journal) -> None:
     (log.path / "jnl/notes.txt").write_text("")
     (log.path / "jnl/000000000000000A.jnl").write_text("")
@@ -249,6 +264,20 @@ def test_no_false_alarm_while_writers_append_and_are_killed_and_trimmers_trim(tm
     assert [report for report in reports if not report.is_sound] == []
     assert reports[-1].next_sequence > reports[0].next_sequence > 0
     assert control.look(path / "jnl.lck").next_sequence >= reports[-1].next_sequence
+
+
+def test_all_that_was_there_may_be_trimmed_during_the_look(log: Journal) -> None:
+    class Trimming(system.Port):
+        def open(self, path: Any, flags: int, mode: int = 0o600) -> int:
+            if str(path).endswith("000a.jnl") and log.end() == 35:
+                log.append_many([b"x" * 10] * 40)
+                log.trim(before=70)
+            return super().open(path, flags, mode)
+
+    with kvspool.open(log.path, format="sej") as mine, system.replaced(Trimming()):
+        report = mine.verify()
+    assert report.is_sound and log.bases() == [70]
+    assert (report.records, report.trimmed, report.next_sequence) == (10, 60, 70)
 
 
 def test_any_call_may_fail(log: Journal) -> None:

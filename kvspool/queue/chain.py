@@ -1,0 +1,344 @@
+"""The chain of a queue's chunks: found, checked, made longer, and made shorter as it is consumed. All under the lock of OPERATION.
+
+**A new chunk** is complete - allocated, its pointers written, flushed where the level asks for that - before the reference to it is stored.
+If its maker dies in between, it is an empty file that nothing leads to; who next needs the name removes it.
+
+**A consumed chunk**: the header's reference moves to the next one, which is flushed at every level, for else the death of the machine could
+leave a header that leads nowhere. Then the file goes. If whoever does that dies in between, an empty chunk is left in front of the first.
+
+**What nothing leads to and still holds entries** is never removed: only damage, or the death of the machine, leaves such a file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from kvspool import _chunks_py as loops
+from kvspool import locks, system
+from kvspool._chunks import Ends
+from kvspool.errors import Closed, Corruption, KvspoolError, LogVanished, Truncated
+from kvspool.queue import format, header
+from kvspool.queue.chunk import Chunk, refuse_unsound, refuse_untrue
+from kvspool.queue.format import ChunkHead
+
+
+class Chain:
+    """The chunks of one queue, as this handle knows them, and the descriptor of its header."""
+
+    def __init__(self, path: Path, fd: int, chunk_bytes: int | None, flush: Callable[[int], None], is_durable: bool) -> None:
+        """Take over the header's descriptor; `chunk_bytes`: of new chunks (None: as the last one), `flush`: puts a file on disk."""
+        self.path = path
+        self.fd = fd
+        self.ends = Ends()
+        self.ends.open(fd)
+        self.ids: deque[int] = deque()
+        self.first: Chunk | None = None
+        self.last: Chunk | None = None
+        self.chunk_bytes = chunk_bytes
+        self._flush = flush
+        self._is_durable = is_durable
+        self._process = system.port.process_id()
+        self._mode = system.port.status(fd).st_mode & 0o666
+
+    def close(self) -> None:
+        """Give everything back; the locks too, unless they are our parent's."""
+        self.forget()
+        fd, self.fd = self.fd, -1
+        self.ends.open(-1)
+        if fd >= 0:
+            locks.give_back(fd, self._process)
+
+    def forget(self) -> None:
+        """Know no chunk any more."""
+        self.ends.detach()
+        self.ids.clear()
+        self.first = self.last = None
+
+    # Finding.
+
+    def refresh(self) -> None:
+        """Know the chain as it is now. Raises LogVanished, Truncated, Corruption."""
+        if self.fd < 0:
+            raise Closed(f"{self.path} was closed; open it again")
+        if self.ends.is_current() and not self.ends.is_drained():
+            return
+        if not header.is_at(self.path, self.fd):
+            raise LogVanished(f"{self.path} was deleted or replaced while it was open; open it again if it exists")
+        first = self.reference()
+        if not first:
+            self.forget()
+        elif not self._follow(first):
+            self._walk(first)
+        self.ends.looked()
+        self.consume()
+
+    def reference(self) -> int:
+        """Return the id of the first chunk, as the header has it; 0: there is none."""
+        found = system.port.read(self.fd, format.HEADER.size + 1, 0)
+        if not found:  # it was made, and nobody wrote to it yet
+            self._refer_to(0)
+            system.port.flush(self.fd)
+            return 0
+        if len(found) != format.HEADER.size:
+            raise Truncated(f"{self.path}: its header has {len(found)} bytes and not {format.HEADER.size}; see kvspool repair")
+        return format.HEADER.unpack(found).first_chunk
+
+    def _follow(self, first: int) -> bool:
+        """Go on from what is known, to `first` and behind the last chunk; False if that can't be told any more.
+
+        A last chunk that has its name yet was never consumed, so the header can only have moved along the chain that is known.
+        """
+        last = self.last
+        if last is None or first not in self.ids or not _is_whole(last):
+            return False
+        ids = deque(self.ids)
+        while ids[0] != first:
+            ids.popleft()
+        known = set(ids)
+        while id := last.state().next_ref:
+            if id in known:
+                return False
+            try:
+                last = Chunk.open(self.path, id)
+            except FileNotFoundError:
+                return False
+            ids.append(id)
+            known.add(id)
+        self._know(ids, last)
+        return True
+
+    def _walk(self, first: int) -> None:
+        """Find the chain from its beginning, and check the pointers of each chunk."""
+        self.forget()
+        ids: deque[int] = deque()
+        known: set[int] = set()
+        id, before = first, self.path
+        while id:
+            if id in known:
+                raise Corruption(f"{before}: the chunks refer to each other in a circle, to {id} again; see kvspool repair")
+            ids.append(id)
+            known.add(id)
+            before, id = self._look_at(id, before)
+        self._know(ids, Chunk.open(self.path, ids[-1]))
+
+    def _look_at(self, id: int, before: Path) -> tuple[Path, int]:
+        """Check a chunk; return where it lies, and the id of the one that follows."""
+        file = format.chunk_path(self.path, id)
+        try:
+            state = read_state(file)
+        except FileNotFoundError as error:
+            raise Corruption(f"{before} refers to {file.name}, which is not there; see kvspool repair") from error
+        return file, state.next_ref
+
+    def _know(self, ids: deque[int], last: Chunk) -> None:
+        first = self.first
+        if ids[0] == last.id:
+            first = last
+        elif first is None or first.id != ids[0] or not _is_whole(first):
+            try:
+                first = Chunk.open(self.path, ids[0])
+            except FileNotFoundError as error:
+                raise Corruption(f"{self.path} refers to chunk {ids[0]}, which is not there; see kvspool repair") from error
+        self.ids, self.first, self.last = ids, first, last
+        self.ends.attach(first.id, first, last)
+
+    # Consuming.
+
+    def consume(self) -> None:
+        """Remove the chunks in front that are of no more use. Raises Corruption if the one behind them isn't there."""
+        while self.first is not None and self.ends.is_drained():
+            first = self.first
+            self._look_at(first.state().next_ref, first.path)
+            self._refer_to(first.state().next_ref)
+            self._flush(self.fd)
+            self.ids.popleft()
+            assert self.last is not None
+            self._know(self.ids, self.last)
+            system.port.remove(first.path)
+
+    def clear(self) -> None:
+        """Drop every entry, chunk by chunk: who dies meanwhile has dropped the oldest ones."""
+        while self.first is not None:
+            self.ends.advance(self.first.state().tail_ptr)
+            if not self.ends.is_drained():
+                return
+            self.consume()
+
+    def _refer_to(self, id: int) -> None:
+        system.port.write(self.fd, format.HEADER.pack(format.Header(id)), 0)
+
+    # Entries.
+
+    def put(self, entries: list[bytes], start: int, most: int) -> int:
+        """Put entries from `start` on, as long as there is room with `most` chunks; returns the first that wasn't."""
+        begin = start
+        try:
+            while start < len(entries):
+                placed = start if self.last is None else self.ends.place_many(entries, start)
+                if placed == start and not self.extend(most):
+                    break
+                start = placed
+        except (KvspoolError, OSError) as error:
+            if start > begin:
+                error.add_note(f"{start} entries of the batch were put before")
+            raise
+        return start
+
+    def take(self, limit: int) -> list[bytes]:
+        """Take up to `limit` entries out. What goes wrong once some of them are out is told by the next call."""
+        taken: list[bytes] = []
+        while self.first is not None:
+            taken += self.ends.take_many(limit - len(taken))
+            stop, is_drained = self.ends.stop, self.ends.is_drained()
+            if is_drained:
+                try:
+                    self.consume()
+                except (KvspoolError, OSError):
+                    if not taken:
+                        raise
+                    break
+            if len(taken) == limit or stop == loops.NOTHING:
+                break
+            if not is_drained:
+                if not taken:
+                    self.explain()
+                break
+        return taken
+
+    def peek(self) -> bytes | None:
+        """Return the first entry, and leave it there; None: there is none."""
+        if self.first is None:
+            return None
+        entry = self.ends.peek()
+        if entry is None and self.ends.stop != loops.NOTHING:
+            self.explain()
+        return entry
+
+    def explain(self) -> None:
+        """Raise Corruption, which says what is wrong with the first entry."""
+        assert self.first is not None
+        head, tail, _ = state = self.first.state()
+        refuse_untrue(self.first.path, state, self.first.size)
+        raise Corruption(f"{self.first.path}: the entry at {head} ends behind the last one, at {tail}; see kvspool repair")
+
+    # Growing.
+
+    def has_room(self, length: int, most: int) -> bool:
+        """Return whether an entry fits into the last chunk, or into a new one, with at most so many of them."""
+        if self.last is None or self._may_grow(most):
+            return True
+        _, tail, next_ref = self.last.state()
+        return not next_ref and length <= self.last.size - tail - loops.PREFIX
+
+    def _may_grow(self, most: int) -> bool:
+        if self.last is None:
+            return True
+        is_replaced = self.first is self.last and self.last.state().head_ptr == self.last.state().tail_ptr
+        id = format.following(self.last.id)
+        return len(self.ids) - is_replaced < most and id not in self.ids
+
+    def extend(self, most: int) -> bool:
+        """Put a new chunk behind the last one; False if there are `most` already, or its id is taken by one of them."""
+        if not self._may_grow(most):
+            return False
+        before = self.last
+        chunk = self._make(1 if before is None else format.following(before.id))
+        if before is None:
+            self._refer_to(chunk.id)
+        else:
+            before.link(chunk.id)
+        if self._is_durable:
+            self._flush(self.fd if before is None else before.fd)
+            chunk.is_rooted = before is None or before.is_rooted
+        self._know(deque((*self.ids, chunk.id)), chunk)
+        self.consume()
+        return True
+
+    def _make(self, id: int) -> Chunk:
+        size = self.new_size()
+        try:
+            chunk = Chunk.create(self.path, id, size, self._mode)
+        except FileExistsError:
+            self.remove_leftover(id)
+            chunk = Chunk.create(self.path, id, size, self._mode)
+        if self._is_durable:
+            self._flush(chunk.fd)
+            header.flush_directory(self.path)
+        return chunk
+
+    def new_size(self) -> int:
+        """Return the size of the next chunk, in bytes."""
+        if self.chunk_bytes is not None:
+            return self.chunk_bytes
+        return format.CHUNK if self.last is None or self.last.size < format.LEAST_CHUNK else self.last.size
+
+    def remove_leftover(self, id: int) -> None:
+        """Remove a chunk that nothing leads to. Raises Corruption if it has entries: that is for a person to decide."""
+        file = format.chunk_path(self.path, id)
+        if not is_empty(file):
+            raise Corruption(f"{file} has entries, and nothing leads to it; see kvspool repair")
+        system.port.remove(file)
+
+    def sweep(self) -> None:
+        """Remove what processes left that died while they added a chunk, or removed one."""
+        if not self.ids:
+            return
+        for id in (format.preceding(self.ids[0]), format.following(self.ids[-1])):
+            file = format.chunk_path(self.path, id)
+            with suppress(FileNotFoundError):
+                if id not in self.ids and is_empty(file):
+                    system.port.remove(file)
+
+    # The end.
+
+    def is_empty(self) -> bool:
+        """Return whether no chunk has an entry."""
+        return self.first is None or (self.first is self.last and self.first.state().head_ptr == self.first.state().tail_ptr)
+
+    def remove(self) -> None:
+        """Remove all files of a queue that is empty, and that nobody else has open."""
+        files = [format.chunk_path(self.path, id) for id in self.ids]
+        self.forget()
+        self._refer_to(0)
+        self._flush(self.fd)
+        for file in (*files, self.path):
+            with suppress(FileNotFoundError):
+                system.port.remove(file)
+
+
+def _is_whole(chunk: Chunk) -> bool:
+    """Return whether a chunk's file has its name yet, and the size that is mapped."""
+    status = system.port.status(chunk.fd)
+    if status.st_nlink and status.st_size != chunk.size:
+        raise Truncated(f"{chunk.path} has {status.st_size} bytes; it had {chunk.size} when it was opened; see kvspool repair")
+    return status.st_nlink > 0
+
+
+def read_state(file: Path) -> ChunkHead:
+    """Return what a chunk's file begins with, checked. Raises FileNotFoundError, Corruption, Truncated."""
+    fd = system.port.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        status = system.port.status(fd)
+        refuse_unsound(file, status)
+        state = format.CHUNK_HEAD.unpack(system.port.read(fd, format.CHUNK_HEAD.size, 0))
+        refuse_untrue(file, state, status.st_size)
+        return state
+    finally:
+        system.port.close(fd)
+
+
+def is_empty(file: Path) -> bool:
+    """Return whether a chunk that nothing leads to holds nothing: its maker died before it was complete, or all of it was taken."""
+    fd = system.port.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        raw = system.port.read(fd, format.CHUNK_HEAD.size, 0)
+    finally:
+        system.port.close(fd)
+    if len(raw) < format.CHUNK_HEAD.size:
+        return not any(raw)
+    head, tail, _ = format.CHUNK_HEAD.unpack(raw)
+    return head == tail

@@ -1,0 +1,108 @@
+"""One chunk file: opened and checked, or made. The descriptor and the mapping go with the object."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from kvspool import _chunks_py as loops
+from kvspool import system
+from kvspool.errors import Corruption, Truncated
+from kvspool.queue import format
+from kvspool.queue.format import ChunkHead
+
+
+class Chunk:
+    """A chunk whose file is open and mapped, all of it."""
+
+    def __init__(self, id: int, path: Path, fd: int) -> None:
+        """Take over a descriptor. Raises Corruption, Truncated, or the system's OSError; the descriptor is closed then."""
+        self.id = id
+        self.path = path
+        self.fd = fd
+        status = system.port.status(fd)
+        refuse_unsound(path, status)
+        self.inode = status.st_ino
+        self.size = status.st_size
+        self.view = memoryview(system.port.map(fd, self.size, writable=True))
+        self.flushed_head = self.flushed_tail = -1  # what this handle has put on disk
+        self.is_rooted = False  # what leads to it from the header is on disk, too
+        refuse_untrue(path, self.state(), self.size)
+
+    @classmethod
+    def open(cls, path: Path, id: int) -> Chunk:
+        """Open a chunk of the queue at `path`. Raises FileNotFoundError too."""
+        file = format.chunk_path(path, id)
+        return cls(id, file, system.port.open(file, os.O_RDWR))
+
+    @classmethod
+    def create(cls, path: Path, id: int, size: int, mode: int) -> Chunk:
+        """Make an empty chunk that nothing leads to yet; nothing is left of it if that fails. FileExistsError if the name is taken."""
+        file = format.chunk_path(path, id)
+        fd = system.port.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            try:
+                system.port.set_mode(fd, mode)
+                system.port.allocate(fd, size)
+                system.port.write(fd, format.FRESH, 0)
+            except BaseException:
+                system.port.close(fd)
+                raise
+            return cls(id, file, fd)
+        except BaseException:
+            with suppress(OSError):
+                system.port.remove(file)
+            raise
+
+    def state(self) -> ChunkHead:
+        """Return the pointers and the reference as they are now."""
+        return format.CHUNK_HEAD.unpack(self.view)
+
+    def link(self, id: int) -> None:
+        """Store the reference to the chunk that follows, which is complete; who waits at this one is woken."""
+        system.port.write(self.fd, format.HEADER.pack(format.Header(id)), loops.NEXT)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            with suppress(OSError):  # closed all the same; whether data is on disk is what a flush tells
+                system.port.close(self.fd)
+
+
+def refuse_unsound(path: Path, status: os.stat_result) -> None:
+    """Raise Corruption unless a file can be a chunk, by its kind and size."""
+    if not stat.S_ISREG(status.st_mode):
+        raise Corruption(f"{path} should be a chunk of a queue, and is no regular file; see kvspool repair")
+    if status.st_size < format.CHUNK_HEAD.size:
+        raise Truncated(f"{path}: a chunk of {status.st_size} bytes has lost its pointers; see kvspool repair")
+    if status.st_size > format.MOST_CHUNK:
+        raise Corruption(f"{path}: a chunk has at most {format.MOST_CHUNK} bytes, not {status.st_size}; see kvspool repair")
+
+
+def refuse_untrue(path: Path, state: ChunkHead, size: int) -> None:
+    """Raise Corruption, or Truncated, unless the pointers lie in the chunk, and in order."""
+    head, tail, _ = state
+    if head < loops.FIRST_ENTRY or tail < head:
+        raise Corruption(f"{path}: its pointers can't be true: entries from {head} to {tail}; see kvspool repair")
+    if tail > size:
+        raise Truncated(f"{path} has {size} bytes, and its entries should end at {tail}; see kvspool repair")
+
+
+def refuse_shorter(chunk: Chunk) -> None:
+    """Raise Truncated if a chunk's file is not as long any more as it was mapped: a load behind its end would kill the process."""
+    size = system.port.status(chunk.fd).st_size
+    if size < chunk.size:
+        raise Truncated(f"{chunk.path} has {size} bytes; it had {chunk.size} when it was opened; see kvspool repair")
+
+
+def file_size(path: Path) -> int:
+    """Return the size of a chunk file; 0 if it is gone, since all of it was taken."""
+    try:
+        fd = system.port.open(path, os.O_PATH)
+    except FileNotFoundError:
+        return 0
+    try:
+        return system.port.status(fd).st_size
+    finally:
+        system.port.close(fd)

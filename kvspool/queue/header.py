@@ -1,0 +1,116 @@
+"""The header file of a queue: opened or made, and locked so that the original and ours keep out of each other's way.
+
+The original locks every byte of the file exclusively (a POSIX lock) as long as it has the queue open, and fails if it can't. Each handle of
+ours shares the byte IN_USE with the others, by a lock of its open file description; the two kinds exclude each other.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from kvspool import locks, system
+from kvspool.errors import LogExists, LogNotFound, NotALog, Truncated
+from kvspool.queue import format
+
+ALL = (1 << 63) - 1  # bytes from 0 on: every one there can be
+
+
+def create(path: Path, mode: int) -> None:
+    """Make an empty header, its name on disk when the call returns. Raises LogExists; nothing is left behind by what fails.
+
+    Who first has the lock of OPERATION writes the two bytes: we may not be the first.
+    """
+    try:
+        fd = system.port.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError as error:
+        raise LogExists(f"{path} exists already; kvspool.queue.open opens a queue") from error
+    try:
+        system.port.set_mode(fd, mode)
+        flush_directory(path)
+    except BaseException:
+        with suppress(OSError):
+            system.port.remove(path)
+        raise
+    finally:
+        system.port.close(fd)
+
+
+def open(path: Path, timeout: float) -> int:
+    """Return a descriptor of the header, with a share in IN_USE.
+
+    Raises LogNotFound, NotALog, Truncated; LockTimeout, which names the process, if the original has the queue open, or somebody
+    repairs it.
+    """
+    while True:
+        try:
+            fd = system.port.open(path, os.O_RDWR)
+        except FileNotFoundError as error:
+            raise LogNotFound(f"{path} does not exist; kvspool.queue.create makes a queue") from error
+        except IsADirectoryError as error:
+            raise NotALog(f"{path} is a directory, and no queue") from error
+        try:
+            _share(fd, path, timeout)
+            if is_at(path, fd):
+                _refuse_strange(path, fd)
+                return fd
+        except BaseException:
+            system.port.close(fd)
+            raise
+        system.port.close(fd)  # its last user removed it while we waited
+
+
+def _share(fd: int, path: Path, timeout: float) -> None:
+    locks.wait_for(lambda: system.port.try_share(fd, format.IN_USE, 1) or None, timeout, lambda: holder(fd, path))
+
+
+def _refuse_strange(path: Path, fd: int) -> None:
+    status = system.port.status(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > format.HEADER.size:
+        raise NotALog(f"{path} is no queue: its header is a file of {format.HEADER.size} bytes")
+    if status.st_size == 1:
+        raise Truncated(f"{path} has lost a byte of its two; see kvspool repair")
+
+
+def is_at(path: Path, fd: int) -> bool:
+    """Return whether the file at `path` is the one that is open as `fd`."""
+    try:
+        named = system.port.open(path, os.O_PATH)
+    except FileNotFoundError:
+        return False
+    try:
+        there, ours = system.port.status(named), system.port.status(fd)
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) and ours.st_nlink > 0
+    finally:
+        system.port.close(named)
+
+
+def holder(fd: int, path: Path) -> str:
+    """Return who holds a lock of the header, in words, as far as it can be known: a POSIX lock has an owner, the others have none."""
+    pid = system.port.lock_owner(fd, 0, ALL)
+    if pid > 0:
+        return f"process {pid} ({system.port.process_state(pid)}) has {path} open for itself alone, as QewQew does"
+    if pid < 0:
+        return f"another process works on {path}, or repairs it; which one can't be known"
+    return f"whoever held {path} has just gone"
+
+
+def is_queue(path: Path) -> bool:
+    """Return whether a queue lies at a path: a file of 2 bytes, and its chunks beside it, unless it says that there are none."""
+    try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size != format.HEADER.size:
+            return False
+        return path.read_bytes() == bytes(format.HEADER.size) or any(format.chunk_id(path, name) for name in system.port.names(path.parent))
+    except OSError:
+        return False
+
+
+def flush_directory(path: Path) -> None:
+    """Put the names of a queue's files on disk."""
+    fd = system.port.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        system.port.flush(fd)
+    finally:
+        system.port.close(fd)

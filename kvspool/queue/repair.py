@@ -1,0 +1,196 @@
+"""Verify a queue, and put it in order on a person's word, whatever damaged it.
+
+**What it does.** Pointers that can't be true are set to what the entries say; an entry that ends behind the tail-ptr is cut off, with what
+is behind it; references that lead nowhere, or back, are led on to the chunk with the next id if nothing else leads to it, and end the chain
+otherwise. If the header leads nowhere, the chain begins at the chunk that none refers to. At last everything is flushed.
+
+**What it doesn't do.** No file that has entries is removed: what can't be part of the chain is renamed to `<name>.<id>.lost`. It can't know
+what the format has no word for: an entry whose bytes were changed stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from kvspool import _chunks_py as loops
+from kvspool import locks, system
+from kvspool._chunks import count
+from kvspool.errors import LogNotFound, NotALog
+from kvspool.queue import format, header
+from kvspool.queue.format import ChunkHead
+from kvspool.queue.survey import Found, QueueVerifyReport, Survey
+
+TIMEOUT = 10.0  # seconds to wait for a lock
+
+
+class QueueRepairReport(msgspec.Struct, frozen=True):
+    """What a repair did, in words; set_aside: files that were renamed, for they had no place; verify: what was found afterwards."""
+
+    path: str
+    done: list[str]
+    set_aside: list[str]
+    verify: QueueVerifyReport
+
+
+def verify(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> QueueVerifyReport:
+    """Look at every file of the queue at `path`; others wait meanwhile. Raises LogNotFound, NotALog, LockTimeout, the system's OSError."""
+    target = Path(os.path.abspath(path))
+    with _opened(target, timeout, alone=False) as fd:
+        return Survey(target, fd).report()
+
+
+def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> QueueRepairReport:
+    """Put the queue at `path` in order. All of it is on disk when the call returns; who dies meanwhile can begin anew.
+
+    Raises LockTimeout while anybody has the queue open; LogNotFound, NotALog, or the system's OSError.
+    """
+    target = Path(os.path.abspath(path))
+    with _opened(target, timeout, alone=True) as fd:
+        work = _Repair(target, fd)
+        work.go()
+        return QueueRepairReport(str(target), work.done, work.set_aside, Survey(target, fd).report())
+
+
+@contextmanager
+def _opened(path: Path, timeout: float, *, alone: bool) -> Iterator[int]:
+    """Give the header's descriptor, under the lock of OPERATION, and without any other user if `alone`. It may have any content."""
+    try:
+        fd = system.port.open(path, os.O_RDWR)
+    except FileNotFoundError as error:
+        raise LogNotFound(f"{path} does not exist") from error
+    except IsADirectoryError as error:
+        raise NotALog(f"{path} is a directory, and no queue") from error
+    process = system.port.process_id()
+    try:
+        if system.port.status(fd).st_size > format.HEADER.size:
+            raise NotALog(f"{path} is no queue: its header is a file of {format.HEADER.size} bytes")
+        if alone:
+            locks.acquire(fd, format.IN_USE, timeout, lambda: f"{header.holder(fd, path)}; every handle of it must be closed first")
+        else:
+            locks.wait_for(lambda: system.port.try_share(fd, format.IN_USE, 1) or None, timeout, lambda: header.holder(fd, path))
+        locks.acquire(fd, format.OPERATION, timeout, lambda: header.holder(fd, path))
+        yield fd
+    finally:
+        locks.give_back(fd, process)
+
+
+class _Repair:
+    """One repair; what it does to a file it does in an order in which each state is one that a repair can begin from."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+        self.done: list[str] = []
+        self.set_aside: list[str] = []
+
+    def go(self) -> None:
+        for found in Survey(self.path, self.fd).found.values():
+            if not found.is_chunk:
+                self._remove(found) if found.is_empty else self._put_aside(found)
+            elif found.is_chunk and found.problem:
+                self._set_pointers(found)
+        survey = Survey(self.path, self.fd)
+        while survey.broken or survey.first < 0 or (not survey.chain and any(not found.is_empty for found in survey.leftovers)):
+            self._lead_on(survey)
+            survey = Survey(self.path, self.fd)
+        for found in survey.leftovers:
+            self._remove(found) if found.is_empty else self._put_aside(found)
+        self._flush(survey)
+
+    def _set_pointers(self, found: Found) -> None:
+        """Let the pointers of a chunk say what its entries do."""
+        head, tail, next_ref = found.state
+        is_head_true = loops.FIRST_ENTRY <= head <= found.size and (head <= tail or not loops.FIRST_ENTRY <= tail <= found.size)
+        is_tail_true = loops.FIRST_ENTRY <= tail <= found.size
+        head = head if is_head_true else loops.FIRST_ENTRY
+        tail = self._end_of(found, head, tail if is_tail_true else found.size, is_guess=not is_tail_true)
+        self._write(found, ChunkHead(head, tail, next_ref))
+        self.done.append(f"{found.path}: {found.problem}; its entries are now those from {head} to {tail}")
+
+    def _end_of(self, found: Found, head: int, tail: int, *, is_guess: bool) -> int:
+        """Return where the last whole entry before `tail` ends; a guess ends at the first of no bytes, for so look bytes never used."""
+        fd = system.port.open(found.path, os.O_RDONLY)
+        try:
+            data = system.port.read(fd, tail - head, head)
+        finally:
+            system.port.close(fd)
+        if not is_guess:
+            return head + count(memoryview(data + b"\0"), 0, len(data))[1]
+        at = 0
+        while len(data) - at >= loops.PREFIX:
+            length = int.from_bytes(data[at : at + loops.PREFIX], "big")
+            if not length or length > len(data) - at - loops.PREFIX:
+                break
+            at += loops.PREFIX + length
+        return head + at
+
+    def _lead_on(self, survey: Survey) -> None:
+        """Mend the reference at which the chain breaks."""
+        leftovers = {found.id: found for found in survey.leftovers}
+        referred = {found.state.next_ref for found in survey.found.values()}
+        if not survey.chain:
+            first = _beginning(leftovers, referred)
+            system.port.write(self.fd, format.HEADER.pack(format.Header(first)), 0)
+            self.done.append(
+                f"{self.path}: the header led nowhere; the queue now begins at chunk {first}" if first else f"{self.path}: empty"
+            )
+            return
+        last = survey.chain[-1]
+        following = format.following(last.id)
+        next_ref = following if following in leftovers and following not in referred - {last.state.next_ref} else 0
+        self._write(last, last.state._replace(next_ref=next_ref))
+        self.done.append(
+            f"{last.path}: {survey.problems[-1]}; " + (f"chunk {next_ref} follows now" if next_ref else "the chain ends there now")
+        )
+
+    def _write(self, found: Found, state: ChunkHead) -> None:
+        fd = system.port.open(found.path, os.O_RDWR)
+        try:
+            system.port.write(fd, format.CHUNK_HEAD.pack(state), 0)
+            system.port.flush(fd)
+        finally:
+            system.port.close(fd)
+
+    def _remove(self, found: Found) -> None:
+        system.port.remove(found.path)
+        self.done.append(f"removed {found.path}, which held nothing")
+
+    def _put_aside(self, found: Found) -> None:
+        target = found.path.with_name(f"{found.path.name}.lost")
+        number = 1
+        while os.path.lexists(target):
+            number += 1
+            target = found.path.with_name(f"{found.path.name}.lost{number}")
+        system.port.rename(found.path, target)
+        self.set_aside.append(str(target))
+        self.done.append(f"{found.path} has no place in the queue; it is {target.name} now")
+
+    def _flush(self, survey: Survey) -> None:
+        for found in survey.chain:
+            fd = system.port.open(found.path, os.O_RDWR)
+            try:
+                system.port.flush(fd)
+            finally:
+                system.port.close(fd)
+        system.port.flush(self.fd)
+        header.flush_directory(self.path)
+
+
+def _beginning(leftovers: dict[int, Found], referred: set[int]) -> int:
+    """Return the chunk that a chain begins with whose header is lost: one that none refers to, of those the one with the longest row."""
+    best, longest = min(leftovers, default=0), 0
+    for id in leftovers:
+        if id in referred and format.preceding(id) in leftovers:
+            continue
+        length, at, seen = 0, id, set[int]()
+        while at in leftovers and at not in seen:
+            seen.add(at)
+            length, at = length + 1, leftovers[at].state.next_ref
+        if length > longest:
+            best, longest = id, length
+    return best

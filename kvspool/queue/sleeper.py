@@ -1,0 +1,33 @@
+"""Sleep until something happens to a queue: its header, its first chunk or its last one is written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvspool.wakeups import CHANGED, Watcher
+
+Watched = tuple[Path, int]  # a file, and its inode
+
+
+class Sleeper:
+    """Watches the ends of one queue; for one thread at a time. The contract is that of `kvspool.wakeups`."""
+
+    def __init__(self) -> None:
+        self._watcher = Watcher()
+        self._known: set[Watched] = set()
+
+    def follow(self, files: set[Watched]) -> bool:
+        """Watch these files; True if one of them is new here, so that something may have happened to it before."""
+        new = files - self._known
+        for file, _ in new:
+            self._watcher.watch(file, CHANGED, file)
+        self._known = files
+        return bool(new)
+
+    def wait(self, timeout: float) -> None:
+        """Sleep up to `timeout` seconds, and never long; what happened since the last wait ends it at once."""
+        self._watcher.wait(timeout)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._watcher.close()

@@ -1,0 +1,141 @@
+"""Look at every file of a queue, whatever state it is in, and say what is wrong. Nothing is mapped, nothing believed, nothing changed.
+
+There are no checksums. What can be known is whether the pointers lie in their chunk, whether the lengths of the entries add up to the place
+where the last one ends, and whether the references make one chain out of the files that are there. Bytes of an entry that were changed
+can't be told from those that somebody put, and a length that was changed so that the sum is right neither.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from kvspool import _chunks_py as loops
+from kvspool import system
+from kvspool._chunks import count
+from kvspool.errors import Corruption
+from kvspool.queue import format
+from kvspool.queue.chunk import refuse_unsound, refuse_untrue
+from kvspool.queue.format import ChunkHead
+
+
+class QueueVerifyReport(msgspec.Struct, frozen=True):
+    """What a look at every file of a queue found.
+
+    chunks, entries, bytes: what is sound, up to the first damage of each chunk. problems: what is wrong, in words. leftovers: chunk files
+    that nothing leads to, with or without entries; a process that was killed may leave an empty one, which is no damage.
+    """
+
+    path: str
+    chunks: int
+    entries: int
+    bytes: int
+    problems: list[str]
+    leftovers: list[str]
+
+    @property
+    def is_sound(self) -> bool:
+        """Return whether nothing is damaged."""
+        return not self.problems
+
+
+class Found:
+    """A chunk file as it lies there."""
+
+    def __init__(self, path: Path, id: int) -> None:
+        """Read it. Raises the system's OSError alone: FileNotFoundError if there is none."""
+        self.id = id
+        self.path = format.chunk_path(path, id)
+        self.problem = ""
+        self.state = ChunkHead(loops.FIRST_ENTRY, loops.FIRST_ENTRY, 0)
+        self.entries = self.bytes = 0
+        self.end = loops.FIRST_ENTRY  # behind the last entry that is whole
+        fd = system.port.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            status = system.port.status(fd)
+            self.size = status.st_size
+            self._examine(fd, status)
+        except Corruption as error:
+            self.problem = str(error).removesuffix("; see kvspool repair")
+        finally:
+            system.port.close(fd)
+
+    def _examine(self, fd: int, status: os.stat_result) -> None:
+        self.is_chunk = False
+        refuse_unsound(self.path, status)
+        self.is_chunk = True
+        self.state = format.CHUNK_HEAD.unpack(system.port.read(fd, format.CHUNK_HEAD.size, 0))
+        refuse_untrue(self.path, self.state, self.size)
+        head, tail, _ = self.state
+        # A view of no bytes is none to the loops, so one byte more is read than is looked at.
+        data = memoryview(system.port.read(fd, tail - head, head) + b"\0")
+        self.entries, end = count(data, 0, min(tail - head, len(data) - 1))
+        self.end = head + end
+        self.bytes = end - loops.PREFIX * self.entries
+        if self.end != tail:
+            raise Corruption(f"{self.path}: the entry at {self.end} ends behind the last one, at {tail}")
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether it holds nothing: all was taken, or its maker died before it was complete."""
+        head, tail, next_ref = self.state
+        return (head == tail and (head >= loops.FIRST_ENTRY or (head, next_ref) == (0, 0))) if self.is_chunk else self.size == 0
+
+
+class Survey:
+    """The header and all chunk files of a queue. Take it under the lock of OPERATION."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        """Look, beginning with the header's descriptor."""
+        self.path = path
+        self.problems: list[str] = []
+        ids = sorted(filter(None, (format.chunk_id(path, name) for name in system.port.names(path.parent))))
+        self.found = {id: Found(path, id) for id in ids}
+        header = system.port.read(fd, format.HEADER.size + 1, 0)
+        self.first = format.HEADER.unpack(header).first_chunk if len(header) == format.HEADER.size else -1
+        self.chain: list[Found] = []
+        self.broken = False  # the last chunk of the chain refers to something that can't be its next one
+        self._follow()
+
+    def _follow(self) -> None:
+        if self.first < 0:
+            self.problems.append(f"{self.path}: the header has not {format.HEADER.size} bytes")
+            return
+        known: set[int] = set()
+        id, before = self.first, self.path
+        while id:
+            if id in known:
+                self.problems.append(f"{before}: the chunks refer to each other in a circle, to {id} again")
+                self.broken = True
+                return
+            if id not in self.found:
+                self.problems.append(f"{before} refers to chunk {id}, which is not there")
+                self.broken = True
+                return
+            chunk = self.found[id]
+            known.add(id)
+            self.chain.append(chunk)
+            if chunk.problem:
+                self.problems.append(chunk.problem)
+            id, before = chunk.state.next_ref, chunk.path
+
+    @property
+    def leftovers(self) -> list[Found]:
+        """Return the chunks that nothing leads to."""
+        known = {chunk.id for chunk in self.chain}
+        return [chunk for id, chunk in self.found.items() if id not in known]
+
+    def report(self) -> QueueVerifyReport:
+        """Return what was found."""
+        leftovers = self.leftovers
+        lost = [f"{chunk.path} has entries, and nothing leads to it" for chunk in leftovers if not chunk.is_empty]
+        return QueueVerifyReport(
+            path=str(self.path),
+            chunks=len(self.chain),
+            entries=sum(chunk.entries for chunk in self.chain),
+            bytes=sum(chunk.bytes for chunk in self.chain),
+            problems=self.problems + lost,
+            leftovers=[str(chunk.path) for chunk in leftovers],
+        )
