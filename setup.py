@@ -7,6 +7,8 @@ compiler the extensions are left out, and the package works all the same, slower
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
+SHARED = ("_machine.pxd", "_network.pxd", "_pointers.pxd", "_crc32c.h", "_crc32.h")
+
 
 def twin(package: str, stem: str) -> Extension:
     """Return the extension that compiles `stem`_py.py of a package to `stem`_c."""
@@ -14,13 +16,13 @@ def twin(package: str, stem: str) -> Extension:
         f"{package}.{stem}_c",
         [f"{package}/{stem}_py.py"],
         include_dirs=["kvspool"],
-        depends=["kvspool/_machine.pxd", "kvspool/_network.pxd", "kvspool/_pointers.pxd", "kvspool/_crc32c.h", f"{package}/{stem}_c.pxd"],
+        depends=[*(f"kvspool/{name}" for name in SHARED), f"{package}/{stem}_c.pxd"],
         extra_compile_args=["-O3"],
     )
 
 
 extensions = cythonize(
-    [twin("kvspool", "_chunks"), twin("kvspool", "_frames"), twin("kvspool", "_kvj"), twin("kvspool", "_sej"), twin("shard", "_hash")],
+    [*(twin("kvspool", stem) for stem in ("_chunks", "_fixed", "_frames", "_kvj", "_sej")), twin("shard", "_hash")],
     build_dir="build",
     force=True,  # it doesn't see that a .pxd under the other name has changed
     compiler_directives={

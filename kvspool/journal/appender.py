@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from kvspool import system
-from kvspool.errors import Corruption, LogVanished, Poisoned, Reentered
+from kvspool.errors import Corruption, KvspoolError, LogVanished, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, SHORT, WHOLE, Batch, Format, Scan
 from kvspool.journal.segments import Segment, Segments
@@ -176,7 +176,7 @@ class Appender:
             begin, sequence = page.end, page.next_sequence
         found = last_whole(self.format, segment, begin, sequence, size)
         if found.size < size:
-            if begin != page.end or not is_ours:  # what a killed writer leaves is the beginning of frames, and nothing else
+            if found.stop != WHOLE and (begin != page.end or not is_ours):  # a killed writer leaves the beginning of frames alone
                 self._refuse_to_lose(segment, found, size)
             self._cut(segment, found, size)
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:

@@ -178,6 +178,18 @@ class Format(ABC):
         """Return the size of the frame that ends where `tail`, the last bytes of a segment, ends; 0 if it doesn't say so itself."""
         return 0
 
+    def end_in(self, segment: Segment, begin: int, size: int) -> tuple[int, int] | None:
+        """Return the byte behind the last frame of a segment of `size` bytes, not before `begin`, and the sequence that follows; None if
+        one has to pass over all."""
+        return None
+
+    def finish(self, segments: Segments, mode: int) -> None:
+        """Under the append lock, before the end is looked for: finish what a writer that died had begun, besides appending.
+
+        Raises Corruption if the segments can't be what writers leave, so that nothing is appended to them.
+        """
+        return None
+
     # Times.
 
     def refuse_time(self) -> None:

@@ -28,7 +28,7 @@ from kvspool import forks, system
 from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.journal import control as page_file
 from kvspool.journal import settings, trim
-from kvspool.journal.appender import Appender, Torn, walk
+from kvspool.journal.appender import Appender, Torn, last_whole, walk
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
@@ -39,7 +39,7 @@ from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, repair_journal
 from kvspool.journal.retention import Retention
-from kvspool.journal.segments import Segments
+from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.settings import Settings
 from kvspool.journal.trim import TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
