@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 
 from kvspool import filesystems, queue, sizes, system
 from kvspool.errors import LogNotFound, NotALog
-from kvspool.journal import Journal
+from kvspool.journal import FixedJournal, Journal
 from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
 from kvspool.journal.repair import JournalRepairReport
@@ -49,6 +49,22 @@ def create(
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
 ) -> Spool: ...
+
+
+@overload
+def create(
+    path: str | os.PathLike[str],
+    *,
+    format: Literal["fixed"],
+    codec: str = "json",
+    mode: int = 0o600,
+    durability: spool_format.Durability = "memory",
+    sync_interval: float | None = None,
+    timeout: float = TIMEOUT,
+    allow_unsafe_fs: bool = False,
+    item_bytes: int | str,
+    items_per_blob: int | str,
+) -> FixedJournal: ...
 
 
 @overload
@@ -190,6 +206,18 @@ def open(
     durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
 ) -> Spool: ...
+
+
+@overload
+def open(
+    path: str | os.PathLike[str],
+    *,
+    format: Literal["fixed"],
+    timeout: float = TIMEOUT,
+    durability: spool_format.Durability | None = None,
+    sync_interval: float | None = None,
+    **limits: int | str,
+) -> FixedJournal: ...
 
 
 @overload

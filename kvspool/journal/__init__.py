@@ -2,6 +2,7 @@
 
 from kvspool.journal.appender import Torn
 from kvspool.journal.damage import SegmentDamage
+from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.format import Batch
 from kvspool.journal.journal import Journal, JournalStats
 from kvspool.journal.reader import Consumer, JournalReader
@@ -13,6 +14,7 @@ from kvspool.journal.verify import JournalVerifyReport
 __all__ = [
     "Batch",
     "Consumer",
+    "FixedJournal",
     "Floor",
     "Journal",
     "JournalReader",

@@ -107,7 +107,9 @@ class FixedJournal(Journal):
 
     def oldest(self) -> int:
         """Return the position of the oldest item, or that of the next one if there is none."""
-        return max(self._bases()[0], self._bounds.first())
+        oldest = max(self._bases()[0], self._bounds.first())
+        size = self._bounds.unfinished()
+        return oldest if size is None else min(oldest, size)
 
     def first(self) -> int:
         return self.oldest()
@@ -201,10 +203,8 @@ class FixedJournal(Journal):
     # Places.
 
     def place(self, start: Start) -> Place:
-        """As for every journal; the earliest place is never in front of the oldest item."""
-        place = super().place(start)
-        oldest = self._bounds.first() if start == "earliest" else 0
-        return self._at(oldest) if place.sequence < oldest else place
+        """As for every journal; the earliest place is that of the oldest item."""
+        return self._at(self.oldest()) if start == "earliest" else super().place(start)
 
     def _at(self, position: int) -> Place:
         rest = position % self.format.items_per_blob

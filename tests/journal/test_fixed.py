@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import shutil
 import struct
@@ -22,6 +23,8 @@ from kvspool.journal import sidecars
 from kvspool.journal.bounds import ALL_ONES, FIRST, REWIND, First, Rewind
 from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.formats import Fixed
+from kvspool.journal.formats.fixed import TAIL
+from kvspool.layout import Layout
 
 try:
     from kvspool import _fixed_c  # type: ignore[attr-defined]
@@ -419,3 +422,24 @@ def test_ten_thousand_blobs_take_a_few_descriptors(tmp_path: Path) -> None:
             return log.end(), replayed, wrong, followed
 
     assert in_child(work) == (10_050, True, [], 10_000)
+
+
+# The page.
+
+PAGE = (Path(__file__).parents[2] / "docs/formats/fixed.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("layout", [TAIL, FIRST, REWIND], ids=lambda layout: layout.record.__name__)
+def test_the_page_has_the_table_of_each_layout(layout: Layout[Any]) -> None:
+    assert layout.table() in PAGE
+
+
+def test_the_example_of_the_page_is_what_is_stored() -> None:
+    assert bytes.fromhex(PAGE.split("`hello` is stored as `")[1].split("`")[0]) == record(b"hello")
+
+
+def test_the_tests_that_the_page_names_are_there() -> None:
+    named = re.findall(r"`tests/journal/(\w+\.py)::(\w+)`", PAGE)
+    assert len(named) == 5
+    for file, test in named:
+        assert f"def {test}(" in (Path(__file__).parent / file).read_text(encoding="utf-8")

@@ -135,6 +135,8 @@ class Machine(RuleBasedStateMachine):
 
 
 FORMATS: list[tuple[str, dict[str, Any]]] = [
+    ("fixed", {"item_bytes": 40, "items_per_blob": 1}),
+    ("fixed", {"item_bytes": 40, "items_per_blob": 3}),
     ("kvj", {"segment_bytes": 100}),
     ("kvj", {}),
     ("sej", {"segment_bytes": 100}),

@@ -170,12 +170,16 @@ class Fixed(Format):
         """Remove the items from the position `size` on, of which `rewinds` tells already; on disk when it returns."""
         bounds = sidecar_bounds(segments.path)
         base = size - size % self.items_per_blob
-        if size < bounds.first() or not segments.exists(base):  # everything goes, and the journal begins anew, further in front
+        length = (size - base) * self.record_bytes
+        is_new = not segments.exists(base)
+        if size < bounds.first() or is_new:  # everything goes, and the journal begins anew, further in front
             bounds.begin_at(size, mode, is_done=True)
+        if is_new:
+            self._resize(segments.path_of(base), length, mode)  # first of all: an empty directory would be a new journal
         later = [other for other in segments.bases() if other > base]
         for other in reversed(later):
             system.port.remove(segments.path_of(other))
-        self._resize(segments.path_of(base), (size - base) * self.record_bytes, mode)
+        self._resize(segments.path_of(base), length, mode)
         offsets = self.offsets(segments.path, mode)
         for name in offsets.names():
             stored = offsets.load(name)
@@ -192,14 +196,13 @@ class Fixed(Format):
         sidecar_bounds(segments.path).begin_at(first, mode, is_done=True)
 
     def _fill(self, segments: Segments, first: int, mode: int) -> None:
-        """Have the blob that the first position lies in, with zeros, which are no item, up to there."""
+        """Have the blob that the first position lies in. If that is in its midst, it holds zeros up to there, which are no item, and no
+        more: only a fresh begin is there."""
         base = first - first % self.items_per_blob
         path = segments.path_of(base)
-        status = system.port.look_up(path)
-        if status is None and any(other > base for other in segments.bases()):
-            return  # it was pruned since
-        if status is None or status.st_size < (first - base) * self.record_bytes:
+        if first > base:
             self._resize(path, 0, mode)
+        if first > base or not segments.exists(base):
             self._resize(path, (first - base) * self.record_bytes, mode)
 
     def _resize(self, path: Path, size: int, mode: int) -> None:
