@@ -23,9 +23,9 @@ from pathlib import Path
 import msgspec
 
 from kvspool import system
-from kvspool.errors import Corruption, KvspoolError, LogVanished, Poisoned, Reentered
+from kvspool.errors import Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
-from kvspool.journal.format import DAMAGED, JUMPED, SHORT, WHOLE, Batch, Format, Scan
+from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Batch, Format, Scan
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import NO_TIME
 
@@ -91,6 +91,8 @@ class Appender:
         A batch may fail between two records, where the disk is full: the error's note says which records are there.
         """
         first = page.next_sequence
+        if len(batch.values) > LAST_SEQUENCE - first:
+            raise OutOfRange(f"{self.segments.path} has no more numbers for {len(batch.values)} records from {first} on; begin another one")
         done = 0
         try:
             while done < len(batch.values):
