@@ -6,7 +6,7 @@ What a process that dies in the midst of it leaves, and what the next writer doe
 |---|---|---|
 | while it wrote frames | more bytes than the page says | keeps the whole frames: a reader may have them already; cuts what is torn |
 | before it wrote the page | the same | the same |
-| while it made a segment | a page whose `end` is 0 | makes it, or completes its header |
+| while it made a segment | a page whose `end` is the largest number | makes it, or completes its header; on disk, with its name |
 
 The same look at the last segment's frames is taken where the page can't be believed: after a restart of the machine, when the original has
 written, when the lock file is new. What was cut is reported, byte for byte; see `Torn`.
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvspool import system
-from kvspool.errors import Corruption, LogVanished, Poisoned, Reentered
+from kvspool.errors import Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
-from kvspool.journal.format import DAMAGED, JUMPED, SHORT, WHOLE, Batch, Format, Scan
+from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Batch, Format, Scan
 from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import NO_TIME
@@ -102,15 +102,21 @@ class Appender:
     def append(self, batch: Batch, page: Page) -> range:
         """Append all records of a batch, under the append lock, and return their sequences.
 
-        A batch that spans segments may fail between two of them: the error's note says which records are there.
+        A batch may fail between two records, where the disk is full: the error's note says which records are there.
         """
         first = page.next_sequence
+        if len(batch.values) > LAST_SEQUENCE - first:
+            raise OutOfRange(f"{self.segments.path} has no more numbers for {len(batch.values)} records from {first} on; begin another one")
         done = 0
         try:
             while done < len(batch.values):
                 data, count = self.format.encode(batch, done, page.next_sequence, page.base, page.end)
                 if count:
-                    page = self._write(page, data, count, _last_time(batch, done + count, page))
+                    try:
+                        page = self._write(page, data, count, _last_time(batch, done + count, page))
+                    except OSError:
+                        done += self._kept(page)
+                        raise
                     done += count
                 if not count or self.format.is_full(page.base, page.end, page.next_sequence):
                     page = self.roll(page)
@@ -149,7 +155,7 @@ class Appender:
 
     def _agrees(self, page: Page) -> bool:
         """Return whether the page is of this run of the machine, and the segment that it speaks of ends where it says."""
-        if page.boot != self.control.boot_id or page.end == NOT_BEGUN and self.format.header_bytes:
+        if page.boot != self.control.boot_id or page.end == NOT_BEGUN:
             return False
         segment = self._segment
         if segment is None or segment.base != page.base or not segment.is_in_place():
@@ -184,8 +190,8 @@ class Appender:
             raise LogVanished(f"{self.segments.path_of(base)} was removed at this moment; try again")
         size = segment.size()
         begin = self.segments.begin_of(segment)
-        if not begin and self.format.header_bytes:
-            return self._begin(self._page(page, base))  # its header is torn, so there is no frame
+        if (not begin and self.format.header_bytes) or size <= begin:
+            return self._begin(self._page(page, base))  # no frame is there; whoever made it may not have come to its end
         sequence = base
         if is_ours and base == page.base and begin <= page.end <= size:
             begin, sequence = page.end, page.next_sequence
@@ -193,7 +199,7 @@ class Appender:
         if page.magic == MAGIC and not is_ours:
             found = self.format.true_end(segment, begin, found, page.synced_sequence)
         if found.size < size:
-            if begin != page.end or not is_ours:  # what a killed writer leaves is the beginning of frames, and nothing else
+            if found.stop != WHOLE and (begin != page.end or not is_ours):  # a killed writer leaves the beginning of frames alone
                 self._refuse_to_lose(segment, found, size)
             self._cut(segment, found, size)
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
@@ -250,15 +256,18 @@ class Appender:
         assert segment is not None
         if self.room is not None:
             self.room.make(self.segments, page, len(data))
+        system.port.write(segment.fd, data, page.end)
+        page = self._page(page, page.base, page.end + len(data), page.next_sequence + count)._replace(last_timestamp=timestamp)
+        with suppress(OSError):  # the records are there all the same; the next writer finds them
+            self.control.write(page)
+        return page
+
+    def _kept(self, page: Page) -> int:
+        """Behind a write that failed: cut what is torn, and return how many whole records are left, which a reader may have already."""
         try:
-            system.port.write(segment.fd, data, page.end)
-            new = self._page(page, page.base, page.end + len(data), page.next_sequence + count)._replace(last_timestamp=timestamp)
-            self.control.write(new)
-        except OSError:
-            with suppress(OSError):  # the next writer does it otherwise
-                system.port.truncate(segment.fd, page.end)
-            raise
-        return new
+            return self._recover(page).next_sequence - page.next_sequence
+        except (OSError, KvspoolError):  # the next writer does it otherwise
+            return 0
 
     def roll(self, page: Page) -> Page:
         """Close the last segment, on disk, and begin a new one. Under the append lock."""
@@ -290,9 +299,9 @@ class Appender:
             path = self.segments.renamed(page.base, str(name))
         fd = system.port.open(path, os.O_RDWR | os.O_CREAT, self._mode)
         try:
-            system.port.truncate(fd, 0)
             header = self.format.header(page.base)
-            if header:
+            if system.port.read(fd, len(header) + 1, 0) != header:  # otherwise a reader may stand behind it
+                system.port.truncate(fd, 0)
                 system.port.write(fd, header, 0)
             system.port.flush(fd)
         finally:
@@ -300,7 +309,7 @@ class Appender:
         flush_directory(path.parent)
         if self._open(page.base) is None:
             raise LogVanished(f"{path} was removed at this moment; try again")
-        page = self._page(page, page.base, len(header), page.base)
+        page = self._page(page, page.base, len(header), page.base)._replace(synced_sequence=page.base)
         self.control.write(page)
         if self.format.reads_zeros:
             system.port.flush(self.control.fd)  # after a crash of the machine it says that there was nothing behind the header

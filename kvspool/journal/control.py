@@ -10,7 +10,7 @@ is in other programs' reach. It is believed as far as it agrees with the file th
 the segments say what is true.
 
 **A file that was removed.** The original removes the file when it closes. So whoever has locked it looks whether its name still stands
-for it.
+for it, and at each append whether it still has one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import Annotated, NamedTuple
 
 from kvspool import holders, locks, system
 from kvspool._frames import crc32c
+from kvspool.errors import LogVanished
 from kvspool.layout import Layout
 from kvspool.record import NO_TIME
 
 MAGIC = b"kvJRNL01"
 APPEND, SYNC, ADMIN = 1 << 20, (1 << 20) + 1, (1 << 20) + 2  # the bytes that are locked: far behind the content, so that it may grow
 TRIES = 5
-NOT_BEGUN = 0  # `end`, while a new segment is being made
+NOT_BEGUN = (1 << 64) - 1  # `end`, while a new segment is being made
 
 
 class Page(NamedTuple):
@@ -36,7 +37,7 @@ class Page(NamedTuple):
     magic: Annotated[bytes, "8s", "kvJRNL01"]
     boot: Annotated[bytes, "16s", "the run of the machine that wrote it"]
     base: Annotated[int, "Q", "first sequence of the last segment"]
-    end: Annotated[int, "Q", "bytes of the last segment that are whole; 0: it is being made"]
+    end: Annotated[int, "Q", "bytes of the last segment that are whole; the largest number: it is being made"]
     next_sequence: Annotated[int, "Q", "of the next record"]
     last_timestamp: Annotated[int, "q", "ns since the Unix epoch, of the last record; the smallest number: not known"]
     synced_sequence: Annotated[int, "Q", "every record below it is on disk"]
@@ -65,7 +66,10 @@ class Control:
 
     def _open(self) -> int:
         flags = os.O_RDWR | (os.O_CREAT if self._mode is not None else 0)
-        return system.port.open(self.path, flags, self._mode or 0)
+        try:
+            return system.port.open(self.path, flags, self._mode or 0)
+        except FileNotFoundError:
+            raise LogVanished(f"{self.path.parent} is gone; open the path again if it exists") from None
 
     def enter(self, timeout: float) -> None:
         """Shut the original's writer out, together with all of ours. Raises LockTimeout if it is in."""
@@ -93,6 +97,17 @@ class Control:
     def lock(self, timeout: float, byte: int = APPEND) -> None:
         """Take one of the locks among our own writers. LockTimeout names who appended last."""
         locks.acquire(self.fd, byte, timeout, self._who)
+        try:
+            while byte == APPEND and system.port.status(self.fd).st_nlink == 0:  # removed: others lock what has its name now
+                system.port.close(self.fd)
+                self.fd = -1
+                self.fd = self._open()
+                self.enter(timeout)
+                locks.acquire(self.fd, byte, timeout, self._who)
+        except BaseException:
+            if self.fd >= 0:
+                self.unlock(byte)
+            raise
 
     def unlock(self, byte: int = APPEND) -> None:
         system.port.unlock(self.fd, byte)

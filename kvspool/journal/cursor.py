@@ -117,7 +117,7 @@ class Cursor:
         except Corruption:
             return self._pass_header(segment)
         if self.position == 0 and self.segments.format.header_bytes:
-            return self._at_torn_end(segment, size) if size else self._at_end(segment)
+            return self._at_torn_end(segment, b"", size) if size else self._at_end(segment)
         if self.sequence > self.base:
             found = walk(self.segments.format, segment, self.position, self.base, size, until=self.sequence)
             if found.sequence < self.sequence and found.stop not in (DAMAGED, JUMPED):
@@ -160,21 +160,25 @@ class Cursor:
 
     def _read_on(self, segment: Segment, need: int) -> Gap | None:
         """A frame goes on behind what was read: read more, or wait until it is whole."""
-        had, there = len(self._data), segment.size() - self.position
+        seen, there = self._data, segment.size() - self.position
+        had = len(seen)
         if had < there and need <= there:
             self._size = min(max(self._size, need, 2 * had), there)
             self._data = segment.read(self.position, self._size)
-            if len(self._data) > had:
+            if not seen.startswith(self._data):  # it goes on; or the torn end of a dead writer was cut, and others written there
                 return None
         self._data = b""
-        return self._at_torn_end(segment, self.position + there)
+        return self._at_torn_end(segment, seen, self.position + there)
 
-    def _at_torn_end(self, segment: Segment, end: int) -> Gap | None:
-        """The segment ended at byte `end`, in the midst of a frame: it is not yet there, unless somebody says that it should be."""
+    def _at_torn_end(self, segment: Segment, seen: bytes, end: int) -> Gap | None:
+        """The segment ended at byte `end`, in the midst of a frame, whose beginning is `seen`: it is not yet there, unless somebody says
+        that it should be."""
         is_missing = bool(self._later()) or self._is_published(segment)
         if segment.size() > end:
             return None  # it was still written to when we looked
         if is_missing:
+            if not seen.startswith(segment.read(self.position, len(seen))):
+                return None  # it was cut, and others written there
             return self._pass_damage(segment, None)
         self._has_more = False
         return None

@@ -34,8 +34,9 @@ class Flusher:
 
     def flush(self, timeout: float) -> int:
         """As `sync`."""
-        held = self._journal.control(timeout)
-        return self.flush_below(held.read().next_sequence, timeout)
+        with self._journal.appending(timeout) as (_, page):  # without the lock the page may be half written
+            sequence = page.next_sequence
+        return self.flush_below(sequence, timeout)
 
     def flush_below(self, sequence: int, timeout: float) -> int:
         """Return when every record below `sequence` is on disk, whoever put it there."""

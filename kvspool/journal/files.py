@@ -22,6 +22,8 @@ from kvspool.spool.format import Durability
 from kvspool.spool.spool import TIMEOUT
 
 KINDS: dict[str, type[Journal]] = {Fixed.name: FixedJournal}  # those that can do more than every journal can
+LEFTOVERS = frozenset((settings.NAME, f"{settings.NAME}.tmp"))  # of a `create` that was killed before it had made a journal
+
 
 def create(
     path: Path,
@@ -42,10 +44,13 @@ def create(
     )
     made: list[Path] = []
     try:
-        for directory in _directories(path, form):
+        for directory in dict.fromkeys((path, form.sidecar(path))):
             _make(directory, mode, made, is_ours=directory != path)
         form.prepare(path, is_new=True)
-        settings.store(form.sidecar(path), chosen, mode)
+        settings.store(form.sidecar(path), chosen, mode)  # before there is what makes it a journal
+        for directory in dict.fromkeys((form.segments_in(path), form.lock_file(path).parent)):
+            if directory not in (path, form.sidecar(path)):
+                _make(directory, mode, made, is_ours=True)
         journal = _opened(path, form, chosen, timeout)
         with journal.appending(timeout):
             return journal
@@ -55,16 +60,11 @@ def create(
         raise
 
 
-def _directories(path: Path, form: Format) -> list[Path]:
-    """Return what has to be there, parents first."""
-    return list(dict.fromkeys((path, form.segments_in(path), form.sidecar(path), form.lock_file(path).parent)))
-
-
 def _make(directory: Path, mode: int, made: list[Path], *, is_ours: bool) -> None:
     try:
         system.port.make_directory(directory, mode | (mode & 0o444) >> 2)
     except FileExistsError:
-        if not is_ours and system.port.names(directory):
+        if not is_ours and not LEFTOVERS.issuperset(system.port.names(directory)):
             raise LogExists(f"{directory} exists already, and is not empty; kvspool.open opens a log") from None
         if is_ours and directory.exists():
             return

@@ -111,6 +111,9 @@ class FixedJournal(Journal):
         size = self._bounds.unfinished()
         return oldest if size is None else min(oldest, size)
 
+    def first(self) -> int:
+        return self.oldest()
+
     # Front and end.
 
     def prune(self, minimum: int, *, timeout: float | None = None) -> int:

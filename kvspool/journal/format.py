@@ -130,7 +130,12 @@ class Format(ABC):
 
     def begin_of(self, segment: Segment) -> int:
         """Return the byte of a segment where its first frame begins; 0 if its header is not all there yet. Raises Corruption."""
-        return self.check_header(segment.read(0, self.header_bytes), segment.base) if self.header_bytes else 0
+        if not self.header_bytes:
+            return 0
+        data, header = segment.read(0, self.header_bytes + 1), self.header(segment.base)
+        if len(data) <= self.header_bytes and data != header and header.startswith(data.rstrip(b"\0")):
+            return 0  # a crash of the machine may leave the length and not the bytes
+        return self.check_header(data[: self.header_bytes], segment.base)
 
     @abstractmethod
     def check(self, batch: Batch) -> None:

@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from kvspool import locks, system
+from kvspool import forks, locks, system
 from kvspool.errors import Corruption, NoSuchReader, ReaderBusy
 from kvspool.journal.appender import flush_directory
 
@@ -38,6 +38,11 @@ class Lease:
         if not system.port.try_lock_file(self.fd, shared=False):
             self.close()
             raise ReaderBusy(f"the reader {name!r} is open elsewhere; {path} is locked")
+        forks.register(self)
+
+    def forked(self) -> None:
+        """Let go, in a forked child: otherwise it would keep the name taken when its parent is gone."""
+        self.close()
 
     def close(self) -> None:
         """Give the name back. A forked child only lets go of the descriptor: the lock is its parent's."""

@@ -43,10 +43,11 @@ class JournalReader:
         self._offsets = journal.offsets
         stored = self._offsets.load(name)
         place = journal.place(start if stored is None else journal.clamped(stored))
-        self._sequence = place.sequence if stored is None else stored
+        is_ahead = stored is not None and stored > place.sequence == journal.readable_end()  # of what was cut, or came from a backup
+        self._sequence = place.sequence if stored is None or is_ahead else stored
         self._committed = stored
-        if stored is None:
-            self.commit()
+        if stored is None or is_ahead:
+            self.commit()  # before others get the numbers that we had passed
 
     @property
     def sequence(self) -> int:
@@ -101,7 +102,7 @@ class JournalReader:
         self._sequence = item.last + 1 if isinstance(item, Gap) else item.sequence + 1
 
     def _check_open(self) -> None:
-        if self._lease is None:
+        if self._lease is None or self._lease.fd < 0:  # closed, or its parent's in a forked child
             raise Closed(f"the reader {self.name!r} was closed; open it again")
 
     def close(self) -> None:

@@ -3,8 +3,10 @@
     .venv/bin/python tools/faults/fuzz.py TARGET SECONDS [CORPUS]
 
 Targets: reader and writer (a ring and a control block, a page of each fuzzed), header (both files' headers), checkpoint, slots, keys (the
-key table), keyed (decoding a keyed value), lines (the input of `kvspool append`). It runs on the interpreted twin, in which atheris sees
-the branches, and begins with the golden bytes of tests/formats. The last line counts the inputs.
+key table), keyed (decoding a keyed value), lines (the input of `kvspool append`); sej, kvj, fixed (a journal of that format, with one file
+fuzzed: a segment, the lock file, the settings, a reader's place, a sparse index; the whole of it is read, verified and appended to). It
+runs on the interpreted twin, in which atheris sees the branches, and begins with the golden bytes of tests/formats, or a journal's own. The
+last line counts the inputs.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ import atheris
 
 with atheris.instrument_imports(include=["kvspool"]):
     from kvspool import _frames_py as frames
-    from kvspool import errors, keyed, record
+    from kvspool import errors, keyed, record, system
     from kvspool.cli import append as command
     from kvspool.cli import lines
     from kvspool.cli.options import BadInput
+    from kvspool.journal import Journal, files, index
     from kvspool.spool import checkpoints, format, pair, search, slots
     from kvspool.spool.keys import KeyTable
 
@@ -163,7 +166,98 @@ def in_lines(data: bytes) -> None:
     assert count == content.count(b"\n") + (not content.endswith(b"\n") and bool(content))
 
 
+class Quick(system.Port):
+    """Flushes cost nothing."""
+
+    def flush(self, fd: int) -> None:
+        pass
+
+    def flush_data(self, fd: int) -> None:
+        pass
+
+
+scratch: list[Path] = []  # directories that go at the end
+
+
+class Fuzzed:
+    """A small journal, of which one file gets other bytes."""
+
+    limits = {"sej": {"segment_bytes": 300}, "kvj": {"segment_bytes": 300}, "fixed": {"item_bytes": 40, "items_per_blob": 4}}
+
+    def __init__(self, form: str) -> None:
+        self.root = Path(tempfile.mkdtemp(dir="/dev/shm"))
+        scratch.append(self.root)
+        self.path = self.root / "log"
+        system.port = Quick()
+        with self._create(form) as log:
+            log.append_many([b"%040d" % number for number in range(12)])
+            log.reader("r").close()
+            self.first, *_, self.last = (log._segments.path_of(base) for base in log.bases())
+            sidecar = log.format.sidecar(self.path)
+            places = next(self.root.rglob("r.ofs"))
+            hint = sidecar / "index" / f"{log.bases()[0]:016x}.idx"
+            index.store(hint, 0, [index.Entry(66, 1, 0)])
+            self.parts = [self.first, self.last, log.format.lock_file(self.path), sidecar / "kvspool.json", places, hint]
+        self.good = {path: path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
+
+    def _create(self, form: str) -> Journal:
+        return files.create(
+            self.path, form, self.limits[form], codec="json", mode=0o600, durability="memory", sync_interval=None, timeout=1
+        )
+
+    def __call__(self, data: bytes) -> None:
+        which, content = (data[0] % len(self.parts), data[1:]) if data else (0, b"")
+        for path in self.root.rglob("*"):
+            if path.is_file() and path not in self.good:
+                path.unlink()
+        for path, good in self.good.items():
+            path.write_bytes(content if path == self.parts[which] else good)
+        for act in (self.read, self.look, self.consume, self.append, self.read):
+            try:
+                found = files.find(self.path)
+                if found is not None:
+                    with files.open(self.path, found, timeout=1) as log:
+                        act(log, len(content))
+            except EXPECTED:
+                continue
+
+    def read(self, log: Journal, size: int) -> None:
+        items = list(islice(log.read(on_gap="yield"), 100_000))
+        assert len(items) < 100 + size, "more than there is room for"
+        sequences = [item.sequence if isinstance(item, record.Record) else item.first for item in items]
+        assert sequences == sorted(set(sequences))
+
+    def look(self, log: Journal, size: int) -> None:
+        log.stats()
+        log.verify()
+        for start in (1, 7, 11):
+            list(log.read(start, on_gap="skip", limit=3))
+
+    def consume(self, log: Journal, size: int) -> None:
+        with log.reader("r") as reader:
+            list(reader.read(on_gap="skip"))
+            assert reader.commit() <= log.end() or log.readable_end() != log.end()
+
+    def append(self, log: Journal, size: int) -> None:
+        at = log.append(b"x" * 40)
+        assert log.end() == at + 1
+        assert [item.value for item in log.read(at)] == [b"x" * 40]
+
+
+def journal(form: str) -> Callable[[bytes], None]:
+    """Return a target, whose journal is made when it is first needed."""
+    made: list[Fuzzed] = []
+
+    def once(data: bytes) -> None:
+        if not made:
+            made.append(Fuzzed(form))
+        made[0](data)
+
+    return once
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
+    **{form: journal(form) for form in Fuzzed.limits},
     "reader": reader,
     "writer": writer,
     "header": header,
@@ -193,6 +287,10 @@ def seeds(target: str) -> list[bytes]:
     if target in ("reader", "writer"):
         rows = tomllib.loads((GOLDENS / "frames-1.toml").read_text(encoding="utf-8"))["frame"]
         return [state + data[format.DATA_START :][:CAPACITY], *(state + bytes.fromhex(row["hex"]) for row in rows)]
+    if target in Fuzzed.limits:
+        whole = Fuzzed(target)
+        shutil.rmtree(whole.root)
+        return [bytes((number,)) + whole.good[path] for number, path in enumerate(whole.parts)]
     if target == "header":
         return [control[: format.HEADER.size], data[: format.DATA_HEADER.size]]
     if target == "checkpoint":
@@ -226,7 +324,8 @@ def main() -> None:
             pass
         if time.monotonic() - started > float(seconds):
             print(f"{target}: {count} inputs in {time.monotonic() - started:.0f} s, none that broke it", flush=True)
-            shutil.rmtree(begin_with)
+            for folder in (begin_with, *scratch):
+                shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
 
     begin_with = Path(tempfile.mkdtemp())

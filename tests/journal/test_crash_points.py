@@ -1,0 +1,369 @@
+"""A process killed at every opcode of what it does to a journal: what it acknowledged is there, once, in order, and the next one goes on.
+
+Each operation runs once, traced, and every state that a kill could leave is restored, opened and checked; see `crash_states`. A kill in the
+midst of one `pwrite` leaves a beginning of what was to be written: every length of it is a state, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crash_states import Copy, File, Run, State
+
+import kvspool
+from kvspool import Gap
+from kvspool.errors import KvspoolError, LogNotFound, NoSuchReader, NotALog, Truncated
+from kvspool.journal import Journal
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "sej": {"segment_bytes": 200},
+    "kvj": {"segment_bytes": 200},
+    "fixed": {"item_bytes": 32, "items_per_blob": 4},
+}
+ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
+PREFIXES = 10000 if ALL else 60  # of one write, at most
+CHOICES = 400 if ALL else 12  # ways to tear a change of what was there already
+
+
+def value(number: int) -> bytes:
+    return (b"%d " % number).ljust(32, b"x")
+
+
+BEFORE = 10
+START = 3  # where the reader "old" stands
+
+
+class Case:
+    """One journal, an operation on it, and what must be true after a kill. `said` counts what it has acknowledged."""
+
+    format = ""
+    adds = 0  # records that it appends
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.said = 0
+        self.prepare()
+
+    def prepare(self) -> None:
+        with kvspool.create(self.root / "log", format=self.format, **FORMATS[self.format]) as log:  # type: ignore[call-overload]
+            log.append_many([value(number) for number in range(BEFORE)])
+            with log.reader("old") as reader:
+                reader.seek(START)
+                reader.commit()
+
+    def open(self) -> Journal:
+        return kvspool.open(self.root / "log", timeout=5)  # type: ignore[return-value]
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def least(self, said: int) -> int:
+        """Return how many records are there at least, from the first one ever on."""
+        return BEFORE + said
+
+    def firsts(self, said: int) -> tuple[int, ...]:
+        """Return where the journal may begin."""
+        return (0,)
+
+    def places(self, said: int) -> tuple[int | None, ...]:
+        """Return where the reader "old" may stand."""
+        return (START,)
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=5) as log:
+            assert isinstance(log, Journal)
+            before = self.count(log)
+            self.check_records(log, said, before)
+            places = {one.name: one.sequence for one in log.readers()}
+            assert places.get("old") in self.places(said)
+            assert log.append(value(before)) == before
+            assert all(one.sequence is not None and one.sequence <= before for one in log.readers())
+            assert log.append_many([value(before + more) for more in range(1, 6)]) == range(before + 1, before + 6)
+            self.check_records(log, said, before + 6)
+            log.sync()
+            if places.get("old") is not None:
+                with log.reader("old") as reader:
+                    rest = list(reader.read(on_gap="skip"))
+                    assert [one.sequence for one in rest] == list(range(max(min(places["old"] or 0, before), log.first()), before + 6))
+                    assert reader.commit() == before + 6
+            assert log.verify().is_sound
+
+    def count(self, log: Journal) -> int:
+        return log.end()
+
+    def check_records(self, log: Journal, said: int, count: int) -> None:
+        assert self.least(said) <= count
+        first = log.first()
+        assert first in self.firsts(said)
+        assert [(one.sequence, one.value) for one in log.read()] == [(number, value(number)) for number in range(first, count)]
+        assert log.end() == count
+
+
+class Append(Case):
+    def run(self) -> None:
+        with self.open() as log:
+            for number in range(BEFORE, BEFORE + 4):  # a segment ends in the midst of that
+                log.append(value(number))
+                self.said += 1
+
+
+class AppendMany(Case):
+    def run(self) -> None:
+        with self.open() as log:
+            self.said = len(log.append_many([value(number) for number in range(BEFORE, BEFORE + 9)]))
+
+
+class AppendDurably(Case):
+    def run(self) -> None:
+        with self.open() as log:
+            log.append(value(BEFORE), durable=True)
+            self.said += 1
+            log.sync()
+
+
+class Recover(Case):
+    """Behind the end lies a part of a record that somebody did not finish."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        with self.open() as log:
+            last = log._segments.path_of(log.bases()[-1])
+            data = log.format.encode(kvspool.journal.Batch([value(BEFORE)]), 0, BEFORE, log.bases()[-1], 0)[0]
+        with last.open("ab") as file:
+            file.write(data[:25])
+
+    def run(self) -> None:
+        with self.open() as log:
+            log.append(value(BEFORE))
+            self.said += 1
+
+
+class RecoverWithoutPage(Recover):
+    def prepare(self) -> None:
+        super().prepare()
+        with self.open() as log:
+            path = log.format.lock_file(log.path)
+        path.unlink()
+
+
+class Commit(Case):
+    def run(self) -> None:
+        with self.open() as log, log.reader("old") as reader:
+            assert len(list(reader.read(limit=6))) == 6
+            reader.commit()
+            self.said = 1
+
+    def least(self, said: int) -> int:
+        return BEFORE
+
+    def places(self, said: int) -> tuple[int | None, ...]:
+        return (START + 6,) if said else (START, START + 6)
+
+
+class NewReader(Case):
+    def run(self) -> None:
+        with self.open() as log, log.reader("new", "latest"):
+            self.said = 1
+
+    def least(self, said: int) -> int:
+        return BEFORE
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log") as log:
+            assert {one.name: one.sequence for one in log.readers()}.get("new", -1) in ((BEFORE,) if said else (-1, BEFORE))
+            with log.reader("new", "latest") as reader:
+                assert reader.sequence == BEFORE
+                reader.seek(0)  # so that what follows is the same for all
+                reader.commit()
+        super().check(root, 0)
+
+
+class DeleteReader(Case):
+    def run(self) -> None:
+        with self.open() as log:
+            log.delete_reader("old")
+            self.said = 1
+
+    def least(self, said: int) -> int:
+        return BEFORE
+
+    def places(self, said: int) -> tuple[int | None, ...]:
+        return (None,) if said else (START, None)
+
+    def check(self, root: Path, said: int) -> None:
+        super().check(root, said)
+        with kvspool.open(root / "log") as log:
+            try:
+                log.delete_reader("old")
+            except NoSuchReader:
+                pass
+            with log.reader("old") as reader:
+                assert reader.sequence == 0
+
+
+class Trim(Case):
+    def run(self) -> None:
+        with self.open() as log:
+            self.kept = log.trim(before=9, force=True).first_sequence
+            self.said = 1
+
+    def least(self, said: int) -> int:
+        return BEFORE
+
+    def firsts(self, said: int) -> tuple[int, ...]:
+        return (self.kept,) if said else tuple(range(self.kept + 1))
+
+
+class Create(Case):
+    def prepare(self) -> None:
+        pass
+
+    def run(self) -> None:
+        with kvspool.create(self.root / "log", format=self.format, **FORMATS[self.format]) as log:  # type: ignore[call-overload]
+            self.said = 1
+            log.append(value(0))
+
+    def check(self, root: Path, said: int) -> None:
+        """It is there, or can be made."""
+        try:
+            log = kvspool.open(root / "log")
+        except (LogNotFound, NotALog):
+            assert not said
+            log = kvspool.create(root / "log", format=self.format, **FORMATS[self.format])  # type: ignore[call-overload]
+        with log:
+            assert isinstance(log, Journal)
+            assert log.format.name == self.format
+            assert log.format.limits() == FORMATS[self.format]
+            first = log.append(value(0))
+            assert first in (0, 1)
+            assert [one.value for one in log.read()] == [value(0)] * (first + 1)
+
+
+class Rewind(Case):
+    size = 6
+
+    def run(self) -> None:
+        with self.open() as log:
+            log.rewind(self.size)  # type: ignore[attr-defined]
+            self.said = 1
+
+    def least(self, said: int) -> int:
+        return self.size
+
+    def count(self, log: Journal) -> int:
+        end = log.end()
+        assert end in ((self.size,) if self.said_now else (self.size, BEFORE))
+        return end
+
+    def check(self, root: Path, said: int) -> None:
+        self.said_now = said
+        super().check(root, said)
+
+    def places(self, said: int) -> tuple[int | None, ...]:
+        return (min(START, self.size),) if said else (START, min(START, self.size))
+
+
+class RewindBehindReader(Rewind):
+    size = 2
+
+
+class Prune(Trim):
+    def run(self) -> None:
+        with self.open() as log:
+            self.kept = log.prune(9)  # type: ignore[attr-defined]
+            self.said = 1
+
+    def firsts(self, said: int) -> tuple[int, ...]:
+        return (self.kept,) if said else (0, self.kept)
+
+
+class BeginAnew(Case):
+    """Nothing that is there is wanted any more."""
+
+    def run(self) -> None:
+        with self.open() as log:
+            log.open_for_sync(21, 30)  # type: ignore[attr-defined]
+            self.said = 1
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log") as log:
+            assert isinstance(log, Journal)
+            end = log.end()
+            assert end in ((21,) if said else (BEFORE, 21))
+            found = [one for one in log.read(on_gap="skip") if not isinstance(one, Gap)]
+            first = found[0].sequence if found else end
+            assert [(one.sequence, one.value) for one in found] == [(number, value(number)) for number in range(first, end)]
+            assert all(one.sequence is None or one.sequence <= end for one in log.readers())
+            assert log.append(value(end)) == end
+            assert [one.sequence for one in log.read()][-1] == end
+            with log.reader("old") as reader:
+                assert [one.sequence for one in reader.read(on_gap="skip")][-1] == end
+
+
+SHARED = [Append, AppendMany, AppendDurably, Recover, RecoverWithoutPage, Commit, NewReader, DeleteReader, Trim, Create]
+CASES = [(kind, name) for kind in SHARED for name in FORMATS]
+CASES += [(kind, "fixed") for kind in (Rewind, RewindBehindReader, Prune, BeginAnew)]
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory in memory, so that restoring a state and flushing cost little."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def beginnings(before: State, after: State) -> Iterator[State]:
+    """Yield the states in the midst of one write at the end of a file: each beginning of it."""
+    if before.names != after.names:
+        return
+    for number, file in after.files.items():
+        old, new = before.files[number].content, file.content
+        if len(new) <= len(old) or not new.startswith(old):
+            continue
+        lengths = range(len(old) + 1, len(new))
+        step = max(1, len(lengths) // PREFIXES)
+        for length in lengths[::step]:
+            yield State(before.directories, before.names, {**before.files, number: File(file.mode, new[:length])}, before.said)
+
+
+def all_states(run: Run) -> Iterator[State]:
+    yield from run.crashes(CHOICES)
+    for before, after in zip(run.states, run.states[1:], strict=False):
+        yield from beginnings(before, after)
+
+
+def adopt(root: Path) -> Path:
+    """Call what lies beside a journal by the number that its directory has here."""
+    status = os.stat(root / "log") if (root / "log").exists() else None
+    for path in root.glob(".*.kvspool/*"):
+        if status is not None and re.match(r"[0-9a-f]+-[0-9a-f]+\.", path.name):
+            path.rename(path.with_name(f"{status.st_dev:x}-{status.st_ino:x}.{path.name.partition('.')[2]}"))
+    return root
+
+
+@pytest.mark.parametrize(("kind", "format"), CASES, ids=[f"{kind.__name__}-{name}" for kind, name in CASES])
+def test_killed_at_any_opcode_it_is_done_or_not_and_the_next_one_goes_on(memory: Path, kind: type[Case], format: str) -> None:
+    root = memory / "shared"
+    root.mkdir()
+    case = type(kind.__name__, (kind,), {"format": format})(root)
+    said: Callable[[], int] = lambda: case.said  # noqa: E731
+    run = Run(case.run, root, said)
+    count = 0
+    with Copy(memory / "copy") as copy:
+        for state in all_states(run):
+            count += 1
+            try:
+                case.check(adopt(copy.become(state)), state.said)
+            except (AssertionError, KvspoolError, OSError, Truncated) as error:
+                error.add_note(f"in state {count}, of which {state.said} was acknowledged: {sorted(state.names)}")
+                raise
+    print(f"{kind.__name__} {format}: {run.opcodes} opcodes, {len(run.states)} states, {count} with torn ones")
+    assert len(run.states) > 1
