@@ -565,6 +565,8 @@ class FrameReader(Ring):
                         (tags >> 8) & 0xFF,
                     )
                 )
+                if self.closed:  # by a signal handler, a destructor or another thread that ran in the midst of `make`
+                    return out
             count += 1
         self.stop = FULL
         return out
