@@ -713,9 +713,12 @@ class Batch:
             most = self.most if self.left < 0 or self.left > self.most else self.left
             items = self.clear()
             reader.sleep_and_fetch(reader.edge_now(), bell, self.longest - self.dozed, most, self.make, items)
-            if len(items) != 0:
+            if self.items is not items:  # a signal handler, or another thread, asked for a record while this one slept
+                self.items = self.items[self.at :] + items
+                self.at = 0
+            if self.at < len(self.items):
                 self.dozed = 0
-                return True
+                return self.left != 0
             if reader.stop != END:
                 break
             self.dozed = native.monotonic() - began
@@ -723,7 +726,8 @@ class Batch:
 
     def is_disturbed(self, reader: FrameReader, bell: Bell) -> bool:
         """Return whether somebody closed anything, or the log lies in new files; or this is a forked child, where the bell is closed."""
-        return self.left == 0 or reader.closed or bell.is_closed or reader.has_moved() or self.pair.is_closed
+        is_closed = self.left == 0 or self.reader is not reader or reader.closed or bell.is_closed
+        return is_closed or reader.has_moved() or self.pair.is_closed
 
     def clear(self) -> list[Any]:
         """Forget what is there, and return the empty list that is there now."""
@@ -733,13 +737,12 @@ class Batch:
 
     def take(self, refill: Callable[[], Any]) -> Any:
         """Return the next item; where none is left, what `refill()` returns: it counts that one itself, and raises StopIteration."""
-        at = self.at
         if self.left == 0:
             return refill()
-        if at >= len(self.items):
+        if self.at >= len(self.items):
             if self.reader is None or self.bell is None or not self.doze(self.reader, self.bell):
                 return refill()
-            at = 0
+        at = self.at
         self.at = at + 1
         if self.left > 0:
             self.left -= 1

@@ -252,6 +252,37 @@ def test_a_signal_ends_the_sleep_and_its_handlers_exception_comes_through(log: S
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_signal_handler_may_take_records_from_the_iterator_that_dozes(patient: None, log: Spool) -> None:
+    polled: list[bytes] = []
+    taken: list[bytes] = []
+
+    def handler(*_: object) -> None:
+        log.append(b"2")
+        polled.extend(record.value for record in following.poll())
+        for value in (b"3", b"4"):
+            log.append(value)
+        taken.append(next(following).value)
+        log.append(b"5")
+
+    def feed() -> None:
+        for at in range(2):
+            await_sleeper(log)
+            log.append(b"%d" % at)
+        await_sleeper(log)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    thread = threading.Thread(target=feed)
+    try:
+        with closing(log.follow()) as following:
+            thread.start()
+            got = [next(following).value for _ in range(4)]
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert (polled, taken, got) == ([b"2"], [b"3"], [b"0", b"1", b"4", b"5"])
+
+
 def test_the_seat_of_a_killed_reader_is_free_and_its_semaphore_replaced(log: Spool) -> None:
     def be_killed() -> None:
         seat = take(log)
