@@ -283,6 +283,22 @@ def test_a_signal_handler_may_take_records_from_the_iterator_that_dozes(patient:
     assert (polled, taken, got) == ([b"2"], [b"3"], [b"0", b"1", b"4", b"5"])
 
 
+def test_closing_while_a_seat_is_taken_leaves_no_seat_taken(log: Spool) -> None:
+    handle = kvspool.open(log.path)
+
+    class Closing(system.Port):
+        def make_semaphore(self, name: str, mode: int) -> Any:
+            handle.close()  # as another thread would, just then
+            return super().make_semaphore(name, mode)
+
+    with closing(handle.follow()) as following, system.replaced(Closing()), pytest.raises(errors.Closed):
+        next(following)
+    seat = take(log)
+    assert seat is not None
+    assert seat.number == 1
+    seat.leave()
+
+
 def test_the_seat_of_a_killed_reader_is_free_and_its_semaphore_replaced(log: Spool) -> None:
     def be_killed() -> None:
         seat = take(log)
