@@ -522,12 +522,11 @@ def test_followers_never_sleep_on_when_their_leader_is_gone(large: Spool, end: s
     leader.start()
     assert begun.wait(60)
     followers = [context.Process(target=_append_and_tell, args=(large.path, results, None, None)) for _ in range(4)]
-    for follower in followers:
-        follower.start()
     thread_results: queue.Queue[Any] = queue.Queue()
     thread = threading.Thread(target=_append_and_tell, args=(large.path, thread_results, None, None))
-    thread.start()
-    _wait_for_sleepers(large, 6)
+    for count, follower in enumerate([*followers, thread], 2):
+        follower.start()
+        _wait_for_sleepers(large, count)  # one by one: interpreted, two who come at once may count as one
     assert results.empty() and thread_results.empty(), "nobody returns before a flush has ended"
     assert leader.pid is not None
     if end.startswith("stopped"):
