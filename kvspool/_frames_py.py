@@ -1552,9 +1552,11 @@ class FlushGroup(Ring):
         if self.group != 0:
             native.store(self.control, GOAL, (native.load(self.control, CAME) + self.group) & NOTHING)
             self.group = 0
-        # Whether we have it or not: an exception out of a signal handler may have come before we knew.
-        native.unlock(self.lock_fd, SYNC_LOCK)
-        self.leader = 0
+        try:
+            # Whether we have it or not: an exception out of a signal handler may have come before we knew.
+            native.unlock(self.lock_fd, SYNC_LOCK)
+        finally:
+            self.leader = 0
         native.add_one(self.control, FLUSHES)  # behind the unlock: who found it locked, and doesn't sleep yet, won't
         native.wake_all(self.control, FLUSHES)
 

@@ -359,6 +359,20 @@ def test_an_exception_out_of_a_signal_handler_leaves_the_lock_free_and_nothing_p
     assert log.append(b"x", durable=True) == 2
 
 
+def test_a_lock_that_cannot_be_given_back_leaves_no_leader_behind(log: Spool) -> None:
+    log.append(b"x", durable=True)
+    assert log._flusher is not None
+    group = log._flusher._group
+    assert group.come(2, 7, 0) == frames.LEADS
+    fd, group.lock_fd = group.lock_fd, 1_000_000
+    with pytest.raises(OSError, match="Errno 9"):
+        group.leave(7)
+    group.lock_fd = fd
+    assert log.append(b"goes on", durable=True, timeout=0) == 1
+    with kvspool.open(log.path) as other:
+        assert other.append(b"another one", durable=True, timeout=0) == 2
+
+
 def test_a_signal_handler_that_flushes_in_the_middle_of_a_flush_is_refused(log: Spool) -> None:
     class Handling(system.Port):
         def flush_data(self, fd: int) -> None:
