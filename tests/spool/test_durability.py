@@ -373,6 +373,17 @@ def test_a_lock_that_cannot_be_given_back_leaves_no_leader_behind(log: Spool) ->
         assert other.append(b"another one", durable=True, timeout=0) == 2
 
 
+def test_an_exception_in_the_first_append_leaves_a_handle_that_goes_on(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvspool.spool.spool.Flusher", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            log.append(b"x")
+    assert log.append(b"y", durable=True) == 0
+
+
 def test_a_signal_handler_that_flushes_in_the_middle_of_a_flush_is_refused(log: Spool) -> None:
     class Handling(system.Port):
         def flush_data(self, fd: int) -> None:
