@@ -167,6 +167,9 @@ def test_who_dozes_is_over_when_another_thread_closes_it(patient: None, log: Spo
 def test_who_dozes_is_told_exactly_what_was_overwritten_meanwhile(patient: None, log: Spool) -> None:
     following, thread, got = dozing(log, on_gap="yield", limit=4)
     assert log._pair is not None
+    assert following._seat is not None
+    while not following._seat.bell.sleepers:  # it asks first, and looks once more
+        time.sleep(0.001)
     log._pair.control[frames.WANTED * 8 + 1] = 0  # nobody wakes it before all of that is written
     last = log.append_many([bytes(1000)] * 200)[-1]
     first = log.stats().first_sequence
