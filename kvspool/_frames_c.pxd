@@ -143,6 +143,7 @@ cdef class Batch:
     cpdef int64_t rise(self) except -1
     @cython.locals(began=int64_t, most=int64_t, items=list)
     cdef bint doze(self, FrameReader reader, Bell bell) except -1
+    @cython.locals(is_closed=bint)
     cdef bint is_disturbed(self, FrameReader reader, Bell bell) except -1
     cpdef list clear(self)
     @cython.locals(at=Py_ssize_t)

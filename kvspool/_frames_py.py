@@ -565,6 +565,8 @@ class FrameReader(Ring):
                         (tags >> 8) & 0xFF,
                     )
                 )
+                if self.closed:  # by a signal handler, a destructor or another thread that ran in the midst of `make`
+                    return out
             count += 1
         self.stop = FULL
         return out
@@ -711,9 +713,12 @@ class Batch:
             most = self.most if self.left < 0 or self.left > self.most else self.left
             items = self.clear()
             reader.sleep_and_fetch(reader.edge_now(), bell, self.longest - self.dozed, most, self.make, items)
-            if len(items) != 0:
+            if self.items is not items:  # a signal handler, or another thread, asked for a record while this one slept
+                self.items = self.items[self.at :] + items
+                self.at = 0
+            if self.at < len(self.items):
                 self.dozed = 0
-                return True
+                return self.left != 0
             if reader.stop != END:
                 break
             self.dozed = native.monotonic() - began
@@ -721,7 +726,8 @@ class Batch:
 
     def is_disturbed(self, reader: FrameReader, bell: Bell) -> bool:
         """Return whether somebody closed anything, or the log lies in new files; or this is a forked child, where the bell is closed."""
-        return self.left == 0 or reader.closed or bell.is_closed or reader.has_moved() or self.pair.is_closed
+        is_closed = self.left == 0 or self.reader is not reader or reader.closed or bell.is_closed
+        return is_closed or reader.has_moved() or self.pair.is_closed
 
     def clear(self) -> list[Any]:
         """Forget what is there, and return the empty list that is there now."""
@@ -731,13 +737,12 @@ class Batch:
 
     def take(self, refill: Callable[[], Any]) -> Any:
         """Return the next item; where none is left, what `refill()` returns: it counts that one itself, and raises StopIteration."""
-        at = self.at
         if self.left == 0:
             return refill()
-        if at >= len(self.items):
+        if self.at >= len(self.items):
             if self.reader is None or self.bell is None or not self.doze(self.reader, self.bell):
                 return refill()
-            at = 0
+        at = self.at
         self.at = at + 1
         if self.left > 0:
             self.left -= 1
@@ -1547,9 +1552,11 @@ class FlushGroup(Ring):
         if self.group != 0:
             native.store(self.control, GOAL, (native.load(self.control, CAME) + self.group) & NOTHING)
             self.group = 0
-        # Whether we have it or not: an exception out of a signal handler may have come before we knew.
-        native.unlock(self.lock_fd, SYNC_LOCK)
-        self.leader = 0
+        try:
+            # Whether we have it or not: an exception out of a signal handler may have come before we knew.
+            native.unlock(self.lock_fd, SYNC_LOCK)
+        finally:
+            self.leader = 0
         native.add_one(self.control, FLUSHES)  # behind the unlock: who found it locked, and doesn't sleep yet, won't
         native.wake_all(self.control, FLUSHES)
 

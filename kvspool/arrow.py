@@ -128,8 +128,11 @@ class _Batch:
 
 
 def _large_pages(size: int) -> pa.Buffer:
-    """Return a buffer whose memory the kernel clears in large pages."""
-    return pa.py_buffer(system.port.private_memory(size))
+    """Return a buffer whose memory the kernel clears in large pages, or any other where that can't be had. Raises MemoryError."""
+    try:
+        return pa.py_buffer(system.port.private_memory(size))
+    except OSError:  # no room for it in the address space, but perhaps in what Arrow's pool has kept
+        return pa.allocate_buffer(size)
 
 
 def parts(batch: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:

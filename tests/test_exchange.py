@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import mmap
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import msgspec
 import pytest
 
 import kvspool
-from kvspool import Codec, Gap, Record, Spool, exchange
+from kvspool import Codec, Gap, Record, Spool, exchange, system
 from kvspool.cli import main, plugins
 from kvspool.errors import GapError, NotALog, NotImportable
 from kvspool.spool.spool import Row
@@ -308,3 +311,10 @@ def test_a_table_of_a_large_log_has_every_record_that_was_appended(tmp_path: Pat
         assert table.column("value").to_pylist() == values
         assert table.column("type").to_pylist() == [at // 10_000 for at in range(150_000)]
         assert log.read_arrow(limit=140_000).equals(table.slice(0, 140_000))
+
+        class Full(system.Port):
+            def private_memory(self, size: int) -> mmap.mmap:
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        with system.replaced(Full()):
+            assert log.read_arrow().equals(table)

@@ -343,6 +343,19 @@ def test_a_closed_ring_refuses_every_call(twin: ModuleType, make_ring: MakeRing)
             call()
 
 
+def test_a_reader_that_is_closed_in_the_midst_of_a_fetch_looks_at_nothing_more(twin: ModuleType, make_ring: MakeRing) -> None:
+    ring = make_ring(twin)
+    ring.fill([b"a", b"b", b"c"])
+    reader = ring.reader(0, 0)
+
+    def make(*fields: Any) -> Record:
+        if fields[0] == 1:
+            reader.close()  # as a destructor or a signal handler would, that runs at this moment
+        return Record(*fields)
+
+    assert [record.value for record in reader.fetch(ring.mark()[0], 10, make)] == [b"a", b"b"]
+
+
 def test_a_poisoned_log_takes_no_record(twin: ModuleType, make_ring: MakeRing) -> None:
     ring = make_ring(twin)
     ring.words[frames.SYNC_ERROR] = 5

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 
 def take(pair: Pair) -> Seat | None:
-    """Return a free seat of a log; None if there is none, or semaphores can't be had here."""
+    """Return a free seat of a log; None if there is none, if the log was closed, or if semaphores can't be had here."""
+    with pair.in_use() as is_open:
+        return _take(pair) if is_open else None
+
+
+def _take(pair: Pair) -> Seat | None:
     log_id = pair.header.log_id
     fd = pair.open_lock()
     try:

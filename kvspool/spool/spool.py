@@ -642,10 +642,11 @@ class Spool(Single):
             pair = self._live()
         if self._writer is None:
             self._process = system.port.process_id()
-            self._writer = pair.writer(self._holder())
+            writer = pair.writer(self._holder())
             self._flusher = Flusher(pair)
             if self.durability == "os":
                 self._background = Background(self._flusher, self.sync_interval, self.timeout)
+            self._writer = writer  # last: where there is one there is all, also after an exception out of a signal handler
         now = system.port.now()
         if not 0 <= self._writer.look_at - now <= frames.LOOK_EVERY:
             refuse_vanished(pair)

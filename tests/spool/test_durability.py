@@ -359,6 +359,31 @@ def test_an_exception_out_of_a_signal_handler_leaves_the_lock_free_and_nothing_p
     assert log.append(b"x", durable=True) == 2
 
 
+def test_a_lock_that_cannot_be_given_back_leaves_no_leader_behind(log: Spool) -> None:
+    log.append(b"x", durable=True)
+    assert log._flusher is not None
+    group = log._flusher._group
+    assert group.come(2, 7, 0) == frames.LEADS
+    fd, group.lock_fd = group.lock_fd, 1_000_000
+    with pytest.raises(OSError, match="Errno 9"):
+        group.leave(7)
+    group.lock_fd = fd
+    assert log.append(b"goes on", durable=True, timeout=0) == 1
+    with kvspool.open(log.path) as other:
+        assert other.append(b"another one", durable=True, timeout=0) == 2
+
+
+def test_an_exception_in_the_first_append_leaves_a_handle_that_goes_on(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvspool.spool.spool.Flusher", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            log.append(b"x")
+    assert log.append(b"y", durable=True) == 0
+
+
 def test_a_signal_handler_that_flushes_in_the_middle_of_a_flush_is_refused(log: Spool) -> None:
     class Handling(system.Port):
         def flush_data(self, fd: int) -> None:
@@ -522,12 +547,11 @@ def test_followers_never_sleep_on_when_their_leader_is_gone(large: Spool, end: s
     leader.start()
     assert begun.wait(60)
     followers = [context.Process(target=_append_and_tell, args=(large.path, results, None, None)) for _ in range(4)]
-    for follower in followers:
-        follower.start()
     thread_results: queue.Queue[Any] = queue.Queue()
     thread = threading.Thread(target=_append_and_tell, args=(large.path, thread_results, None, None))
-    thread.start()
-    _wait_for_sleepers(large, 6)
+    for count, follower in enumerate([*followers, thread], 2):
+        follower.start()
+        _wait_for_sleepers(large, count)  # one by one: interpreted, two who come at once may count as one
     assert results.empty() and thread_results.empty(), "nobody returns before a flush has ended"
     assert leader.pid is not None
     if end.startswith("stopped"):

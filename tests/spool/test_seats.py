@@ -167,6 +167,9 @@ def test_who_dozes_is_over_when_another_thread_closes_it(patient: None, log: Spo
 def test_who_dozes_is_told_exactly_what_was_overwritten_meanwhile(patient: None, log: Spool) -> None:
     following, thread, got = dozing(log, on_gap="yield", limit=4)
     assert log._pair is not None
+    assert following._seat is not None
+    while not following._seat.bell.sleepers:  # it asks first, and looks once more
+        time.sleep(0.001)
     log._pair.control[frames.WANTED * 8 + 1] = 0  # nobody wakes it before all of that is written
     last = log.append_many([bytes(1000)] * 200)[-1]
     first = log.stats().first_sequence
@@ -250,6 +253,53 @@ def test_a_signal_ends_the_sleep_and_its_handlers_exception_comes_through(log: S
             assert next(following).value == b"second"
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_handler_may_take_records_from_the_iterator_that_dozes(patient: None, log: Spool) -> None:
+    polled: list[bytes] = []
+    taken: list[bytes] = []
+
+    def handler(*_: object) -> None:
+        log.append(b"2")
+        polled.extend(record.value for record in following.poll())
+        for value in (b"3", b"4"):
+            log.append(value)
+        taken.append(next(following).value)
+        log.append(b"5")
+
+    def feed() -> None:
+        for at in range(2):
+            await_sleeper(log)
+            log.append(b"%d" % at)
+        await_sleeper(log)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    thread = threading.Thread(target=feed)
+    try:
+        with closing(log.follow()) as following:
+            thread.start()
+            got = [next(following).value for _ in range(4)]
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert (polled, taken, got) == ([b"2"], [b"3"], [b"0", b"1", b"4", b"5"])
+
+
+def test_closing_while_a_seat_is_taken_leaves_no_seat_taken(log: Spool) -> None:
+    handle = kvspool.open(log.path)
+
+    class Closing(system.Port):
+        def make_semaphore(self, name: str, mode: int) -> Any:
+            handle.close()  # as another thread would, just then
+            return super().make_semaphore(name, mode)
+
+    with closing(handle.follow()) as following, system.replaced(Closing()), pytest.raises(errors.Closed):
+        next(following)
+    seat = take(log)
+    assert seat is not None
+    assert seat.number == 1
+    seat.leave()
 
 
 def test_the_seat_of_a_killed_reader_is_free_and_its_semaphore_replaced(log: Spool) -> None:
