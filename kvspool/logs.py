@@ -49,6 +49,7 @@ def create(
     path: str | os.PathLike[str],
     *,
     format: JournalFormat,
+    first_sequence: int = 0,
     codec: str = "json",
     mode: int = 0o600,
     durability: spool_format.Durability = "memory",
@@ -64,6 +65,7 @@ def create(
     *,
     format: str = "spool",
     capacity: int | str = "64MiB",
+    first_sequence: int = 0,
     codec: str = "json",
     mode: int = 0o600,
     policy: str = "overwrite",
@@ -77,7 +79,7 @@ def create(
     """Make a log at `path` and open it. It is on disk, complete, when the call returns.
 
     format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, or "sej"; those take what
-    their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say.
+    their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say. first_sequence: of the first record, in a journal.
 
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
     ever take. codec: how values that are neither bytes nor str are stored: "json", "msgpack", or "keyed",
@@ -112,10 +114,13 @@ def create(
             raise ValueError("keyed values need the key table of a spool; a journal takes json or msgpack")
         sizes_in = {name: sizes.parse(value) for name, value in limits.items()}
         return journals.create(
-            target, format, sizes_in, codec=codec, mode=mode, durability=durability, sync_interval=sync_interval, timeout=timeout
-        )
+            target, format, sizes_in, codec=codec, mode=mode, durability=durability, sync_interval=sync_interval, timeout=timeout,
+            first_sequence=first_sequence,
+        )  # fmt: skip
     if limits:
         raise TypeError(f"a spool has no {', '.join(limits)}; its size is `capacity`")
+    if first_sequence:
+        raise ValueError("the first record of a spool has the sequence 0; a journal may begin at another one")
     size = _ring_size(capacity)
     if policy not in spool_format.POLICIES:
         raise ValueError(f"a policy is one of {', '.join(spool_format.POLICIES)}, not {policy!r}")

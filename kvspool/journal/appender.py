@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from kvspool import system
-from kvspool.errors import LogVanished, Poisoned, Reentered
+from kvspool.errors import LogVanished, OutOfRange, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, SHORT, WHOLE, Batch, Format, Scan
 from kvspool.journal.segments import Segment, Segments
@@ -78,11 +78,16 @@ class Appender:
             self._is_busy = False
             self.control.unlock()
 
-    def append(self, batch: Batch, page: Page) -> range:
+    def append(self, batch: Batch, page: Page, at: int | None = None) -> range:
         """Append all records of a batch, under the append lock, and return their sequences.
 
+        at: the sequence that the first one must get; a later one than the next leaves those in between out. Raises OutOfRange if it can't.
         A batch that spans segments may fail between two of them: the error's note says which records are there.
         """
+        if at is not None and at != page.next_sequence:
+            if at < page.next_sequence or not self.format.may_leave_out:
+                raise OutOfRange(f"{self.segments.path} goes on at sequence {page.next_sequence}, not at {at}; nothing was written")
+            page = page._replace(next_sequence=at)
         first = page.next_sequence
         done = 0
         try:
@@ -255,6 +260,11 @@ def walk(
             size = max(2 * size, found.need)  # one frame, larger than what was read
         else:
             size = CHUNK
+
+
+def begin_at(control: Control, sequence: int) -> None:
+    """Let the first record of a journal that has no segment yet get this sequence. For who makes the journal."""
+    control.write(Page(MAGIC, control.boot_id, sequence, NOT_BEGUN, sequence, NO_TIME, sequence, 0, *control.holder, 0))
 
 
 def flush_directory(path: Path) -> None:

@@ -10,8 +10,9 @@ import msgspec
 from kvspool import system
 from kvspool.errors import FormatError, LogExists
 from kvspool.journal import settings
-from kvspool.journal.appender import flush_directory
-from kvspool.journal.format import Format
+from kvspool.journal.appender import begin_at, flush_directory
+from kvspool.journal.control import Control
+from kvspool.journal.format import LAST_SEQUENCE, Format
 from kvspool.journal.formats import FORMATS
 from kvspool.journal.journal import Journal
 from kvspool.journal.settings import Settings
@@ -30,15 +31,22 @@ def create(
     durability: Durability,
     sync_interval: float | None,
     timeout: float,
+    first_sequence: int = 0,
 ) -> Journal:
     """Make a journal of a format at `path`, on disk, with its first segment, and open it. Raises LogExists, ValueError, OSError."""
     form = FORMATS[format](**limits)
+    if not 0 <= first_sequence < LAST_SEQUENCE or form.name_of(first_sequence) is None:
+        raise ValueError(f"no segment of the format {format} begins at sequence {first_sequence}")
     chosen = Settings(format=format, limits=form.limits(), codec=codec, durability=durability, sync_interval=sync_interval)
     made: list[Path] = []
     try:
         for directory in _directories(path, form):
             _make(directory, mode, made, is_ours=directory != path)
         settings.store(form.sidecar(path), chosen, mode)
+        if first_sequence:
+            control = Control(form.lock_file(path), mode)
+            begin_at(control, first_sequence)
+            control.close()
         journal = _opened(path, form, chosen, timeout)
         with journal.appending(timeout):
             return journal

@@ -59,6 +59,7 @@ class Format(ABC):
     has_timestamps: ClassVar[bool] = False
     has_codecs: ClassVar[bool] = False
     has_checksums: ClassVar[bool] = False
+    may_leave_out: ClassVar[bool] = False  # sequences between two frames: `pass_over` goes on behind them, `scan` says JUMPED
     header_bytes: int = 0
 
     @abstractmethod
