@@ -79,7 +79,9 @@ def create(
     """Make a log at `path` and open it. It is on disk, complete, when the call returns.
 
     format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, or "sej"; those take what
-    their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say. first_sequence: of the first record, in a journal.
+    their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry: `segment_bytes`, say.
+
+    first_sequence: of the first record, in a journal.
 
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
     ever take. codec: how values that are neither bytes nor str are stored: "json", "msgpack", or "keyed",

@@ -55,6 +55,7 @@ class Format(ABC):
 
     name: ClassVar[str]
     has_keys: ClassVar[bool] = False
+    has_empty_keys: ClassVar[bool] = True  # where there are keys: one of no bytes is another thing than none
     has_types: ClassVar[bool] = False
     has_timestamps: ClassVar[bool] = False
     has_codecs: ClassVar[bool] = False

@@ -169,7 +169,7 @@ class Journal:
     def append_batch(self, batch: Batch, timeout: float | None = None, durable: bool = False, at: int | None = None) -> range:
         """Append records that are encoded already, each with its own type and time if need be; see `append_many`.
 
-        at: the sequence that the first one must get; in the format kvj it may be later than the next one. Raises OutOfRange if it can't get it.
+        at: the sequence that the first one must get; in the format kvj it may be later than the next one. Raises OutOfRange if it can't.
         """
         self._check(batch)
         return self.append_prepared(batch, timeout, durable, at)

@@ -563,6 +563,12 @@ class Spool:
         """Return the size of the ring in bytes."""
         return self._live().header.capacity
 
+    def held(self, sequence: int) -> int:
+        """Return how many bytes of the ring the records from a sequence on take."""
+        reader = self._live().reader(0, 0)
+        position, _ = search.find(reader, sequence)
+        return int(reader.mark()[0]) - position
+
     def close(self) -> None:
         """Give back files and memory. Every later call raises Closed.
 
