@@ -17,6 +17,7 @@ from rich_argparse import RawDescriptionRichHelpFormatter
 import kvspool
 from kvspool.cli import (
     append,
+    copy,
     create,
     doctor,
     export,
@@ -35,7 +36,7 @@ from kvspool.cli import (
 )
 from kvspool.errors import KvspoolError
 
-COMMANDS = (create, append, sync, read, tail, export, import_, readers, resize, stats, verify, repair, salvage, doctor)
+COMMANDS = (create, append, sync, read, tail, export, import_, copy, readers, resize, stats, verify, repair, salvage, doctor)
 
 DESCRIPTION = """\
 A log that you open like a file. Any number of processes append to it at once and any number read it; what was appended

@@ -82,6 +82,19 @@ def _remove(directory: Path) -> None:
         system.port.remove_directory(directory)
 
 
+def discard(path: Path, format: str) -> None:
+    """Remove what a process left that died while it made a journal, and nothing that has another name than what it makes. For who knows
+    that it holds no record."""
+    form = FORMATS[format](**{"fixed": {"item_bytes": 1, "items_per_blob": 1}}.get(format, {}))
+    lock = form.lock_file(path).name
+    for directory in reversed(_directories(path, form)):
+        with suppress(OSError):
+            for name in system.port.names(directory):
+                if name in (lock, settings.NAME, f"{settings.NAME}.tmp") or form.base_of(name) is not None:
+                    system.port.remove(directory / name)
+            system.port.remove_directory(directory)
+
+
 def lies_at(path: Path) -> bool:
     """Return whether a journal of a format that this version knows lies at a path."""
     return any(form.lies_at(path, is_sure=False) for form in FORMATS.values())
