@@ -262,11 +262,6 @@ def walk(
             size = CHUNK
 
 
-def begin_at(control: Control, sequence: int) -> None:
-    """Let the first record of a journal that has no segment yet get this sequence. For who makes the journal."""
-    control.write(Page(MAGIC, control.boot_id, sequence, NOT_BEGUN, sequence, NO_TIME, sequence, 0, *control.holder, 0))
-
-
 def flush_directory(path: Path) -> None:
     """Put the names in a directory on disk."""
     fd = system.port.open(path, os.O_RDONLY | os.O_DIRECTORY)

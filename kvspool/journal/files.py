@@ -10,7 +10,7 @@ import msgspec
 from kvspool import system
 from kvspool.errors import FormatError, LogExists
 from kvspool.journal import settings
-from kvspool.journal.appender import begin_at, flush_directory
+from kvspool.journal.appender import flush_directory
 from kvspool.journal.control import Control
 from kvspool.journal.format import LAST_SEQUENCE, Format
 from kvspool.journal.formats import FORMATS
@@ -45,7 +45,7 @@ def create(
         settings.store(form.sidecar(path), chosen, mode)
         if first_sequence:
             control = Control(form.lock_file(path), mode)
-            begin_at(control, first_sequence)
+            control.begin_at(first_sequence)
             control.close()
         journal = _opened(path, form, chosen, timeout)
         with journal.appending(timeout):
