@@ -485,6 +485,46 @@ def test_a_note_that_is_damaged_is_no_place_to_go_on_from(tmp_path: Path) -> Non
         copied(tmp_path, "spool")
 
 
+@pytest.mark.skipif("queue" not in TARGETS, reason="there is no queue")
+@pytest.mark.usefixtures("small_batches")
+def test_entries_that_were_taken_out_of_a_queue_are_not_copied_again(tmp_path: Path) -> None:
+    make(tmp_path / "source", "kvj")
+    copied(tmp_path, "queue", lossy=True, limit=9)
+    with queues.open(tmp_path / "target") as queue:
+        taken = queue.get_many(5)
+        assert copied(tmp_path, "queue", lossy=True).records == COUNT - 9
+        taken += queue.get_many(COUNT)
+        assert taken == [item[4] for item in items()]
+    for name in ("", ".1"):
+        assert not (tmp_path / f"target{name}").exists()  # its last user has removed it
+    with pytest.raises(OtherRecords, match="taken out"):
+        copied(tmp_path, "queue", lossy=True)
+
+
+@pytest.mark.skipif("queue" not in TARGETS, reason="there is no queue")
+def test_a_queue_that_was_drained_or_filled_by_others_is_no_place_to_go_on(tmp_path: Path) -> None:
+    make(tmp_path / "source", "kvj")
+    copied(tmp_path, "queue", lossy=True, limit=9)
+    with queues.open(tmp_path / "target") as queue:
+        queue.put(b"of another one")
+        with pytest.raises(OtherRecords, match="has got records since"):
+            copied(tmp_path, "queue", lossy=True)
+        queue.get_many(COUNT)
+        queue.get_many(COUNT, block=False) if queue.qsize() else None
+        with pytest.raises(OtherRecords):
+            copied(tmp_path, "queue", lossy=True)
+
+
+@pytest.mark.skipif("queue" not in TARGETS, reason="there is no queue")
+def test_a_queue_whose_first_entries_were_taken_is_another_source(tmp_path: Path) -> None:
+    make(tmp_path / "source", "queue")
+    copied(tmp_path, "kvj", limit=9)
+    with queues.open(tmp_path / "source") as queue:
+        queue.get()
+    with pytest.raises(OtherRecords):
+        copied(tmp_path, "kvj")
+
+
 # Killed at any moment.
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from kvspool import system
 from kvspool.copying import queues, sources, targets
 from kvspool.copying.note import Note, Notes, locked
 from kvspool.copying.progress import CopyProgress
@@ -154,6 +155,8 @@ def _target(origin: Source, path: Path, format: str | None, first: int, notes: N
             found.close()
             raise ValueError(f"{path} has the format {found.format}, not {format}")
         return found
+    if note is not None and note.is_made and wanted == "queue" and note.source == origin.identity:
+        raise OtherRecords(f"{path} is gone: its entries were taken out; remove {notes.directory} to copy all of them again")
     notes.store(Note(source=origin.identity, is_made=False))
     made = targets.create(path, wanted, first, _options(origin, wanted, options))
     notes.clear()
@@ -169,6 +172,8 @@ def _discard(path: Path, format: str, timeout: float) -> None:
     except (LogNotFound, NotALog):
         if format in FORMATS:
             journals.discard(path, format)
+        elif path.is_file() and path.stat().st_size == 0:
+            system.port.remove(path)  # a queue whose header was not written
 
 
 def _options(origin: Source, format: str, given: dict[str, Any]) -> dict[str, Any]:
