@@ -605,9 +605,9 @@ def test_a_copy_that_was_killed_at_any_moment_goes_on(tmp_path: Path, target: st
 
     rng = random.Random(target)
     deaths = 0
-    for _ in range(200 if ALL else 12):
+    for turn in range(200 if ALL else 12):
         wait = children.start(run)
-        time.sleep(rng.uniform(0.0, 0.25))
+        time.sleep(rng.uniform(0.0, 0.015 * (1 + turn % 20)))
         os.kill(wait.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         try:
             wait()

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvspool.errors import OtherRecords
 
+FIRST_ENTRY = 10  # byte of a chunk, behind its pointers
 Place = tuple[int, int]  # the id of a chunk, and a byte in it; (0, 0): before all
 
 
@@ -41,7 +42,7 @@ def end(queue: Any) -> Place:
 
 def behind(queue: Any, place: Place) -> list[bytes]:
     """Return the entries that were put behind a place, taken or not. Raises OtherRecords if that can't be known any more."""
-    loops, chunk = import_module("kvspool._chunks"), import_module("kvspool.queue.chunk")
+    chunks, chunk = import_module("kvspool._chunks"), import_module("kvspool.queue.chunk")
     with queue._held() as chain:
         ids = list(chain.ids)
     if place[0] and place[0] not in ids or not place[0] and ids and ids[0] != 1:
@@ -49,10 +50,10 @@ def behind(queue: Any, place: Place) -> list[bytes]:
     found: list[bytes] = []
     for id in ids[ids.index(place[0]) if place[0] else 0 :]:
         opened = chunk.Chunk.open(queue.path, id)
-        at = place[1] if id == place[0] else loops.FIRST_ENTRY
+        at = place[1] if id == place[0] else FIRST_ENTRY
         tail = opened.state().tail_ptr
         while at < tail:
-            entries, behind = loops.copies(opened.view, at, tail, 1 << 12)
+            entries, behind = chunks.copies(opened.view, at, tail, 1 << 12)
             if not entries:
                 break
             found, at = found + entries, behind
