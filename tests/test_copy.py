@@ -29,6 +29,7 @@ from kvspool.errors import (
     LogNotFound,
     NotKept,
     OtherRecords,
+    OutOfRange,
     SpoolFull,
     TooLarge,
 )
@@ -480,9 +481,27 @@ def test_damage_ends_the_copy_with_what_was_sound_before(tmp_path: Path) -> None
 def test_a_note_that_is_damaged_is_no_place_to_go_on_from(tmp_path: Path) -> None:
     make(tmp_path / "source", "kvj", first=5)
     copied(tmp_path, "spool")
-    (tmp_path / ".target.copy/note").write_bytes(b"{")
-    with pytest.raises(Corruption, match=r"\.target\.copy/note"):
-        copied(tmp_path, "spool")
+    path = tmp_path / ".target.copy/note"
+    sound = json.loads(path.read_bytes())
+    for wrong in ({"at": []}, {"at": [1, 2]}, {"at": [-1]}, {"sequence": -1}, {"at": ["1"]}, {"more": 1}, None):
+        path.write_bytes(b"{" if wrong is None else json.dumps(sound | wrong).encode())
+        with pytest.raises(Corruption, match=r"\.target\.copy"):
+            copied(tmp_path, "spool")
+    for wrong in ({"at": [1]}, {"at": [1 << 60]}, {"sequence": 1 << 60}, {"sequence": 6}):
+        path.write_bytes(json.dumps(sound | wrong).encode())
+        with pytest.raises((OtherRecords, OutOfRange)):
+            copied(tmp_path, "spool")
+    path.write_bytes(json.dumps(sound).encode())
+    assert copied(tmp_path, "spool").records == 0
+
+
+def test_a_journal_that_was_emptied_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Or one that was made for the later records alone."""
+    make(tmp_path / "source", "kvj")
+    with kvspool.create(tmp_path / "target", format="sej", first_sequence=10):
+        pass
+    report = copied(tmp_path, lossy=True)
+    assert (report.records, report.first_sequence, report.target_first_sequence, report.not_kept) == (COUNT - 10, 10, 10, ["codecs"])
 
 
 @pytest.mark.skipif("queue" not in TARGETS, reason="there is no queue")

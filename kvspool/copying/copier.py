@@ -23,7 +23,7 @@ from kvspool.copying.progress import CopyProgress
 from kvspool.copying.rows import Room, Rows, latest, lost, may_lose
 from kvspool.copying.sources import Source
 from kvspool.copying.targets import QueueTarget, SpoolTarget, Target
-from kvspool.errors import GapError, LogNotFound, NotALog, NotKept, OtherRecords
+from kvspool.errors import Corruption, GapError, LogNotFound, NotALog, NotKept, OtherRecords
 from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
 from kvspool.record import Codec, Gap
@@ -219,7 +219,7 @@ class _Work:
         note, there = self._notes.load(), self.target.range()
         if note is not None and note.source == self.origin.identity:
             self._go_on(note, there)
-        elif there and self._is_copy(there):
+        elif self._is_emptied(first, there) or (there and self._is_copy(there)):
             self.is_continued = True
             self.begun, self.since, self.sequence, self.at = max(first, there.start), there.start, there.stop, there.stop
         elif there and not append:
@@ -237,6 +237,11 @@ class _Work:
             self.target.since, self.target.overwrites = self.since, self._lossy
         self._remember()
 
+    def _is_emptied(self, first: int, there: range) -> bool:
+        """Return whether the target has no record any more, or none yet, and goes on with a later one of the source."""
+        has_sequences = self.target.has_sequences and self.origin.has_sequences
+        return has_sequences and not there and first < there.stop <= self.origin.range().stop
+
     def _is_copy(self, there: range) -> bool:
         """Return whether the target ends with the source's record of the same sequence."""
         if not (self.target.has_sequences and self.origin.has_sequences):
@@ -251,6 +256,9 @@ class _Work:
         return ours is not None and theirs is not None and _same(ours, theirs, self.target, self.origin.room)
 
     def _go_on(self, note: Note, there: range) -> None:
+        """Stand behind what was copied since a note. Raises OtherRecords, or Corruption for a note that says nothing."""
+        if len(note.at) != (1 if self.target.has_sequences else 2) or min(note.first, note.sequence, note.since, *note.at) < 0:
+            raise Corruption(f"{self._notes.directory} doesn't say how far the copy came; remove it and the target, and copy anew")
         if isinstance(self.target, QueueTarget):
             copied = queues.behind(self.target.queue, (note.at[0], note.at[1]))
             done = len(copied)
