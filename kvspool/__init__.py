@@ -10,6 +10,7 @@
 See README.md for what an `append` promises, `kvspool.errors` for what can go wrong, `docs/format.md` for the bytes.
 """
 
+from kvspool.copying import CopyPlan, CopyProgress, CopyReport, copy
 from kvspool.errors import GapError, KvspoolError
 from kvspool.exchange import export, import_, import_v1
 from kvspool.logs import create, open, repair, resize, verify
@@ -33,6 +34,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Codec",
+    "CopyPlan",
+    "CopyProgress",
+    "CopyReport",
     "Damage",
     "Gap",
     "GapError",
@@ -49,6 +53,7 @@ __all__ = [
     "VerifyReport",
     "Writer",
     "__version__",
+    "copy",
     "create",
     "export",
     "import_",

@@ -19,7 +19,7 @@ cpdef tuple encode(
 )
 @cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, key_size=int, begin=int64_t, size=int64_t, turn=Py_ssize_t)
 cpdef tuple scan(bytes content, uint64_t sequence, Py_ssize_t most, object make, list items)
-@cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, size=int64_t)
+@cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, size=int64_t, found=uint64_t)
 cpdef tuple pass_over(bytes content, uint64_t sequence, uint64_t until, int64_t timestamp)
 @cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, found=uint64_t)
 cpdef Py_ssize_t find(bytes content, uint64_t sequence, uint64_t until) except? -2

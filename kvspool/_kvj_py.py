@@ -106,18 +106,19 @@ def scan(content: bytes, sequence: int, most: int, make: Callable[..., Any] | No
 
 
 def pass_over(content: bytes, sequence: int, until: int, timestamp: int) -> tuple[int, int, int, int]:
-    """Check frames, up to the one with the sequence `until`, or the first one later than `timestamp`."""
+    """Check frames, up to the first one that isn't below the sequence `until`, or is later than `timestamp`. Sequences may be left out."""
     data = network.bytes_in(content)
     length = len(content)
     at = 0
     while sequence < until:
         size = size_of(data, at, length - at)
-        if size == 0 or network.get_u64(data, at + 8) != sequence:
+        found = network.get_u64(data, at + 8) if size else 0
+        if size == 0 or found < sequence:
             return at, sequence, *why(data, at, length - at, size)
-        if network.get_i64(data, at + 16) > timestamp:
+        if found >= until or network.get_i64(data, at + 16) > timestamp:
             break
         at += size
-        sequence += 1
+        sequence = found + 1
     return at, sequence, WHOLE, 0
 
 

@@ -18,6 +18,8 @@
     |-- Unencodable             no codec takes the value          (also TypeError)
     |-- Undecodable             the value isn't what its codec says (also ValueError)
     |-- NotImportable           what is to be imported is no record (also ValueError)
+    |-- NotKept                 a copy would lose keys, types, timestamps or codecs (also ValueError)
+    |-- OtherRecords            the target of a copy holds records that aren't the source's
     |-- OutOfRange              no such sequence yet              (also ValueError)
     |-- Pruned                  no such item any more             (also LookupError)
     |-- UnsafeFilesystem        shared memory doesn't work there
@@ -148,6 +150,24 @@ class NotImportable(KvspoolError, ValueError):
     """What is to be imported is no record. The message says where it stands, why, and what was imported before."""
 
     exit_code = 2
+
+
+class NotKept(KvspoolError, ValueError):
+    """A copy would lose what the target's format has no room for. Nothing was written of the batch that the message speaks of.
+
+    Choose another format, or say that the loss is meant: `lossy`.
+    """
+
+    exit_code = 2
+
+
+class OtherRecords(KvspoolError):
+    """The target of a copy holds records that aren't the source's, or others append to it meanwhile. Nothing more was written.
+
+    Choose another target, or say that the copy is to stand behind them: `append`.
+    """
+
+    exit_code = 4
 
 
 class OutOfRange(KvspoolError, ValueError):

@@ -72,6 +72,7 @@ def create(
     path: str | os.PathLike[str],
     *,
     format: JournalFormat,
+    first_sequence: int = 0,
     codec: str = "json",
     mode: int = 0o600,
     durability: spool_format.Durability = "memory",
@@ -88,6 +89,7 @@ def create(
     *,
     format: str = "spool",
     capacity: int | str = "64MiB",
+    first_sequence: int = 0,
     codec: str = "json",
     mode: int = 0o600,
     policy: str = "overwrite",
@@ -104,6 +106,8 @@ def create(
     format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, "sej", "fflg" or
     "fixed"; those take what their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry:
     `segment_bytes`, say. retention: of a journal, rules by which whoever begins a segment removes the oldest ones; None: all are kept.
+
+    first_sequence: of the first record, in a journal.
 
     capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
     ever take. codec: how values that are neither bytes nor str are stored: "json", "msgpack", or "keyed",
@@ -147,11 +151,14 @@ def create(
             sync_interval=sync_interval,
             timeout=timeout,
             retention=retention,
+            first_sequence=first_sequence,
         )
     if retention is not None:
         raise ValueError("retention is for journals; a spool keeps what fits into its capacity")
     if limits:
         raise TypeError(f"a spool has no {', '.join(limits)}; its size is `capacity`")
+    if first_sequence:
+        raise ValueError("the first record of a spool has the sequence 0; a journal may begin at another one")
     size = _ring_size(capacity)
     if policy not in spool_format.POLICIES:
         raise ValueError(f"a policy is one of {', '.join(spool_format.POLICIES)}, not {policy!r}")

@@ -18,6 +18,7 @@ import kvspool
 from kvspool.cli import (
     append,
     archive,
+    copy,
     create,
     doctor,
     export,
@@ -37,7 +38,7 @@ from kvspool.cli import (
 )
 from kvspool.errors import KvspoolError
 
-COMMANDS = (create, append, sync, read, tail, export, import_, readers, trim, resize, stats, verify, repair, salvage, archive, doctor)
+COMMANDS = (create, append, sync, read, tail, export, import_, copy, readers, trim, resize, stats, verify, repair, salvage, archive, doctor)
 
 DESCRIPTION = """\
 A log that you open like a file. Any number of processes append to it at once and any number read it; what was appended

@@ -10,13 +10,14 @@ from kvspool.cli import output
 
 
 @contextmanager
-def shown(words: str) -> Iterator[Callable[[int, int], None]]:
-    """Give the function that is told `done` and `all`; it draws a bar on stderr if that is a terminal. The bar goes with the block."""
+def shown(words: str) -> Iterator[Callable[..., None]]:
+    """Give the function that is told `done` and `all`, and perhaps other words; it draws a bar on stderr if that is a terminal. The bar
+    goes with the block."""
     if not sys.stderr.isatty():
-        yield lambda done, all: None
+        yield lambda done, all, said=words: None
         return
     from rich.progress import Progress
 
     with Progress(console=output.console(stderr=True), transient=True) as bar:
         task = bar.add_task(words)
-        yield lambda done, all: bar.update(task, completed=done, total=all)
+        yield lambda done, all, said=words: bar.update(task, completed=done, total=all, description=said)

@@ -99,11 +99,16 @@ class Appender:
             self._is_busy = False
             self.control.unlock()
 
-    def append(self, batch: Batch, page: Page) -> range:
+    def append(self, batch: Batch, page: Page, at: int | None = None) -> range:
         """Append all records of a batch, under the append lock, and return their sequences.
 
+        at: the sequence that the first one must get; a later one than the next leaves those in between out. Raises OutOfRange if it can't.
         A batch may fail between two records, where the disk is full: the error's note says which records are there.
         """
+        if at is not None and at != page.next_sequence:
+            if at < page.next_sequence or not self.format.may_leave_out:
+                raise OutOfRange(f"{self.segments.path} goes on at sequence {page.next_sequence}, not at {at}; nothing was written")
+            page = page._replace(next_sequence=at)
         first = page.next_sequence
         if len(batch.values) > LAST_SEQUENCE - first:
             raise OutOfRange(f"{self.segments.path} has no more numbers for {len(batch.values)} records from {first} on; begin another one")

@@ -11,8 +11,9 @@ from kvspool import system
 from kvspool.errors import Corruption, FormatError, LogExists
 from kvspool.journal import settings
 from kvspool.journal.appender import flush_directory
+from kvspool.journal.control import Control
 from kvspool.journal.fixed import FixedJournal
-from kvspool.journal.format import Format
+from kvspool.journal.format import LAST_SEQUENCE, Format
 from kvspool.journal.formats import FORMATS, Fixed
 from kvspool.journal.journal import Journal
 from kvspool.journal.retention import Retention
@@ -36,9 +37,12 @@ def create(
     sync_interval: float | None,
     timeout: float,
     retention: Retention | None = None,
+    first_sequence: int = 0,
 ) -> Journal:
     """Make a journal of a format at `path`, on disk, with its first segment, and open it. Raises LogExists, ValueError, OSError."""
     form = FORMATS[format](**limits)
+    if not 0 <= first_sequence < LAST_SEQUENCE or form.name_of(first_sequence) is None:
+        raise ValueError(f"no segment of the format {format} begins at sequence {first_sequence}")
     chosen = Settings(
         format=format, limits=form.limits(), codec=codec, durability=durability, sync_interval=sync_interval, retention=retention
     )
@@ -51,6 +55,10 @@ def create(
         for directory in dict.fromkeys((form.segments_in(path), form.lock_file(path).parent)):
             if directory not in (path, form.sidecar(path)):
                 _make(directory, mode, made, is_ours=True)
+        if first_sequence:
+            control = Control(form.lock_file(path), mode)
+            control.begin_at(first_sequence)
+            control.close()
         journal = _opened(path, form, chosen, timeout)
         with journal.appending(timeout):
             return journal
@@ -79,6 +87,20 @@ def _remove(directory: Path) -> None:
         for name in system.port.names(directory):
             system.port.remove(directory / name)
         system.port.remove_directory(directory)
+
+
+def discard(path: Path, format: str) -> None:
+    """Remove what a process left that died while it made a journal, and nothing that has another name than what it makes. For who knows
+    that it holds no record."""
+    form = FORMATS[format](**{"fixed": {"item_bytes": 1, "items_per_blob": 1}}.get(format, {}))
+    lock = form.lock_file(path).name
+    made = dict.fromkeys((path, form.sidecar(path), form.lock_file(path).parent, form.segments_in(path)))
+    for directory in reversed(made):
+        with suppress(OSError):
+            for name in system.port.names(directory):
+                if name in (lock, settings.NAME, f"{settings.NAME}.tmp") or form.base_of(name) is not None:
+                    system.port.remove(directory / name)
+            system.port.remove_directory(directory)
 
 
 def lies_at(path: Path) -> bool:

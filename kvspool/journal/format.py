@@ -56,6 +56,7 @@ class Format(ABC):
 
     name: ClassVar[str]
     has_keys: ClassVar[bool] = False
+    has_empty_keys: ClassVar[bool] = True  # where there are keys: one of no bytes is another thing than none
     has_types: ClassVar[bool] = False
     has_timestamps: ClassVar[bool] = False
     has_codecs: ClassVar[bool] = False
@@ -65,6 +66,7 @@ class Format(ABC):
     trims_consumed: bool = False  # segments that every durable reader has passed go by themselves
     total_bytes: int = 0  # that all segments may take, the oldest go; 0: any number
     has_archives: ClassVar[bool] = False  # sealed segments may lie there compressed: nobody else's program reads them
+    may_leave_out: ClassVar[bool] = False  # sequences between two frames: `pass_over` goes on behind them, `scan` says JUMPED
     header_bytes: int = 0
     most_bytes: int = (1 << 63) - 1  # of a segment; what lies behind them is nobody's
 

@@ -179,18 +179,21 @@ class Journal:
         encoded = [encode(value, self._codec) for value in values]
         return [value for value, _ in encoded], bytes(codec for _, codec in encoded)
 
-    def append_batch(self, batch: Batch, timeout: float | None = None, durable: bool = False) -> range:
-        """Append records that are encoded already, each with its own type and time if need be; see `append_many`."""
-        self._check(batch)
-        return self.append_prepared(batch, timeout, durable)
+    def append_batch(self, batch: Batch, timeout: float | None = None, durable: bool = False, at: int | None = None) -> range:
+        """Append records that are encoded already, each with its own type and time if need be; see `append_many`.
 
-    def append_prepared(self, batch: Batch, timeout: float | None = None, durable: bool = False) -> range:
-        """Append a prepared batch under one lock; see `append_many`."""
+        at: the sequence that the first one must get; in the format kvj it may be later than the next one. Raises OutOfRange if it can't.
+        """
+        self._check(batch)
+        return self.append_prepared(batch, timeout, durable, at)
+
+    def append_prepared(self, batch: Batch, timeout: float | None = None, durable: bool = False, at: int | None = None) -> range:
+        """Append a prepared batch under one lock; see `append_batch`."""
         timeout = self.timeout if timeout is None else timeout
         if not batch.values:
             return range(0)
         with self.appending(timeout) as (appender, page):
-            sequences = appender.append(batch, page)
+            sequences = appender.append(batch, page, at)
         if durable or self.durability == "disk":
             self._make_durable(sequences, timeout)
         elif self.durability == "os":

@@ -216,7 +216,7 @@ class Spool(Single):
             _check_keys(keys, values)
             values, codecs = _encode_all(values, self._codec, self._pack)
             longest, stored = measure(keys, values)
-        self._refuse_larger(longest)
+        self.refuse_larger(longest)
         return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored)
 
     def append_prepared(
@@ -240,7 +240,7 @@ class Spool(Single):
             _check(row.key, row.type, None if row.timestamp < 0 else row.timestamp)
         rows = [self._repacked(row) for row in rows]
         keys, values = [row.key for row in rows], [row.value for row in rows]
-        self._refuse_larger(measure(keys, values)[0])
+        self.refuse_larger(measure(keys, values)[0])
 
         def put(writer: FrameWriter) -> None:
             for row in rows:
@@ -547,6 +547,12 @@ class Spool(Single):
         """Return the size of the ring in bytes."""
         return self._live().header.capacity
 
+    def held(self, sequence: int) -> int:
+        """Return how many bytes of the ring the records from a sequence on take."""
+        reader = self._live().reader(0, 0)
+        position, _ = search.find(reader, sequence)
+        return int(reader.mark()[0]) - position
+
     def close(self) -> None:
         """Give back files and memory. Every later call raises Closed.
 
@@ -769,7 +775,7 @@ class Spool(Single):
         words = [reader.word(frames.HOLDER + 2 + at) for at in range(4)]
         return f"{self.path} is locked by {holders.describe(words)}"
 
-    def _refuse_larger(self, content: int) -> None:
+    def refuse_larger(self, content: int) -> None:
         """Raise TooLarge for a record with so many bytes of key and value that it can't be one of this log."""
         if _stored(content) > format.largest_frame(self.capacity):
             raise TooLarge(_too_large(content, self.capacity))

@@ -55,7 +55,7 @@ class Kvj(Format):
     """The kvj format; a new segment begins once one has reached `segment_bytes`."""
 
     name: ClassVar[str] = "kvj"
-    has_keys = has_types = has_timestamps = has_codecs = has_checksums = has_archives = True
+    has_keys = has_types = has_timestamps = has_codecs = has_checksums = has_archives = may_leave_out = True
     header_bytes = HEADER.size
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES) -> None:

@@ -41,6 +41,7 @@ class Sej(Format):
 
     name: ClassVar[str] = "sej"
     has_keys = has_types = has_timestamps = True
+    has_empty_keys: ClassVar[bool] = False
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES) -> None:
         self.segment_bytes = sizes.parse(segment_bytes)

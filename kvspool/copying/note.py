@@ -1,0 +1,114 @@
+"""What a copy must remember while the target itself can't say how far it came: a hidden directory beside the target.
+
+`.NAME.copy` is locked by the copy that fills NAME, so that there is one at a time. `note` in it is replaced whole, on disk. It is there
+while the target is being made; and as long as sequences in the target are others than in the source, or there are none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from kvspool import system
+from kvspool.errors import Corruption, LockTimeout
+from kvspool.journal.appender import flush_directory
+
+NAME = "note"
+LARGEST = 65536  # bytes
+
+
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """source: what is copied, by all that it is known by. is_made: the target is there, whole. first: sequence of the source where the copy
+    began. sequence: of the source that came, or comes, to the place `at` of the target: a sequence, or a chunk and a byte in it. since:
+    the target's sequence where the copy began."""
+
+    source: list[str]
+    is_made: bool = True
+    first: int = 0
+    sequence: int = 0
+    at: list[int] = []
+    since: int = 0
+
+
+class Notes:
+    """The place of the note, locked."""
+
+    def __init__(self, directory: Path, fd: int) -> None:
+        self.directory = directory
+        self._fd = fd
+        self._path = directory / NAME
+
+    def load(self) -> Note | None:
+        """Return the note; None if there is none. Raises Corruption."""
+        try:
+            fd = system.port.open(self._path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            data = system.port.read(fd, LARGEST, 0)
+        finally:
+            system.port.close(fd)
+        try:
+            return msgspec.json.decode(data, type=Note)
+        except msgspec.DecodeError as error:
+            raise Corruption(f"{self._path} doesn't say how far a copy came: {error}; remove the target and it, and copy anew") from None
+
+    def store(self, note: Note) -> None:
+        """Replace the note, on disk when it returns."""
+        temporary = self._path.with_name(f"{NAME}.tmp")
+        fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            system.port.write(fd, msgspec.json.encode(note), 0)
+            system.port.flush(fd)
+        finally:
+            system.port.close(fd)
+        system.port.rename(temporary, self._path)
+        flush_directory(self.directory)
+
+    def clear(self) -> None:
+        """Remove the note: the target says all."""
+        for path in (self._path, self._path.with_name(f"{NAME}.tmp")):
+            with suppress(FileNotFoundError):
+                system.port.remove(path)
+        flush_directory(self.directory)
+
+    def close(self) -> None:
+        """Let the next copy come. The directory goes with its last file."""
+        with suppress(OSError):
+            system.port.remove_directory(self.directory)
+        system.port.close(self._fd)
+
+
+@contextmanager
+def locked(target: Path) -> Iterator[Notes]:
+    """Be the only copy that fills a target. Raises LockTimeout if another one does, and the system's OSError."""
+    notes = _locked(target.with_name(f".{target.name}.copy"), target)
+    try:
+        yield notes
+    finally:
+        notes.close()
+
+
+def _locked(directory: Path, target: Path) -> Notes:
+    while True:
+        with suppress(FileExistsError):
+            system.port.make_directory(directory)
+            flush_directory(directory.parent)
+        try:
+            fd = system.port.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # the copy before us has just removed it
+        try:
+            if not system.port.try_lock_file(fd, shared=False):
+                raise LockTimeout(f"another copy fills {target}; wait until it has ended")
+            there = system.port.look_up(directory)
+            if there is not None and there.st_ino == system.port.status(fd).st_ino:
+                return Notes(directory, fd)
+        except BaseException:
+            system.port.close(fd)
+            raise
+        system.port.close(fd)
