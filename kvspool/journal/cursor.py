@@ -117,6 +117,8 @@ class Cursor:
         except Corruption:
             return self._pass_header(segment)
         if self.position == 0 and self.segments.format.header_bytes:
+            if not size and self._later() and not segment.size():
+                return self._go_on("damaged")  # it was full once
             return self._at_torn_end(segment, b"", size) if size else self._at_end(segment)
         if self.sequence > self.base:
             found = walk(self.segments.format, segment, self.position, self.base, size, until=self.sequence)
