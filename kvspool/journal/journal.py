@@ -459,6 +459,9 @@ class Journal:
         if page.base == segment.base and page.end == size and page.end:
             return Place(page.base, page.end, page.next_sequence), WHOLE
         begin, sequence = self._segments.begin_of(segment), segment.base
+        if begin < self.format.header_bytes:
+            return Place(segment.base, 0, segment.base), WHOLE  # it is being made
+        size = max(size, begin)  # the header may have come after the look at the size
         if page.base == segment.base and begin <= page.end <= size:
             begin, sequence = page.end, page.next_sequence
         found = last_whole(self.format, segment, begin, sequence, size)

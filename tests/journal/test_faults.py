@@ -316,6 +316,21 @@ def test_a_reader_that_stands_behind_a_header_is_not_shaken_by_who_completes_the
             assert next(following).value == b"a"
 
 
+def test_the_end_is_told_while_a_segment_gets_its_header(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=100) as log:
+        log.append(b"x" * 100)
+        segment = log._segments.get(1)
+        assert segment is not None
+        whole, sizes = segment.size(), [0]
+        segment.size = lambda: sizes.pop() if sizes else whole  # type: ignore[method-assign]
+        assert log.end() == 1, "the size was looked at before the header was written"
+        assert sizes == []
+        for size in range(whole):
+            os.truncate(segment.path, size)
+            assert log.end() == 1
+            assert [record.sequence for record in log.read()] == [0]
+
+
 # Syncs.
 
 
