@@ -82,6 +82,7 @@ class Appender:
         self._segment: Segment | None = None
         self._is_busy = False
         self._on_roll = on_roll
+        self._identity = system.port.identity(segments.directory)
         control.enter(timeout)
         with self.locked(timeout):
             pass
@@ -91,9 +92,12 @@ class Appender:
         """Hold the append lock inside the `with` block, and have the end of the journal, with its last segment open."""
         if self._is_busy:
             raise Reentered("a signal handler may not append to a handle in the middle of an append to it; let it use one of its own")
+        renewals = self.control.renewals
         self.control.lock(timeout)
         self._is_busy = True
         try:
+            if self.control.renewals != renewals:
+                self._refuse_another()
             yield self._find_end()
         finally:
             self._is_busy = False
@@ -141,6 +145,15 @@ class Appender:
         self.control.write(page)
         return page
 
+    def _refuse_another(self) -> None:
+        """Raise LogVanished unless the journal lies where it lay when it was opened."""
+        try:
+            there = system.port.identity(self.segments.directory)
+        except FileNotFoundError:
+            there = ""
+        if there != self._identity:
+            raise LogVanished(f"{self.segments.path} was removed or replaced while it was open; open it again if it exists")
+
     # The end.
 
     def _find_end(self) -> Page:
@@ -164,6 +177,7 @@ class Appender:
             return False
         segment = self._segment
         if segment is None or segment.base != page.base or not segment.is_in_place():
+            self._refuse_another()
             segment = self._open(page.base)
         return segment is not None and segment.size() == page.end
 
@@ -195,8 +209,11 @@ class Appender:
             raise LogVanished(f"{self.segments.path_of(base)} was removed at this moment; try again")
         size = segment.size()
         begin = self.segments.begin_of(segment)
-        if (not begin and self.format.header_bytes) or size <= begin:
-            return self._begin(self._page(page, base))  # no frame is there; whoever made it may not have come to its end
+        if not begin and self.format.header_bytes:
+            return self._begin(self._page(page, base))  # its header is torn, so there is no frame
+        if size <= begin:  # whoever made it may not have come to its end
+            self._flush(segment, page)
+            flush_directory(segment.path.parent)
         sequence = base
         if is_ours and base == page.base and begin <= page.end <= size:
             begin, sequence = page.end, page.next_sequence

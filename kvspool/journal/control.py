@@ -62,6 +62,7 @@ class Control:
         self._process = system.port.process_id()
         self.holder = holders.ours()
         self.boot_id = system.port.boot_id()
+        self.renewals = 0  # how often the file was another one, since somebody had removed it
         self.fd = self._open()
 
     def _open(self) -> int:
@@ -102,6 +103,7 @@ class Control:
                 system.port.close(self.fd)
                 self.fd = -1
                 self.fd = self._open()
+                self.renewals += 1
                 self.enter(timeout)
                 locks.acquire(self.fd, byte, timeout, self._who)
         except BaseException:

@@ -459,7 +459,7 @@ class Journal:
         if page.base == segment.base and page.end == size and page.end:
             return Place(page.base, page.end, page.next_sequence), WHOLE
         begin, sequence = self._segments.begin_of(segment), segment.base
-        if begin < self.format.header_bytes:
+        if not begin and self.format.header_bytes:
             return Place(segment.base, 0, segment.base), WHOLE  # it is being made
         size = max(size, begin)  # the header may have come after the look at the size
         if page.base == segment.base and begin <= page.end <= size:

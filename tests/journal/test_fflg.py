@@ -20,7 +20,7 @@ from children import Died, in_child, start
 
 import kvspool
 from kvspool import _fflg_py, system
-from kvspool.errors import Corruption, KvspoolError, LogVanished, NotALog, Poisoned, TooLarge, UnknownVersion, UnsafeFilesystem
+from kvspool.errors import Corruption, KvspoolError, LogVanished, NotALog, OutOfRange, Poisoned, TooLarge, UnknownVersion, UnsafeFilesystem
 from kvspool.journal import Journal
 from kvspool.journal.consumers import PLACE, Index, pack_index
 from kvspool.journal.dropping import drop_before
@@ -164,11 +164,13 @@ def test_the_last_sequences_are_given_out_and_then_none(tmp_path: Path) -> None:
     base = (1 << 64) - 3
     made_elsewhere(tmp_path / "log", {f"{base:016x}": header(base)})
     with kvspool.open(tmp_path / "log") as log:
-        with pytest.raises(TooLarge, match="no sequence is left"):
+        with pytest.raises(OutOfRange, match="no more numbers"):
             log.append_many([b"a", b"b", b"c"])
-        assert items(log) == [b"a", b"b"]
-        with pytest.raises(TooLarge):
+        assert items(log) == []
+        assert log.append_many([b"a", b"b"]) == range(base, base + 2)
+        with pytest.raises(OutOfRange):
             log.append(b"c")
+        assert items(log) == [b"a", b"b"]
 
 
 # Both variants.

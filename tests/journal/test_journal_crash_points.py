@@ -7,7 +7,6 @@ midst of one `pwrite` leaves a beginning of what was to be written: every length
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import pytest
 from crash_states import Copy, File, Run, State
 
 import kvspool
-from kvspool import Gap
+from kvspool import Gap, system
 from kvspool.errors import KvspoolError, LogNotFound, NoSuchReader, NotALog, Truncated
 from kvspool.journal import Journal
 
@@ -342,10 +341,8 @@ def all_states(run: Run) -> Iterator[State]:
 
 def adopt(root: Path) -> Path:
     """Call what lies beside a journal by the number that its directory has here."""
-    status = os.stat(root / "log") if (root / "log").exists() else None
-    for path in root.glob(".*.kvspool/*"):
-        if status is not None and re.match(r"[0-9a-f]+-[0-9a-f]+\.", path.name):
-            path.rename(path.with_name(f"{status.st_dev:x}-{status.st_ino:x}.{path.name.partition('.')[2]}"))
+    for path in root.glob(".*.kvspool/writers-*") if (root / "log").exists() else ():
+        path.rename(path.with_name(f"writers-{system.port.identity(root / 'log')}.{path.name.partition('.')[2]}"))
     return root
 
 

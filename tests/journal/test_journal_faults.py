@@ -345,6 +345,10 @@ def test_a_sync_that_meets_a_half_written_page_flushes_all_the_same(log: Journal
             flushes.append(fd)
             super().flush_data(fd)
 
+        def flush(self, fd: int) -> None:
+            flushes.append(fd)
+            super().flush(fd)
+
     path.write_bytes(content[:40] + bytes(len(content) - 40))
     with system.replaced(Flushes()):
         assert log.sync() == 1

@@ -225,6 +225,7 @@ class Machine(RuleBasedStateMachine):
 
 
 FORMATS: list[tuple[str, dict[str, Any]]] = [
+    ("fflg", {"segment_bytes": 10_000, "keep_consumed": 1}),
     ("fixed", {"item_bytes": 40, "items_per_blob": 1}),
     ("fixed", {"item_bytes": 40, "items_per_blob": 3}),
     ("kvj", {"segment_bytes": 100}),

@@ -339,11 +339,8 @@ class Rebooted(system.Port):
 
 def adopt(root: Path) -> None:
     """Call what lies beside a journal by the number that its directory has here."""
-    status = os.stat(root / "log")
-    for path in root.glob(".*.kvspool/*.*"):
-        stem, _, suffix = path.name.partition(".")
-        if "-" in stem:
-            path.rename(path.with_name(f"{status.st_dev:x}-{status.st_ino:x}.{suffix}"))
+    for path in root.glob(".*.kvspool/writers-*"):
+        path.rename(path.with_name(f"writers-{system.port.identity(root / 'log')}.{path.name.partition('.')[2]}"))
 
 
 def campaign(images: int, seed: int, forms: list[str], say: Callable[[str], None] = lambda line: None) -> Counter[str]:
