@@ -32,6 +32,7 @@ WRITERS, DURABLE = 4, 2
 LIMITS: dict[str, dict[str, Any]] = {
     "sej": {"segment_bytes": 20000},
     "kvj": {"segment_bytes": 20000},
+    "fflg": {"segment_bytes": 10_000, "keep_consumed": 1},
     "fixed": {"item_bytes": 60, "items_per_blob": 300},
 }
 INTENT, ACKNOWLEDGED, BEGIN, READ, COMMITTING, COMMITTED, BUSY = range(7)
