@@ -212,9 +212,10 @@ class FixedJournal(Journal):
 
     def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> Place | None:
         """As for every journal; an item that is missing at the end of a blob would lie behind that."""
-        place = super()._seek(base, until, timestamp)
-        segment = self._segments.get(base)
-        return place if place is None or segment is None else place._replace(position=min(place.position, segment.size()))
+        with self._looking:
+            place = super()._seek(base, until, timestamp)
+            segment = self._segments.get(base)
+            return place if place is None or segment is None else place._replace(position=min(place.position, segment.size()))
 
     def _end(self, bases: list[int]) -> tuple[Place, int]:
         """As for every journal; what a dead writer's rewind, or fresh begin, comes to is true from its begin on."""

@@ -113,6 +113,7 @@ class Journal:
         self.sync_interval = sync_interval or SYNC_INTERVAL
         self._codec = codec
         self._segments = Segments(path, format)
+        self._looking = threading.RLock()  # one thread at a time has segments of those open
         self._indexes: dict[int, Index] = {}
         self._appender: Appender | None = None
         self._torn: list[Torn] = []
@@ -419,24 +420,26 @@ class Journal:
 
     def _first_time(self, base: int) -> int:
         """Return the timestamp of a segment's first record; LAST_TIME if it has none."""
-        items: list[Any] = []
-        Cursor(self._segments, Place(base, 0, base), base + 1).fetch(1, lambda sequence, time, *_: time, items)
-        return items[0] if items else LAST_TIME
+        with self._looking:
+            items: list[Any] = []
+            Cursor(self._segments, Place(base, 0, base), base + 1).fetch(1, lambda sequence, time, *_: time, items)
+            return items[0] if items else LAST_TIME
 
     def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> Place | None:
         """Return the place of a sequence, or behind a time, in a segment; None if the segment is gone."""
-        segment = self._segments.get(base)
-        if segment is None:
-            return None
-        known = None if until is None else self.format.place_in(base, until)
-        if known is not None and until is not None:
-            return Place(base, known, until)
-        begin, size = self._segments.begin_of(segment), segment.size()
-        start, sequence = begin, base
-        if size - begin > STRIDE:
-            start, sequence = self._index(base).start(segment, begin, until, timestamp, size)
-        found = walk(self.format, segment, start, sequence, size, until, timestamp)
-        return Place(base, found.size, found.sequence)
+        with self._looking:
+            segment = self._segments.get(base)
+            if segment is None:
+                return None
+            known = None if until is None else self.format.place_in(base, until)
+            if known is not None and until is not None:
+                return Place(base, known, until)
+            begin, size = self._segments.begin_of(segment), segment.size()
+            start, sequence = begin, base
+            if size - begin > STRIDE:
+                start, sequence = self._index(base).start(segment, begin, until, timestamp, size)
+            found = walk(self.format, segment, start, sequence, size, until, timestamp)
+            return Place(base, found.size, found.sequence)
 
     def _index(self, base: int) -> Index:
         """Return the index of a segment. Those of the segments that were looked at last are kept."""
@@ -451,24 +454,25 @@ class Journal:
     def _end(self, bases: list[int]) -> tuple[Place, int]:
         """Return the place behind the last record, as the writers say it, if the last segment agrees; otherwise as its frames do; and what
         stands there: SHORT for a part of a frame, DAMAGED or JUMPED for what is none."""
-        page = page_file.look(self.format.lock_file(self.path))
-        segment = self._segments.get(bases[-1])
-        if segment is None:
-            return self._end(self._bases()) if self._segments.bases() else (Place(bases[-1], 0, bases[-1]), WHOLE)
-        size = segment.size()
-        if page.base == segment.base and page.end == size and page.end:
-            return Place(page.base, page.end, page.next_sequence), WHOLE
-        begin, sequence = self._segments.begin_of(segment), segment.base
-        if not begin and self.format.header_bytes:
-            return Place(segment.base, 0, segment.base), WHOLE  # it is being made
-        size = max(size, begin)  # the header may have come after the look at the size
-        if page.base == segment.base and begin <= page.end <= size:
-            begin, sequence = page.end, page.next_sequence
-        found = last_whole(self.format, segment, begin, sequence, size)
-        before = self._word_before_restart() if self.format.reads_zeros else None
-        if before is not None:
-            found = self.format.true_end(segment, begin, found, before.synced_sequence)
-        return Place(segment.base, found.size, found.sequence), found.stop
+        with self._looking:
+            page = page_file.look(self.format.lock_file(self.path))
+            segment = self._segments.get(bases[-1])
+            if segment is None:
+                return self._end(self._bases()) if self._segments.bases() else (Place(bases[-1], 0, bases[-1]), WHOLE)
+            size = segment.size()
+            if page.base == segment.base and page.end == size and page.end:
+                return Place(page.base, page.end, page.next_sequence), WHOLE
+            begin, sequence = self._segments.begin_of(segment), segment.base
+            if not begin and self.format.header_bytes:
+                return Place(segment.base, 0, segment.base), WHOLE  # it is being made
+            size = max(size, begin)  # the header may have come after the look at the size
+            if page.base == segment.base and begin <= page.end <= size:
+                begin, sequence = page.end, page.next_sequence
+            found = last_whole(self.format, segment, begin, sequence, size)
+            before = self._word_before_restart() if self.format.reads_zeros else None
+            if before is not None:
+                found = self.format.true_end(segment, begin, found, before.synced_sequence)
+            return Place(segment.base, found.size, found.sequence), found.stop
 
     def _word_before_restart(self) -> Page | None:
         """Return what the writers said last, if the machine was restarted since: nobody has looked yet at what came to the disk."""
@@ -693,7 +697,7 @@ class Journal:
 
     def forked(self) -> None:
         """Let go, in a forked child, of what is the parent's."""
-        self._thread_lock = threading.RLock()
+        self._thread_lock, self._looking = threading.RLock(), threading.RLock()
         appender, self._appender = self._appender, None
         if appender is not None:
             appender.close()
@@ -708,7 +712,8 @@ class Journal:
             if self._appender is not None:
                 self._appender.close()
                 self._appender = None
-            self._segments.close()
+            with self._looking:
+                self._segments.close()
 
     def __enter__(self) -> Journal:
         return self

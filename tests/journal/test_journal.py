@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import random
 import shutil
 import signal
 import threading
@@ -514,3 +515,26 @@ def test_a_journal_that_is_deleted_ends_who_follows_it(log: Journal) -> None:
             next(following)
     with pytest.raises((LogNotFound, LogVanished)):
         log.append(b"b")
+
+
+def test_threads_look_for_places_at_once(log: Journal) -> None:
+    log.append_batch(Batch([b"%d" % number * 10 for number in range(200)], timestamps=list(range(200))))
+    assert log.stats().segments > 30, "more than are kept open"
+    wrong: list[object] = []
+
+    def look(seed: int) -> None:
+        choose = random.Random(seed)
+        try:
+            for _ in range(300):
+                sequence = choose.randrange(200)
+                if log.place(sequence).sequence != sequence or log.stats().next_sequence != 200 or log._first_time(log.bases()[3]) < 0:
+                    wrong.append(sequence)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=look, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
