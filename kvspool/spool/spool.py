@@ -547,6 +547,10 @@ class Spool(Single):
         """Return the size of the ring in bytes."""
         return self._live().header.capacity
 
+    def end(self) -> int:
+        """Return the sequence that the next record will have."""
+        return int(self._live().reader(0, 0).mark()[1])
+
     def held(self, sequence: int) -> int:
         """Return how many bytes of the ring the records from a sequence on take."""
         reader = self._live().reader(0, 0)

@@ -1,0 +1,129 @@
+"""Records between a log and the wire, as Arrow columns: what is sent, what is taken, and what of it is compared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hub.errors import Malformed
+from hub.wire import LARGEST_BATCH, MOST_ROWS
+from kvspool.exchange import plain
+from kvspool.journal.format import Batch
+from kvspool.record import Codec, Gap, Record
+
+if TYPE_CHECKING:
+    from kvspool.journal import Journal
+    from kvspool.journal.cursor import Cursor as JournalCursor
+    from kvspool.spool.cursor import Cursor as SpoolCursor
+
+    Cursor = JournalCursor | SpoolCursor
+
+SCHEMA = pa.schema(
+    [
+        pa.field("timestamp", pa.timestamp("ns", "UTC")),
+        pa.field("type", pa.int32()),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("codec", pa.uint8()),
+    ]
+)
+"""The columns that are sent. A null key is no key; nothing else is ever null. The sequences are in the message beside the batch."""
+
+_CODECS = pa.array([Codec.RAW, Codec.TEXT, Codec.JSON, Codec.MSGPACK], pa.uint8())
+
+
+class Rows(NamedTuple):
+    """Records without a gap between them, the first of which has the sequence `first`."""
+
+    first: int
+    batch: pa.RecordBatch
+
+    @property
+    def end(self) -> int:
+        """Return the sequence behind the last one."""
+        return self.first + int(self.batch.num_rows)
+
+    def part(self, begin: int, end: int) -> Rows:
+        """Return the records with the sequences from `begin` up to `end`; they share the memory."""
+        return Rows(begin, self.batch.slice(begin - self.first, end - begin))
+
+
+def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> None:
+    """Raise Malformed for a batch that came from outside and isn't what it should be; `largest`: bytes of one.
+
+    After that its buffers hold what its offsets say, so that compiled loops may walk over them.
+    """
+    if not batch.schema.equals(SCHEMA):
+        raise Malformed(f"a batch has the columns {SCHEMA.names} and their types, not {str(batch.schema)[:500]!r}")
+    if not 0 < batch.num_rows <= MOST_ROWS:
+        raise Malformed(f"a batch has 1 to {MOST_ROWS} records, not {batch.num_rows}")
+    if batch.nbytes > largest:
+        raise Malformed(f"a batch of {batch.nbytes} bytes; this hub takes {largest}")
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise Malformed(f"a batch whose columns contradict themselves: {error}") from None
+    for name in ("timestamp", "type", "value", "codec"):
+        if batch.column(name).null_count:
+            raise Malformed(f"column {name} has nulls; only a key may be null")
+    if not pc.all(pc.is_in(batch.column("codec"), _CODECS)).as_py():
+        raise Malformed("column codec has a number that is no codec, or one that only its own log can read")
+
+
+def append(journal: Journal, rows: Rows) -> None:
+    """Append records with the sequences that they have. Raises OutOfRange if the journal is beyond the first, or the system's OSError."""
+    timestamps, types, keys, values, codecs = rows.batch.columns
+    times = timestamps.cast(pa.int64()).to_pylist()
+    batch = Batch(values.to_pylist(), keys.to_pylist(), types=types.to_pylist(), timestamps=times, codecs=bytes(codecs.to_pylist()))
+    journal.append_batch(batch, at=rows.first)
+
+
+def next_rows(cursor: Cursor, most: int) -> Rows | Gap | None:
+    """Return the next records that are there now, up to `most`; a Gap in their place; None where nothing is there."""
+    items = cursor.reading(Record).poll(most)
+    if not items or isinstance(items[0], Gap):
+        return items[0] if items else None
+    columns = [
+        pa.array([record.timestamp for record in items], pa.int64()).cast(SCHEMA.field("timestamp").type),
+        pa.array([record.type for record in items], pa.int32()),
+        pa.array([record.key for record in items], pa.binary()),
+        pa.array([plain(record) if record.codec == Codec.KEYED else record.value for record in items], pa.binary()),
+        pa.array([Codec.MSGPACK if record.codec == Codec.KEYED else record.codec for record in items], pa.uint8()),
+    ]
+    return Rows(items[0].sequence, pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+
+
+def first_difference(journal: Journal, rows: Rows) -> int | None:
+    """Return the sequence of the first record that the journal holds otherwise, or has left out; None if they agree.
+
+    What the journal has trimmed, or what is damaged there, can't be compared, and counts as equal.
+    """
+    begin = max(rows.first, journal.first())
+    cursor = journal.cursor(begin, bounded=True, end=rows.end)
+    try:
+        while begin < rows.end:
+            found = next_rows(cursor, rows.end - begin)
+            if isinstance(found, Gap):
+                if found.reason == "missing" and found.last >= begin:
+                    return max(found.first, begin)
+                begin = max(begin, found.last + 1)
+            elif found is None:
+                break
+            else:
+                end = min(found.end, rows.end)
+                row = _difference(found.part(found.first, end).batch, rows.part(found.first, end).batch)
+                if row is not None:
+                    return found.first + row
+                begin = end
+    finally:
+        cursor.close()
+    return None
+
+
+def _difference(one: pa.RecordBatch, other: pa.RecordBatch) -> int | None:
+    """Return the number of the first row that differs."""
+    if one.equals(other):
+        return None
+    return next((row for row in range(one.num_rows) if not one.slice(row, 1).equals(other.slice(row, 1))), None)

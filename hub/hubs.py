@@ -1,0 +1,36 @@
+"""Which of several hubs a client goes to."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Literal
+
+Choice = Literal["hash", "first"]
+_LOCATION = re.compile(r"grpc(\+tls)?://([^/@\s]+):([0-9]{1,5})")
+
+
+def check(location: str) -> str:
+    """Return the location of a hub. Raises ValueError for what is none."""
+    if not _LOCATION.fullmatch(location):
+        raise ValueError(f"a hub is grpc+tls://HOST:PORT, or grpc://HOST:PORT without TLS, not {location!r}")
+    return location
+
+
+def chosen(client: str, locations: list[str], choose: Choice = "hash") -> str:
+    """Return the hub of a client: with "hash" the one that comes first for this client by rendezvous hash, so that clients are spread
+    evenly, and a hub that is added or removed moves no other clients than its own; with "first" the first of the list."""
+    if not locations:
+        raise ValueError("name at least one hub")
+    for location in locations:
+        check(location)
+    return locations[0] if choose == "first" else max(locations, key=lambda location: (_weight(client, location), location))
+
+
+def name(location: str) -> str:
+    """Return a short name for a hub, of which a durable reader's name is made."""
+    return hashlib.sha256(location.encode()).hexdigest()[:12]
+
+
+def _weight(client: str, location: str) -> bytes:
+    return hashlib.sha256(f"{client}\n{location}".encode()).digest()

@@ -1,0 +1,164 @@
+"""One call of a client that ships: batches come in, what is stored is acknowledged.
+
+The hub says `Opened` first. Then each `Put` is stored, or `Refused`: then nothing more of its shard is taken in this call, the other shards
+go on. What was stored is acknowledged when the client asks for it, or when `UNASKED` bytes have come without that; at the level "disk"
+after one flush of each shard that something came for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from hub import columns, wire
+from hub.clients import Client
+from hub.columns import Rows
+from hub.errors import HubError, Malformed, ShardDamaged
+from hub.store import Outcome, Shard, Store
+from hub.wire import Done, Level, Log, Opened, Opening, Ping, Place, Put, Stored
+from kvspool.errors import KvspoolError
+
+if TYPE_CHECKING:
+    from pyarrow import flight
+
+UNASKED = 8 << 20  # bytes of batches after which is acknowledged what nobody asked about
+logger = logging.getLogger("kvspool.hub")
+
+
+class Guard(Protocol):
+    """Who says, for one call, what may come in. Each method raises a HubError for what may not."""
+
+    def begin(self, client: str, bits: int) -> None:
+        """Before anything is done for the client."""
+
+    def admit(self, size: int) -> None:
+        """Before a batch of so many bytes is stored; may sleep."""
+
+    def progress(self) -> None:
+        """A batch was dealt with."""
+
+
+class Intake:
+    """One call of one client."""
+
+    def __init__(self, store: Store, level: Level, guard: Guard, opening: Opening, client: Client, largest: int) -> None:
+        self._store = store
+        self._level = level
+        self._guard = guard
+        self._opening = opening
+        self._client = client
+        self._largest = largest
+        self._logs: dict[int, Log] = {}  # by shard; without those that were refused
+        self._shards: dict[int, Shard] = {}
+        self._pending: dict[int, int] = {}  # shard: the sequence below which all is stored, not acknowledged yet
+        self._unasked = 0
+        self._asked = 0
+        self.is_done = False
+
+    def run(self, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter) -> None:
+        """Take in what comes until the client ends the call, or is gone."""
+        with ExitStack() as taken:
+            self._open(writer, taken)
+            for message, batch in self._messages(reader):
+                if isinstance(message, Done):
+                    self.is_done = True
+                elif isinstance(message, Ping):
+                    self._client.said(message.ends)
+                    self._asked += 1
+                    self._acknowledge(writer)
+                else:
+                    self._put(message, batch, writer)
+            self._acknowledge(writer)
+
+    def _open(self, writer: Any, taken: ExitStack) -> None:
+        """Take the client's shards, and say where each goes on; a log that can't be taken in is refused for itself."""
+        opening = self._opening
+        self._store.enter(opening.client, opening.bits)
+        places, refusals = [], []
+        for log in opening.logs:
+            shard = self._store.take(opening.client, opening.bits, log.index)
+            taken.callback(self._store.give_back, opening.client, log.index)
+            try:
+                expected, is_known = shard.enter(log.id, log.end)
+            except HubError as error:
+                refusals.append((error, log.index))
+                continue
+            self._logs[log.index], self._shards[log.index] = log, shard
+            places.append(Place(log.index, expected, is_known))
+            self._client.stored(log.index, Outcome(expected), 0)
+        self._client.said({log.index: log.end for log in opening.logs})
+        writer.write_metadata(wire.encode(Opened(wire.VERSION, self._level, self._largest, places)))
+        for refused, index in refusals:
+            self._refuse(writer, refused, index)
+
+    def _messages(self, reader: Any) -> Iterator[tuple[wire.FromClient, pa.RecordBatch | None]]:
+        """Yield what comes, until the client ends the call or its connection does. Raises Malformed."""
+        while not self.is_done:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+                raise Malformed(f"no Arrow batch: {str(error)[:200]}") from None
+            if chunk.app_metadata is None:
+                raise Malformed("a batch without a message beside it")
+            yield wire.decode_from_client(chunk.app_metadata.to_pybytes()), chunk.data
+
+    def _put(self, put: Put, batch: pa.RecordBatch | None, writer: Any) -> None:
+        """Store a batch, or refuse it."""
+        if batch is None:
+            raise Malformed("a put without a batch")
+        columns.check(batch, self._largest)
+        size = batch.nbytes
+        if put.index in self._logs:
+            try:
+                self._guard.admit(size)
+                self._store_batch(put, batch, size)
+            except HubError as error:
+                self._refuse(writer, error, put.index)
+                if isinstance(error, Malformed):
+                    raise
+            except KvspoolError as error:  # the shard is damaged, or was removed: a person has to look
+                logger.error("%s shard %d: %s", self._opening.client, put.index, error)
+                self._refuse(writer, ShardDamaged(str(error)), put.index)
+        elif not any(log.index == put.index for log in self._opening.logs):
+            raise Malformed(f"a put for shard {put.index}, which the call was not opened for")
+        self._guard.progress()
+        self._unasked += size
+        self._asked += put.ask
+        if put.ask or self._unasked >= UNASKED:
+            self._acknowledge(writer)
+
+    def _store_batch(self, put: Put, batch: pa.RecordBatch, size: int) -> None:
+        outcome = self._shards[put.index].put(self._logs[put.index].id, Rows(put.first, batch), put.after)
+        self._client.said({put.index: put.end})
+        self._client.stored(put.index, outcome, size)
+        self._pending[put.index] = outcome.expected
+
+    def _refuse(self, writer: Any, error: HubError, index: int) -> None:
+        """Say no to a shard, and take nothing more of it in this call."""
+        self._logs.pop(index, None)
+        refused = wire.refusal(error, index)
+        self._client.refuse(refused.reason)
+        logger.warning("refused %s shard %d: %s", self._opening.client, index, error)
+        writer.write_metadata(wire.encode(refused))
+
+    def _acknowledge(self, writer: Any) -> None:
+        """Say what is stored; at the level "disk" once it is there."""
+        if self._level == "disk":
+            for index in list(self._pending):
+                self._sync(index, writer)
+        writer.write_metadata(wire.encode(Stored(list(self._pending.items()), self._asked)))
+        self._pending.clear()
+        self._unasked = 0
+
+    def _sync(self, index: int, writer: Any) -> None:
+        try:
+            self._shards[index].sync()
+        except HubError as error:
+            del self._pending[index]
+            self._refuse(writer, error, index)
