@@ -23,7 +23,7 @@ from kvspool.errors import KvspoolError
 class HubError(KvspoolError):
     """Base of what a hub refuses. Nothing was stored of what the message speaks of."""
 
-    exit_code = 8
+    exit_code = 9
 
 
 class Malformed(HubError):
@@ -36,6 +36,8 @@ class NotAllowed(HubError):
 
 class HubFull(HubError):
     """There is no room at this moment. Try again after `retry_after` seconds; what was acknowledged is kept."""
+
+    exit_code = 8
 
     def __init__(self, message: str, retry_after: float = 5.0) -> None:
         super().__init__(message)

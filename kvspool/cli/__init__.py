@@ -60,6 +60,7 @@ Exit codes:
   6    no lock: another process holds it
   7    records were lost before they could be read (with --gaps raise)
   8    full: no room for a record that must wait for a reader, or for another reader
+  9    a hub refused it, or can't be reached
   130  interrupted
 
 `kvspool COMMAND --help` explains a command and shows how it is used."""

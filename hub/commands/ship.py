@@ -1,0 +1,194 @@
+"""`kvspool ship`: the records of logs to a hub, as they come."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hub.commands import security
+from kvspool import sizes, system
+from kvspool.cli import options, output
+from kvspool.cli.options import BadInput
+from kvspool.errors import KvspoolError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hub.shipper import Shipper, ShipStatus
+
+DESCRIPTION = """\
+Send the records of logs and shard sets to a hub, as they come, each exactly once: through outages of any length, restarts of the hub, and
+the death of this command. It goes on where the hub says that it has come to. Ctrl-C or SIGTERM ends it when what is on its way is there.
+
+A SOURCE is a log, or the directory of a shard set; ID=PATH gives it a client's id of its own. With one source, --client is its id; with
+several, it begins the ids: CLIENT-NAME, after the names of their directories. Of several hubs, separated by commas, each client goes to
+one, chosen by its id."""
+EXAMPLES = """\
+  kvspool ship events grpc+tls://hub.example.org:7070 --client web1 --token-file token
+  kvspool ship JFK=/var/lib/flights/jfk grpc+tls://hub1:7070,grpc+tls://hub2:7070 --ca ca.pem --token-file token
+  kvspool ship events grpc://127.0.0.1:7070 --client web1 --once        until the hub has all that is there"""
+
+
+def add(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "ship", help="send the records of logs to a hub, as they come", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+    )
+    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="a log or a shard set, or ID=PATH")
+    parser.add_argument("hub", metavar="HUB", help="grpc+tls://HOST:PORT, or several with commas")
+    parser.add_argument("--client", metavar="ID", help="our id at the hub")
+    parser.add_argument("--choose", choices=("hash", "first"), default="hash", help="which of several hubs (default: %(default)s)")
+    parser.add_argument("--once", action="store_true", help="end when the hub has all that is there")
+    parser.add_argument("--synced", action="store_true", help="only what is on disk here, also where the hub doesn't ask for it")
+    parser.add_argument("--linger", type=options.seconds, metavar="S", default=0.002, help="wait for more, seconds (default: %(default)s)")
+    parser.add_argument("--interval", type=options.interval, metavar="S", default=1.0, help="between two reports (default: %(default)s)")
+    security.add(parser)
+    options.add_json(parser, "report as JSON objects, one line each")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ship until told to end. Returns 0, or the code of what went wrong with every source."""
+    from hub.shipper import Shipper
+
+    logging.basicConfig(level=logging.WARNING, format="kvspool: %(message)s")
+    security.load(arguments)  # a wrong file is said at once, not at the first connection
+    with ExitStack() as stack:
+        shippers = []
+        for client, path in named(arguments.sources, arguments.client):
+            try:
+                shipper = Shipper(
+                    path,
+                    [location.strip() for location in arguments.hub.split(",")],
+                    client=client,
+                    security=partial(security.load, arguments),
+                    choose=arguments.choose,
+                    isolation="synced" if arguments.synced else None,
+                    linger=arguments.linger,
+                )
+            except ValueError as error:
+                if isinstance(error, KvspoolError):
+                    raise
+                raise BadInput(str(error)) from error
+            shippers.append(stack.enter_context(shipper))
+        return _ship(shippers, arguments)
+
+
+def named(sources: list[str], client: str | None) -> list[tuple[str, Path]]:
+    """Return the client's id and the path of each source. Raises BadInput where two have the same id, or one has none."""
+    found = []
+    for source in sources:
+        name, is_given, path = source.rpartition("=")
+        if not is_given and client is None:
+            raise BadInput(f"{source} has no client's id; give --client ID, or ID={source}")
+        if not is_given:
+            name = str(client) if len(sources) == 1 else f"{client}-{Path(path).resolve().name}"
+        found.append((name, Path(path)))
+    names = [name for name, _ in found]
+    if len(set(names)) < len(names):
+        raise BadInput(f"two sources have the same id: {', '.join(names)}; give ID=PATH")
+    return found
+
+
+class _Runs:
+    """Shippers that run, each on a thread of its own."""
+
+    def __init__(self, shippers: list[Shipper], until_empty: bool) -> None:
+        self.errors: dict[str, KvspoolError] = {}
+        self._threads = [threading.Thread(target=self._run, args=(shipper, until_empty)) for shipper in shippers]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, shipper: Shipper, until_empty: bool) -> None:
+        try:
+            shipper.run(until_empty=until_empty)
+        except KvspoolError as error:
+            self.errors[shipper.client] = error
+
+    @property
+    def are_over(self) -> bool:
+        return not any(thread.is_alive() for thread in self._threads)
+
+
+def _ship(shippers: list[Shipper], arguments: argparse.Namespace) -> int:
+    def end(*_: object) -> None:
+        for shipper in shippers:
+            shipper.stop()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        runs = _Runs(shippers, arguments.once)
+        _watch(shippers, runs, arguments)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for client, error in runs.errors.items():
+        output.complain(f"{client}: {error}")
+    return max((error.exit_code for error in runs.errors.values()), default=0)
+
+
+def _watch(shippers: list[Shipper], runs: _Runs, arguments: argparse.Namespace) -> None:
+    """Show how far they are until they have come to their end."""
+    if arguments.json or not sys.stderr.isatty():
+        while not runs.are_over:
+            _pause(runs, arguments.interval)
+            if arguments.json:
+                for shipper in shippers:
+                    output.print_json(shipper.status())
+                sys.stdout.flush()
+        if not arguments.json:
+            for shipper in shippers:
+                output.complain(_words(shipper.status()))
+        return
+    from rich.live import Live
+
+    with Live(console=output.console(stderr=True), auto_refresh=False) as live:
+        while not runs.are_over:
+            _pause(runs, min(arguments.interval, 0.5))
+            live.update(_table([shipper.status() for shipper in shippers]), refresh=True)
+
+
+def _pause(runs: _Runs, seconds: float) -> None:
+    """Wait, and no longer than there is something to wait for."""
+    end = system.port.monotonic() + seconds
+    while not runs.are_over and (left := end - system.port.monotonic()) > 0:
+        system.port.sleep(min(left, 0.1))
+
+
+def _words(status: ShipStatus) -> str:
+    words = f"{status.client}: {status.sent:,} records, {sizes.show(status.bytes)} to {status.hub}, {status.behind:,} still to go"
+    if status.lost:
+        words += f"; {status.lost:,} were overwritten before they could be sent"
+    return words + (f"; {status.error}" if status.error else "")
+
+
+def _table(statuses: list[ShipStatus]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    for name in ("client", "hub", "state"):
+        table.add_column(name, overflow="fold")
+    for name in ("behind", "sent", "bytes", "lost", "outages"):
+        table.add_column(name, justify="right")
+    for status in statuses:
+        state = f"{status.state}, again in {status.retry_in:.0f} s" if status.state == "waiting" else status.state
+        style = "green" if status.state == "connected" else "yellow"
+        table.add_row(
+            Text(status.client),
+            Text(status.hub),
+            Text(state, style),
+            f"{status.behind:,}",
+            f"{status.sent:,}",
+            sizes.show(status.bytes),
+            Text(f"{status.lost:,}", "bold red" if status.lost else ""),
+            f"{status.outages:,}",
+        )
+    return table
