@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hub import ClientStats, HubRoot
+from hub import ClientStats, HubRoot, access_commands
 from kvspool import sizes
 from kvspool.cli import options, output, stats
 
@@ -57,6 +57,8 @@ def add_commands(subparsers: Any) -> None:
     clients.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
     options.add_json(clients, "the same as a JSON list, with the figures of each shard")
     clients.set_defaults(run=_clients)
+
+    access_commands.add(commands)
 
 
 def open_log(path: Path) -> HubRoot | None:
