@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hub import ClientStats, HubRoot
+from hub import ClientStats, HubRoot, access_commands
 from hub.commands import ship
 from kvspool import sizes
 from kvspool.cli import options, output, stats
@@ -58,6 +58,7 @@ def add_commands(subparsers: Any) -> None:
     clients.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
     options.add_json(clients, "the same as a JSON list, with the figures of each shard")
     clients.set_defaults(run=_clients)
+    access_commands.add(commands)
     ship.add(subparsers)
 
 

@@ -3,16 +3,19 @@
     KvspoolError
     `-- HubError
         |-- Malformed           what came over the wire is no message of this protocol
-        |-- NotAllowed          nobody gave this client the right to that
+        |-- NotAuthenticated    nobody knows who asks
+        |-- NotAllowed          it is known who asks, and that he may not
         |-- HubFull             no room, or no more connections, at this moment: try again later
-        |-- QuotaExceeded       the client has used up what it may have
+        |-- QuotaExceeded       a client has used what is his
         |-- Conflict            the shard holds other records than those that were sent
         |   |-- Fenced          the log was replaced by another one in its shard
         |   `-- Restored        the log ends before what the hub has of it
         |-- Unexpected          records are missing before those that were sent, and nobody said that they are lost
         |-- ShardDamaged        the hub's own shard is damaged, or was removed
         |-- RootInUse           another hub serves this root
-        `-- Unreachable         the hub can't be reached, or doesn't answer
+        |-- Unreachable         the hub can't be reached, or doesn't answer
+        |-- AccessError         the file that says who may do what can't be used
+        `-- CertificateError    a certificate or its key can't be used, or is there already
 """
 
 from __future__ import annotations
@@ -21,33 +24,50 @@ from kvspool.errors import KvspoolError
 
 
 class HubError(KvspoolError):
-    """Base of what a hub refuses. Nothing was stored of what the message speaks of."""
+    """Base of what a hub refuses. Nothing was stored of what the message speaks of.
+
+    `retry_after` is how many seconds later the same may succeed; None: not by waiting alone.
+    """
 
     exit_code = 9
+    retry_after: float | None = None
 
 
 class Malformed(HubError):
     """What came over the wire is no message of this protocol, or breaks a limit of it."""
 
 
+class NotAuthenticated(HubError):
+    """A token, certificate or call that stands for nobody. The message is for the hub's log, never for him who asks.
+
+    `principal` is the name that was meant, as far as it is known.
+    """
+
+    def __init__(self, why: str, principal: str | None = None) -> None:
+        super().__init__(why)
+        self.principal = principal
+
+
 class NotAllowed(HubError):
-    """Nobody gave the right to do that to who asked. Ask whoever looks after the hub."""
+    """He who asks may not do this. Nothing happened; the access file of the hub says who may."""
 
 
-class HubFull(HubError):
-    """There is no room at this moment. Try again after `retry_after` seconds; what was acknowledged is kept."""
+class QuotaExceeded(HubError):
+    """A client has as much as its quota allows, of bytes, shards or connections. Nothing was stored."""
 
     exit_code = 8
 
-    def __init__(self, message: str, retry_after: float = 5.0) -> None:
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
-class QuotaExceeded(HubError):
-    """The client has used up what it may have. Try again after `retry_after` seconds: something may have been trimmed by then."""
+class HubFull(HubError):
+    """There is no room at this moment. Nothing was stored; try again after `retry_after` seconds."""
 
-    def __init__(self, message: str, retry_after: float = 60.0) -> None:
+    exit_code = 8
+
+    def __init__(self, message: str, retry_after: float = 5.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
@@ -82,3 +102,15 @@ class RootInUse(HubError):
 
 class Unreachable(HubError):
     """The hub can't be reached, or doesn't answer. What was acknowledged is there; the rest is kept by the client."""
+
+
+class AccessError(HubError):
+    """The access file, or another secret file, can't be used: others may read it, or it doesn't say what it should. It was not touched."""
+
+    exit_code = 3
+
+
+class CertificateError(HubError):
+    """A certificate or its key can't be used, or would be overwritten. Nothing was changed."""
+
+    exit_code = 3

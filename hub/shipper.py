@@ -191,7 +191,7 @@ class Shipper:
         self._error = str(error)
         logger.warning("%s", error)
         if isinstance(error, HubFull | QuotaExceeded):
-            return error.retry_after
+            return error.retry_after or LONGEST_BACKOFF
         if not isinstance(error, Unreachable | NotAllowed | Unexpected):
             self._state = "failed"
             raise error

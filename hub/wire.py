@@ -171,8 +171,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[M], data: bytes) -> M:
 def refusal(error: HubError, index: int = -1) -> Refused:
     """Return how a hub says this error to a client."""
     expected = error.expected if isinstance(error, Unexpected) else -1
-    retry_after = error.retry_after if isinstance(error, HubFull | QuotaExceeded) else 0.0
-    return Refused(_NAMES[type(error)], str(error), index, expected, retry_after)
+    return Refused(_NAMES[type(error)], str(error), index, expected, error.retry_after or 0.0)
 
 
 def error_of(refused: Refused) -> HubError:
@@ -181,6 +180,5 @@ def error_of(refused: Refused) -> HubError:
     if kind is Unexpected:
         return Unexpected(refused.message, refused.expected)
     error = kind(refused.message)
-    if isinstance(error, HubFull | QuotaExceeded):
-        error.retry_after = refused.retry_after
+    error.retry_after = refused.retry_after or None
     return error

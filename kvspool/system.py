@@ -136,6 +136,10 @@ class Port:
     def names(self, path: str | os.PathLike[str]) -> list[str]:
         return os.listdir(path)
 
+    def free_space(self, path: str | os.PathLike[str]) -> os.statvfs_result:
+        """Return how much room the file system at the path has."""
+        return os.statvfs(path)
+
     # Memory.
 
     def map(self, fd: int, size: int, *, writable: bool) -> mmap.mmap:

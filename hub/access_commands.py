@@ -1,0 +1,337 @@
+"""`kvspool hub token` and `kvspool hub certificate`: who may use a hub, and by what he is known."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hub import access_file, private
+from hub.access_file import ROLES
+from hub.errors import CertificateError
+from hub.tokens import Token
+from kvspool import system
+from kvspool.cli import options, output
+from kvspool.cli.options import BadInput
+from kvspool.errors import KvspoolError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hub.certificates import Certificate
+
+MOST_DAYS = 36500
+
+TOKEN = """\
+Tokens by which clients are known to a hub. They stand as hashes in its access file, which says too what each client may do; the hub
+notices a change within a second or two. Everything else in the file is written by hand."""
+TOKEN_EXAMPLES = """\
+  kvspool hub token add access.toml --name jfk --output jfk.token
+  kvspool hub token add access.toml --name spark --role reader --read '*'
+  kvspool hub token list access.toml
+  kvspool hub token revoke access.toml 3fa9c2d1"""
+
+ADD = """\
+Make a token of a principal, and write its hash to the access file ACCESS, which is made if it isn't there. The token itself is shown
+this once: on standard output, or in the file of --output. A principal may have several, so that a new one can be given out before the old
+one is revoked. A client may write the shards of its own name, and of names that begin with it and a hyphen."""
+ADD_EXAMPLES = """\
+  kvspool hub token add access.toml --name jfk --output jfk.token
+  kvspool hub token add access.toml --name spark --role reader --read 'jfk*' --read lga
+  kvspool hub token add access.toml --name operator --role admin"""
+
+LIST = """\
+List the tokens of an access file: id, principal, role, when it was made, and whether it still holds. Principals that have none, but a
+certificate, are there as well."""
+LIST_EXAMPLES = """\
+  kvspool hub token list access.toml
+  kvspool hub token list access.toml --json | jq -r 'select(.revoked | not).id'"""
+
+REVOKE = """\
+Let a token, named by its id, or a certificate, named by its first name, hold no more. A hub that runs notices it within a second or two,
+and ends what is under way."""
+REVOKE_EXAMPLES = """\
+  kvspool hub token revoke access.toml 3fa9c2d1
+  kvspool hub token revoke access.toml --identity jfk.example.com"""
+
+CERTIFICATE = """\
+Certificates for a hub and its clients, from an authority of one's own; who has another one takes his certificates from there."""
+CERTIFICATE_EXAMPLES = """\
+  kvspool hub certificate init pki --name hub.example.com --name 10.0.0.7
+  kvspool hub certificate client pki jfk
+  kvspool hub certificate server pki --name hub.example.com --force      a year later
+  kvspool hub certificate show pki/server.pem"""
+
+INIT = """\
+Make an authority and a hub's certificate in the directory DIR: ca.pem, ca.key, server.pem, server.key. The hub needs the last two, and
+ca.pem if clients have certificates too; clients need ca.pem. Whoever has ca.key can be anybody: keep it away from the hub."""
+INIT_EXAMPLES = """\
+  kvspool hub certificate init pki --name hub.example.com --name 10.0.0.7"""
+
+SERVER = """\
+Make a hub's certificate, signed by the authority in the directory DIR: server.pem, server.key. A hub that runs takes new ones without a
+restart."""
+SERVER_EXAMPLES = """\
+  kvspool hub certificate server pki --name hub.example.com --force"""
+
+CLIENT = """\
+Make a client's certificate, signed by the authority in the directory DIR: clients/NAME.pem, clients/NAME.key. The hub knows it by NAME,
+which has to stand in its access file: certificates = ["NAME"]. A name can be revoked, but not one of two certificates with the same name:
+so give the next one another name."""
+CLIENT_EXAMPLES = """\
+  kvspool hub certificate client pki jfk
+  kvspool hub certificate client pki jfk.2027 --days 30"""
+
+SHOW = """\
+Show what a certificate says: its names, when it ends, and its fingerprint. The exit code is 1 if it isn't valid now."""
+SHOW_EXAMPLES = """\
+  kvspool hub certificate show pki/server.pem
+  kvspool hub certificate show pki/server.pem --json | jq .not_after"""
+
+
+def add(commands: Any) -> None:
+    """Add the commands to those of `kvspool hub`."""
+    _add_tokens(_group(commands, "token", "make, list and revoke tokens", TOKEN, TOKEN_EXAMPLES))
+    _add_certificates(_group(commands, "certificate", "make and show certificates", CERTIFICATE, CERTIFICATE_EXAMPLES))
+
+
+def _group(commands: Any, name: str, summary: str, description: str, examples: str) -> Any:
+    parser = commands.add_parser(name, help=summary, description=description, epilog=f"Examples:\n{examples}")
+    parser.set_defaults(run=lambda arguments: _help(parser))
+    return parser.add_subparsers(title="commands", metavar="COMMAND")
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help(sys.stderr)
+    return 2
+
+
+# Tokens.
+
+
+def _add_tokens(commands: Any) -> None:
+    adding = commands.add_parser("add", help="make a token", description=ADD, epilog=f"Examples:\n{ADD_EXAMPLES}")
+    _add_access(adding)
+    adding.add_argument("--name", required=True, help="the principal: for a client, its id")
+    adding.add_argument("--role", choices=ROLES, help="of a principal that isn't there yet (default: client)")
+    adding.add_argument(
+        "--read", action="append", default=[], metavar="PATTERN", help="whose shards it may read: a client id, or how one begins and a *"
+    )
+    adding.add_argument("--output", type=Path, metavar="FILE", help="where the token goes, readable by its owner alone; a new file")
+    options.add_json(adding, "print the token's id, and without --output the token, as a JSON object")
+    adding.set_defaults(run=_token_add)
+
+    listing = commands.add_parser("list", help="list the tokens", description=LIST, epilog=f"Examples:\n{LIST_EXAMPLES}")
+    _add_access(listing)
+    options.add_json(listing, "one JSON object for each token")
+    listing.set_defaults(run=_token_list)
+
+    revoking = commands.add_parser("revoke", help="let a token hold no more", description=REVOKE, epilog=f"Examples:\n{REVOKE_EXAMPLES}")
+    _add_access(revoking)
+    which = revoking.add_mutually_exclusive_group(required=True)
+    which.add_argument("id", nargs="?", metavar="ID", help="the token's id: the 8 digits behind kvs_; never the token itself")
+    which.add_argument("--identity", metavar="NAME", help="the first name in a client's certificate")
+    revoking.set_defaults(run=_token_revoke)
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("access", metavar="ACCESS", type=Path, help="the access file of the hub")
+
+
+def _token_add(arguments: argparse.Namespace) -> int:
+    """Make a token and hand it out; the hub hears of none that could not be written down."""
+    token = Token.make()
+    if arguments.output is not None:
+        _write(arguments.output, token)
+    try:
+        access_file.add_token(arguments.access, token, arguments.name, arguments.role, tuple(arguments.read))
+    except BaseException as error:
+        if arguments.output is not None:
+            system.port.remove(arguments.output)
+        raise _bad(error) from error
+    shown = {} if arguments.output is not None else {"token": token.reveal()}
+    if arguments.json:
+        output.print_json({"id": token.id, "principal": arguments.name, **shown})
+    elif shown:
+        print(token.reveal())
+    else:
+        print(output.escape(f"token {token.id} of {arguments.name} is in {arguments.output}"))
+    return 0
+
+
+def _write(path: Path, token: Token) -> None:
+    try:
+        private.write(path, token.reveal().encode() + b"\n")
+    except FileExistsError:
+        raise BadInput(f"{path} is there already; a token goes to a new file") from None
+
+
+def _token_list(arguments: argparse.Namespace) -> int:
+    """Print the tokens."""
+    rows = _rows(access_file.read(arguments.access))
+    if arguments.json:
+        for row in rows:
+            output.print_json(row)
+    else:
+        output.console().print(_table(rows))
+    return 0
+
+
+def _rows(found: access_file.AccessFile) -> list[dict[str, Any]]:
+    rows = []
+    for principal in found.principals:
+        what = {"principal": principal.name, "role": principal.role}
+        for token in found.tokens:
+            if token.principal == principal.name:
+                created = None if token.created is None else token.created.isoformat().replace("+00:00", "Z")
+                rows.append({**what, "token": token.id, "created": created, "revoked": token.id in found.revoked_tokens})
+        for identity in principal.certificates:
+            is_revoked = identity.lower() in found.revoked_identities
+            rows.append({**what, "certificate": identity, "created": None, "revoked": is_revoked})
+    return rows
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    for title in ("principal", "role", "known by", "made", "state"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        known_by = f"token {row['token']}" if "token" in row else f"certificate {row['certificate']}"
+        cells = (row["principal"], row["role"], known_by, row["created"] or "-", "revoked" if row["revoked"] else "good")
+        table.add_row(*(Text(output.escape(cell)) for cell in cells))
+    return table
+
+
+def _token_revoke(arguments: argparse.Namespace) -> int:
+    """Revoke a token or a certificate's name."""
+    try:
+        done = access_file.revoke(arguments.access, token=arguments.id, identity=arguments.identity)
+    except ValueError as error:
+        raise _bad(error) from error
+    what = f"token {arguments.id}" if arguments.identity is None else f"certificate {arguments.identity}"
+    print(output.escape(f"{what} is revoked" if done else f"{what} was revoked before"))
+    return 0
+
+
+# Certificates.
+
+
+def _add_certificates(commands: Any) -> None:
+    init = commands.add_parser(
+        "init", help="make an authority and a hub's certificate", description=INIT, epilog=f"Examples:\n{INIT_EXAMPLES}"
+    )
+    _add_directory(init, "where the files go; made if it isn't there")
+    _add_names(init)
+    _add_making(init, "replace what is there: every certificate of the old authority is void then")
+    init.set_defaults(run=_certificate_init)
+
+    server = commands.add_parser(
+        "server", help="make a hub's certificate", description=SERVER, epilog=f"Examples:\n{SERVER_EXAMPLES}"
+    )
+    _add_directory(server, "where ca.pem and ca.key are")
+    _add_names(server)
+    _add_making(server, "replace what is there")
+    server.set_defaults(run=_certificate_server)
+
+    client = commands.add_parser(
+        "client", help="make a client's certificate", description=CLIENT, epilog=f"Examples:\n{CLIENT_EXAMPLES}"
+    )
+    _add_directory(client, "where ca.pem and ca.key are")
+    client.add_argument("name", metavar="NAME", help="by which the hub knows it")
+    _add_making(client, "replace what is there")
+    client.set_defaults(run=_certificate_client)
+
+    show = commands.add_parser("show", help="show a certificate", description=SHOW, epilog=f"Examples:\n{SHOW_EXAMPLES}")
+    show.add_argument("path", metavar="FILE", type=Path, help="a certificate in PEM")
+    options.add_json(show, "the same as a JSON object")
+    show.set_defaults(run=_certificate_show)
+
+
+def _add_directory(parser: argparse.ArgumentParser, words: str) -> None:
+    parser.add_argument("directory", metavar="DIR", type=Path, help=words)
+
+
+def _add_names(parser: argparse.ArgumentParser) -> None:
+    words = "a host's name or an address by which clients reach the hub; may be given several times"
+    parser.add_argument("--name", action="append", required=True, metavar="HOST", help=words)
+
+
+def _add_making(parser: argparse.ArgumentParser, forced: str) -> None:
+    parser.add_argument(
+        "--days", type=options.count(1, MOST_DAYS), default=397, metavar="N", help="how long it holds (default: %(default)s)"
+    )
+    parser.add_argument("--force", action="store_true", help=forced)
+
+
+def _certificate_init(arguments: argparse.Namespace) -> int:
+    """Make the authority and the server's certificate."""
+    from hub import authority
+
+    return _made(arguments, "ca.pem, ca.key, server.pem and server.key", authority.make_authority, arguments.name)
+
+
+def _certificate_server(arguments: argparse.Namespace) -> int:
+    """Make the server's certificate."""
+    from hub import authority
+
+    return _made(arguments, "server.pem and server.key", authority.make_server, arguments.name)
+
+
+def _certificate_client(arguments: argparse.Namespace) -> int:
+    """Make a client's certificate."""
+    from hub import authority
+
+    return _made(arguments, f"clients/{arguments.name}.pem and .key", authority.make_client, arguments.name)
+
+
+def _made(arguments: argparse.Namespace, files: str, make: Any, name: Any) -> int:
+    """Make what is asked for, and say what was made."""
+    from hub.certificates import moment
+
+    try:
+        pair = make(arguments.directory, name, days=arguments.days, replaces=arguments.force)
+    except FileExistsError as error:  # somebody else made it just now
+        raise CertificateError(f"{error.filename2 or error.filename} is there already") from error
+    except ValueError as error:
+        raise _bad(error) from error
+    until = moment(pair.certificate.not_after)
+    print(output.escape(f"made {files} in {arguments.directory}, valid until {until}"))
+    return 0
+
+
+def _certificate_show(arguments: argparse.Namespace) -> int:
+    """Print what a certificate says; code 1 if it isn't valid."""
+    from hub import certificates
+
+    found = certificates.read(arguments.path)
+    problem = found.problem()
+    if arguments.json:
+        output.print_json({**vars(found), "valid": problem is None})
+    else:
+        for name, words in _lines(found).items():
+            print(output.escape(f"{name:12} {words}"))
+        print(output.escape(problem or "it is valid now"))
+    return 0 if problem is None else 1
+
+
+def _lines(found: Certificate) -> dict[str, str]:
+    from hub.certificates import moment
+
+    return {
+        "subject": found.subject,
+        "issuer": found.issuer,
+        "names": ", ".join(found.names) or "-",
+        "identity": found.identity or "-",
+        "valid from": moment(found.not_before),
+        "valid until": moment(found.not_after),
+        "fingerprint": found.fingerprint,
+    }
+
+
+def _bad(error: BaseException) -> BaseException:
+    """Return what the command says of a wrong argument; any other error stays what it is."""
+    return BadInput(str(error)) if isinstance(error, ValueError) and not isinstance(error, KvspoolError) else error

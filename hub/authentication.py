@@ -1,0 +1,142 @@
+"""Who makes a call, as far as Arrow Flight can tell; it knows Flight, `hub.access` does not.
+
+    authentication = Authentication(access, uses_certificates=True)
+    class Server(flight.FlightServerBase): ...      with middleware={KEY: authentication}
+    principal = authentication.principal(context)                                           first thing in every handler
+    authentication.check(context, principal, principal.may_write(client), f"write {client}")
+    principal = authentication.renewed(context, principal)                                  for each batch of a long stream
+
+**A token** is looked at before the call's first message is read, when nothing but the headers is known: nobody without one gets the hub to
+take in a message, and of Flight there is no limit to the size of one. The price is that the log can't name the address then; the gate
+in front of the server logs each connection with its address.
+
+**A certificate** was verified before that, by TLS: whom our CA didn't sign gets no call through. Its identity - the first name in it,
+or its common name if it has no other - is known in the handler alone, so a call without a token passes the middleware where certificates
+are used, and `principal` recognises it or refuses it. With both, the token says who it is, and a revoked certificate is refused all the
+same.
+
+He who is refused isn't told why.
+"""
+
+from __future__ import annotations
+
+import logging
+import urllib.parse
+from collections.abc import Callable
+from typing import Any
+
+from hub.access import Access, Principal
+from hub.errors import NotAuthenticated
+from hub.quotas import TokenBucket
+from kvspool.errors import MissingExtra
+
+try:
+    from pyarrow import flight
+except ImportError as _error:
+    raise MissingExtra(f"the hub's server needs the package pyarrow ({_error}); pip install 'kvspool[hub]'") from _error
+
+KEY = "kvspool-authentication"
+LINES = 20  # a second at most that are logged of refused calls, so that nobody can fill the disk with them
+_LONGEST = 200  # characters of what somebody else said that are logged
+_logger = logging.getLogger("kvspool.hub")
+
+
+class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Recognises who makes each call of a Flight server; see the module. Used by all its threads."""
+
+    def __init__(self, access: Access, *, uses_certificates: bool = False, address: Callable[[str], str] | None = None) -> None:
+        """uses_certificates: the server verifies clients' certificates. address: makes the address to log of what Flight calls the peer."""
+        super().__init__()
+        self.access = access
+        self.failures = 0  # calls by somebody who wasn't recognised
+        self.denials = 0  # calls by somebody who may not make them
+        self._uses_certificates = uses_certificates
+        self._address = _unquoted if address is None else address
+        self._lines = TokenBucket(LINES)
+        self._left_out = 0
+
+    def start_call(self, info: Any, headers: dict[str, list[str | bytes]]) -> _Caller:
+        """Look at a call's token before anything else of it is read; called by Flight."""
+        if self.access.is_anonymous:
+            return _Caller(None)
+        shown = next((values for name, values in headers.items() if name.lower() == "authorization"), [])
+        if not shown and self._uses_certificates:
+            return _Caller(None)
+        try:
+            return _Caller(self.access.authenticate(_bearer(shown)))
+        except NotAuthenticated as error:
+            raise self._refused(error, f"method {info.method.name}") from None
+
+    def principal(self, context: Any) -> Principal:
+        """Return who makes the call of a handler. Raises FlightUnauthenticatedError."""
+        caller: _Caller = context.get_middleware(KEY)
+        identity = context.peer_identity().decode("utf-8", "backslashreplace") if self._uses_certificates else ""
+        try:
+            if caller.principal is None:
+                return self.access.identify(identity)
+            self.access.check_identity(identity)
+        except NotAuthenticated as error:
+            raise self._refused(error, self.address(context)) from None
+        return caller.principal
+
+    def renewed(self, context: Any, principal: Principal) -> Principal:
+        """Return what somebody may do now, some time after his call began. Raises FlightUnauthenticatedError if he was revoked."""
+        try:
+            return self.access.renewed(principal)
+        except NotAuthenticated as error:
+            raise self._refused(error, self.address(context)) from None
+
+    def check(self, context: Any, principal: Principal, is_allowed: bool, what: str) -> None:
+        """Raise FlightUnauthorizedError, and log it, unless it `is_allowed`; `what` follows on "may not"."""
+        if not is_allowed:
+            self.denials += 1
+            self._log("%s may not %s, from %s", principal.name, what, self.address(context))
+            raise flight.FlightUnauthorizedError(f"{principal.name} may not {what}")
+
+    def address(self, context: Any) -> str:
+        """Return the address of him who makes the call of a handler."""
+        return self._address(context.peer())
+
+    def _refused(self, error: NotAuthenticated, where: str) -> Exception:
+        self.failures += 1
+        self._log("authentication failed: %s; principal %s, %s", error, error.principal or "unknown", where)
+        return flight.FlightUnauthenticatedError("not authenticated")  # type: ignore[no-any-return]
+
+    def _log(self, words: str, *arguments: object) -> None:
+        """Log what happened, with nothing in it that a terminal or a reader of lines would obey."""
+        if not self._lines.try_take(1):
+            self._left_out += 1
+            return
+        left_out, self._left_out = self._left_out, 0
+        if left_out:
+            _logger.warning("%d more refused calls were not logged", left_out)
+        _logger.warning(words, *(escape(str(argument)) for argument in arguments))
+
+
+class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
+    """Who makes a call, if the token says it."""
+
+    def __init__(self, principal: Principal | None) -> None:
+        super().__init__()
+        self.principal = principal
+
+
+def escape(text: str) -> str:
+    """Return a text that may be logged: plain ASCII, not too long, everything else as \\x1b."""
+    return text[:_LONGEST].encode("unicode_escape").decode("ascii")
+
+
+def _bearer(values: list[str | bytes]) -> str:
+    """Return the token of an authorization header. Raises NotAuthenticated if there is not exactly one."""
+    if not values:
+        raise NotAuthenticated("no token was shown")
+    if len(values) > 1 or not isinstance(values[0], str):
+        raise NotAuthenticated("more than one token was shown, or one that is no text")
+    scheme, _, token = values[0].partition(" ")
+    if scheme.lower() != "bearer":
+        raise NotAuthenticated("what was shown is no bearer token")
+    return token.strip()
+
+
+def _unquoted(peer: str) -> str:
+    return urllib.parse.unquote(peer)

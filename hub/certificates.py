@@ -1,0 +1,205 @@
+"""Certificates and their keys: read from files, looked at, and read again when they were renewed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from hub.errors import AccessError, CertificateError
+from hub.private import WatchedFile
+from kvspool import system
+from kvspool.errors import MissingExtra
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+except ImportError as _error:
+    raise MissingExtra(f"certificates need the package cryptography ({_error}); pip install 'kvspool[hub]'") from _error
+
+INTERVAL = 1.0  # seconds between two looks at the files
+_logger = logging.getLogger("kvspool.hub")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a certificate says. Times are ns since 1970; `names` its DNS names and addresses, in its order.
+
+    identity: the name by which a hub knows the client that shows it, "" if it has none.
+    """
+
+    subject: str
+    issuer: str
+    names: tuple[str, ...]
+    identity: str
+    not_before: int
+    not_after: int
+    fingerprint: str  # SHA-256 in hex
+
+    @classmethod
+    def parse(cls, pem: bytes, where: object = "it") -> Certificate:
+        """Return what the first certificate of a PEM text says. Raises CertificateError, in which `where` names the text."""
+        return _described(_chain(pem, where)[0])
+
+    def problem(self, now: int | None = None) -> str | None:
+        """Return in words why it is not valid at a time (now unless given), None if it is."""
+        at = system.port.now() if now is None else now
+        if at < self.not_before:
+            return f"it is not valid before {moment(self.not_before)}"
+        return f"it has expired at {moment(self.not_after)}" if at >= self.not_after else None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate, those that lead up to its authority behind it, and its key, in PEM."""
+
+    certificate: Certificate
+    chain: bytes
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def parse(cls, chain: bytes, key: bytes, where: object = "it") -> Pair:
+        """Take both. Raises CertificateError if one is none, or the key is not the certificate's; `where` names the certificate."""
+        leaf = _chain(chain, where)[0]
+        try:
+            private = serialization.load_pem_private_key(key, password=None)
+        except TypeError:
+            raise CertificateError(f"the key of {where} is encrypted; store it without a password, readable by its owner alone") from None
+        except Exception:  # what the library raises depends on what is wrong, and may quote the text
+            raise CertificateError(f"the key of {where} is no private key in PEM") from None
+        if _public_bytes(private.public_key()) != _public_bytes(leaf.public_key()):
+            raise CertificateError(f"the key is not that of {where}")
+        return cls(_described(leaf), chain, key)
+
+
+class Certificates:
+    """The pair of a server, and the authority whose clients it takes, as the files have them. May be used by threads.
+
+    Whoever serves asks `refresh` now and then. A pair of which one file is new and the other is still old isn't taken, nor one that isn't
+    valid now: what was there before stays, and `error` says why.
+    """
+
+    def __init__(
+        self,
+        certificate: str | os.PathLike[str],
+        key: str | os.PathLike[str],
+        authority: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Read the files. Raises CertificateError, AccessError for files that others can read or write, and the system's OSError."""
+        self.error: str | None = None
+        self._certificate = WatchedFile(certificate, is_secret=False)
+        self._key = WatchedFile(key, is_secret=True)
+        self._authority = None if authority is None else WatchedFile(authority, is_secret=False)
+        self._lock = threading.Lock()
+        self._looks_at = system.port.monotonic() + INTERVAL
+        self.pair, self.authority = self._read()
+
+    @property
+    def not_after(self) -> int:
+        """Return when the server's certificate ends, or one of its authority's if that is earlier; ns since 1970."""
+        others = [] if self.authority is None else [_described(one).not_after for one in _chain(self.authority, "the authority")]
+        return min([self.pair.certificate.not_after, *others])
+
+    def refresh(self) -> bool:
+        """Look at the files, once a second at most; return whether `pair` or `authority` are new, so that the server has to take them."""
+        with self._lock:
+            if system.port.monotonic() < self._looks_at:
+                return False
+            self._looks_at = system.port.monotonic() + INTERVAL
+            files = [self._certificate, self._key, *([] if self._authority is None else [self._authority])]
+            if self.error is None and not any(file.has_changed() for file in files):
+                return False
+            return self._take()
+
+    def _take(self) -> bool:
+        """Under the lock: take what the files hold if it can be used; return whether it is new."""
+        try:
+            pair, authority = self._read()
+            problem = pair.certificate.problem()
+            if problem is not None:
+                raise CertificateError(f"{self._certificate.path}: {problem}")
+        except (CertificateError, AccessError, OSError) as error:
+            if str(error) != self.error:
+                _logger.error("the new certificate can't be used, the one before still is: %s", error)
+            self.error = str(error)
+            return False
+        is_new = (pair, authority) != (self.pair, self.authority)
+        self.pair, self.authority, self.error = pair, authority, None
+        if is_new:
+            _logger.info("%s: new, valid until %s", self._certificate.path, moment(pair.certificate.not_after))
+        return is_new
+
+    def _read(self) -> tuple[Pair, bytes | None]:
+        pair = Pair.parse(self._certificate.read(), self._key.read(), self._certificate.path)
+        if self._authority is None:
+            return pair, None
+        authority = self._authority.read()
+        _chain(authority, self._authority.path)
+        return pair, authority
+
+
+def read(path: str | os.PathLike[str]) -> Certificate:
+    """Return what the certificate in a file says. Raises CertificateError, AccessError for what others can write, and OSError."""
+    return Certificate.parse(WatchedFile(path, is_secret=False).read(), Path(path))
+
+
+def read_pair(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Pair:
+    """Return a certificate and its key. Raises CertificateError, AccessError for files of which others have rights, and OSError."""
+    return Pair.parse(WatchedFile(certificate, is_secret=False).read(), WatchedFile(key, is_secret=True).read(), Path(certificate))
+
+
+def read_authority(path: str | os.PathLike[str]) -> bytes:
+    """Return the certificates of an authority in PEM. Raises CertificateError, AccessError for what others can write, and OSError."""
+    data = WatchedFile(path, is_secret=False).read()
+    _chain(data, Path(path))
+    return data
+
+
+def moment(at: int) -> str:
+    """Return a time in ns since 1970 as 2026-01-31T12:00:00Z."""
+    return datetime.fromtimestamp(at // 1_000_000_000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _chain(pem: bytes, where: object) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise CertificateError(f"{where} holds no certificate in PEM: {error}") from None
+
+
+def _described(certificate: x509.Certificate) -> Certificate:
+    identities = _identities(certificate)
+    common = [str(one.value) for one in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+    return Certificate(
+        subject=certificate.subject.rfc4514_string(),
+        issuer=certificate.issuer.rfc4514_string(),
+        names=tuple(name for kind, name in identities if kind in (x509.DNSName, x509.IPAddress)),
+        identity=next((name for _, name in identities), common[0] if common else ""),
+        not_before=_ns(certificate.not_valid_before_utc),
+        not_after=_ns(certificate.not_valid_after_utc),
+        fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
+    )
+
+
+def _identities(certificate: x509.Certificate) -> list[tuple[type, str]]:
+    """Return kind and text of the names that the TLS layer may take for an identity."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    except ValueError as error:
+        raise CertificateError(f"the certificate's names can't be read: {error}") from None
+    kinds = (x509.DNSName, x509.UniformResourceIdentifier, x509.RFC822Name, x509.IPAddress)
+    return [(type(name), str(name.value)) for name in names if isinstance(name, kinds)]
+
+
+def _public_bytes(key: object) -> bytes:
+    encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    return bytes(key.public_bytes(encoding, form))  # type: ignore[attr-defined]
+
+
+def _ns(at: datetime) -> int:
+    return int(at.timestamp()) * 1_000_000_000

@@ -1,0 +1,132 @@
+"""Files that say whom to trust, or hold a secret: read only if nobody else can have written or read them.
+
+A *secret* file (a key, tokens) belongs to the user of this process, and nobody else has any right to it. A *trusted* one (certificates)
+may be read by all, and written by its owner alone, who is this user or root. A link is followed to its file, for that is how certificates
+are often kept; whoever can change the link can also stop the hub.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hub.errors import AccessError
+from kvspool import system
+from kvspool.errors import LockTimeout
+
+LARGEST = 1 << 24  # bytes that such a file may have
+PATIENCE = 10.0  # seconds that one editor of a file waits for another
+_SETTLED = 1_000_000_000  # ns after which a change of a file also changes its times
+_PAUSE = 0.01
+
+
+class WatchedFile:
+    """A file that is read again when it has changed."""
+
+    def __init__(self, path: str | os.PathLike[str], *, is_secret: bool) -> None:
+        """Take its path; nothing is opened yet."""
+        self.path = Path(os.path.abspath(path))
+        self._is_secret = is_secret
+        self._seen: tuple[int, ...] | None = None
+
+    def read(self) -> bytes:
+        """Return its bytes. Raises AccessError for a file that others could have changed or read, and the system's OSError."""
+        self._seen = None
+        fd = system.port.open(os.path.realpath(self.path), os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            status = system.port.status(fd)
+            self._check(status)
+            data = system.port.read(fd, LARGEST + 1, 0)
+        except OSError as error:
+            error.add_note(str(self.path))
+            raise
+        finally:
+            system.port.close(fd)
+        if len(data) > LARGEST:
+            raise AccessError(f"{self.path} is larger than {LARGEST} bytes")
+        # Two changes within one tick of the clock may leave the same times, so what is very new is read once more.
+        if system.port.now() - status.st_ctime_ns > _SETTLED:
+            self._seen = _stamp(status)
+        return data
+
+    def has_changed(self) -> bool:
+        """Return whether it is another file, or has other contents, than was read; also if it is gone."""
+        status = system.port.look_up(os.path.realpath(self.path))
+        return status is None or self._seen != _stamp(status)
+
+    def _check(self, status: os.stat_result) -> None:
+        rights = stat.S_IMODE(status.st_mode)
+        us = system.port.user_id()
+        if not stat.S_ISREG(status.st_mode):
+            raise AccessError(f"{self.path} is no regular file")
+        if status.st_uid != us and (self._is_secret or status.st_uid != 0):
+            raise AccessError(f"{self.path} belongs to user {status.st_uid}, not to user {us} as whom this runs; chown it")
+        if self._is_secret and rights & 0o077:
+            raise AccessError(f"{self.path} holds secrets, and others have rights to it (mode {rights:o}); chmod 600 {self.path}")
+        if rights & 0o022:
+            raise AccessError(f"{self.path} can be written by others (mode {rights:o}); chmod go-w {self.path}")
+
+
+def write(path: Path, data: bytes, *, replaces: bool = False, mode: int = 0o600) -> None:
+    """Write a whole file, on disk when this returns; what it replaces stays whole until then. FileExistsError unless it `replaces`."""
+    building = path.with_name(f"{path.name}.{system.port.random(4).hex()}.new")
+    fd = system.port.open(building, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        try:
+            system.port.set_mode(fd, mode)
+            system.port.write(fd, data, 0)
+            system.port.flush(fd)
+        finally:
+            system.port.close(fd)
+        if replaces:
+            system.port.rename(building, path)
+        else:
+            system.port.link(building, path)  # unlike a rename it fails if the name is taken
+            system.port.remove(building)
+    except BaseException:
+        with suppress(OSError):
+            system.port.remove(building)
+        raise
+    _flush_directory(path.parent)
+
+
+def edit(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Replace a secret file by what `change` makes of its bytes (none if there is no file), one editor at a time.
+
+    Raises what `change` raises, AccessError, LockTimeout if another editor doesn't come to an end, and the system's OSError.
+    """
+    path = Path(os.path.realpath(path))
+    with _alone(path.parent):
+        is_there = system.port.look_up(path) is not None
+        before = WatchedFile(path, is_secret=True).read() if is_there else b""
+        write(path, change(before), replaces=is_there)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Lock a directory against other editors; the lock goes with the process that holds it."""
+    fd = system.port.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        end = system.port.monotonic() + PATIENCE
+        while not system.port.try_lock_file(fd, shared=False):
+            if system.port.monotonic() > end:
+                raise LockTimeout(f"{directory}: somebody else has been editing a file there for {PATIENCE:.0f} s")
+            system.port.sleep(_PAUSE)
+        yield
+    finally:
+        system.port.close(fd)
+
+
+def _flush_directory(path: Path) -> None:
+    fd = system.port.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        system.port.flush(fd)
+    finally:
+        system.port.close(fd)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
