@@ -190,6 +190,10 @@ class Access:
             raise NotAuthenticated(f"{kind} {credential} stands for nobody")
         return msgspec.structs.replace(rights.principals[name], credential=f"{kind} {credential}")
 
+    def writers(self) -> list[Principal]:
+        """Return everybody who may write and has a quota, as the file has it now."""
+        return [one for one in self._now().principals.values() if one.role == "client" and one.quota != UNLIMITED]
+
     # The file.
 
     def _now(self) -> _Rights:

@@ -20,7 +20,7 @@ class Client:
         self.last_seen = 0  # ns since 1970
         self.records = 0
         self.bytes = 0
-        self.lost = 0  # sequences that it declared lost
+        self.lost: Counter[int] = Counter()  # of each shard: sequences that it declared lost
         self.duplicates = 0  # records that came again
         self.refused: Counter[str] = Counter()
         self.ends: dict[int, int] = {}  # of each shard: the sequence that its log's next record gets, as the client said last
@@ -45,7 +45,7 @@ class Client:
             self.places[index] = outcome.expected
             self.records += outcome.stored
             self.bytes += size
-            self.lost += outcome.lost
+            self.lost[index] += outcome.lost
             self.duplicates += outcome.duplicates
 
     def refuse(self, reason: str) -> None:

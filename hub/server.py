@@ -1,54 +1,92 @@
-"""The hub over the network: an Arrow Flight server that takes in what shippers send, and hands out what it keeps. Needs the extra `hub`."""
+"""The hub over the network: an Arrow Flight server that takes in what shippers send, and hands out what it keeps. Needs the extra `hub`.
+
+    client --- TLS ---> gate ---> backend, a Flight server on a loopback port ---> intake, outlet ---> store
+
+The gate bounds what connections cost; see `hub.gate`. A backend keeps its certificates as long as it lives: new ones make a new backend,
+and the old one ends with its last connection.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyarrow import flight
 
+import kvspool
 from hub import wire
+from hub.access import Access, Principal
+from hub.addresses import needs_tls
+from hub.admission import Admission
+from hub.authentication import KEY, Authentication
 from hub.clients import Clients
 from hub.errors import HubError
-from hub.intake import Guard, Intake
+from hub.gate import Connection, Gate
+from hub.intake import Intake
+from hub.limits import Address, Limits, Reason
+from hub.quotas import Meters, Space
+from hub.status import ClientStatus, HubStatus, ReaderStatus, ShardStatus
 from hub.store import Store
 from hub.wire import LARGEST_BATCH, Level
+from kvspool import system
 
+if TYPE_CHECKING:
+    from hub.certificates import Certificates
+
+PORT = 7070
+GRACE = 5.0  # seconds that connections have to end when the hub is closed
+LEAST_FREE = 1 << 30  # bytes of the disk that stay free
+ROUND = 1.0  # seconds between two looks at certificates and at what is stored
+COUNTED_AT_ONCE = 64  # shards that are counted in a round
 logger = logging.getLogger("kvspool.hub")
 
 
-class _Open:
-    """Lets everything in."""
+class _Backend(flight.FlightServerBase):  # type: ignore[misc]
+    """What Flight calls, on its own threads. It lives as long as one pair of certificates."""
 
-    def begin(self, client: str, bits: int) -> None:
-        return None
-
-    def admit(self, size: int) -> None:
-        return None
-
-    def progress(self) -> None:
-        return None
-
-
-class _Flight(flight.FlightServerBase):  # type: ignore[misc]
-    """What Flight calls, on its own threads."""
-
-    def __init__(self, hub: HubServer, location: str) -> None:
+    def __init__(self, hub: HubServer, certificates: Certificates | None) -> None:
         self._hub = hub
-        super().__init__(location)
+        options: dict[str, Any] = {"middleware": {KEY: hub.authentication}}
+        scheme = "grpc"
+        if certificates is not None:
+            scheme = "grpc+tls"
+            options["tls_certificates"] = [(certificates.pair.chain, certificates.pair.key)]
+            if certificates.authority is not None:
+                options |= {"verify_client": True, "root_certificates": certificates.authority}
+        super().__init__(f"{scheme}://127.0.0.1:0", **options)
+        self._thread = threading.Thread(target=self.serve, name="hub backend", daemon=True)
+        self._thread.start()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take in what a shipper sends."""
+        self._answer(context, lambda principal, connection: self._take_in(context, principal, connection, descriptor, reader, writer))
+
+    def _take_in(self, context: Any, principal: Principal, connection: Connection, descriptor: Any, reader: Any, writer: Any) -> None:
         try:
-            opening = wire.decode_opening(descriptor.command or b"")
-            self._hub.take_in(opening, context, reader, writer)
+            self._hub.take_in(context, principal, connection, wire.decode_opening(descriptor.command or b""), reader, writer)
         except HubError as error:
-            logger.warning("refused a call of %s: %s", context.peer(), error)
+            logger.warning("refused a call of %s: %s", principal.name, error)
             writer.write_metadata(wire.encode(wire.refusal(error)))
+
+    def _answer(self, context: Any, answer: Callable[[Principal, Connection], Any]) -> Any:
+        """Answer a call of somebody who is known, and came through the gate."""
+        principal = self._hub.authentication.principal(context)
+        connection = self._hub.gate.connection(context.peer())
+        if connection is None:
+            raise flight.FlightUnauthenticatedError("not authenticated")
+        connection.authenticated(principal.name)
+        try:
+            return answer(principal, connection)
+        except (HubError, flight.FlightError):
+            raise
+        except Exception:
+            logger.exception("a call of %s failed", principal.name)
+            raise flight.FlightInternalError("the hub could not do that; its log says why") from None
 
 
 class HubServer:
@@ -58,49 +96,191 @@ class HubServer:
         self,
         root: str | os.PathLike[str],
         *,
-        listen: tuple[str, int] = ("127.0.0.1", 0),
+        access: Access,
+        certificates: Certificates | None = None,
+        listen: Address = ("127.0.0.1", PORT),
         level: Level = "process",
+        limits: Limits | None = None,
+        least_free: int = LEAST_FREE,
         largest_batch: int = LARGEST_BATCH,
     ) -> None:
+        """Take the root, which exists. Raises RootInUse, LogNotFound, NotALog, and ValueError for what would not be safe.
+
+        access: who may do what; anybody only on a loopback address. certificates: needed everywhere else. level: what an acknowledged
+        record survives. least_free: bytes of the disk; with less, nothing is taken in. largest_batch: bytes.
+        """
+        if needs_tls(listen[0]) and certificates is None:
+            raise ValueError(f"{listen[0]} can be reached from elsewhere, so the hub needs a certificate there")
+        if needs_tls(listen[0]) and access.is_anonymous:
+            raise ValueError(f"{listen[0]} can be reached from elsewhere, so the hub must know who may do what there")
         self.root = Path(os.path.abspath(root))
         self.level: Level = level
+        self.certificates = certificates
         self.clients = Clients()
+        self.store = Store(self.root)
+        self.space = Space(self.root, least_free)
+        self.meters = Meters()
+        self.gate = Gate(listen, limits=limits, on_event=_log_cut)
+        self.authentication = Authentication(
+            access, uses_certificates=certificates is not None and certificates.authority is not None, address=self._remote
+        )
         self._largest = largest_batch
-        self._store = Store(self.root)
-        self._flight = _Flight(self, f"grpc://{listen[0]}:{listen[1]}")
-        self._thread = threading.Thread(target=self._flight.serve, name="hub", daemon=True)
+        self._backend: _Backend | None = None
+        self._started = 0
+        self._is_over = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="hub keeper", daemon=True)
 
-    def start(self) -> None:
-        """Begin to serve."""
-        self._thread.start()
+    # Serving.
+
+    def start(self) -> HubServer:
+        """Begin to serve. Raises OSError where nobody may listen."""
+        self._backend = _Backend(self, self.certificates)
+        self.gate.retarget(("127.0.0.1", self._backend.port))
+        try:
+            self.gate.start()
+        except BaseException:
+            self._backend.shutdown()
+            raise
+        self._started = system.port.now()
+        self.store.count()
+        self._keeper.start()
+        return self
 
     @property
     def location(self) -> str:
-        """Return where clients find it."""
-        return f"grpc://127.0.0.1:{self._flight.port}"
+        """Return where clients on this host find it."""
+        host, port = self.gate.address
+        scheme = "grpc" if self.certificates is None else "grpc+tls"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def take_in(self, opening: wire.Opening, context: Any, reader: Any, writer: Any) -> None:
+    def take_in(self, context: Any, principal: Principal, connection: Connection, opening: wire.Opening, reader: Any, writer: Any) -> None:
         """Serve one call of a shipper. Raises HubError for what is refused as a whole."""
-        guard: Guard = _Open()
-        guard.begin(opening.client, opening.bits)
-        client = self.clients.of(opening.client)
-        intake = Intake(self._store, self.level, guard, opening, client, self._largest)
-        client.connected(1)
+        guard = Admission(self.authentication, context, principal, connection, self.meters, self.space, self.store)
         try:
-            intake.run(reader, writer)
+            guard.begin(opening.client, opening.bits)
+            client = self.clients.of(opening.client)
+            intake = Intake(self.store, self.level, guard, opening, client, self._largest)
+            client.connected(1)
+            try:
+                intake.run(reader, writer)
+            finally:
+                client.connected(-1)
+                if not intake.is_done:
+                    logger.info("the connection of %s was cut", opening.client)
         finally:
-            client.connected(-1)
-            if not intake.is_done:
-                logger.info("the connection of %s was cut", opening.client)
+            guard.close()
 
-    def close(self) -> None:
-        """End all calls, and give the root back."""
-        self._flight.shutdown()
-        self._store.close()
+    def close(self, grace: float = GRACE) -> None:
+        """End all calls, after up to `grace` seconds, and give the root back. What was acknowledged is kept."""
+        self._is_over.set()
+        if self._keeper.is_alive():
+            self._keeper.join()
+        if self._backend is not None:
+            self.gate.close(grace)
+            self._backend.shutdown()
+        self.store.close()
+
+    def _remote(self, peer: str) -> str:
+        """Return the address of a client, for the log."""
+        connection = self.gate.connection(peer)
+        return "unknown" if connection is None else f"{connection.remote[0]} port {connection.remote[1]}"
+
+    def _keep(self) -> None:
+        """Look at certificates and at what is stored, now and then."""
+        while not self._is_over.wait(ROUND):
+            try:
+                self._exchange_certificates()
+                self._count_stored()
+            except Exception:
+                logger.exception("looking after the hub failed; it goes on")
+
+    def _exchange_certificates(self) -> None:
+        """Let new connections have the new certificates, if there are any."""
+        if self.certificates is None or not self.certificates.refresh():
+            return
+        old, self._backend = self._backend, _Backend(self, self.certificates)
+        self.gate.retarget(("127.0.0.1", self._backend.port))
+        assert old is not None
+        threading.Thread(target=old.shutdown, name="hub retired backend", daemon=True).start()  # waits for its last call
+
+    def _count_stored(self) -> None:
+        """Look at some of the shards, and let the quotas know what is stored."""
+        self.store.count(COUNTED_AT_ONCE)
+        writers = self.authentication.access.writers()
+        stored = {client: sum(one.used for one in shards.values()) for client, shards in self.store.figures().items()}
+        for principal in writers:
+            meter = self.meters.of(principal.name, principal.quota)
+            meter.stored = sum(size for client, size in stored.items() if principal.may_write(client))
+
+    # Looking after it.
+
+    def status(self) -> HubStatus:
+        """Return what the hub is at this moment."""
+        space = os.statvfs(self.root)
+        cut = self.gate.stats()
+        return HubStatus(
+            root=str(self.root),
+            version=kvspool.__version__,
+            started=self._started,
+            now=system.port.now(),
+            level=self.level,
+            address=self.location,
+            is_secure=self.certificates is not None,
+            free_bytes=space.f_bavail * space.f_frsize,
+            disk_bytes=space.f_blocks * space.f_frsize,
+            least_free=self.space.low,
+            certificate_expires=0 if self.certificates is None else self.certificates.not_after,
+            connections=cut.open,
+            cut={str(reason): count for reason, count in {**cut.refused, **cut.cut}.items()},
+            clients=self._client_statuses(),
+            readers=self._reader_statuses(),
+            error=self.authentication.access.error or "",
+        )
+
+    def _client_statuses(self) -> list[ClientStatus]:
+        known = {client.name: client for client in self.clients.all()}
+        found = []
+        for name, shards in self.store.figures().items():
+            client = known.get(name) or self.clients.of(name)
+            found.append(
+                ClientStatus(
+                    client=name,
+                    bits=len(shards).bit_length() - 1,
+                    shards=[
+                        ShardStatus(
+                            index=index,
+                            generation=figures.generation,
+                            first_sequence=figures.first,
+                            next_sequence=figures.next,
+                            records=max(0, figures.next - figures.first),
+                            used=figures.used,
+                            lost=client.lost[index],
+                            last_timestamp=figures.last_timestamp,
+                            behind=client.behind(index),
+                        )
+                        for index, figures in sorted(shards.items())
+                    ],
+                    connections=client.connections,
+                    last_seen=client.last_seen,
+                    records=client.records,
+                    bytes=client.bytes,
+                    gaps=client.lost.total(),
+                    duplicates=client.duplicates,
+                    refused=dict(client.refused),
+                    quota_bytes=0,
+                )
+            )
+        return found
+
+    def _reader_statuses(self) -> list[ReaderStatus]:
+        return []
 
     def __enter__(self) -> HubServer:
-        self.start()
-        return self
+        return self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _log_cut(reason: Reason, remote: Address) -> None:
+    logger.warning("%s port %d: %s", remote[0], remote[1], reason)

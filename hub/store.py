@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -32,11 +33,13 @@ from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse
 from hub.root import check_client
 from hub.wire import LAST
 from kvspool import system
-from kvspool.errors import Corruption, LogExists, OutOfRange, Poisoned
+from kvspool.errors import Corruption, KvspoolError, LogExists, OutOfRange, Poisoned
 from kvspool.journal import Journal
 from kvspool.journal.appender import flush_directory
+from kvspool.spool.spool import TIMEOUT
 from shard import route
 from shard.errors import ShardError
+from shard.shardset import Log, open_shard
 
 GENERATIONS = "generations.json"
 PRIVATE = ".hub"  # directory of what is the hub's own, beside the shards
@@ -61,6 +64,16 @@ class Outcome(NamedTuple):
     lost: int = 0
 
 
+class Figures(NamedTuple):
+    """What a shard holds. used: bytes on disk; generation: how often its log was made anew; last_timestamp: ns since 1970, 0 for none."""
+
+    first: int = 0
+    next: int = 0
+    used: int = 0
+    last_timestamp: int = 0
+    generation: int = 0
+
+
 class Shard:
     """One client's shard. Its methods may be called by several threads."""
 
@@ -69,6 +82,8 @@ class Shard:
         self.journal: Journal = kvspool.open(path, format="kvj")
         self.generations = _load(path / GENERATIONS)
         self.lock = threading.RLock()
+        self.figures = Figures()
+        self.count()
 
     def enter(self, log: bytes, end: int) -> tuple[int, bool]:
         """Begin to take in a log that goes up to sequence `end`. Return the sequence that is expected next, and whether the log was known.
@@ -111,8 +126,20 @@ class Shard:
             new = rows if rows.first >= end else self._without_known(rows, end)
             if new.batch.num_rows:
                 self._append(new)
+                self._note(new)
             stored, expected = new.batch.num_rows, max(end, new.end)
             return Outcome(expected - base, stored, rows.batch.num_rows - stored, expected - end - stored)
+
+    def count(self) -> Figures:
+        """Look at what the shard holds; between two such looks the figures are reckoned from what comes in."""
+        with self.lock:
+            self.figures = count(self.journal)._replace(generation=max(0, len(self.generations) - 1))
+            return self.figures
+
+    def _note(self, rows: Rows) -> None:
+        last = rows.batch.column("timestamp")[-1].value
+        used = self.figures.used + rows.batch.nbytes
+        self.figures = self.figures._replace(next=rows.end, used=used, last_timestamp=max(0, last, self.figures.last_timestamp))
 
     def sync(self) -> None:
         """Put everything that was stored so far on disk. Raises HubFull if the disk fails."""
@@ -162,6 +189,12 @@ class Shard:
         self.generations = generations
 
 
+def count(log: Log) -> Figures:
+    """Return what a log holds."""
+    stats = log.stats()
+    return Figures(stats.first_sequence, stats.next_sequence, stats.used, stats.last_timestamp)
+
+
 class Store:
     """All shards under a hub root. One process at a time has it; threads may use it. Raises RootInUse."""
 
@@ -177,6 +210,8 @@ class Store:
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[str, int], Shard] = OrderedDict()
         self._used: dict[tuple[str, int], int] = {}
+        self._figures: dict[tuple[str, int], Figures] = {}
+        self._to_count: list[tuple[tuple[str, int], Path]] = []
 
     def enter(self, client: str, bits: int) -> None:
         """Make a client's shards where they are missing. Raises Malformed for an id that can't be one, Conflict for another number."""
@@ -215,6 +250,41 @@ class Store:
             if not self._used[client, index]:
                 del self._used[client, index]
 
+    # Figures.
+
+    def count(self, most: int | None = None) -> None:
+        """Look at what some shards hold, `most` at once, each in turn; None: at all. Those of local clients are no journals of ours."""
+        if not self._to_count:
+            self._to_count = list(self._paths())
+            there = {key for key, _ in self._to_count}
+            self._figures = {key: figures for key, figures in self._figures.items() if key in there}
+        for _ in range(len(self._to_count) if most is None else min(most, len(self._to_count))):
+            key, path = self._to_count.pop()
+            with suppress(KvspoolError, OSError):  # it is being made or removed, or damaged, which others say
+                with self._lock:
+                    shard = self._open.get(key)
+                if shard is not None:
+                    shard.count()
+                else:
+                    with open_shard(path, TIMEOUT) as log:
+                        self._figures[key] = count(log)._replace(generation=max(0, len(_load(path / GENERATIONS)) - 1))
+
+    def figures(self) -> dict[str, dict[int, Figures]]:
+        """Return what the shards of each client hold, as far as it was counted."""
+        with self._lock:
+            known = self._figures | {key: shard.figures for key, shard in self._open.items()}
+        found: dict[str, dict[int, Figures]] = {}
+        for (client, index), figures in sorted(known.items()):
+            found.setdefault(client, {})[index] = figures
+        return found
+
+    def _paths(self) -> Iterator[tuple[tuple[str, int], Path]]:
+        """Yield each shard under the root, and where it lies."""
+        for client, found in route.scan(self.root).items():
+            if client:
+                with suppress(ShardError):
+                    yield from (((client, index), path) for index, path in found.paths(self.root))
+
     def close(self) -> None:
         """Close all shards, and let another hub have the root."""
         with self._lock:
@@ -231,7 +301,9 @@ class Store:
             if len(self._open) <= most:
                 break
             if key not in self._used:
-                self._open.pop(key).close()
+                shard = self._open.pop(key)
+                self._figures[key] = shard.figures
+                shard.close()
 
     def __enter__(self) -> Store:
         return self

@@ -1,0 +1,78 @@
+"""What may come in: for one call of a client, rights, quotas and room are looked at for each batch."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from hub.quotas import Meters, Space
+from kvspool import system
+
+if TYPE_CHECKING:
+    from hub.access import Principal
+    from hub.authentication import Authentication
+    from hub.gate import Connection
+    from hub.store import Store
+
+RENEWAL = 1.0  # seconds after which is looked again whether the client still may
+LONGEST_PAUSE = 5.0  # seconds that a client which is too quick waits at once
+
+
+class Admission:
+    """The guard of one call; see `intake.Guard`. Close it when the call ends."""
+
+    def __init__(
+        self,
+        authentication: Authentication,
+        context: Any,
+        principal: Principal,
+        connection: Connection,
+        meters: Meters,
+        space: Space,
+        store: Store,
+    ) -> None:
+        self._authentication = authentication
+        self._context = context
+        self._principal = principal
+        self._connection = connection
+        self._meter = meters.of(principal.name, principal.quota)
+        self._space = space
+        self._store = store
+        self._client = ""
+        self._renew_at = system.port.monotonic() + RENEWAL
+        self._held = ExitStack()
+
+    def begin(self, client: str, bits: int) -> None:
+        """Look whether this client may write, and have so many shards. Raises Flight's errors, QuotaExceeded and HubFull."""
+        self._client = client
+        self._check()
+        self._held.enter_context(self._meter.connection())
+        self._space.admit(0)
+        if self._meter.quota.shards is not None:
+            own = {name: len(shards) for name, shards in self._store.figures().items() if self._principal.may_write(name)}
+            self._meter.check_shards(sum((own | {client: 1 << bits}).values()))
+
+    def admit(self, size: int) -> None:
+        """Count a batch, and wait if the client is too quick. Raises QuotaExceeded, HubFull, Flight's errors."""
+        now = system.port.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + RENEWAL
+            self._principal = self._authentication.renewed(self._context, self._principal)
+            self._check()
+        self._space.admit(size)
+        self._meter.store(size)
+        wait = self._meter.pace(size)
+        if wait:
+            system.port.sleep(min(wait, LONGEST_PAUSE))
+
+    def progress(self) -> None:
+        """Say that a batch was dealt with, so that the connection isn't taken for one that sends something endless."""
+        self._connection.progress()
+
+    def close(self) -> None:
+        """Count the call no more."""
+        self._held.close()
+
+    def _check(self) -> None:
+        may = self._principal.may_write(self._client)
+        self._authentication.check(self._context, self._principal, may, f"write {self._client}")
