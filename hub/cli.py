@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub import ClientStats, HubRoot, access_commands
-from hub.commands import ship
+from hub.commands import serve, ship
 from kvspool import sizes
 from kvspool.cli import options, output, stats
 
@@ -59,6 +59,7 @@ def add_commands(subparsers: Any) -> None:
     options.add_json(clients, "the same as a JSON list, with the figures of each shard")
     clients.set_defaults(run=_clients)
     access_commands.add(commands)
+    serve.add(commands)
     ship.add(subparsers)
 
 
