@@ -1,0 +1,124 @@
+"""What the connections of the hub may cost, and the count of those who are inside."""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from collections import Counter
+from enum import StrEnum
+
+import msgspec
+
+Address = tuple[str, int]  # IP address and port
+
+
+class Reason(StrEnum):
+    """Why a connection was refused, or cut."""
+
+    CONNECTIONS = "too many connections"
+    CONNECTIONS_OF_ADDRESS = "too many connections from one address"
+    UNAUTHENTICATED = "too many unauthenticated connections"
+    UNAUTHENTICATED_OF_ADDRESS = "too many unauthenticated connections from one address"
+    EXHAUSTED = "no descriptors left"
+    UNREACHABLE = "the server is not reachable"
+    AUTHENTICATION_SECONDS = "not authenticated in time"
+    PROGRESS_BYTES = "too many bytes since the last batch"
+    IDLE = "idle"
+    RESET = "reset by one of its ends"
+    BY_HANDLER = "closed by the server's handler"
+    SHUTDOWN = "the hub is shutting down"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What connections may cost. An address is an IPv4 address, or the first 64 bits of an IPv6 address: who has one of those has all.
+
+    ValueError for what is not above 0. `bytes` are those of the wire, TLS included; the times are exact to a quarter, or to a second.
+    """
+
+    connections: int = 1024
+    connections_per_address: int = 512
+    unauthenticated: int = 256
+    unauthenticated_per_address: int = 128
+    authentication_seconds: float = 10.0
+    authentication_bytes: int = 1 << 20  # that are passed on until the client is authenticated; the others have to wait for that
+    progress_bytes: int = 96 << 20  # that it may send between two batches: no message can make the server allocate more
+    idle_seconds: float = 60.0  # without a byte from the client
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"the limit {name} has to be above 0, not {getattr(self, name)}")
+
+
+class Visitor:
+    """Who came from an address, and by which name it was authenticated, if it was."""
+
+    def __init__(self, remote: Address) -> None:
+        self.remote = remote
+        self.origin = _origin(remote)
+        self.name: str | None = None
+
+
+class Census:
+    """Counts who is inside, in all and of each address; "" stands for all. Used by the gate's thread and by those of handlers."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._inside: Counter[str] = Counter()
+        self._unauthenticated: Counter[str] = Counter()
+
+    @property
+    def unauthenticated(self) -> int:
+        return self._unauthenticated[""]
+
+    def enter(self, visitor: Visitor) -> Reason | None:
+        """Count one more, unauthenticated; or return why it may not come in."""
+        limits, origin = self._limits, visitor.origin
+        with self._lock:
+            if self._inside[""] >= limits.connections:
+                return Reason.CONNECTIONS
+            if self._inside[origin] >= limits.connections_per_address:
+                return Reason.CONNECTIONS_OF_ADDRESS
+            if self._unauthenticated[""] >= limits.unauthenticated:
+                return Reason.UNAUTHENTICATED
+            if self._unauthenticated[origin] >= limits.unauthenticated_per_address:
+                return Reason.UNAUTHENTICATED_OF_ADDRESS
+            for count in (self._inside, self._unauthenticated):
+                count[""] += 1
+                count[origin] += 1
+        return None
+
+    def acquaint(self, visitor: Visitor, name: str) -> bool:
+        """Count one as authenticated from now on, under its first name; returns whether it wasn't yet."""
+        with self._lock:
+            is_new = visitor.name is None
+            if is_new:
+                visitor.name = name
+                _take_one(self._unauthenticated, visitor.origin)
+            return is_new
+
+    def leave(self, visitor: Visitor) -> None:
+        """Count one less. If it is authenticated later, that changes nothing."""
+        with self._lock:
+            _take_one(self._inside, visitor.origin)
+            if visitor.name is None:
+                visitor.name = ""
+                _take_one(self._unauthenticated, visitor.origin)
+
+
+def _take_one(count: Counter[str], origin: str) -> None:
+    for key in ("", origin):
+        count[key] -= 1
+        if not count[key]:
+            del count[key]  # addresses that are gone take no memory
+
+
+def _origin(remote: Address) -> str:
+    """Return what the limits of an address are counted for."""
+    address = ipaddress.ip_address(remote[0].partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:
+            return str(ipaddress.ip_network((address, 64), strict=False))
+        address = address.ipv4_mapped
+    return str(address)
