@@ -324,8 +324,8 @@ class Gate:
                 self._census.leave(visitor)
                 reason = Reason.EXHAUSTED if error.errno in EXHAUSTED else Reason.UNREACHABLE
         if reason is not None:
-            _reset(client)
             self._count(self._refused, reason, remote)
+            _reset(client)
 
     def _connect(self, client: socket.socket, visitor: Visitor) -> None:
         """Make a connection for a client that may come in. Raises OSError, and leaves nothing then."""
@@ -438,6 +438,9 @@ class Gate:
         if self._connections.get(connection.peer) is not connection:
             return
         del self._connections[connection.peer]
+        self._census.leave(connection.visitor)
+        if reason is not None:
+            self._count(self._cut if tally is None else tally, reason, connection.remote)
         for flow in (connection.inward, connection.outward):
             self._ready.pop(flow, None)
             flow.drop()
@@ -445,9 +448,6 @@ class Gate:
             del self._sockets[end.fileno()]
             self._epoll.unregister(end)
             end.close() if reason is None else _reset(end)
-        self._census.leave(connection.visitor)
-        if reason is not None:
-            self._count(self._cut if tally is None else tally, reason, connection.remote)
 
     def _count(self, tally: dict[Reason, int], reason: Reason, remote: Address) -> None:
         tally[reason] += 1
