@@ -28,8 +28,8 @@ class Carrier(Protocol):
     @property
     def held(self) -> int: ...
 
-    def fill(self, source: socket.socket) -> int:
-        """Take in what the source has, while nothing is held; returns how many bytes. 0: the source has ended."""
+    def fill(self, source: socket.socket, limit: int) -> int:
+        """Take in what the source has, while nothing is held; returns how many bytes, `limit` at most. 0: the source has ended."""
 
     def drain(self, sink: socket.socket) -> None:
         """Give the sink some of what is held."""
@@ -46,8 +46,8 @@ class Pipe:
         with suppress(OSError):  # above what the kernel grants a user, a pipe keeps the size that it has
             fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, CHUNK)
 
-    def fill(self, source: socket.socket) -> int:
-        self.held = os.splice(source.fileno(), self._in, CHUNK, flags=os.SPLICE_F_NONBLOCK)
+    def fill(self, source: socket.socket, limit: int) -> int:
+        self.held = os.splice(source.fileno(), self._in, min(limit, CHUNK), flags=os.SPLICE_F_NONBLOCK)
         return self.held
 
     def drain(self, sink: socket.socket) -> None:
@@ -68,8 +68,8 @@ class Buffer:
     def held(self) -> int:
         return len(self._data)
 
-    def fill(self, source: socket.socket) -> int:
-        self._data = memoryview(source.recv(BUFFER_CHUNK))
+    def fill(self, source: socket.socket, limit: int) -> int:
+        self._data = memoryview(source.recv(min(limit, BUFFER_CHUNK)))
         return len(self._data)
 
     def drain(self, sink: socket.socket) -> None:
@@ -124,11 +124,11 @@ class Flow:
         """Return whether there are bytes that the sink did not take yet."""
         return self._carrier is not None
 
-    def receive(self) -> int | None:
-        """Take in what there is, and return how many bytes; None: nothing now. 0: nothing ever again. The flow isn't stalled."""
+    def receive(self, limit: int = CHUNK) -> int | None:
+        """Take in what there is, while the flow isn't stalled. Returns how many bytes; None: nothing now; 0: nothing ever again."""
         carrier = self._carriers.take()
         try:
-            received = carrier.fill(self.source)
+            received = carrier.fill(self.source, limit)
         except BlockingIOError:
             received = None
         except BaseException:
@@ -174,7 +174,7 @@ def sockets_can_splice() -> bool:
     one, other = socket.socketpair()
     try:
         one.send(b"?")
-        pipe.fill(other)
+        pipe.fill(other, 1)
         pipe.drain(other)
     except OSError:
         return False

@@ -43,7 +43,7 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from hub.flow import EXHAUSTED, Carriers, Flow
+from hub.flow import CHUNK, EXHAUSTED, Carriers, Flow
 from hub.limits import Address, Census, Limits, Reason, Visitor
 from kvspool import system
 from kvspool.errors import Closed
@@ -99,8 +99,9 @@ class Connection:
         return self.visitor.name
 
     def authenticated(self, name: str) -> None:
-        """Lift the limits of those who are not authenticated. Call it for each call that a handler has let in; the first one counts."""
-        self._gate._census.acquaint(self.visitor, name)
+        """Lift the limits of those who are not authenticated. Call it for each call that was let in; the first name stays."""
+        if self._gate._census.acquaint(self.visitor, name):
+            self._gate._do_soon(self, None)
 
     def progress(self) -> None:
         """Count the bytes since the last progress anew. Call it after each batch that was stored, and each one that was sent."""
@@ -108,15 +109,18 @@ class Connection:
 
     def close(self) -> None:
         """Cut the connection, soon. It may have ended already."""
-        self._gate._cut_soon(self, Reason.BY_HANDLER)
+        self._gate._do_soon(self, Reason.BY_HANDLER)
 
-    def exceeds(self, limits: Limits) -> Reason | None:
-        """Return which limit the bytes exceed that have come in so far."""
-        if self.name is None and self.inward.count > limits.authentication_bytes:
-            return Reason.AUTHENTICATION_BYTES
-        if self.inward.count - self._stored > limits.progress_bytes:
-            return Reason.PROGRESS_BYTES
-        return None
+    def allowance(self, limits: Limits) -> int:
+        """Return how many bytes of the client may be passed on at once.
+
+        One that has yet to be authenticated is only made to wait: its first batch comes right behind the headers that say who it is.
+        """
+        return CHUNK if self.name is not None else min(CHUNK, limits.authentication_bytes - self.inward.count)
+
+    def is_excessive(self, limits: Limits) -> bool:
+        """Return whether more bytes came in since the last progress than may be."""
+        return self.inward.count - self._stored > limits.progress_bytes
 
     def is_late(self, limits: Limits, now: float) -> Reason | None:
         """Return which limit of time the connection exceeds."""
@@ -156,7 +160,7 @@ class Gate:
         self._connections: dict[str, Connection] = {}  # by what the server sees
         self._sockets: dict[int, Connection] = {}
         self._ready: dict[Flow, Connection] = {}  # may have something to pass on, in the order of their turns
-        self._to_cut: deque[tuple[Connection, Reason]] = deque()
+        self._to_do: deque[tuple[Connection, Reason | None]] = deque()  # for handlers
         self._accepted = self._bytes_in = self._bytes_out = 0
         self._refused = dict.fromkeys(Reason, 0)
         self._cut = dict.fromkeys(Reason, 0)
@@ -230,8 +234,8 @@ class Gate:
                     self._notice(fd, mask)
                 for flow, connection in list(self._ready.items()):
                     self._take_turn(flow, connection)
-                while self._to_cut:
-                    self._end(*self._to_cut.popleft())
+                while self._to_do:
+                    self._do(*self._to_do.popleft())
                 if self._now >= self._next_tick:
                     self._look_at_the_clock()
         finally:
@@ -278,8 +282,8 @@ class Gate:
             connection.is_reached = True
         is_client = fd == connection.client.fileno()
         coming, going = (connection.inward, connection.outward) if is_client else (connection.outward, connection.inward)
-        if mask & select.EPOLLERR and coming.has_ended:
-            self._fail(connection)  # reading would tell of the end alone
+        if mask & select.EPOLLERR and (coming.has_ended or not connection.allowance(self.limits)):
+            self._fail(connection)  # which nobody would notice by reading
             return
         if mask & _INCOMING:
             self._ready[coming] = connection
@@ -320,8 +324,8 @@ class Gate:
                 self._census.leave(visitor)
                 reason = Reason.EXHAUSTED if error.errno in EXHAUSTED else Reason.UNREACHABLE
         if reason is not None:
-            _reset(client)
             self._count(self._refused, reason, remote)
+            _reset(client)
 
     def _connect(self, client: socket.socket, visitor: Visitor) -> None:
         """Make a connection for a client that may come in. Raises OSError, and leaves nothing then."""
@@ -379,7 +383,8 @@ class Gate:
         """Pass on what a flow has, a chunk at most; returns whether there may be more."""
         if not flow.send():
             return False
-        received = flow.receive()
+        limit = connection.allowance(self.limits) if flow is connection.inward else CHUNK
+        received = flow.receive(limit) if limit else None
         if received is None:
             return False
         if received == 0:
@@ -391,9 +396,8 @@ class Gate:
         if flow is connection.inward:
             self._bytes_in += received
             connection.heard = self._now
-            reason = connection.exceeds(self.limits)
-            if reason is not None:
-                self._end(connection, reason)
+            if connection.is_excessive(self.limits):
+                self._end(connection, Reason.PROGRESS_BYTES)
                 return False
         else:
             self._bytes_out += received
@@ -408,10 +412,16 @@ class Gate:
 
     # Who goes.
 
-    def _cut_soon(self, connection: Connection, reason: Reason) -> None:
-        """In any thread: end a connection in the gate's thread."""
-        self._to_cut.append((connection, reason))
+    def _do_soon(self, connection: Connection, reason: Reason | None) -> None:
+        """In any thread: let the gate's thread cut a connection; without a reason, read again from the client that had to wait."""
+        self._to_do.append((connection, reason))
         self._bell.ring()
+
+    def _do(self, connection: Connection, reason: Reason | None) -> None:
+        if reason is not None:
+            self._end(connection, reason)
+        elif self._connections.get(connection.peer) is connection:
+            self._ready[connection.inward] = connection
 
     def _look_at_the_clock(self) -> None:
         self._next_tick = self._now + self._tick
@@ -428,6 +438,9 @@ class Gate:
         if self._connections.get(connection.peer) is not connection:
             return
         del self._connections[connection.peer]
+        self._census.leave(connection.visitor)
+        if reason is not None:
+            self._count(self._cut if tally is None else tally, reason, connection.remote)
         for flow in (connection.inward, connection.outward):
             self._ready.pop(flow, None)
             flow.drop()
@@ -435,9 +448,6 @@ class Gate:
             del self._sockets[end.fileno()]
             self._epoll.unregister(end)
             end.close() if reason is None else _reset(end)
-        self._census.leave(connection.visitor)
-        if reason is not None:
-            self._count(self._cut if tally is None else tally, reason, connection.remote)
 
     def _count(self, tally: dict[Reason, int], reason: Reason, remote: Address) -> None:
         tally[reason] += 1

@@ -22,7 +22,6 @@ class Reason(StrEnum):
     EXHAUSTED = "no descriptors left"
     UNREACHABLE = "the server is not reachable"
     AUTHENTICATION_SECONDS = "not authenticated in time"
-    AUTHENTICATION_BYTES = "too many bytes before it was authenticated"
     PROGRESS_BYTES = "too many bytes since the last batch"
     IDLE = "idle"
     RESET = "reset by one of its ends"
@@ -41,7 +40,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     unauthenticated: int = 256
     unauthenticated_per_address: int = 128
     authentication_seconds: float = 10.0
-    authentication_bytes: int = 1 << 20  # that a client may send until it is authenticated
+    authentication_bytes: int = 1 << 20  # that are passed on until the client is authenticated; the others have to wait for that
     progress_bytes: int = 96 << 20  # that it may send between two batches: no message can make the server allocate more
     idle_seconds: float = 60.0  # without a byte from the client
 
@@ -90,12 +89,14 @@ class Census:
                 count[origin] += 1
         return None
 
-    def acquaint(self, visitor: Visitor, name: str) -> None:
-        """Count one as authenticated from now on, under its first name."""
+    def acquaint(self, visitor: Visitor, name: str) -> bool:
+        """Count one as authenticated from now on, under its first name; returns whether it wasn't yet."""
         with self._lock:
-            if visitor.name is None:
+            is_new = visitor.name is None
+            if is_new:
                 visitor.name = name
                 _take_one(self._unauthenticated, visitor.origin)
+            return is_new
 
     def leave(self, visitor: Visitor) -> None:
         """Count one less. If it is authenticated later, that changes nothing."""
