@@ -95,6 +95,18 @@ def test_a_put_without_a_token_is_refused_before_its_first_message_is_read(serve
     assert server.calls == 0
 
 
+def test_an_authentication_that_breaks_lets_nobody_through(
+    server: GuardedServer, token: Token, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(text: str) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(server.authentication.access, "authenticate", broken)
+    with pytest.raises(pyarrow.ArrowException):
+        ask(location(server), token)
+    assert server.calls == 0
+
+
 def test_a_denial_names_the_right_and_is_logged_with_the_address(
     server: GuardedServer, token: Token, caplog: pytest.LogCaptureFixture
 ) -> None:

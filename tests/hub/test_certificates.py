@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import trustme
@@ -216,7 +217,7 @@ def test_with_both_the_token_says_who_it_is_and_a_revoked_certificate_is_refused
         ask(location(mutual), token, **pki.shown())
 
 
-@pytest.mark.parametrize("names", [("jfk.example.com", "lga"), ("10.0.0.1",), ("*.example.com",)], ids=str)
+@pytest.mark.parametrize("names", [("jfk.example.com", "lga"), ("10.0.0.1", "jfk"), ("jfk", "10.0.0.1"), ("*.example.com",)], ids=str)
 def test_the_identity_is_the_first_name_as_the_server_sees_it(pki: Pki, tmp_path: Path, names: tuple[str, ...]) -> None:
     ca = trustme.CA()
     leaf = ca.issue_cert(*names)
@@ -519,6 +520,12 @@ def test_a_pair_that_is_not_valid_now_and_one_that_others_can_read_are_not_taken
     (directory / "server.key").chmod(0o600)
     clock.pass_(1)
     assert found.refresh()
+    # What can't be looked at is an error like any other.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(system.Port, "look_up", Mock(side_effect=PermissionError("closed")))
+        clock.pass_(1)
+        assert not found.refresh()
+        assert found.error == "closed"
     for name in ("server.key", "server.pem", "ca.pem"):
         (directory / name).unlink()
     clock.pass_(1)
