@@ -17,8 +17,10 @@ from unittest.mock import Mock
 import pytest
 import trustme
 from clocks import StoppedClock
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from guarded import GuardedServer, ask, served
 from pyarrow import flight
 
@@ -124,7 +126,17 @@ CLIENTS: dict[str, Callable[[Pki, Pki], Pair | None]] = {
     "of another authority": lambda pki, stranger: stranger.client("jfk"),
     "of a server": lambda pki, stranger: pki.server,
     "signed by itself": lambda pki, stranger: self_signed(),
+    "signed by a client": lambda pki, stranger: signed_by(pki.client("jfk")),
 }
+
+
+def signed_by(pair: Pair) -> Pair:
+    """Return a certificate that one who is no authority has signed."""
+    certificate, key = x509.load_pem_x509_certificate(pair.chain), serialization.load_pem_private_key(pair.key, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    signer = authority.Signer(certificate.subject, key, certificate)
+    made = authority._issue(signer, "jfk", [x509.DNSName("jfk")], ExtendedKeyUsageOID.CLIENT_AUTH, 1)
+    return Pair.parse(made.chain + pair.chain, made.key)
 
 
 def self_signed() -> Pair:
@@ -331,6 +343,10 @@ def test_what_is_made_says_what_was_asked_for_and_its_key_is_its_owner_s_alone(t
     }
     key = serialization.load_pem_private_key(made.key, None)
     assert isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name == "secp256r1"
+    for pair in (made, client):
+        found = x509.load_pem_x509_certificate(pair.chain).extensions
+        assert not found.get_extension_for_class(x509.BasicConstraints).value.ca
+        assert not found.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
     assert b"PRIVATE" not in repr(made).encode() and b"PRIVATE" in made.key
 
 
