@@ -14,7 +14,6 @@ from hub.tokens import Token
 from kvspool import system
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
-from kvspool.errors import KvspoolError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -145,11 +144,11 @@ def _token_add(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         _write(arguments.output, token)
     try:
-        access_file.add_token(arguments.access, token, arguments.name, arguments.role, tuple(arguments.read))
-    except BaseException as error:
+        _give(token, arguments)
+    except BaseException:
         if arguments.output is not None:
             system.port.remove(arguments.output)
-        raise _bad(error) from error
+        raise
     shown = {} if arguments.output is not None else {"token": token.reveal()}
     if arguments.json:
         output.print_json({"id": token.id, "principal": arguments.name, **shown})
@@ -158,6 +157,13 @@ def _token_add(arguments: argparse.Namespace) -> int:
     else:
         print(output.escape(f"token {token.id} of {arguments.name} is in {arguments.output}"))
     return 0
+
+
+def _give(token: Token, arguments: argparse.Namespace) -> None:
+    try:
+        access_file.add_token(arguments.access, token, arguments.name, arguments.role, tuple(arguments.read))
+    except ValueError as error:
+        raise BadInput(str(error)) from error
 
 
 def _write(path: Path, token: Token) -> None:
@@ -211,7 +217,7 @@ def _token_revoke(arguments: argparse.Namespace) -> int:
     try:
         done = access_file.revoke(arguments.access, token=arguments.id, identity=arguments.identity)
     except ValueError as error:
-        raise _bad(error) from error
+        raise BadInput(str(error)) from error
     what = f"token {arguments.id}" if arguments.identity is None else f"certificate {arguments.identity}"
     print(output.escape(f"{what} is revoked" if done else f"{what} was revoked before"))
     return 0
@@ -297,7 +303,7 @@ def _made(arguments: argparse.Namespace, files: str, make: Any, name: Any) -> in
     except FileExistsError as error:  # somebody else made it just now
         raise CertificateError(f"{error.filename2 or error.filename} is there already") from error
     except ValueError as error:
-        raise _bad(error) from error
+        raise BadInput(str(error)) from error
     until = moment(pair.certificate.not_after)
     print(output.escape(f"made {files} in {arguments.directory}, valid until {until}"))
     return 0
@@ -330,8 +336,3 @@ def _lines(found: Certificate) -> dict[str, str]:
         "valid until": moment(found.not_after),
         "fingerprint": found.fingerprint,
     }
-
-
-def _bad(error: BaseException) -> BaseException:
-    """Return what the command says of a wrong argument; any other error stays what it is."""
-    return BadInput(str(error)) if isinstance(error, ValueError) and not isinstance(error, KvspoolError) else error

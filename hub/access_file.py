@@ -109,6 +109,8 @@ def parse(data: bytes) -> AccessFile:
         found = msgspec.convert(tomllib.loads(data.decode("utf-8")), AccessFile)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
+    if found.quota is not None:
+        parse_quota(found.quota)
     names: set[str] = set()
     identities: set[str] = set()
     for principal in found.principals:

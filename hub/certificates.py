@@ -109,14 +109,14 @@ class Certificates:
             if system.port.monotonic() < self._looks_at:
                 return False
             self._looks_at = system.port.monotonic() + INTERVAL
-            files = [self._certificate, self._key, *([] if self._authority is None else [self._authority])]
-            if self.error is None and not any(file.has_changed() for file in files):
-                return False
             return self._take()
 
     def _take(self) -> bool:
         """Under the lock: take what the files hold if it can be used; return whether it is new."""
+        files = [self._certificate, self._key, *([] if self._authority is None else [self._authority])]
         try:
+            if self.error is None and not any(file.has_changed() for file in files):
+                return False
             pair, authority = self._read()
             problem = pair.certificate.problem()
             if problem is not None:

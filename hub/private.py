@@ -39,7 +39,7 @@ class WatchedFile:
         try:
             status = system.port.status(fd)
             self._check(status)
-            data = system.port.read(fd, LARGEST + 1, 0)
+            data = system.port.read(fd, min(status.st_size, LARGEST) + 1, 0)
         except OSError as error:
             error.add_note(str(self.path))
             raise

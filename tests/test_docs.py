@@ -67,7 +67,8 @@ def test_the_example_of_a_keyed_value_is_what_a_packer_writes() -> None:
 GUARANTEES = (Path(__file__).parent.parent / "docs" / "guarantees.md").read_text(encoding="utf-8")
 HAZARDS = (Path(__file__).parent.parent / "docs" / "hazards.md").read_text(encoding="utf-8")
 COPY = (Path(__file__).parent.parent / "docs" / "copy.md").read_text(encoding="utf-8")
-PROOFS = sorted(set(re.findall(r"`(tests/[^`]+)`", GUARANTEES + HAZARDS + COPY)))
+SECURITY = (Path(__file__).parent.parent / "docs" / "security.md").read_text(encoding="utf-8")
+PROOFS = sorted(set(re.findall(r"`(tests/[^`]+)`", GUARANTEES + HAZARDS + COPY + SECURITY)))
 
 
 @pytest.mark.parametrize("proof", [proof for proof in PROOFS if proof.endswith(".py") or "::" in proof])
@@ -81,3 +82,14 @@ def test_each_hazard_has_a_row_with_a_proof_or_a_reason() -> None:
     rows = re.findall(r"^\| H(\d+): .* \| (.*) \| (.*) \|$", HAZARDS, re.MULTILINE)
     assert [int(number) for number, _, _ in rows] == list(range(1, 27))
     assert [number for number, rule, proof in rows if "`tests/" not in proof and "does not concern" not in rule] == []
+
+
+def test_each_control_has_a_chapter_what_meets_it_and_a_test_or_a_dash() -> None:
+    rows = [line.strip("| ").split(" | ") for line in SECURITY.partition("## The controls")[2].splitlines() if line.startswith("| ")]
+    controls = [row for row in rows if row[0] != "control"]
+    assert len(controls) > 30
+    for row in controls:
+        assert len(row) == 5, row
+        assert re.fullmatch(r"V\d+(, V\d+)*", row[2]), row
+        assert row[3], row
+        assert row[4] in ("-", "not applicable") or "`tests/" in row[4], row

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib")
+HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptography", "starlette", "uvicorn", "prometheus_client")
+ARROW = {"kvspool/arrow.py", "hub/authentication.py"}  # what nobody imports who doesn't use Arrow
 ABOVE = {"kvspool": {"shard", "hub", "tools", "tests"}, "shard": {"hub", "tools", "tests"}, "hub": {"tools", "tests"}}
 
 
@@ -65,7 +66,7 @@ def test_imports_are_absolute(package: str) -> None:
     assert [f"{source}:{line}" for source in sources(package) for line, _, level in imported(source) if level] == []
 
 
-def test_only_the_spark_package_knows_spark_and_only_it_and_the_arrow_module_need_arrow_to_be_imported() -> None:
+def test_only_the_spark_package_knows_spark_and_only_it_and_a_few_modules_need_arrow_to_be_imported() -> None:
     for package in ABOVE:
         for source in sources(package):
             name = str(source.relative_to(ROOT))
@@ -75,5 +76,11 @@ def test_only_the_spark_package_knows_spark_and_only_it_and_the_arrow_module_nee
             roots = {module.partition(".")[0] for module in top}
             if not name.startswith("hub/spark/"):
                 assert "pyspark" not in roots, name
-            if name != "kvspool/arrow.py":
+            if name not in ARROW:
                 assert "pyarrow" not in roots, name
+
+
+def test_the_commands_need_no_extra_before_they_use_one() -> None:
+    code = "import sys, hub.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert {name.partition(".")[0] for name in done.stdout.split()}.isdisjoint(HEAVY)

@@ -53,6 +53,14 @@ def test_allocate_reserves_the_disk(tmp_path: Path) -> None:
     os.close(fd)
 
 
+def test_free_space_is_that_of_the_file_system(tmp_path: Path) -> None:
+    found = Port().free_space(tmp_path)
+    assert 0 < found.f_bavail <= found.f_bfree <= found.f_blocks
+    assert found.f_frsize >= 512
+    with pytest.raises(FileNotFoundError):
+        Port().free_space(tmp_path / "none")
+
+
 def test_a_mapping_for_reading_can_not_be_written(file: Path) -> None:
     fd = os.open(file, os.O_RDWR)
     with Port().map(fd, 4096, writable=False) as reading, Port().map(fd, 4096, writable=True) as writing:

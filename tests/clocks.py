@@ -1,0 +1,28 @@
+"""A port whose clocks stand still until a test moves them."""
+
+from __future__ import annotations
+
+import time
+
+from kvspool.system import Port
+
+
+class StoppedClock(Port):
+    """The real system, but for its clocks and its sleep, which moves them."""
+
+    def __init__(self) -> None:
+        self.offset = 0.0
+        self._began = time.time_ns()
+
+    def pass_(self, seconds: float) -> None:
+        """Let time pass."""
+        self.offset += seconds
+
+    def now(self) -> int:
+        return self._began + int(self.offset * 1e9)
+
+    def monotonic(self) -> float:
+        return 1000.0 + self.offset
+
+    def sleep(self, seconds: float) -> None:
+        self.pass_(seconds)
