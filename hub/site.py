@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from importlib.resources import files
 
 import msgspec
@@ -272,10 +272,10 @@ class Guard:
         return None
 
 
-def _static(name: str, media_type: str) -> Callable[[Request], Response]:
+def _static(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
     content = files("hub").joinpath("static", name).read_bytes()
 
-    def answer(request: Request) -> Response:
+    async def answer(request: Request) -> Response:
         return Response(content, media_type=media_type)
 
     return answer

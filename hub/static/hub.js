@@ -14,11 +14,12 @@ const SVG = "http://www.w3.org/2000/svg";
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
-const LARGE = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
+const FOUR = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
 const COLLATOR = new Intl.Collator("en", { numeric: true });
 
 function count(number) {
-  if (number >= 1e6) return LARGE.format(number);
+  if (number >= 1e9) return `${FOUR.format(number / 1e9)} bn`;
+  if (number >= 1e6) return `${FOUR.format(number / 1e6)} M`;
   return number < 10 ? SMALL.format(number) : WHOLE.format(number);
 }
 
@@ -39,7 +40,7 @@ function duration(seconds) {
 }
 
 const seconds = (ns) => ns / 1e9;
-const ago = (ns, now) => (ns ? `${duration(seconds(now - ns))} ago` : "never");
+const ago = (ns, now) => (!ns ? "never" : seconds(now - ns) < 2 ? "now" : `${duration(seconds(now - ns))} ago`);
 const when = (ns) => new Date(ns / 1e6).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
 const clock = (ms) => new Date(ms).toLocaleTimeString([], { timeStyle: "medium" });
 const reasons = (counts) => Object.entries(counts).map(([reason, number]) => `${reason} ${count(number)}`).join(", ");
@@ -142,8 +143,9 @@ function unbroken(values) {
 
 function drawSpark(path, values) {
   const top = Math.max(1, ...values);
-  const points = values.map((value, index) => `${(100 - ((values.length - 1 - index) * 100) / (RECENT - 1)).toFixed(1)},${(19 - (18 * (value ?? 0)) / top).toFixed(1)}`);
-  set(path, "d", points.length ? `M${points.join("L")}` : "");
+  const x = (index) => (100 - ((values.length - 1 - index) * 100) / (RECENT - 1)).toFixed(1);
+  const y = (index) => (19 - (18 * values[index]) / top).toFixed(1);
+  set(path, "d", unbroken(values).map((run) => `M${run.map((index) => `${x(index)},${y(index)}`).join("L")}`).join(""));
 }
 
 // What is known.
@@ -194,7 +196,7 @@ function showFacts({ status, rates }) {
   fact("Records in", `${count(rates.records)}/s`, `${count(sum(clients.map((client) => client.records)))} since the start`);
   fact("Data in", perSecond(rates.bytes), `${size(sum(clients.map((client) => client.bytes)))} since the start`);
   fact("Clients", count(clients.length), `${count(connected)} connected, ${count(status.connections)} connections${cut && `; cut: ${cut}`}`);
-  fact("Behind", late.length ? count(sum(late.map(behind))) : "unknown", "records that clients still have to send");
+  fact("Behind", late.length || !clients.length ? count(sum(late.map(behind))) : "unknown", "records that clients still have to send");
   const missing = sum(clients.map(lost));
   fact("Lost", count(missing), `records in gaps; ${count(gaps)} new gaps since the start`, missing ? "warn" : "");
   showDisk(status);
@@ -206,7 +208,7 @@ function showDisk({ free_bytes: free, disk_bytes: all, least_free: least }) {
   const share = all ? (100 * (all - free)) / all : 0;
   set(disk.used, "width", share.toFixed(1));
   set(disk.mark, "x", Math.max(0, all ? 100 - (100 * least) / all : 0).toFixed(1));
-  fact("Disk", `${size(free)} free`, `of ${size(all)}; takes nothing in below ${size(least)}`, free < least ? "bad" : free < 2 * least ? "warn" : "");
+  fact("Disk", `${size(free)} free`, `of ${size(all)}; stops below ${size(least)}`, free < least ? "bad" : free < 2 * least ? "warn" : "");
 }
 
 function showCertificate({ certificate_expires: end, is_secure: isSecure, now }) {
@@ -252,7 +254,7 @@ class ClientRow {
     this.light = make("span", { class: "off" }, make("span", { class: "unseen" }));
     this.curve = make("path", { class: "curve" });
     this.cells = {};
-    const row = make("tr", { class: "client" }, make("th", { scope: "row" }, this.button, this.light));
+    const row = make("tr", { class: "client" }, make("th", { scope: "row" }, this.light, this.button));
     for (const [key, column] of Object.entries(COLUMNS)) {
       if (key === "client") continue;
       this.cells[key] = make(key === "seen" ? "time" : "span");
@@ -388,7 +390,7 @@ function showClients({ status, clients }) {
   }
   table.hidden = !status.clients.length;
   by("nobody").hidden = Boolean(status.clients.length);
-  by("filter").hidden = !status.clients.length;
+  by("filter").hidden = by("rates").hidden = !status.clients.length;
   say(by("command"), `kvspool ship LOG ${status.is_secure ? "grpc+tls" : "grpc"}://${reachable(status.address)}`);
   order(true);
 }

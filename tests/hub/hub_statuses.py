@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Any
@@ -59,49 +60,41 @@ class Told:
 
 
 class Busy:
-    """A hub whose clients send all the time, each at a rate of its own, with troubles here and there."""
+    """A hub whose clients send all the time, each at a rate of its own that goes up and down; some have troubles."""
 
     def __init__(self, clients: int) -> None:
-        self._clients = clients
-        self._started = time.time_ns() - 2 * DAY - 5000 * SECOND
-        self._now = time.time_ns()
+        self._sent = [0.0] * clients
+        self._then = time.time_ns()
+        self._started = self._then - 2 * DAY - 5000 * SECOND
 
     def __call__(self) -> HubStatus:
-        now = time.time_ns()
+        return self.at(time.time_ns())
+
+    def at(self, now: int) -> HubStatus:
+        """What it is at a time, which must not go back."""
+        elapsed, self._then = (now - self._then) / SECOND, now
+        for number, _ in enumerate(self._sent):
+            wave = 1 + 0.8 * math.sin(now / SECOND / (20 + number % 60))
+            self._sent[number] += 0 if number % 11 == 5 else elapsed * wave * (1 + (number * 7919) % 4000)
+        clients = [self._client(number, now) for number in range(len(self._sent))]
         readers = [ReaderStatus(name="spark-flights", lag=1523), ReaderStatus(name="archive", lag=0)]
-        clients = [self._client(number, now) for number in range(self._clients)]
-        cut = {"idle": 4, "handshake": 31} if self._clients > 3 else {}
-        return hub(clients, started=self._started, now=now, readers=readers, cut=cut)
+        return hub(clients, started=self._started, now=now, readers=readers, cut={"idle": 4, "handshake": 31} if len(clients) > 3 else {})
 
     def _client(self, number: int, now: int) -> ClientStatus:
-        name = AIRPORTS[number % len(AIRPORTS)] + (f"-gate-{number // len(AIRPORTS)}" if number >= len(AIRPORTS) else "")
-        rate = 1 + (number * 7919) % 4000 * (1 + now // SECOND % 7)
+        bits = 1 if len(self._sent) <= 3 else 3
         is_away = number % 11 == 5
-        seconds = 3600 if is_away else 3600 + (now - self._now) / SECOND
-        records = int(seconds * rate)
-        behind = 25 * number if number % 4 == 1 else 0
-        shards = [
-            shard(
-                index,
-                generation=1 + (number % 5 == 2),
-                next_sequence=records,
-                records=records // 2,
-                used=records * 60,
-                lost=120 * (number % 9 == 7),
-                last_timestamp=now - number * SECOND,
-                behind=-1 if is_away else behind,
-            )
-            for index in range(2 if self._clients <= 3 else 8)
-        ]
+        sent = int(self._sent[number])
+        every = dict(first_sequence=sent // 3, next_sequence=sent, records=sent - sent // 3, used=sent * 60)
+        every |= dict(generation=1 + (number % 5 == 2), lost=120 * (number % 9 == 7), behind=-1 if is_away else 25 * number * (number % 4 == 1))
         return client(
-            name,
-            bits=1 if self._clients <= 3 else 3,
-            shards=shards,
+            AIRPORTS[number % len(AIRPORTS)] + (f"-gate-{number // len(AIRPORTS)}" if number >= len(AIRPORTS) else ""),
+            bits=bits,
+            shards=[shard(index, **every, last_timestamp=now - number * SECOND) for index in range(1 << bits)],
             connections=0 if is_away else 1 + number % 2,
             last_seen=now - (7300 * SECOND if is_away else SECOND // 5),
-            records=records,
-            bytes=records * 118,
-            gaps=number % 9 == 7,
+            records=sent,
+            bytes=sent * 118,
+            gaps=int(number % 9 == 7),
             duplicates=number * 3,
             refused={"quota": 12} if number % 17 == 3 else {},
             quota_bytes=GIB if number % 3 == 0 else 0,
