@@ -1,0 +1,123 @@
+"""A hub's status as Prometheus reads it.
+
+Each client has series of its own, up to `MOST_CLIENTS`, the first by their ids; `kvspool_hub_clients_unlisted` counts the others. Shards
+have none: 8 for each of 200 clients would be too many. The text is that of version 0.0.4, which every scraper takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hub.status import ClientStatus, HubStatus
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_CLIENTS = 1000  # with series of their own
+MOST_READERS = 100  # with series of their own
+MOST_REASONS = 20  # of one kind, with series of their own
+NS = 1e9  # of a second
+
+NamedClient = tuple[str, ClientStatus]
+Figure = Callable[[ClientStatus], float]
+CLIENT_COUNTERS: tuple[tuple[str, str, Figure], ...] = (
+    ("records", "Records taken in from the client since the hub started.", lambda client: client.records),
+    ("bytes", "Bytes taken in from the client since the hub started.", lambda client: client.bytes),
+    ("gaps", "Gaps that the client declared since the hub started.", lambda client: client.gaps),
+    ("duplicate_records", "Records that were there already, acknowledged without a write.", lambda client: client.duplicates),
+)
+CLIENT_GAUGES: tuple[tuple[str, str, Figure], ...] = (
+    ("connections", "Connections that the client has now.", lambda client: client.connections),
+    ("shards", "Shards that the client has.", lambda client: len(client.shards)),
+    ("stored_records", "Records of the client that the hub holds now.", lambda client: client.stored),
+    ("stored_bytes", "Bytes that the client's shards take on disk.", lambda client: client.used),
+    ("lost_records", "Sequences of the client that lie in Gaps: lost before they reached the hub.", lambda client: client.lost),
+    ("last_seen_timestamp_seconds", "When the client last sent anything, in seconds since 1970.", lambda client: client.last_seen / NS),
+)
+
+
+def exposition(status: HubStatus) -> bytes:
+    """Return the metrics of a hub as text."""
+    registry = CollectorRegistry()
+    registry.register(HubCollector(status))
+    return generate_latest(registry)
+
+
+class HubCollector(Collector):
+    """The metrics of one status."""
+
+    def __init__(self, status: HubStatus) -> None:
+        """Take what the hub is at a moment."""
+        self._status = status
+        self._clients = sorted({client.client: client for client in status.clients}.items())[:MOST_CLIENTS]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        yield from self._hub()
+        yield from self._disk()
+        yield from self._client_metrics()
+        yield self._readers()
+
+    def _hub(self) -> Iterator[Metric]:
+        status = self._status
+        facts = {"version": status.version, "root": status.root, "level": status.level, "address": status.address}
+        yield InfoMetricFamily("kvspool_hub", "What hub this is.", facts)
+        yield _gauge("healthy", "1 if nothing keeps the hub from its work, 0 otherwise.", not status.troubles())
+        yield _gauge("secure", "1 if clients connect with TLS, 0 otherwise.", status.is_secure)
+        yield _gauge("start_time_seconds", "When the hub started, in seconds since 1970.", status.started / NS)
+        yield _gauge("connections", "Connections that are open now.", status.connections)
+        yield _gauge("clients", "Clients that the hub knows.", len(status.clients))
+        yield _gauge("clients_unlisted", "Clients without series of their own.", len(status.clients) - len(self._clients))
+        yield _by_reason("connections_cut", "Connections that the hub ended.", [((), status.cut)])
+        if status.certificate_expires:
+            expires = status.certificate_expires / NS
+            yield _gauge("certificate_expiry_timestamp_seconds", "When the certificate expires, in seconds since 1970.", expires)
+
+    def _disk(self) -> Iterator[Metric]:
+        yield _gauge("disk_free_bytes", "Free bytes of the disk that the hub stores on.", self._status.free_bytes)
+        yield _gauge("disk_size_bytes", "Size of the disk that the hub stores on.", self._status.disk_bytes)
+        yield _gauge("disk_least_free_bytes", "With less free than this the hub takes nothing in.", self._status.least_free)
+
+    def _client_metrics(self) -> Iterator[Metric]:
+        for name, text, figure in CLIENT_COUNTERS:
+            yield _of_clients(CounterMetricFamily, name, text, self._clients, figure)
+        for name, text, figure in CLIENT_GAUGES:
+            yield _of_clients(GaugeMetricFamily, name, text, self._clients, figure)
+        known = [(name, client) for name, client in self._clients if client.behind >= 0]
+        text = "Records that the client says it has and the hub hasn't; none where that isn't known."
+        yield _of_clients(GaugeMetricFamily, "behind_records", text, known, lambda client: client.behind)
+        limited = [(name, client) for name, client in self._clients if client.quota_bytes]
+        text = "Bytes that the client may store; none where there is no limit."
+        yield _of_clients(GaugeMetricFamily, "quota_bytes", text, limited, lambda client: client.quota_bytes)
+        refused = [((name,), client.refused) for name, client in self._clients]
+        yield _by_reason("client_batches_refused", "Batches that were not taken in.", refused, "client")
+
+    def _readers(self) -> Metric:
+        lag = GaugeMetricFamily("kvspool_hub_reader_lag_records", "Records that a durable reader hasn't committed yet.", labels=["reader"])
+        for name, reader in sorted({reader.name: reader for reader in self._status.readers}.items())[:MOST_READERS]:
+            lag.add_metric([name], reader.lag)
+        return lag
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"kvspool_hub_{name}", text, value=float(value))
+
+
+def _of_clients(
+    family: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, clients: Iterable[NamedClient], figure: Figure
+) -> Metric:
+    metric = family(f"kvspool_hub_client_{name}", text, labels=["client"])
+    for client, status in clients:
+        metric.add_metric([client], figure(status))
+    return metric
+
+
+def _by_reason(name: str, text: str, counts: Iterable[tuple[tuple[str, ...], dict[str, int]]], *labels: str) -> Metric:
+    """Return a counter of what happened for different reasons, each with the same other labels in front."""
+    family = CounterMetricFamily(f"kvspool_hub_{name}", text, labels=[*labels, "reason"])
+    for values, reasons in counts:
+        for reason, count in sorted(reasons.items())[:MOST_REASONS]:
+            family.add_metric([*values, reason], count)
+    return family

@@ -1,0 +1,309 @@
+"""What the hub's page answers to a browser, to Prometheus and to who asks for its health. `hub.page` runs it.
+
+    /                       the page, with /hub.css and /hub.js
+    /api/status             status, rates and history as JSON
+    /api/history?client=ID  the history of one client
+    /events                 status and rates once a second, as server-sent events
+    /metrics                for Prometheus
+    /healthz                200, or 503 with the reason
+
+**What is shown is a sample.** The hub is asked once a second, however many look; every answer is made from what it said last.
+
+**Who may ask.** There is no login: whoever reaches the listener may look, and nobody may change anything. A web page from elsewhere that
+is open in the browser of somebody who reaches it may not: a Host that isn't ours is refused (DNS rebinding), and so is a fetch that the
+browser says is another site's. Only GET is answered. Scripts and styles come from here alone, and what clients sent becomes text only.
+
+All of it runs in one thread, that of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from importlib.resources import files
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hub import metrics
+from hub.history import Histories, Rates, Rows
+from hub.status import HubStatus
+
+MOST_LISTENERS = 32  # event streams at once
+STALE = 10.0  # seconds after which what the hub said last says nothing any more
+HEARTBEAT = 5.0  # seconds after which a stream says again what it said
+RETRY = 1000  # milliseconds after which a browser asks again for a stream that broke off
+
+STATIC = {"/": ("hub.html", "text/html"), "/hub.css": ("hub.css", "text/css"), "/hub.js": ("hub.js", "text/javascript")}
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src data:",  # the icon
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+    "Connection": "close",  # a connection is for one answer, so that none is held open for nothing
+}
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What the hub said when it was asked, or why it said nothing."""
+
+    at: float  # seconds of the monotonic clock
+    status: HubStatus | None = None
+    encoded: bytes = b""  # the status as JSON
+    failure: str = ""  # why there is no status
+
+
+class News(msgspec.Struct, frozen=True):
+    """What a browser gets each second."""
+
+    status: msgspec.Raw  # null before the hub first said anything
+    failure: str  # why the status is not the newest; empty if it is
+    troubles: list[str]
+    rates: Rates
+    clients: dict[str, Rates]
+
+
+class HistoryRows(msgspec.Struct, frozen=True):
+    """A history as rows."""
+
+    seconds: Rows
+    minutes: Rows
+
+
+class Report(News, frozen=True):
+    """What `/api/status` says: the news, and what was before."""
+
+    history: HistoryRows
+    recent: dict[str, list[float]]  # records a second of the last minute, of each client
+
+
+class Site:
+    """The answers; `app` is the ASGI application."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """Take the names, without ports, under which browsers reach the page, besides those of the loopback."""
+        self._sample = Sample(-math.inf, failure="the hub was not asked yet")
+        self._said = self._sample  # the last one with a status
+        self._histories = Histories()
+        self._event = b""
+        self._listeners: set[asyncio.Event] = set()  # each is set when there is something to send, or to end
+        self._is_closed = False
+        self.app: ASGIApp = Guard(Starlette(routes=self._routes()), names)
+
+    def _routes(self) -> list[Route]:
+        static = [Route(path, _static(name, media_type)) for path, (name, media_type) in STATIC.items()]
+        return [
+            *static,
+            Route("/api/status", self._status),
+            Route("/api/history", self._history),
+            Route("/events", self._events),
+            Route("/metrics", self._metrics),
+            Route("/healthz", self._healthz),
+        ]
+
+    @property
+    def listeners(self) -> int:
+        """Event streams that are open now."""
+        return len(self._listeners)
+
+    def take(self, sample: Sample) -> None:
+        """Show a sample from now on, and tell it to all who listen."""
+        self._sample = sample
+        if sample.status is not None:
+            self._said = sample
+            self._histories.add(sample.at, sample.status)
+        self._encode()
+        self._wake()
+
+    def close(self) -> None:
+        """End all event streams."""
+        self._is_closed = True
+        self._wake()
+
+    def _encode(self) -> None:
+        self._event = b"data: " + msgspec.json.encode(self._news()) + b"\n\n"
+
+    def _wake(self) -> None:
+        for listener in self._listeners:
+            listener.set()
+
+    def _news(self) -> News:
+        return News(
+            msgspec.Raw(self._said.encoded or b"null"),
+            self._silence(),
+            self._said.status.troubles() if self._said.status else [],
+            self._histories.hub_rates,
+            self._histories.client_rates,
+        )
+
+    # Answers.
+
+    async def _status(self, request: Request) -> Response:
+        news = msgspec.structs.asdict(self._news())
+        history = self._histories.hub
+        rows = HistoryRows(history.seconds.rows(), history.minutes.rows())
+        return _json(Report(**news, history=rows, recent=self._histories.recent()))
+
+    async def _history(self, request: Request) -> Response:
+        history = self._histories.client(request.query_params.get("client", ""))
+        if history is None:
+            return _sentence(404, "there is no history of a client of this name")
+        return _json(HistoryRows(history.seconds.rows(), history.minutes.rows()))
+
+    async def _events(self, request: Request) -> Response:
+        if len(self._listeners) >= MOST_LISTENERS:
+            return _sentence(503, f"{MOST_LISTENERS} pages are open already; close one")
+        return EventStream(self)
+
+    async def _metrics(self, request: Request) -> Response:
+        if reason := self._silence():
+            return _sentence(503, reason)
+        assert self._said.status is not None
+        return Response(metrics.exposition(self._said.status), media_type=metrics.CONTENT_TYPE)
+
+    async def _healthz(self, request: Request) -> Response:
+        troubles = self._said.status.troubles() if self._said.status else []
+        reason = self._silence() or "; ".join(troubles)
+        return _sentence(503, reason) if reason else _sentence(200, "ok")
+
+    def _silence(self) -> str:
+        """Return why the last status doesn't count; nothing if it does."""
+        if self._sample.failure:
+            return self._sample.failure
+        age = time.monotonic() - self._sample.at
+        return f"the hub has not said for {age:.0f} s how it is" if age > STALE else ""
+
+    async def stream(self, receive: Receive, send: Send) -> None:
+        """Send each sample as an event, the present one first, until the browser goes or the site is closed."""
+        news = asyncio.Event()
+        self._listeners.add(news)
+        going = asyncio.create_task(_wait_until_gone(receive, news))
+        try:
+            await _send(send, b"retry: %d\n\n" % RETRY)
+            while not going.done() and not self._is_closed:
+                await _send(send, self._event)
+                await self._wait(news)
+            await send({"type": "http.response.body"})
+        finally:
+            self._listeners.discard(news)
+            going.cancel()
+
+
+    async def _wait(self, news: asyncio.Event) -> None:
+        """Wait for the next sample. A hub that says nothing for a while is told of too, so that the stream is never silent."""
+        try:
+            async with asyncio.timeout(HEARTBEAT):
+                await news.wait()
+        except TimeoutError:
+            self._encode()
+        news.clear()
+
+
+class EventStream(Response):
+    """The answer that goes on: server-sent events."""
+
+    def __init__(self, site: Site) -> None:
+        """Take the site whose samples are sent."""
+        super().__init__(media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._site = site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the head, then events."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._site.stream(receive, send)
+
+
+class Guard:
+    """Stands before an application: refuses what only a stranger asks for, and puts the same headers on every answer."""
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+        """Take the application, and the names that it is known by besides those of the loopback."""
+        self._app = app
+        self._names = {*LOOPBACK, *(_host_name(name) for name in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; nothing but HTTP is spoken here."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"the page speaks HTTP only, not {scope['type']}")
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await (self._refusal(scope) or self._app)(scope, receive, send_guarded)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or _without_port(hosts[0]) not in self._names:
+            return _sentence(421, "this page is not known by that name; `kvspool hub serve --help` says how to add one")
+        if scope["method"] != "GET":
+            return _sentence(405, "there is nothing here but to GET", {"Allow": "GET"})
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and scope["path"] != "/":
+            return _sentence(403, "this is for the hub's own page")
+        return None
+
+
+def _static(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    content = files("hub").joinpath("static", name).read_bytes()
+
+    async def answer(request: Request) -> Response:
+        return Response(content, media_type=media_type)
+
+    return answer
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _sentence(code: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
+    return PlainTextResponse(f"{sentence}\n", code, headers)
+
+
+def _host_name(name: str) -> str:
+    """Return a name as browsers send it: in lower case, an IPv6 address in brackets."""
+    return f"[{name}]".lower() if ":" in name and not name.startswith("[") else name.lower()
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdecimal() else host).lower()
+
+
+async def _wait_until_gone(receive: Receive, news: asyncio.Event) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    news.set()
+
+
+async def _send(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -1,0 +1,558 @@
+// The page of a hub: draws what /events says each second. What comes from clients only ever becomes text, never markup.
+"use strict";
+
+const RANGES = { seconds: { rows: 600, name: "10 min", keep: 600 }, minutes: { rows: 1440, name: "24 h", keep: 1440 } };
+const RECENT = 60; // seconds of a client's small curve
+const RELOAD = 60; // events after which the history is fetched again: the minutes come that way
+const SILENCE = 15000; // ms without an event after which the connection counts as lost
+const AGAIN = 1000; // ms until the next try
+const DAY = 86400;
+const SOON = 14 * DAY; // seconds before its end from which on a certificate is shown as ending
+const SVG = "http://www.w3.org/2000/svg";
+
+// Figures as people read them.
+
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
+const FOUR = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+const COLLATOR = new Intl.Collator("en", { numeric: true });
+
+function count(number) {
+  if (number >= 1e9) return `${FOUR.format(number / 1e9)} bn`;
+  if (number >= 1e6) return `${FOUR.format(number / 1e6)} M`;
+  return number < 10 ? SMALL.format(number) : WHOLE.format(number);
+}
+
+function size(bytes) {
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (bytes < 1024) return unit === "B" ? `${WHOLE.format(bytes)} B` : `${bytes.toFixed(1)} ${unit}`;
+    bytes /= 1024;
+  }
+  return `${bytes.toFixed(1)} TiB`;
+}
+
+const perSecond = (bytes) => `${size(bytes)}/s`;
+
+function duration(seconds) {
+  if (seconds < 90) return `${Math.max(0, Math.floor(seconds))} s`;
+  if (seconds < 5400) return `${Math.floor(seconds / 60)} min`;
+  return seconds < 2 * DAY ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / DAY)} days`;
+}
+
+const seconds = (ns) => ns / 1e9;
+const ago = (ns, now) => (!ns ? "never" : seconds(now - ns) < 2 ? "now" : `${duration(seconds(now - ns))} ago`);
+const when = (ns) => new Date(ns / 1e6).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+const clock = (ms) => new Date(ms).toLocaleTimeString([], { timeStyle: "medium" });
+const reasons = (counts) => Object.entries(counts).map(([reason, number]) => `${reason} ${count(number)}`).join(", ");
+const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
+
+// Elements.
+
+function make(tag, attributes = {}, ...children) {
+  const element = tag === "svg" || tag === "path" || tag === "line" || tag === "rect" ? document.createElementNS(SVG, tag) : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function set(element, name, value) {
+  if (element.getAttribute(name) !== value) element.setAttribute(name, value);
+}
+
+function time(element, ns, now) {
+  say(element, ago(ns, now));
+  set(element, "title", ns ? when(ns) : "");
+}
+
+const by = (id) => document.getElementById(id);
+
+// Charts.
+
+class Chart {
+  constructor(title, show) {
+    this.title = title;
+    this.show = show;
+    this.value = make("output");
+    this.top = make("span");
+    this.from = make("span");
+    this.area = make("path", { class: "area" });
+    this.curve = make("path", { class: "curve" });
+    this.cross = make("line", { class: "cross", y1: 0, y2: 100, visibility: "hidden" });
+    const lines = [0, 50, 100].map((y) => make("line", { class: "grid", x1: 0, x2: 1000, y1: y, y2: y }));
+    this.svg = make("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img" });
+    this.svg.append(...lines, this.area, this.curve, this.cross);
+    const caption = make("figcaption", {}, make("span", {}, title), this.value);
+    const axis = make("div", { class: "axis" }, this.from, make("span", {}, "now"));
+    this.figure = make("figure", { class: "chart" }, caption, make("div", { class: "axis" }, this.top), this.svg, axis);
+    this.pointed = null;
+    this.svg.addEventListener("pointermove", (event) => this.point(event));
+    this.svg.addEventListener("pointerleave", () => this.point(null));
+  }
+
+  draw(values, range, step) {
+    Object.assign(this, { values, step, most: RANGES[range].rows });
+    const highest = Math.max(0, ...values.filter((value) => value !== null));
+    const top = this.show === perSecond ? round(highest, 1024) : round(highest, 1000);
+    const x = (index) => 1000 - ((values.length - 1 - index) * 1000) / (this.most - 1);
+    const parts = unbroken(values).map((part) => part.map((index) => `${x(index).toFixed(1)},${(100 - (100 * values[index]) / top).toFixed(2)}`));
+    set(this.curve, "d", parts.map((part) => `M${part.join("L")}${part.length === 1 ? "h1" : ""}`).join(""));
+    set(this.area, "d", parts.map((part) => `M${part[0].split(",")[0]},100L${part.join("L")}V100Z`).join(""));
+    say(this.top, this.show(top));
+    say(this.from, `${RANGES[range].name} ago`);
+    this.tell();
+    set(this.svg, "aria-label", `${this.title}, last ${RANGES[range].name}: now ${this.show(values.at(-1) ?? 0)}, highest ${this.show(highest)}`);
+  }
+
+  point(event) {
+    this.pointed = event && event.offsetX / this.svg.clientWidth;
+    this.tell();
+  }
+
+  tell() {
+    if (!this.values) return;
+    const back = this.pointed === null ? 0 : Math.round((1 - this.pointed) * (this.most - 1));
+    const value = this.values.at(-1 - back) ?? null;
+    const text = value === null ? "–" : this.show(value);
+    set(this.cross, "visibility", this.pointed === null ? "hidden" : "visible");
+    if (this.pointed !== null) ["x1", "x2"].forEach((name) => set(this.cross, name, (1000 * this.pointed).toFixed(1)));
+    say(this.value, this.pointed === null ? text : `${clock(seconds(view.now) * 1000 - back * this.step * 1000)}: ${text}`);
+  }
+}
+
+// The least of 1, 2, 5, 10, 20, ... times a power of the base that is not below a number.
+function round(number, base) {
+  const unit = base ** Math.max(0, Math.floor(Math.log(Math.max(1, number)) / Math.log(base)));
+  for (const digit of [1, 2, 5, 10, 20, 50, 100, 200, 500]) if (number <= digit * unit) return digit * unit;
+  return base * unit;
+}
+
+// The runs of indices whose values are known.
+function unbroken(values) {
+  const runs = [];
+  values.forEach((value, index) => {
+    if (value === null) return;
+    if (index === 0 || values[index - 1] === null) runs.push([]);
+    runs.at(-1).push(index);
+  });
+  return runs;
+}
+
+function drawSpark(path, values) {
+  const top = Math.max(1, ...values);
+  const x = (index) => (100 - ((values.length - 1 - index) * 100) / (RECENT - 1)).toFixed(1);
+  const y = (index) => (19 - (18 * values[index]) / top).toFixed(1);
+  set(path, "d", unbroken(values).map((run) => `M${run.map((index) => `${x(index)},${y(index)}`).join("L")}`).join(""));
+}
+
+// What is known.
+
+const view = {
+  now: 0, // the hub's clock, ns
+  news: null,
+  history: null,
+  recent: new Map(), // client: its records/s of the last minute
+  events: 0,
+  range: "seconds",
+  filter: "",
+  sort: { column: "client", down: false },
+  rows: new Map(),
+};
+
+function remember(history, rates) {
+  const rows = history.seconds;
+  for (const name of ["records", "bytes", "connections"]) {
+    rows[name].push(rates[name]);
+    if (rows[name].length > RANGES.seconds.keep) rows[name].shift();
+  }
+}
+
+// The facts.
+
+const FACTS = ["Records in", "Data in", "Clients", "Behind", "Lost", "Disk", "Certificate", "Up"];
+const facts = {};
+for (const name of FACTS) {
+  facts[name] = { value: make("dd"), more: make("dd", { class: "more" }) };
+  by("facts").append(make("div", {}, make("dt", {}, name), facts[name].value, facts[name].more));
+}
+const disk = { used: make("rect", { class: "used", height: 10 }), mark: make("rect", { class: "mark", width: 1, height: 10 }) };
+facts.Disk.value.after(make("dd", {}, make("svg", { class: "disk", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, disk.used, disk.mark)));
+
+function fact(name, value, more = "", mood = "") {
+  say(facts[name].value, value);
+  say(facts[name].more, more);
+  set(facts[name].value, "class", mood);
+}
+
+function showFacts({ status, rates }) {
+  const clients = status.clients;
+  const connected = clients.filter((client) => client.connections).length;
+  const late = clients.filter((client) => behind(client) >= 0);
+  const gaps = sum(clients.map((client) => client.gaps));
+  const cut = reasons(status.cut);
+  fact("Records in", `${count(rates.records)}/s`, `${count(sum(clients.map((client) => client.records)))} since the start`);
+  fact("Data in", perSecond(rates.bytes), `${size(sum(clients.map((client) => client.bytes)))} since the start`);
+  fact("Clients", count(clients.length), `${count(connected)} connected, ${count(status.connections)} connections${cut && `; cut: ${cut}`}`);
+  fact("Behind", late.length || !clients.length ? count(sum(late.map(behind))) : "unknown", "records that clients still have to send");
+  const missing = sum(clients.map(lost));
+  fact("Lost", count(missing), `records in gaps; ${count(gaps)} new gaps since the start`, missing ? "warn" : "");
+  showDisk(status);
+  showCertificate(status);
+  fact("Up", duration(seconds(status.now - status.started)), `since ${when(status.started)}`);
+}
+
+function showDisk({ free_bytes: free, disk_bytes: all, least_free: least }) {
+  const share = all ? (100 * (all - free)) / all : 0;
+  set(disk.used, "width", share.toFixed(1));
+  set(disk.mark, "x", Math.max(0, all ? 100 - (100 * least) / all : 0).toFixed(1));
+  fact("Disk", `${size(free)} free`, `of ${size(all)}; stops below ${size(least)}`, free < least ? "bad" : free < 2 * least ? "warn" : "");
+}
+
+function showCertificate({ certificate_expires: end, is_secure: isSecure, now }) {
+  if (!end) return fact("Certificate", isSecure ? "unknown" : "no TLS", isSecure ? "" : "clients connect in plain text");
+  const left = seconds(end - now);
+  const mood = left <= 0 ? "bad" : left < SOON ? "warn" : "";
+  fact("Certificate", left <= 0 ? "expired" : `${duration(left)} left`, `${left <= 0 ? "expired" : "expires"} ${when(end)}`, mood);
+}
+
+const lost = (client) => sum(client.shards.map((shard) => shard.lost));
+const used = (client) => sum(client.shards.map((shard) => shard.used));
+const stored = (client) => sum(client.shards.map((shard) => shard.records));
+const refused = (client) => sum(Object.values(client.refused));
+
+function behind(client) {
+  const known = client.shards.map((shard) => shard.behind).filter((number) => number >= 0);
+  return known.length ? sum(known) : -1;
+}
+
+const orUnknown = (number) => (number < 0 ? "?" : count(number));
+
+// The clients.
+
+const NOTHING = { records: 0, bytes: 0, connections: 0 };
+const COLUMNS = {
+  client: { title: "Client", value: (client) => client.client },
+  records: { title: "Records/s", value: (client, rates) => rates.records, show: count },
+  bytes: { title: "Data/s", value: (client, rates) => rates.bytes, show: perSecond, wide: true },
+  stored: { title: "Stored", value: stored, show: count, wide: true },
+  used: { title: "On disk", value: used, show: size, wide: true },
+  behind: { title: "Behind", value: behind, show: orUnknown },
+  lost: { title: "Lost", value: lost, show: count, mood: (number) => number && "warn" },
+  refused: { title: "Refused", value: refused, show: count, mood: (number) => number && "warn", wide: true },
+  seen: { title: "Last seen", value: (client) => client.last_seen },
+};
+const classes = (column) => `${column.title === "Client" ? "" : "number"}${column.wide ? " wide" : ""}`;
+
+class ClientRow {
+  constructor(name) {
+    const id = `details-${ClientRow.made++}`;
+    this.name = name;
+    this.button = make("button", { type: "button", "aria-expanded": "false", "aria-controls": id }, name);
+    this.light = make("span", { class: "off" }, make("span", { class: "unseen" }));
+    this.curve = make("path", { class: "curve" });
+    this.cells = {};
+    const row = make("tr", { class: "client" }, make("th", { scope: "row" }, this.light, this.button));
+    for (const [key, column] of Object.entries(COLUMNS)) {
+      if (key === "client") continue;
+      this.cells[key] = make(key === "seen" ? "time" : "span");
+      row.append(make("td", { class: classes(column) }, this.cells[key]));
+    }
+    this.cells.records.before(make("svg", { class: "spark", viewBox: "0 0 100 20", preserveAspectRatio: "none", "aria-hidden": "true" }, this.curve));
+    this.inside = make("td", { colspan: Object.keys(COLUMNS).length });
+    this.below = make("tr", { class: "details", id, hidden: "" }, this.inside);
+    this.body = make("tbody", {}, row, this.below);
+    this.details = null;
+    this.button.addEventListener("click", () => this.toggle());
+  }
+
+  show(client, rates, now) {
+    Object.assign(this, { client, rates });
+    for (const [key, cell] of Object.entries(this.cells)) {
+      const column = COLUMNS[key];
+      const value = column.value(client, rates);
+      if (key === "seen") time(cell, value, now);
+      else say(cell, column.show(value));
+      if (column.mood) set(cell, "class", column.mood(value) || "");
+    }
+    set(this.light, "class", client.connections ? "on" : "off");
+    say(this.light.firstChild, client.connections ? "connected" : "not connected");
+    drawSpark(this.curve, view.recent.get(this.name) || []);
+    if (this.details) this.details.show(client, rates, now);
+  }
+
+  toggle() {
+    const isOpen = this.button.getAttribute("aria-expanded") === "true";
+    set(this.button, "aria-expanded", String(!isOpen));
+    this.below.hidden = isOpen;
+    this.details = isOpen ? null : new Details(this.name);
+    this.inside.replaceChildren(...(isOpen ? [] : this.details.elements));
+    if (!isOpen) this.details.show(this.client, this.rates, view.now);
+  }
+}
+ClientRow.made = 0;
+
+// What unfolds below a client: more figures, its charts, its shards.
+class Details {
+  constructor(name) {
+    this.name = name;
+    this.history = null;
+    this.list = make("dl");
+    this.figures = {};
+    this.charts = { records: new Chart("Records/s", count), bytes: new Chart("Data/s", perSecond) };
+    this.shards = make("tbody");
+    const head = make("tr", {}, ...SHARD.map(([title]) => make("th", { scope: "col", class: "number" }, title)));
+    const table = make("table", { "aria-label": `Shards of ${name}` }, make("thead", {}, head), this.shards);
+    const charts = make("div", { class: "charts" }, ...Object.values(this.charts).map((chart) => chart.figure));
+    const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Shards of ${name}` }, table);
+    this.elements = [this.list, charts, make("h3", {}, "Shards"), scroll];
+    this.load();
+  }
+
+  async load() {
+    this.history = await fetchJson(`api/history?client=${encodeURIComponent(this.name)}`);
+    this.draw();
+  }
+
+  show(client, rates, now) {
+    const quota = client.quota_bytes ? ` of ${size(client.quota_bytes)}` : "";
+    this.figure("Connections", count(client.connections));
+    this.figure("Last seen", client.last_seen ? `${ago(client.last_seen, now)}, ${when(client.last_seen)}` : "not since the hub started");
+    this.figure("Taken in since the start", `${count(client.records)} records, ${size(client.bytes)}`);
+    this.figure("Stored", `${count(stored(client))} records in ${count(client.shards.length)} shards`);
+    this.figure("On disk", size(used(client)) + quota);
+    this.figure("Sent again", `${count(client.duplicates)} records`);
+    this.figure("Gaps since the start", count(client.gaps));
+    this.figure("Refused batches", reasons(client.refused) || "none");
+    while (this.shards.rows.length > client.shards.length) this.shards.lastChild.remove();
+    client.shards.forEach((shard, index) => this.showShard(index, shard, now));
+    this.draw();
+  }
+
+  figure(name, value) {
+    if (!this.figures[name]) {
+      this.figures[name] = make("dd");
+      this.list.append(make("div", {}, make("dt", {}, name), this.figures[name]));
+    }
+    say(this.figures[name], value);
+  }
+
+  showShard(index, shard, now) {
+    const row = this.shards.rows[index] || this.shards.appendChild(make("tr", {}, ...SHARD.map(() => make("td", { class: "number" }))));
+    SHARD.forEach(([, text], column) => say(row.cells[column], text(shard, now)));
+  }
+
+  draw() {
+    if (!this.history) return;
+    const rows = this.history[view.range];
+    for (const [name, chart] of Object.entries(this.charts)) chart.draw(rows[name], view.range, rows.step);
+  }
+}
+
+const SHARD = [
+  ["Shard", (shard) => String(shard.index)],
+  ["Generation", (shard) => String(shard.generation)],
+  ["First", (shard) => WHOLE.format(shard.first_sequence)],
+  ["Next", (shard) => WHOLE.format(shard.next_sequence)],
+  ["Records", (shard) => WHOLE.format(shard.records)],
+  ["On disk", (shard) => size(shard.used)],
+  ["Lost", (shard) => WHOLE.format(shard.lost)],
+  ["Behind", (shard) => orUnknown(shard.behind)],
+  ["Last record", (shard, now) => (shard.last_timestamp ? `${ago(shard.last_timestamp, now)}, ${when(shard.last_timestamp)}` : "none")],
+];
+
+const table = by("table");
+for (const [key, column] of Object.entries(COLUMNS)) {
+  const button = make("button", { type: "button" }, column.title);
+  button.addEventListener("click", () => sortBy(key));
+  table.tHead.rows[0].append(make("th", { scope: "col", class: classes(column), "data-column": key }, button));
+}
+
+function sortBy(key) {
+  const startsDown = key !== "client";
+  view.sort = { column: key, down: view.sort.column === key ? !view.sort.down : startsDown };
+  order();
+}
+
+function showClients({ status, clients }) {
+  const rates = new Map(Object.entries(clients));
+  const gone = new Set(view.rows.keys());
+  for (const client of status.clients) {
+    gone.delete(client.client);
+    if (!view.rows.has(client.client)) view.rows.set(client.client, new ClientRow(client.client));
+    view.rows.get(client.client).show(client, rates.get(client.client) || NOTHING, status.now);
+  }
+  for (const name of gone) {
+    view.rows.get(name).body.remove();
+    view.rows.delete(name);
+  }
+  table.hidden = !status.clients.length;
+  by("nobody").hidden = Boolean(status.clients.length);
+  by("filter").hidden = by("rates").hidden = !status.clients.length;
+  say(by("command"), `kvspool ship LOG ${status.is_secure ? "grpc+tls" : "grpc"}://${reachable(status.address)}`);
+  order(true);
+}
+
+// The address for clients: a hub that listens everywhere has the name under which this page was found.
+function reachable(address) {
+  return address.replace(/^(0\.0\.0\.0|\[::\]|)(?=:\d+$)/, location.hostname);
+}
+
+// Put the rows in order. While somebody points at one, or has the focus there, they stay where they are.
+function order(isUpdate = false) {
+  const { column, down } = view.sort;
+  for (const th of table.tHead.rows[0].cells) {
+    set(th, "aria-sort", th.dataset.column !== column ? "none" : down ? "descending" : "ascending");
+  }
+  const isHeld = isUpdate && table.querySelector("tbody:hover, tbody:focus-within");
+  const rows = [...view.rows.values()];
+  if (!isHeld) rows.sort((one, other) => compare(one, other, column) * (down ? -1 : 1) || COLLATOR.compare(one.name, other.name));
+  let place = table.tHead;
+  for (const row of rows) {
+    if (isHeld ? !row.body.isConnected : place.nextElementSibling !== row.body) isHeld ? table.append(row.body) : place.after(row.body);
+    place = row.body;
+  }
+  filter();
+}
+
+function compare(one, other, column) {
+  const { value } = COLUMNS[column];
+  const [a, b] = [one, other].map((row) => value(row.client, row.rates));
+  return typeof a === "string" ? COLLATOR.compare(a, b) : a - b;
+}
+
+function filter() {
+  let shown = 0;
+  for (const row of view.rows.values()) {
+    row.body.hidden = !row.name.toLowerCase().includes(view.filter);
+    shown += !row.body.hidden;
+  }
+  const all = view.rows.size;
+  say(by("shown"), !view.filter ? "" : shown ? `${shown} of ${all} shown` : `none of ${all} has “${view.filter}” in its name`);
+}
+
+// Everything else.
+
+function showReaders({ readers }) {
+  by("readers").hidden = !readers.length;
+  const body = by("readers").querySelector("tbody");
+  while (body.rows.length > readers.length) body.lastChild.remove();
+  readers.forEach((reader, index) => {
+    const row = body.rows[index] || body.appendChild(make("tr", {}, make("td"), make("td", { class: "number" })));
+    say(row.cells[0], reader.name);
+    say(row.cells[1], count(reader.lag));
+  });
+}
+
+function showTroubles(troubles) {
+  const list = by("troubles");
+  if (list.textContent === troubles.join("")) return;
+  list.replaceChildren(...troubles.map((trouble) => make("li", {}, trouble)));
+  list.hidden = !troubles.length;
+}
+
+const charts = { records: new Chart("Records/s", count), bytes: new Chart("Data/s", perSecond), connections: new Chart("Connections", count) };
+by("charts").append(...Object.values(charts).map((chart) => chart.figure));
+
+function showCharts() {
+  if (!view.history) return;
+  const rows = view.history[view.range];
+  for (const [name, chart] of Object.entries(charts)) chart.draw(rows[name], view.range, rows.step);
+}
+
+function show() {
+  const news = view.news;
+  if (!news || document.hidden) return;
+  showTroubles(news.failure ? [news.failure, ...news.troubles] : news.troubles);
+  if (!news.status) return;
+  const status = news.status;
+  view.now = status.now;
+  say(by("root"), status.root);
+  const level = status.level === "disk" ? "on disk" : "stored";
+  say(by("about"), `kvspool ${status.version} at ${status.address}; acknowledges what is ${level}. As of ${when(status.now)}.`);
+  showFacts(news);
+  showCharts();
+  showClients(news);
+  showReaders(status);
+}
+
+// News.
+
+let source = null;
+let heard = 0;
+
+function state(name, text) {
+  const element = by("state");
+  set(element, "data-state", name);
+  say(element, text);
+}
+
+function listen() {
+  heard = Date.now();
+  source = new EventSource("events");
+  source.onopen = load;
+  source.onmessage = (event) => hear(JSON.parse(event.data));
+  source.onerror = lose;
+}
+
+function lose() {
+  if (!source) return;
+  source.close();
+  source = null;
+  state("lost", "lost, trying again");
+  setTimeout(listen, AGAIN);
+}
+
+function hear(news) {
+  heard = Date.now();
+  view.news = news;
+  if (!news.failure) keep(news);
+  state("live", "live");
+  if (++view.events % RELOAD === 0) load();
+  show();
+}
+
+function keep({ rates, clients }) {
+  if (view.history) remember(view.history, rates);
+  for (const [name, moment] of Object.entries(clients)) {
+    if (!view.recent.has(name)) view.recent.set(name, []);
+    const values = view.recent.get(name);
+    values.push(moment.records);
+    if (values.length > RECENT) values.shift();
+    const details = view.rows.get(name)?.details;
+    if (details?.history) remember(details.history, moment);
+  }
+}
+
+async function load() {
+  const report = await fetchJson("api/status");
+  if (!report) return;
+  view.history = report.history;
+  view.recent = new Map(Object.entries(report.recent)); // not an object: a client may be called __proto__
+  for (const row of view.rows.values()) if (row.details) row.details.load();
+  show();
+}
+
+// Return what an address answers; null if it doesn't, which the stream of events notices too.
+async function fetchJson(address) {
+  try {
+    const answer = await fetch(address);
+    return answer.ok ? await answer.json() : null;
+  } catch {
+    return null;
+  }
+}
+
+by("filter").addEventListener("input", (event) => {
+  view.filter = event.target.value.trim().toLowerCase();
+  filter();
+});
+by("range").addEventListener("change", (event) => {
+  view.range = event.target.value;
+  show();
+});
+document.addEventListener("visibilitychange", show);
+setInterval(() => source && Date.now() - heard > SILENCE && lose(), 1000);
+listen();
