@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool.errors import GapError, TooLarge
+from kvspool.iteration import OnGap
 from kvspool.record import Gap
 from kvspool.spool import format
-from kvspool.spool.cursor import Cursor, OnGap
+from kvspool.spool.cursor import Cursor
 
 BATCH = 32_768  # records of a batch: enough to make its fixed costs vanish, small enough for the caches
 WINDOW = 16 << 20  # bytes of keys, and of values, that a batch has room for
