@@ -23,8 +23,9 @@ import msgspec
 
 from kvspool import SpoolStats, system
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
+from kvspool.iteration import OnGap
 from kvspool.journal import JournalStats
-from kvspool.spool.cursor import Isolation, OnGap
+from kvspool.spool.cursor import Isolation
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.spool import TIMEOUT
 from kvspool.wakeups import ENTERED, Watcher

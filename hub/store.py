@@ -32,10 +32,9 @@ from hub.columns import Rows
 from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
 from hub.root import check_client
 from hub.wire import LAST
-from kvspool import system
+from kvspool import disk, system
 from kvspool.errors import Corruption, KvspoolError, LogExists, OutOfRange, Poisoned
 from kvspool.journal import Journal
-from kvspool.journal.appender import flush_directory
 from kvspool.spool.spool import TIMEOUT
 from shard import route
 from shard.errors import ShardError
@@ -185,7 +184,7 @@ class Shard:
             )
 
     def _store(self, generations: list[Generation]) -> None:
-        _replace(self.path / GENERATIONS, msgspec.json.encode(generations))
+        disk.replace(self.path / GENERATIONS, msgspec.json.encode(generations), 0o600)
         self.generations = generations
 
 
@@ -315,13 +314,9 @@ class Store:
 def _load(path: Path) -> list[Generation]:
     """Return the table of generations; empty if there is none. Raises Corruption."""
     try:
-        fd = system.port.open(path, os.O_RDONLY)
+        data = disk.read(path, _LARGEST_FILE)
     except FileNotFoundError:
         return []
-    try:
-        data = system.port.read(fd, _LARGEST_FILE, 0)
-    finally:
-        system.port.close(fd)
     try:
         found = msgspec.json.decode(data, type=list[Generation])
     except msgspec.DecodeError as error:
@@ -329,16 +324,3 @@ def _load(path: Path) -> list[Generation]:
     if not found or any(one.base > next.base for one, next in zip(found, found[1:], strict=False)):
         raise Corruption(f"{path} is no table of generations: the bases are out of order; bring it back from a copy of the shard")
     return found
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a small file, on disk, whole or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        system.port.write(fd, data, 0)
-        system.port.flush(fd)
-    finally:
-        system.port.close(fd)
-    system.port.rename(temporary, path)
-    flush_directory(path.parent)

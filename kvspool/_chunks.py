@@ -5,15 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvspool._frames import TWIN
+from kvspool._twins import choose
 
 if TYPE_CHECKING:
     from kvspool._chunks_py import Ends, copies, count
-else:
-    try:
-        if TWIN == "interpreted":
-            raise ImportError
-        from kvspool._chunks_c import Ends, copies, count
-    except ImportError:
-        from kvspool._chunks_py import Ends, copies, count
 
 __all__ = ["Ends", "copies", "count"]
+choose(globals(), __all__, TWIN)

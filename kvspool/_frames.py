@@ -1,12 +1,10 @@
-"""Choose the compiled twin of the frame loops, or the interpreted one.
-
-KVSPOOL_NO_EXTENSIONS=1 in the environment forces the interpreted one; so does a build without a C compiler.
-"""
+"""Choose the compiled twin of the frame loops, or the interpreted one; the other choosers follow."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
+
+from kvspool._twins import choose
 
 if TYPE_CHECKING:
     from kvspool._frames_py import (
@@ -24,45 +22,6 @@ if TYPE_CHECKING:
         measure,
     )
 
-    TWIN = "interpreted"
-else:
-    try:
-        if os.environ.get("KVSPOOL_NO_EXTENSIONS") == "1":
-            raise ImportError
-        from kvspool._frames_c import (
-            Batch,
-            Bell,
-            Burst,
-            FlushGroup,
-            FrameReader,
-            FrameSurvey,
-            FrameWriter,
-            Items,
-            Ring,
-            Single,
-            crc32c,
-            measure,
-        )
-
-        TWIN = "compiled"
-    except ImportError:
-        from kvspool._frames_py import (
-            Batch,
-            Bell,
-            Burst,
-            FlushGroup,
-            FrameReader,
-            FrameSurvey,
-            FrameWriter,
-            Items,
-            Ring,
-            Single,
-            crc32c,
-            measure,
-        )
-
-        TWIN = "interpreted"
-
 __all__ = [
     "TWIN",
     "Batch",
@@ -78,3 +37,4 @@ __all__ = [
     "crc32c",
     "measure",
 ]
+TWIN = choose(globals(), [name for name in __all__ if name != "TWIN"])

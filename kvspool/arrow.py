@@ -18,12 +18,13 @@ from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool.errors import GapError, OutOfRange, TooLarge
 from kvspool.exchange import plain
+from kvspool.iteration import OnGap
 from kvspool.journal.cursor import CHUNK, Take
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.journal.format import WHOLE, Batch, Format, Scan
 from kvspool.record import Codec, Gap, Record, check_codec
 from kvspool.spool import format
-from kvspool.spool.cursor import Cursor, OnGap
+from kvspool.spool.cursor import Cursor
 from kvspool.spool.keys import KeyTable
 
 BATCH = 32_768  # records of a batch: enough to make its fixed costs vanish, small enough for the caches

@@ -20,8 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from kvspool.errors import NotImportable
+from kvspool.iteration import OnGap
 from kvspool.record import Codec, Gap, Record
-from kvspool.spool.cursor import OnGap
 from kvspool.spool.search import Start
 from kvspool.spool.spool import Row, Spool
 

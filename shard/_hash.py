@@ -5,15 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvspool._frames import TWIN
+from kvspool._twins import choose
 
 if TYPE_CHECKING:
     from shard._hash_py import group, hash16, hash_column
-else:
-    try:
-        if TWIN == "interpreted":
-            raise ImportError
-        from shard._hash_c import group, hash16, hash_column
-    except ImportError:
-        from shard._hash_py import group, hash16, hash_column
 
 __all__ = ["group", "hash16", "hash_column"]
+choose(globals(), __all__, TWIN)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from kvspool import GapError, system
+from kvspool.iteration import OnGap, check
 from kvspool.record import Gap
-from kvspool.spool.cursor import OnGap
 from kvspool.wakeups import BLIND_POLL, POLL, Watcher
 
 if TYPE_CHECKING:
@@ -58,10 +58,7 @@ class Merge(Iterator[Any]):
     """Iterates over several logs that are bounded. `limit` and `on_gap` as `kvspool.Spool.read` has them."""
 
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise") -> None:
-        if on_gap not in ("raise", "yield", "skip"):
-            raise ValueError(f'on_gap is "raise", "yield" or "skip", not {on_gap!r}')
-        if limit is not None and limit < 0:
-            raise ValueError(f"limit is a number of records, not {limit}")
+        check(limit, on_gap)
         self.sources: dict[Hashable, Source] = {}
         self.lost = 0
         self._left = limit

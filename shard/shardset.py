@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import kvspool
 from kvspool import Record, Spool, SpoolStats, system
 from kvspool.errors import LogExists, LogNotFound, NotALog
+from kvspool.iteration import OnGap
 from kvspool.journal import Journal, JournalStats
 from kvspool.queue import ChunkQueue
 from kvspool.record import Codec
-from kvspool.spool.cursor import Isolation, OnGap
+from kvspool.spool.cursor import Isolation
 from kvspool.spool.spool import TIMEOUT
 from shard import route
 from shard._hash import group, hash_column

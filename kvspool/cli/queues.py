@@ -9,11 +9,12 @@ from pathlib import Path
 import kvspool
 from kvspool.cli import output
 from kvspool.cli.options import BadInput
+from kvspool.iteration import OnGap
 from kvspool.journal import Journal
 from kvspool.queue import ChunkQueue, QueueRepairReport, QueueStats, QueueVerifyReport
 from kvspool.record import Record
 from kvspool.spool import Spool
-from kvspool.spool.cursor import Isolation, OnGap
+from kvspool.spool.cursor import Isolation
 from kvspool.spool.search import Start
 
 

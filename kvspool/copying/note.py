@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from kvspool import system
+from kvspool import disk, system
 from kvspool.errors import Corruption, LockTimeout
-from kvspool.journal.appender import flush_directory
 
 NAME = "note"
 LARGEST = 65536  # bytes
@@ -45,13 +44,9 @@ class Notes:
     def load(self) -> Note | None:
         """Return the note; None if there is none. Raises Corruption."""
         try:
-            fd = system.port.open(self._path, os.O_RDONLY)
+            data = disk.read(self._path, LARGEST)
         except FileNotFoundError:
             return None
-        try:
-            data = system.port.read(fd, LARGEST, 0)
-        finally:
-            system.port.close(fd)
         try:
             return msgspec.json.decode(data, type=Note)
         except msgspec.DecodeError as error:
@@ -59,22 +54,14 @@ class Notes:
 
     def store(self, note: Note) -> None:
         """Replace the note, on disk when it returns."""
-        temporary = self._path.with_name(f"{NAME}.tmp")
-        fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            system.port.write(fd, msgspec.json.encode(note), 0)
-            system.port.flush(fd)
-        finally:
-            system.port.close(fd)
-        system.port.rename(temporary, self._path)
-        flush_directory(self.directory)
+        disk.replace(self._path, msgspec.json.encode(note), 0o600)
 
     def clear(self) -> None:
         """Remove the note: the target says all."""
         for path in (self._path, self._path.with_name(f"{NAME}.tmp")):
             with suppress(FileNotFoundError):
                 system.port.remove(path)
-        flush_directory(self.directory)
+        disk.flush_directory(self.directory)
 
     def close(self) -> None:
         """Let the next copy come. The directory goes with its last file."""
@@ -97,7 +84,7 @@ def _locked(directory: Path, target: Path) -> Notes:
     while True:
         with suppress(FileExistsError):
             system.port.make_directory(directory)
-            flush_directory(directory.parent)
+            disk.flush_directory(directory.parent)
         try:
             fd = system.port.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:

@@ -18,12 +18,11 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import system
+from kvspool import disk, system
 from kvspool.errors import Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Format, Rows, Scan
@@ -213,7 +212,7 @@ class Appender:
             return self._begin(self._page(page, base))  # its header is torn, so there is no frame
         if size <= begin:  # whoever made it may not have come to its end
             self._flush(segment, page)
-            flush_directory(segment.path.parent)
+            disk.flush_directory(segment.path.parent)
         sequence = base
         if is_ours and base == page.base and begin <= page.end <= size:
             begin, sequence = page.end, page.next_sequence
@@ -328,7 +327,7 @@ class Appender:
             system.port.flush(fd)
         finally:
             system.port.close(fd)
-        flush_directory(path.parent)
+        disk.flush_directory(path.parent)
         if self._open(page.base) is None:
             raise LogVanished(f"{path} was removed at this moment; try again")
         page = self._page(page, page.base, len(header), page.base)._replace(synced_sequence=page.base)
@@ -372,15 +371,6 @@ def last_whole(format: Format, segment: Segment, begin: int, sequence: int, size
     """Return where the last whole frame of a segment ends, and which sequence comes next. The frame of `sequence` begins at `begin`."""
     found = format.end_in(segment, begin, size)
     return walk(format, segment, begin, sequence, size) if found is None else Scan(*found, WHOLE)
-
-
-def flush_directory(path: Path) -> None:
-    """Put the names in a directory on disk."""
-    fd = system.port.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        system.port.flush(fd)
-    finally:
-        system.port.close(fd)
 
 
 def _last_time(batch: Rows, end: int, page: Page) -> int:

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import locks, system
+from kvspool import disk, locks, system
 from kvspool.errors import Corruption
 from kvspool.journal import seekable
-from kvspool.journal.appender import flush_directory
 from kvspool.journal.control import ADMIN, Control
 from kvspool.journal.segment import Archived, Segment
 from kvspool.journal.segments import Segments
@@ -216,9 +215,9 @@ class Archiver:
                 return None
             if temporary is not None:
                 system.port.rename(temporary, new)
-                flush_directory(new.parent)
+                disk.flush_directory(new.parent)
             system.port.remove(old)
-            flush_directory(new.parent)
+            disk.flush_directory(new.parent)
         status = system.port.look_up(new)
         return None if status is None else status.st_size
 

@@ -16,10 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from kvspool import system
+from kvspool import disk, system
 from kvspool._frames import crc32c
 from kvspool.errors import Corruption
-from kvspool.journal.appender import flush_directory
 from kvspool.layout import Layout
 
 
@@ -68,26 +67,14 @@ class Bounds:
 
     def _load(self) -> First:
         try:
-            fd = system.port.open(self._first, os.O_RDONLY)
+            data = disk.read(self._first, FIRST.size + 1)
         except (FileNotFoundError, NotADirectoryError):
             return First(0, True, 0)
-        try:
-            data = system.port.read(fd, FIRST.size + 1, 0)
-        finally:
-            system.port.close(fd)
         return FIRST.unpack(_checked(self._first, data, FIRST.size))
 
     def begin_at(self, position: int, mode: int, *, is_done: bool = False) -> None:
         """Let no item below a position count; on disk when it returns. is_done: the blobs agree."""
-        temporary = self._first.with_suffix(".first.tmp")
-        fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        try:
-            system.port.write(fd, _packed(FIRST.pack(First(position, is_done, 0))), 0)
-            system.port.flush(fd)
-        finally:
-            system.port.close(fd)
-        system.port.rename(temporary, self._first)
-        flush_directory(self.directory)
+        disk.replace(self._first, _packed(FIRST.pack(First(position, is_done, 0))), mode)
 
     def entries(self) -> int:
         """Return how many whole entries there are: an odd number while a rewind goes on."""
@@ -96,11 +83,7 @@ class Bounds:
 
     def lowest(self, since: int, until: int) -> int:
         """Return the least size that the entries from `since` up to `until`, one at least, rewind to. Raises Corruption."""
-        fd = system.port.open(self._rewinds, os.O_RDONLY)
-        try:
-            data = system.port.read(fd, (until - since) * REWIND.size, since * REWIND.size)
-        finally:
-            system.port.close(fd)
+        data = disk.read(self._rewinds, (until - since) * REWIND.size, since * REWIND.size)
         pieces = [data[at : at + REWIND.size] for at in range(0, len(data), REWIND.size)]
         if len(pieces) != until - since:
             raise Corruption(f"{self._rewinds} has become shorter; open the journal again to read what is there")
@@ -129,7 +112,7 @@ class Bounds:
         finally:
             system.port.close(fd)
         if count == 0:
-            flush_directory(self.directory)
+            disk.flush_directory(self.directory)
 
 
 def _packed(data: bytes) -> bytes:

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from kvspool import locks, system
+from kvspool import disk, locks, system
 from kvspool.errors import Corruption, NoSuchReader
 from kvspool.journal import sidecars
-from kvspool.journal.appender import flush_directory
 from kvspool.journal.format import LAST_SEQUENCE
 from kvspool.journal.offsets import Lease, Offsets
 from kvspool.layout import Layout
@@ -61,13 +60,9 @@ class Index(NamedTuple):
 def read_index(directory: Path) -> bytes:
     """Return the bytes of the index in a directory; none if there is no such file. Raises Corruption for one that is too large."""
     try:
-        fd = system.port.open(directory / INDEX, os.O_RDONLY)
+        data = disk.read(directory / INDEX, LARGEST + 1)
     except FileNotFoundError:
         return b""
-    try:
-        data = system.port.read(fd, LARGEST + 1, 0)
-    finally:
-        system.port.close(fd)
     if len(data) > LARGEST:
         raise Corruption(f"{directory / INDEX} is larger than {LARGEST} bytes; that is no index of consumers")
     return data
@@ -171,16 +166,8 @@ class ConsumerIndex(Offsets):
         path = self.directory / INDEX
         temporary = sidecars.beside(self.directory) / "index.tmp"
         before = system.port.look_up(path)
-        fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self._mode)
-        try:
-            if before is not None:
-                system.port.set_mode(fd, before.st_mode & 0o666)
-            system.port.write(fd, pack_index(index), 0)
-            system.port.flush(fd)
-        finally:
-            system.port.close(fd)
-        system.port.rename(temporary, path)
-        flush_directory(self.directory)
+        rights = None if before is None else before.st_mode & 0o666
+        disk.replace(path, pack_index(index), self._mode, rights=rights, temporary=temporary)
 
 
 def _shown(id: bytes) -> str:

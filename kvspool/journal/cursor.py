@@ -11,19 +11,17 @@ At damage in the last segment nothing can be read behind it: Corruption. A file 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections.abc import Callable, Sized
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvspool import system
-from kvspool._frames import Batch as Taken
-from kvspool._frames import Items
-from kvspool.errors import Corruption, GapError, LogVanished, Truncated
+from kvspool.errors import Corruption, LogVanished, Truncated
+from kvspool.iteration import Iteration, OnGap
 from kvspool.journal import control
 from kvspool.journal.appender import walk
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import Gap, Record
-from kvspool.spool.cursor import OnGap
 from kvspool.wakeups import CHANGED, ENTERED, POLL, Watcher
 
 if TYPE_CHECKING:
@@ -357,91 +355,19 @@ class Cursor:
         self.segments.close()
 
 
-class Reading(Iterator[Any]):
-    """Iterates over records, and over Gaps as `on_gap` says: "raise", "yield" or "skip". Not to be shared between threads."""
+class Reading(Iteration[Cursor]):
+    """Iterates over the records of a journal that are there now, or over those before the cursor's end."""
+
+    AT_ONCE = MOST
 
     def __init__(self, cursor: Cursor, limit: int | None, on_gap: OnGap, make: Callable[..., Any] | None = Record) -> None:
-        if on_gap not in ("raise", "yield", "skip"):
-            raise ValueError(f'on_gap is "raise", "yield" or "skip", not {on_gap!r}')
-        if limit is not None and limit < 0:
-            raise ValueError(f"limit is a number of records, not {limit}")
-        self.cursor = cursor
-        self._taken = Taken(-1 if limit is None else limit)
-        self._on_gap = on_gap
+        super().__init__(cursor, limit, on_gap)
         self._make = make
 
-    @property
-    def lost(self) -> int:
-        """Return how many sequences lay in Gaps so far."""
-        return self.cursor.lost
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether nothing more will be handed out: the limit was reached, or we were closed."""
-        return self._taken.left == 0
-
-    @property
-    def has_items(self) -> bool:
-        """Return whether the next record was copied out already."""
-        return self._taken.at < len(self._taken.items)
-
-    def poll(self, most: int = MOST) -> list[Any]:
-        """Return what is there now, up to `most` records, without blocking: records, or one Gap, or nothing."""
-        batch = self._fetch(most)
-        self._taken.clear()
-        return batch
-
-    def next_or_none(self) -> Any:
-        """Return the next record, or a Gap, without blocking; None if there is nothing now."""
-        taken = self._taken
-        if taken.at == len(taken.items):
-            batch = self._fetch(MOST)
-            if not batch or isinstance(batch[0], Gap):
-                return batch[0] if batch else None
-        taken.at += 1
-        return taken.items[taken.at - 1]
-
     def _fetch(self, most: int) -> list[Any]:
-        items = self._taken.clear()
+        items = self._batch.clear()
         gap = self.cursor.fetch(most, self._make, items)
         return items if gap is None else [gap]
-
-    def __iter__(self) -> Iterator[Any]:
-        return Items(self._taken, self._refill)
-
-    def __next__(self) -> Any:
-        return self._taken.take(self._refill)
-
-    def _refill(self) -> Any:
-        """Return the next record, or Gap, when all that was copied out is handed out."""
-        while (left := self._taken.left) != 0:
-            batch = self._next_batch(MOST if left < 0 else min(MOST, left))
-            if not batch:
-                break
-            item = batch[0]
-            if not isinstance(item, Gap):
-                self._taken.at = 1
-                self._taken.left -= left > 0
-                return item
-            if self._on_gap == "raise":
-                raise GapError(item)
-            if self._on_gap == "yield":
-                return item
-        raise StopIteration
-
-    def _next_batch(self, most: int) -> list[Any]:
-        return self._fetch(most)
-
-    def close(self) -> None:
-        """Let go of the files; the iteration is over."""
-        self._taken.left = 0
-        self.cursor.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Following(Reading):

@@ -9,9 +9,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from kvspool import system
+from kvspool import disk, system
 from kvspool.errors import KvspoolError
-from kvspool.journal.appender import flush_directory
 from kvspool.journal.segments import Segments
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def drop(segments: Segments, bases: list[int]) -> list[int]:
     """
     for base in bases:
         segments.remove(base)
-        flush_directory(segments.directory)
+        disk.flush_directory(segments.directory)
         segments.remove_index(base)
     return bases
 

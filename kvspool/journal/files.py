@@ -7,10 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from kvspool import system
+from kvspool import disk, system
 from kvspool.errors import Corruption, FormatError, LogExists
 from kvspool.journal import settings
-from kvspool.journal.appender import flush_directory
 from kvspool.journal.control import Control
 from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.format import LAST_SEQUENCE, Format
@@ -84,7 +83,7 @@ def _make(directory: Path, mode: int, made: list[Path], *, is_ours: bool) -> Non
             return
     else:
         made.append(directory)
-    flush_directory(directory.parent)
+    disk.flush_directory(directory.parent)
 
 
 def _remove(directory: Path) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from kvspool import _fixed
 from kvspool.errors import ChecksumMismatch, Closed, Corruption, KvspoolError, OutOfRange, Pruned, Truncated
+from kvspool.iteration import OnGap
 from kvspool.journal.appender import Appender
 from kvspool.journal.bounds import Bounds
 from kvspool.journal.control import Page
@@ -28,7 +29,7 @@ from kvspool.journal.offsets import Lease
 from kvspool.journal.reader import JournalReader
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import Gap
-from kvspool.spool.cursor import Isolation, OnGap, check_isolation
+from kvspool.spool.cursor import Isolation, check_isolation
 from kvspool.spool.search import Start
 
 TRIES = 5  # looks at an item that rewinds may replace at that moment

@@ -1,47 +1,24 @@
-"""Following a journal from an event loop: the loop goes on with its other work while nothing is there."""
+"""Following a journal from an event loop: the file system tells of every write."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
-from typing import Any, Self
+from typing import Any
 
-from kvspool import system
+from kvspool import following
 from kvspool.eventloops import LoopWatcher
+from kvspool.following import NOTHING
 from kvspool.journal.cursor import Reading
-from kvspool.wakeups import POLL
 
 
-class AsyncFollowing(AsyncIterator[Any]):
-    """Iterates as `Following` does, for `async for`. Use it in one task; a cancelled wait loses no record."""
+class AsyncFollowing(following.AsyncFollowing[Reading]):
+    """Iterates as `Following` does, for `async for`."""
 
-    def __init__(self, reading: Reading, timeout: float | None) -> None:
-        self._reading = reading
-        self._timeout = timeout
-        self._watcher: LoopWatcher | None = None
-        self._watched = -1
+    _watched = -1  # base of the segment that wakes us
 
-    async def __anext__(self) -> Any:
-        try:
-            return await self._next()
-        except BaseException:  # over, cancelled, or a Gap: after that nobody may ask for more
-            self._let_go()
-            raise
-
-    async def _next(self) -> Any:
-        if not self._reading.has_items:
-            await asyncio.sleep(0)  # a log that always has more must not keep the loop's other tasks waiting
-        deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
-        while True:
-            self._watch()
-            with suppress(StopIteration):
-                return next(self._reading)
-            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
-            if self._reading.is_over or left <= 0 or self._watcher is None:
-                raise StopAsyncIteration
-            if await self._watcher.wait(left) is None:
-                self._reading.cursor.refuse_vanished()
+    def _look(self, has_slept: bool) -> Any:
+        """Watch before looking: what is written after the look wakes us."""
+        self._watch()
+        return next(self._reading, NOTHING)
 
     def _watch(self) -> None:
         cursor = self._reading.cursor
@@ -52,18 +29,6 @@ class AsyncFollowing(AsyncIterator[Any]):
         cursor.watch(self._watcher, 0)
         self._watched = cursor.base
 
-    def _let_go(self) -> None:
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.close()
-
-    async def aclose(self) -> None:
-        """Let go of the log; the iteration is over."""
-        self._let_go()
-        self._reading.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+    async def _sleep(self, left: float) -> None:
+        if self._watcher is not None and await self._watcher.wait(left) is None:
+            self._reading.cursor.refuse_vanished()

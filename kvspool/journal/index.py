@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from kvspool import system
+from kvspool import disk, system
 from kvspool.journal.appender import walk
 from kvspool.journal.control import checksum
 from kvspool.journal.format import Format
@@ -122,15 +122,9 @@ def _time(sequence: int, timestamp: int, *_: object) -> int:
 def load(path: Path, base: int) -> list[Entry]:
     """Return the entries in a file; none if it is no index of the segment at `base`, or can't be read."""
     try:
-        fd = system.port.open(path, os.O_RDONLY)
+        data = disk.read(path, LARGEST)
     except OSError:
         return []
-    try:
-        data = system.port.read(fd, LARGEST, 0)
-    except OSError:
-        return []
-    finally:
-        system.port.close(fd)
     if len(data) < HEADER.size:
         return []
     header, body = HEADER.unpack(data), data[HEADER.size :]

@@ -27,6 +27,7 @@ import msgspec
 
 from kvspool import forks, system
 from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.iteration import OnGap
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import settings, trim
@@ -47,7 +48,7 @@ from kvspool.journal.settings import Settings
 from kvspool.journal.trim import TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
 from kvspool.record import NO_TIME, Codec, encode
-from kvspool.spool.cursor import Isolation, OnGap, check_isolation
+from kvspool.spool.cursor import Isolation, check_isolation
 from kvspool.spool.durability import Background
 from kvspool.spool.format import Durability
 from kvspool.spool.search import Start

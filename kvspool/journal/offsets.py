@@ -11,9 +11,8 @@ import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from kvspool import forks, locks, system
+from kvspool import disk, forks, locks, system
 from kvspool.errors import Corruption, NoSuchReader, ReaderBusy
-from kvspool.journal.appender import flush_directory
 
 LONGEST_NAME = 200  # bytes, so that the names of its files fit in a directory entry
 _NAME = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.-]*")
@@ -107,13 +106,9 @@ class OffsetFiles(Offsets):
     def load(self, name: str) -> int | None:
         path = self._path(name)
         try:
-            fd = system.port.open(path, os.O_RDONLY)
+            data = disk.read(path, 9)
         except FileNotFoundError:
             return None
-        try:
-            data = system.port.read(fd, 9, 0)
-        finally:
-            system.port.close(fd)
         if len(data) != 8:
             raise Corruption(
                 f"{path} has not 8 bytes but {len(data)}{'' if len(data) < 9 else ' or more'}; delete the reader, or restore the file"
@@ -122,23 +117,15 @@ class OffsetFiles(Offsets):
 
     def store(self, name: str, sequence: int) -> None:
         path = self._path(name)
-        temporary = path.with_name(f"{name}.ofs.tmp")
         self._make_directory()
-        fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self._mode)
-        try:
-            system.port.write(fd, sequence.to_bytes(8, "big"), 0)
-            system.port.flush(fd)
-        finally:
-            system.port.close(fd)
-        system.port.rename(temporary, path)
-        flush_directory(self.directory)
+        disk.replace(path, sequence.to_bytes(8, "big"), self._mode)
 
     def remove(self, name: str) -> None:
         try:
             system.port.remove(self._path(name))
         except FileNotFoundError:
             raise NoSuchReader(f"{self.directory} has no reader {name!r}") from None
-        flush_directory(self.directory)
+        disk.flush_directory(self.directory)
 
     def take(self, name: str) -> Lease:
         self._make_directory()
@@ -152,4 +139,4 @@ class OffsetFiles(Offsets):
             system.port.make_directory(self.directory)
         except FileExistsError:
             return
-        flush_directory(self.directory.parent)
+        disk.flush_directory(self.directory.parent)

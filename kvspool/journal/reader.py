@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvspool.errors import Closed, GapError
+from kvspool.iteration import OnGap
 from kvspool.journal.cursor import Place, Reading
 from kvspool.journal.offsets import Lease
 from kvspool.record import Gap
-from kvspool.spool.cursor import OnGap
 from kvspool.spool.search import Start
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import system
+from kvspool import disk, system
 from kvspool.errors import Corruption, Poisoned
-from kvspool.journal.appender import flush_directory, walk
+from kvspool.journal.appender import walk
 from kvspool.journal.control import APPEND, MAGIC, NOTHING, SYNC, Control, Page
 from kvspool.journal.damage import Examined, Run, examine
 from kvspool.journal.segment import ARCHIVE
@@ -199,7 +199,7 @@ class _Repair:
 
     def _put(self, temporary: Path, path: Path) -> None:
         system.port.rename(temporary, path)
-        flush_directory(path.parent)
+        disk.flush_directory(path.parent)
 
     # What is taken out.
 
@@ -279,7 +279,7 @@ class _Repair:
                 base, sequence, end = promised, promised, self._begin(promised, segment)
         finally:
             segment.close()
-        flush_directory(self.segments.directory)
+        disk.flush_directory(self.segments.directory)
         known = self.page.last_timestamp, sequence, 0
         self.control.write(Page(MAGIC, self.control.boot_id, base, end, sequence, *known, *self.control.holder, 0))
 

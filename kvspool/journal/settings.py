@@ -6,15 +6,13 @@ A journal that another program has made has none; then the defaults hold, or wha
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from kvspool import system
+from kvspool import disk, system
 from kvspool.errors import Corruption
-from kvspool.journal.appender import flush_directory
 from kvspool.journal.retention import Retention
 from kvspool.spool.format import Durability
 
@@ -45,15 +43,11 @@ def load(directory: Path) -> Settings | None:
     """Return the settings that lie in a directory; None if there are none. Raises Corruption."""
     path = directory / NAME
     try:
-        fd = system.port.open(path, os.O_RDONLY)
+        data = disk.read(path, LARGEST)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         return None
-    try:
-        data = system.port.read(fd, LARGEST, 0)
-    finally:
-        system.port.close(fd)
     try:
         return msgspec.json.decode(data, type=Settings)
     except msgspec.DecodeError as error:
@@ -62,13 +56,4 @@ def load(directory: Path) -> Settings | None:
 
 def store(directory: Path, settings: Settings, mode: int) -> None:
     """Write the settings into a directory, on disk, whole or not at all."""
-    path = directory / NAME
-    temporary = path.with_name(f"{NAME}.tmp")
-    fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        system.port.write(fd, msgspec.json.encode(settings), 0)
-        system.port.flush(fd)
-    finally:
-        system.port.close(fd)
-    system.port.rename(temporary, path)
-    flush_directory(directory)
+    disk.replace(directory / NAME, msgspec.json.encode(settings), mode)

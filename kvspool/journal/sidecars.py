@@ -17,9 +17,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from kvspool import system
+from kvspool import disk, system
 from kvspool.errors import UnsafeFilesystem
-from kvspool.journal.appender import flush_directory
 
 _LOCK = re.compile(r"writers-.*\.lck")
 
@@ -55,7 +54,7 @@ def prepare(path: Path, *, is_new: bool = False) -> None:
     directory = beside(path)
     with suppress(FileExistsError):
         system.port.make_directory(directory, 0o700 if status is None else 0o700 | (status.st_mode & 0o055))
-        flush_directory(directory.parent)
+        disk.flush_directory(directory.parent)
     there = system.port.look_up(directory)
     owners = (system.port.user_id(), 0 if status is None else status.st_uid)
     if there is None or not stat.S_ISDIR(there.st_mode) or there.st_uid not in owners:

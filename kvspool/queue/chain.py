@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvspool import _chunks_py as loops
-from kvspool import locks, system
+from kvspool import disk, locks, system
 from kvspool._chunks import Ends
 from kvspool.errors import Closed, Corruption, KvspoolError, LogVanished, Truncated
 from kvspool.queue import format, header
@@ -267,7 +267,7 @@ class Chain:
             chunk = Chunk.create(self.path, id, size, self._mode)
         if self._is_durable:
             self._flush(chunk.fd)
-            header.flush_directory(self.path)
+            disk.flush_directory(self.path.parent)
         return chunk
 
     def new_size(self) -> int:

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from kvspool import _chunks_py as loops
 from kvspool import _pointers as pointers
-from kvspool import locks, system
+from kvspool import disk, locks, system
 from kvspool.errors import LockTimeout, Poisoned
-from kvspool.queue import format, header
+from kvspool.queue import format
 from kvspool.queue.chain import Chain
 from kvspool.queue.chunk import Chunk
 
@@ -101,7 +101,7 @@ class Flusher:
             if id == chunk.id:
                 break
             self._flush_path(format.chunk_path(self.path, id))
-        header.flush_directory(self.path)
+        disk.flush_directory(self.path.parent)
         self.flush_file(fd)
         chunk.is_rooted = True
 
@@ -116,7 +116,7 @@ class Flusher:
                 fd, ids = chain.fd, list(chain.ids)
             for id in ids:
                 self._flush_path(format.chunk_path(self.path, id))
-            header.flush_directory(self.path)
+            disk.flush_directory(self.path.parent)
             self.flush_file(fd)
         finally:
             self._turn.release()

@@ -11,7 +11,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from kvspool import locks, system
+from kvspool import disk, locks, system
 from kvspool.errors import LogExists, LogNotFound, NotALog, Truncated
 from kvspool.queue import format
 
@@ -29,7 +29,7 @@ def create(path: Path, mode: int) -> None:
         raise LogExists(f"{path} exists already; kvspool.queue.open opens a queue") from error
     try:
         system.port.set_mode(fd, mode)
-        flush_directory(path)
+        disk.flush_directory(path.parent)
     except BaseException:
         with suppress(OSError):
             system.port.remove(path)
@@ -105,12 +105,3 @@ def is_queue(path: Path) -> bool:
         return path.read_bytes() == bytes(format.HEADER.size) or any(format.chunk_id(path, name) for name in system.port.names(path.parent))
     except OSError:
         return False
-
-
-def flush_directory(path: Path) -> None:
-    """Put the names of a queue's files on disk."""
-    fd = system.port.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        system.port.flush(fd)
-    finally:
-        system.port.close(fd)

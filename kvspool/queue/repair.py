@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from kvspool import _chunks_py as loops
-from kvspool import locks, system
+from kvspool import disk, locks, system
 from kvspool._chunks import count
 from kvspool.errors import LogNotFound, NotALog
 from kvspool.queue import format, header
@@ -114,11 +114,7 @@ class _Repair:
 
     def _end_of(self, found: Found, head: int, tail: int, *, is_guess: bool) -> int:
         """Return where the last whole entry before `tail` ends; a guess ends at the first of no bytes, for so look bytes never used."""
-        fd = system.port.open(found.path, os.O_RDONLY)
-        try:
-            data = system.port.read(fd, tail - head, head)
-        finally:
-            system.port.close(fd)
+        data = disk.read(found.path, tail - head, head)
         if not is_guess:
             return head + count(memoryview(data + b"\0"), 0, len(data))[1]
         at = 0
@@ -178,7 +174,7 @@ class _Repair:
             finally:
                 system.port.close(fd)
         system.port.flush(self.fd)
-        header.flush_directory(self.path)
+        disk.flush_directory(self.path.parent)
 
 
 def _beginning(leftovers: dict[int, Found], referred: set[int]) -> int:

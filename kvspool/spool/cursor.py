@@ -12,14 +12,14 @@ during the copy and is void. So every sequence from the start on is either hande
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Sized
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from kvspool import _frames_py as frames
 from kvspool import system
-from kvspool._frames import Batch, Items
-from kvspool.errors import Closed, GapError, LogVanished
+from kvspool.errors import Closed, LogVanished
+from kvspool.iteration import Iteration, OnGap
 from kvspool.record import Gap, Record
 from kvspool.spool import search, seats
 from kvspool.spool.format import CONTROL_FILE, SYNCED, SYNCED_SEQ
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kvspool.spool.pair import Pair
 
 T = TypeVar("T", bound=Sized)
-OnGap = Literal["raise", "yield", "skip"]
 Isolation = Literal["appended", "synced"]  # what a reader sees: all that was appended, or only what is on disk
 BATCH = 256  # records copied out at once; small, so that a limit or a slow consumer costs little
 
@@ -212,65 +211,23 @@ class Cursor:
         return self.pair.has_vanished()
 
 
-class Reading(Iterator[Any]):
-    """Iterates over records, and over Gaps as `on_gap` says.
+class Reading(Iteration[Cursor]):
+    """Iterates over the records of a spool that are there now, or over those before the cursor's end."""
 
-    "raise": GapError, and the next call goes on behind it. "yield": the Gap in place of the records. "skip": only counted, in
-    `lost`. Not to be shared between threads.
-    """
+    AT_ONCE = BATCH
 
     def __init__(self, cursor: Cursor, limit: int | None, on_gap: OnGap, make: Callable[..., Any] | None = Record) -> None:
-        if on_gap not in ("raise", "yield", "skip"):
-            raise ValueError(f'on_gap is "raise", "yield" or "skip", not {on_gap!r}')
-        if limit is not None and limit < 0:
-            raise ValueError(f"limit is a number of records, not {limit}")
-        self.cursor = cursor
-        self._batch = Batch(-1 if limit is None else limit)
-        self._on_gap = on_gap
+        super().__init__(cursor, limit, on_gap)
         self._key_table = None if make is None else cursor.key_table
         self._make = make if self._key_table is None or make is None else partial(make, key_table=self._key_table.keys)
         self._reader = cursor.reader
-
-    @property
-    def lost(self) -> int:
-        """Return how many sequences lay in Gaps so far."""
-        return self.cursor.lost
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether nothing more will be handed out: the limit was reached, or we were closed."""
-        return self._batch.left == 0
-
-    @property
-    def has_items(self) -> bool:
-        """Return whether the next record was copied out already."""
-        return self._batch.at < len(self._batch.items)
 
     @property
     def is_at_edge(self) -> bool:
         """Return whether there is nothing to read now."""
         return self._reader.position >= self._reader.word(self._reader.edge)
 
-    def poll(self, most: int = BATCH) -> list[Any]:
-        """Return what is there now, up to `most` records, without blocking: records, or one Gap, or nothing.
-
-        Raises nothing for a Gap, whatever `on_gap` is: the caller sees it.
-        """
-        batch = self._fetch(most)
-        self._batch.clear()
-        return batch
-
-    def next_or_none(self) -> Any:
-        """Return the next record, or a Gap, without blocking; None if there is nothing now."""
-        if self._batch.at == len(self._batch.items):
-            batch = self._fetch(BATCH)
-            if not batch or isinstance(batch[0], Gap):
-                return batch[0] if batch else None
-        self._batch.at += 1
-        return self._batch.items[self._batch.at - 1]
-
     def _fetch(self, most: int) -> list[Any]:
-        """Do the work of `poll`, once everything was handed out."""
         return self._take(self._reader.fetch, most, self._make)
 
     def _take(self, take: Callable[..., list[Any]], *rest: Any) -> list[Any]:
@@ -282,43 +239,6 @@ class Reading(Iterator[Any]):
         if self.cursor.key_table is not None and self._key_table is not None:
             self.cursor.key_table.look()  # now, so that the records can be decoded when the log is closed
         return [got] if isinstance(got, Gap) else items
-
-    def __iter__(self) -> Iterator[Any]:
-        return Items(self._batch, self._refill)
-
-    def __next__(self) -> Any:
-        return self._batch.take(self._refill)
-
-    def _refill(self) -> Any:
-        """Return the next record, or Gap, when all that was copied out is handed out."""
-        while (left := self._batch.left) != 0:
-            batch = self._next_batch(BATCH if left < 0 else min(BATCH, left))
-            if not batch:
-                break
-            item = batch[0]
-            if not isinstance(item, Gap):
-                self._batch.at = 1
-                self._batch.left -= left > 0
-                return item
-            if self._on_gap == "raise":
-                raise GapError(item)
-            if self._on_gap == "yield":
-                return item
-        raise StopIteration
-
-    def _next_batch(self, most: int) -> list[Any]:
-        return self._fetch(most)
-
-    def close(self) -> None:
-        """Let go of the log; the iteration is over."""
-        self._batch.left = 0
-        self.cursor.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Following(Reading):

@@ -1,64 +1,27 @@
-"""Following a log from an event loop: the loop goes on with its other work while nothing is there.
-
-One inotify descriptor serves all logs that are followed in a running loop (`eventloops`). A task that is cancelled, an iteration that
-ends, and an iterator that is dropped leave nothing of it behind.
-"""
+"""Following a spool from an event loop: its writers ring for who asks."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
-from typing import Any, Self
+from typing import Any
 
-from kvspool import system
+from kvspool import following
 from kvspool.eventloops import LoopWatcher
+from kvspool.following import NOTHING
 from kvspool.spool.cursor import Reading, ask, refuse_vanished, watch
-from kvspool.wakeups import BLIND_POLL, POLL
+from kvspool.wakeups import BLIND_POLL
 
 
-class AsyncFollowing(AsyncIterator[Any]):
-    """Iterates as `Following` does, for `async for`. Get it from `follow_async`; use it in one task.
+class AsyncFollowing(following.AsyncFollowing[Reading]):
+    """Iterates as `Following` does, for `async for`."""
 
-    A cancelled wait loses no record: the next one goes on there. Leave the iteration early with `aclose`, or use `async with`.
-    """
-
-    def __init__(self, reading: Reading, timeout: float | None) -> None:
-        """Take over `reading`, which has no end: where it has nothing, we sleep; for `timeout` seconds at most (None: for ever)."""
-        self._reading = reading
-        self._timeout = timeout
-        self._watcher: LoopWatcher | None = None
-
-    @property
-    def lost(self) -> int:
-        """Return how many sequences lay in Gaps so far."""
-        return self._reading.lost
-
-    async def __anext__(self) -> Any:
-        try:
-            return await self._next()
-        except BaseException:  # over, cancelled, or a Gap: after that nobody may ask for more
-            self._let_go()
-            raise
-
-    async def _next(self) -> Any:
-        if not self._reading.has_items:
-            await asyncio.sleep(0)  # a log that always has more must not keep the loop's other tasks waiting
-        deadline = None if self._timeout is None else system.port.monotonic() + self._timeout
-        has_slept = False
-        while True:
-            with suppress(StopIteration):
-                return next(self._reading)
-            if has_slept:
-                refuse_vanished(self._reading.cursor.pair)
-            left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
-            if self._reading.is_over or left <= 0:
-                raise StopAsyncIteration
-            await self._sleep(left)
-            has_slept = True
+    def _look(self, has_slept: bool) -> Any:
+        item = next(self._reading, NOTHING)
+        if item is NOTHING and has_slept:
+            refuse_vanished(self._reading.cursor.pair)
+        return item
 
     async def _sleep(self, left: float) -> None:
-        """Sleep until a writer rings, `left` seconds at most; not at all if something came before we asked for that."""
+        """Sleep until a writer rings; not at all if something came before we asked for that."""
         cursor = self._reading.cursor
         if self._watcher is None:
             self._watcher = LoopWatcher()
@@ -66,19 +29,3 @@ class AsyncFollowing(AsyncIterator[Any]):
         ask(cursor)
         if self._reading.is_at_edge:
             await self._watcher.wait(left if cursor.pair.can_ask else min(left, BLIND_POLL))
-
-    def _let_go(self) -> None:
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.close()
-
-    async def aclose(self) -> None:
-        """Let go of the log; the iteration is over."""
-        self._let_go()
-        self._reading.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()

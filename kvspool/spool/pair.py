@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvspool import _frames_py as frames
-from kvspool import system
+from kvspool import disk, system
 from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
 from kvspool.errors import (
     Corruption,
@@ -114,7 +114,7 @@ def build(building: Path, header: format.Header, mode: int, epoch: format.Epoch 
     _write_data(building / format.DATA_FILE, header.log_id, header.capacity, mode)
     head = _sealed(format.HEADER, header) + epochs.packed(header.log_id, epoch)
     _write_file(building / format.CONTROL_FILE, header.control_bytes, head, mode)
-    flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
+    disk.flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
 
 
 def _publish(building: Path, path: Path) -> None:
@@ -125,7 +125,7 @@ def _publish(building: Path, path: Path) -> None:
             raise LogExists(f"{path} exists already; kvspool.open opens it") from error
         raise
     try:
-        flush_directory(path.parent)
+        disk.flush_directory(path.parent)
     except BaseException:
         system.port.rename(path, building)
         raise
@@ -148,17 +148,6 @@ def _write_file(path: Path, size: int, header: bytes, mode: int) -> None:
         system.port.allocate(fd, size)
         system.port.write(fd, header, 0)
         system.port.set_mode(fd, mode)
-        system.port.flush(fd)
-    finally:
-        system.port.close(fd)
-
-
-def flush_directory(path: Path, mode: int | None = None) -> None:
-    """Put the entries of a directory on disk, after its permission bits were set if they are given."""
-    fd = system.port.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if mode is not None:
-            system.port.set_mode(fd, mode)
         system.port.flush(fd)
     finally:
         system.port.close(fd)

@@ -25,9 +25,10 @@ import msgspec
 from kvspool import _frames_py as frames
 from kvspool import _machine, forks, locks, system
 from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
+from kvspool.iteration import OnGap
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search, slots, turns, views
-from kvspool.spool.cursor import Cursor, Following, Isolation, OnGap, Reading, check_isolation, end_of
+from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, check_isolation, end_of
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
@@ -365,7 +366,7 @@ class _Turns(Reading):
 
     def _next_item(self) -> Any:
         try:
-            item = super().__next__()
+            item = self._batch.take(self._refill)
         except (GapError, StopIteration):
             if self.cursor.sequence > self._owner.sequence:  # behind a Gap that was raised or skipped
                 self._owner._place = (self.cursor.reader.position, self.cursor.reader.sequence)

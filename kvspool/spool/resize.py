@@ -29,7 +29,7 @@ import msgspec
 import posix_ipc
 
 from kvspool import _frames_py as frames
-from kvspool import _machine, holders, locks, system
+from kvspool import _machine, disk, holders, locks, system
 from kvspool.errors import Corruption, Poisoned, SpoolFull
 from kvspool.spool import epochs, format, search, seats, slots, turns
 from kvspool.spool import pair as pairs
@@ -192,7 +192,7 @@ class _Resizing:
                 raise
             with suppress(OSError, posix_ipc.Error):
                 seats.wake(self.old, frames.NOTHING, [None] * (frames.SEATS + 1))  # everybody sleeps on at the new one
-            pairs.flush_directory(path.parent)
+            disk.flush_directory(path.parent)
         return done
 
     @contextmanager

@@ -43,10 +43,11 @@ from kvspool.errors import (
     SpoolFull,
     TooLarge,
 )
+from kvspool.iteration import OnGap
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Record, check_codec, decode, encode
 from kvspool.spool import epochs, format, rates, recovery, search, seats, views
-from kvspool.spool.cursor import Cursor, Following, Isolation, OnGap, Reading, end_of, refuse_vanished
+from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import Reader, ReaderStats, delete, listing, slowest

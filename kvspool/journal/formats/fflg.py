@@ -8,14 +8,13 @@ size leads to another one, or to the end of the file.
 from __future__ import annotations
 
 import errno
-import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from kvspool import _fflg, sizes, system
+from kvspool import _fflg, disk, sizes, system
 from kvspool._fflg_py import SIZE
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
 from kvspool.journal import sidecars
@@ -220,17 +219,13 @@ def _headers(base: int) -> list[bytes]:
 def _first_bytes(path: Path) -> bytes:
     """Return the bytes where the magic should be; something else for what is no file."""
     try:
-        fd = system.port.open(path, os.O_RDONLY)
+        return disk.read(path, len(MAGIC))
+    except IsADirectoryError:
+        return b"directory"
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ELOOP):
             raise
         return b"" if error.errno == errno.ENOENT else b"link"
-    try:
-        return system.port.read(fd, len(MAGIC), 0)
-    except IsADirectoryError:
-        return b"directory"
-    finally:
-        system.port.close(fd)
 
 
 def _zeros_at_end(segment: Segment, begin: int) -> int:

@@ -15,11 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from kvspool import _fixed, sizes, system
+from kvspool import _fixed, disk, sizes, system
 from kvspool._fixed_py import CHECKSUM
 from kvspool.errors import Corruption, TooLarge
 from kvspool.journal import sidecars
-from kvspool.journal.appender import flush_directory
 from kvspool.journal.bounds import Bounds
 from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Format, Scan
 from kvspool.journal.offsets import OffsetFiles, Offsets
@@ -192,7 +191,7 @@ class Fixed(Format):
         gone = [base for base in segments.bases() if base + self.items_per_blob <= first]
         for base in gone:
             system.port.remove(segments.path_of(base))
-        flush_directory(segments.directory)
+        disk.flush_directory(segments.directory)
         sidecar_bounds(segments.path).begin_at(first, mode, is_done=True)
 
     def _fill(self, segments: Segments, first: int, mode: int) -> None:
@@ -212,7 +211,7 @@ class Fixed(Format):
             system.port.flush(fd)
         finally:
             system.port.close(fd)
-        flush_directory(path.parent)
+        disk.flush_directory(path.parent)
 
     def _check_blobs(self, segments: Segments) -> None:
         bases = segments.bases()

@@ -6,18 +6,17 @@ left out, so that a copy keeps the numbers of what it was made from. Numbers are
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-from kvspool import _kvj, sizes
+from kvspool import _kvj
 from kvspool._kvj_py import HEAD as HEAD_BYTES
 from kvspool._kvj_py import LARGEST, LONGEST_KEY
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
 from kvspool.journal.control import checksum
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Format, Scan
-from kvspool.journal.offsets import OffsetFiles, Offsets
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Scan
+from kvspool.journal.formats.arrangement import Nested
 from kvspool.layout import Layout
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 SEGMENT_BYTES = 64 << 20
 PIECE = 1 << 20  # bytes of frames that are made out of columns at once: they are still in the cache when they are written
-_NAME = re.compile(r"([0-9a-f]{16})\.kvj")
 
 
 class Header(NamedTuple):
@@ -55,44 +53,19 @@ HEAD = Layout(Head, ">")
 MAGIC = b"kvjrnl\0"
 
 
-class Kvj(Format):
+class Kvj(Nested):
     """The kvj format; a new segment begins once one has reached `segment_bytes`."""
 
     name: ClassVar[str] = "kvj"
+    suffix: ClassVar[str] = "kvj"
     has_keys = has_types = has_timestamps = has_codecs = has_checksums = has_archives = may_leave_out = has_columns = True
     header_bytes = HEADER.size
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES) -> None:
-        self.segment_bytes = sizes.parse(segment_bytes)
-        if self.segment_bytes < 1:
-            raise ValueError(f"a segment has at least 1 byte, not {segment_bytes}")
-
-    def limits(self) -> dict[str, int]:
-        return {"segment_bytes": self.segment_bytes}
-
-    @classmethod
-    def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
-        return (path / "kvj").is_dir()
-
-    def segments_in(self, path: Path) -> Path:
-        return path / "kvj"
+        super().__init__(segment_bytes)
 
     def lock_file(self, path: Path) -> Path:
         return path / "lock"
-
-    @classmethod
-    def sidecar(cls, path: Path) -> Path:
-        return path
-
-    def offsets(self, path: Path, mode: int) -> Offsets:
-        return OffsetFiles(path / "ofs", mode)
-
-    def name_of(self, base: int) -> str | None:
-        return f"{base:016x}.kvj"
-
-    def base_of(self, name: str) -> int | None:
-        match = _NAME.fullmatch(name)
-        return None if match is None else int(match[1], 16)
 
     def header(self, base: int) -> bytes:
         data = HEADER.pack(Header(MAGIC, 1, base, 0, 0))[:-4]
@@ -135,9 +108,6 @@ class Kvj(Format):
     def _room(self, end: int) -> int:
         """Return the bytes that may yet go into a segment which ends at byte `end`; each segment takes a record."""
         return max(1, self.segment_bytes - end) if end <= HEADER.size else self.segment_bytes - end
-
-    def is_full(self, base: int, end: int, sequence: int) -> bool:
-        return end >= self.segment_bytes and sequence > base
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
         return Scan(*_kvj.scan(data, sequence, most, make, items))

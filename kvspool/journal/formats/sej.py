@@ -13,15 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from kvspool import _sej, sizes
+from kvspool import _sej
 from kvspool._sej_py import LONGEST_KEY, LONGEST_VALUE, SIZES
 from kvspool.errors import TooLarge
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Format, Scan
-from kvspool.journal.offsets import OffsetFiles, Offsets
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Scan
+from kvspool.journal.formats.arrangement import Nested
 from kvspool.layout import Layout
 
 SEGMENT_BYTES = 1 << 30
-_NAME = re.compile(r"([0-9a-f]{16})\.jnl")
 
 
 class Head(NamedTuple):
@@ -36,44 +35,19 @@ class Head(NamedTuple):
 HEAD = Layout(Head, ">")
 
 
-class Sej(Format):
+class Sej(Nested):
     """The sej format; a new segment begins once one has reached `segment_bytes`."""
 
     name: ClassVar[str] = "sej"
+    suffix: ClassVar[str] = "jnl"
     has_keys = has_types = has_timestamps = True
     has_empty_keys: ClassVar[bool] = False
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES) -> None:
-        self.segment_bytes = sizes.parse(segment_bytes)
-        if self.segment_bytes < 1:
-            raise ValueError(f"a segment has at least 1 byte, not {segment_bytes}")
-
-    def limits(self) -> dict[str, int]:
-        return {"segment_bytes": self.segment_bytes}
-
-    @classmethod
-    def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
-        return (path / "jnl").is_dir()
-
-    def segments_in(self, path: Path) -> Path:
-        return path / "jnl"
+        super().__init__(segment_bytes)
 
     def lock_file(self, path: Path) -> Path:
         return path / "jnl.lck"
-
-    @classmethod
-    def sidecar(cls, path: Path) -> Path:
-        return path
-
-    def offsets(self, path: Path, mode: int) -> Offsets:
-        return OffsetFiles(path / "ofs", mode)
-
-    def name_of(self, base: int) -> str | None:
-        return f"{base:016x}.jnl"
-
-    def base_of(self, name: str) -> int | None:
-        match = _NAME.fullmatch(name)
-        return None if match is None else int(match[1], 16)
 
     def check(self, batch: Batch) -> None:
         longest = max(map(len, batch.values), default=0)
@@ -86,9 +60,6 @@ class Sej(Format):
     def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
         values, keys, type, timestamp, types, timestamps, *_ = batch
         return _sej.encode(values, keys, types, timestamps, type, timestamp, start, sequence, self.segment_bytes - end)
-
-    def is_full(self, base: int, end: int, sequence: int) -> bool:
-        return end >= self.segment_bytes and sequence > base
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
         return Scan(*_sej.scan(data, sequence, most, make, items))

@@ -1,0 +1,54 @@
+"""How the files of a journal lie."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import ClassVar
+
+from kvspool import sizes
+from kvspool.journal.format import Format
+from kvspool.journal.offsets import OffsetFiles, Offsets
+
+_STEM = re.compile(r"[0-9a-f]{16}")
+
+
+class Nested(Format):
+    """The journal's directory has one in it for the segments, called as their suffix, and `ofs` for the readers; ours lies beside them.
+
+    A segment's name says the sequence of its first record. A new one begins once one has reached `segment_bytes`.
+    """
+
+    suffix: ClassVar[str]
+
+    def __init__(self, segment_bytes: int | str) -> None:
+        self.segment_bytes = sizes.parse(segment_bytes)
+        if self.segment_bytes < 1:
+            raise ValueError(f"a segment has at least 1 byte, not {segment_bytes}")
+
+    def limits(self) -> dict[str, int]:
+        return {"segment_bytes": self.segment_bytes}
+
+    @classmethod
+    def lies_at(cls, path: Path, *, is_sure: bool) -> bool:
+        return (path / cls.suffix).is_dir()
+
+    def segments_in(self, path: Path) -> Path:
+        return path / self.suffix
+
+    @classmethod
+    def sidecar(cls, path: Path) -> Path:
+        return path
+
+    def offsets(self, path: Path, mode: int) -> Offsets:
+        return OffsetFiles(path / "ofs", mode)
+
+    def name_of(self, base: int) -> str | None:
+        return f"{base:016x}.{self.suffix}"
+
+    def base_of(self, name: str) -> int | None:
+        stem, _, suffix = name.rpartition(".")
+        return int(stem, 16) if suffix == self.suffix and _STEM.fullmatch(stem) else None
+
+    def is_full(self, base: int, end: int, sequence: int) -> bool:
+        return end >= self.segment_bytes and sequence > base
