@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub import ClientStats, HubRoot
-from kvspool import sizes
+from kvspool import sizes, system
 from kvspool.cli import options, output, stats
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def open_log(path: Path) -> HubRoot | None:
     """Return the hub root at a path if there are clients; None otherwise, for what has no client's id may still be a shard set."""
     if not path.is_dir():
         return None
+    system.port.allow_more_files()  # each shard takes some
     root = _ShardByShard.open(path)
     if root.clients():
         return root
@@ -94,6 +95,7 @@ def _create(arguments: argparse.Namespace) -> int:
 
 def _clients(arguments: argparse.Namespace) -> int:
     """Print the clients."""
+    system.port.allow_more_files()
     with HubRoot.open(arguments.path) as root:
         found = root.stats().clients
     if arguments.json:

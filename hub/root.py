@@ -17,12 +17,12 @@ import os
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
 from kvspool import SpoolStats, system
-from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
+from kvspool.errors import Closed, LogExists, LogNotFound, LogVanished, NotALog
 from kvspool.journal import JournalStats
 from kvspool.spool.cursor import Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
@@ -138,7 +138,7 @@ class HubRoot:
         limit, on_gap and isolation as `kvspool.Spool.read` has them. Raises ShardError for shards that make up no set.
         """
         merge = Merge(limit, on_gap)
-        self._add_new(merge, start, True, isolation)
+        self.add_shards(merge, start, True, isolation)
         return merge
 
     def follow(
@@ -154,38 +154,49 @@ class HubRoot:
 
         One inotify descriptor serves the root and all shards. Ends quietly after `timeout` seconds without a record; None: never.
         """
-        merge = _FollowingRoot(self, limit, on_gap, timeout, isolation)
-        self._add_new(merge, start, False, isolation)
+        merge = FollowingRoot(self, limit, on_gap, timeout, isolation)
+        self.add_shards(merge, start, False, isolation)
         return merge
 
-    def _add_new(self, merge: M, start: str | datetime, bounded: bool, isolation: Isolation) -> None:
+    def add_shards(self, merge: M, start: str | datetime, bounded: bool, isolation: Isolation) -> None:
         """Add every shard to the merge that it doesn't read yet."""
         self._check_open()
         if isinstance(start, int):
             raise ValueError(f'start is "earliest", "latest" or an aware datetime here, not {start}: each shard has sequences of its own')
-        for key, path in self._shard_paths(merge.clients if isinstance(merge, _FollowingRoot) else frozenset()):
+        following = merge if isinstance(merge, FollowingRoot) else None
+        for key, path in self.shard_paths(following):
             if key not in merge.sources:
-                log = self._open_log(key, path, may_be_gone=not bounded)
+                log = self.open_log(key, path, may_be_gone=not bounded)
                 if log is not None:
-                    if isinstance(merge, _FollowingRoot):
-                        merge.clients.add(key[0])
+                    if following is not None:
+                        following.clients.add(key[0])
+                        following.names[path.name] = key
                     make = partial(HubRecord, client=key[0], shard=key[1])
                     merge.add(key, log.cursor(start, bounded=bounded, isolation=isolation), make)
 
-    def _shard_paths(self, known: frozenset[str] | set[str] = frozenset()) -> list[tuple[tuple[str, int], Path]]:
+    def shard_paths(self, following: FollowingRoot | None = None) -> list[tuple[tuple[str, int], Path]]:
         """Return client, index and path of each shard that is there; ShardError where a client's make up no set.
 
-        Of a client that is `known`, shards may be missing: it is being removed.
+        following: only those of clients of whom it doesn't read all that is there. Of a client that it knows, shards may be missing: it
+        is being removed.
         """
         shards = []
-        for prefix, found in route.scan(self.path).items():
+        for prefix, found in self._found(following).items():
             if _is_client(prefix):
-                if prefix not in known and not found.is_being_made:
+                if (following is None or prefix not in following.clients) and not found.is_being_made:
                     found.check_complete(self.path)
                 shards += [((prefix, index), path) for index, path in found.paths(self.path)]
         return shards
 
-    def _open_log(self, key: tuple[str, int], path: Path, may_be_gone: bool = False) -> Log | None:
+    def _found(self, following: FollowingRoot | None) -> dict[str, route.Found]:
+        """Return what lies under the root; for a follower, who looks often, only clients of whom there is a name that it doesn't read."""
+        names = system.port.names(self.path)
+        if following is not None:
+            clients = {name.partition(".")[0] for name in names if name not in following.names} - {""}
+            names = [name for name in names if name.partition(".")[0] in clients] if clients else []
+        return route.found_in(self.path, names)
+
+    def open_log(self, key: tuple[str, int], path: Path, may_be_gone: bool = False) -> Log | None:
         """Return the open log of a shard; None if it was removed just now, or if only its empty directory is left."""
         log = self._logs.get(key)
         if log is None or log.closed or log.has_vanished():
@@ -212,8 +223,8 @@ class HubRoot:
         self._check_open()
         bits = {prefix: found.bits for prefix, found in route.scan(self.path).items() if _is_client(prefix)}
         shards: dict[str, list[SpoolStats | JournalStats]] = {client: [] for client in bits}
-        for key, path in self._shard_paths():
-            log = self._open_log(key, path)
+        for key, path in self.shard_paths():
+            log = self.open_log(key, path)
             if log is not None:
                 shards.setdefault(key[0], []).append(log.stats())
         clients = [_client_stats(client, bits[client], stats) for client, stats in shards.items() if client in bits]
@@ -253,19 +264,20 @@ class HubRoot:
         return f"<HubRoot {self.path}{' closed' if self.closed else ''}>"
 
 
-class _FollowingRoot(FollowingMerge):
+class FollowingRoot(FollowingMerge):
     """A merge that takes in the shards of new clients, and lets go of those that were removed."""
 
     def __init__(self, root: HubRoot, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation) -> None:
         super().__init__(limit, on_gap, timeout)
         self.clients: set[str] = set()  # that were seen: what is missing of them is being removed
-        self._root = root
+        self.names: dict[str, tuple[str, int]] = {}  # of the directories that are read, with their keys
+        self.root = root
         self._isolation: Isolation = isolation
 
     def arm(self) -> Watcher:
         watcher = super().arm()
         try:
-            watcher.watch(self._root.path, ENTERED, _ROOT)
+            watcher.watch(self.root.path, ENTERED, _ROOT)
         except BaseException:
             watcher.close()
             raise
@@ -273,13 +285,25 @@ class _FollowingRoot(FollowingMerge):
 
     def notice(self, keys: set[Any] | None) -> None:
         if keys is None:
-            for key, source in list(self._silent.items()):
-                # Appended before it was removed, and not read yet, is still in memory: only a silent log is let go.
-                if source.cursor.has_vanished() and not self.look({key}):
-                    self.drop(key)
-                    self._root.forget(cast("tuple[str, int]", key))
+            for source in list(self._silent.values()):
+                try:
+                    source.cursor.refuse_vanished()
+                except LogVanished:
+                    # Appended before it was removed, and not read yet, is still in memory: only a silent log is let go.
+                    if not self.look_at([source]):
+                        self.drop(source.key)
         if keys is None or _ROOT in keys:
-            self._root._add_new(self, "earliest", False, self._isolation)
+            self.add_new()
+
+    def add_new(self) -> None:
+        """Read what has come, from its earliest record on."""
+        self.root.add_shards(self, "earliest", False, self._isolation)
+
+    def drop(self, key: Any) -> None:
+        super().drop(key)
+        for name in [name for name, known in self.names.items() if known == key]:
+            del self.names[name]
+        self.root.forget(key)
 
 
 def _is_client(prefix: str) -> bool:

@@ -335,7 +335,7 @@ class Journal:
         limit = self._synced if check_isolation(isolation) == "synced" else None
         if limit is None and end is None and self.format.reads_zeros and self._word_before_restart() is not None:
             limit = self._until_recovered
-        return Cursor(Segments(self.path, self.format), place, end, limit)
+        return Cursor(Segments(self.path, self.format, most_open=1), place, end, limit)  # it only goes forward
 
     def cursor(
         self,
@@ -349,6 +349,8 @@ class Journal:
         place = self.place(start)
         if bounded and end is None:
             end = self._synced() if check_isolation(isolation) == "synced" else self.readable_end()
+        with self._looking:
+            self._segments.close()  # of many logs even one descriptor each would be too many
         return self._cursor(place, end, isolation)
 
     def has_vanished(self) -> bool:
