@@ -14,27 +14,30 @@ what is there of it is read. A client whose directories are removed is read to i
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
+from hub.client import check_client
+from hub.following import FollowingRoot
+from hub.held import Held
+from hub.positions import Key
+from hub.reader import HubReader, HubReaderStats, delete, listing
 from kvspool import SpoolStats, system
-from kvspool.errors import Closed, LogExists, LogNotFound, LogVanished, NotALog
+from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
 from kvspool.journal import JournalStats
 from kvspool.spool.cursor import Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.spool import TIMEOUT
-from kvspool.wakeups import ENTERED, Watcher
 from shard import ShardSet, route
-from shard.merge import FollowingMerge, Merge
+from shard.merge import Cursor, FollowingMerge, Merge
 from shard.shardset import Log, ShardRecord, open_shard
 
-M = TypeVar("M", bound=Merge)
-LONGEST_ID = 100  # bytes of a client's id
-_ROOT = "the root itself"  # the key of its watch; the others are (client, shard)
+OpenCursor = Callable[[Key, Path, Log], Cursor]
 
 
 class HubRecord(ShardRecord, frozen=True, gc=False):
@@ -65,15 +68,6 @@ class HubStats(msgspec.Struct, frozen=True):
     clients: list[ClientStats]
 
 
-def check_client(client: str) -> str:
-    """Return a client's id, or raise ValueError if it can't be one: empty, too long, or able to leave the root."""
-    if not client:
-        raise ValueError("a client's id is not empty")
-    if len(route.check_prefix(client)) > LONGEST_ID:
-        raise ValueError(f"a client's id has at most {LONGEST_ID} bytes, not {len(client)}")
-    return client
-
-
 class HubRoot:
     """A handle of a hub root. Get it from `HubRoot.open`; may be used by threads, and survives a fork."""
 
@@ -82,6 +76,7 @@ class HubRoot:
         self.path = path
         self._timeout = timeout
         self._logs: dict[tuple[str, int], Log] = {}
+        self._held = Held(path)
         self._is_closed = False
 
     @classmethod
@@ -138,7 +133,7 @@ class HubRoot:
         limit, on_gap and isolation as `kvspool.Spool.read` has them. Raises ShardError for shards that make up no set.
         """
         merge = Merge(limit, on_gap)
-        self.add_shards(merge, start, True, isolation)
+        self.add_shards(merge, _cursors_at(start, True, isolation), is_bounded=True)
         return merge
 
     def follow(
@@ -155,24 +150,22 @@ class HubRoot:
         One inotify descriptor serves the root and all shards. Ends quietly after `timeout` seconds without a record; None: never.
         """
         merge = FollowingRoot(self, limit, on_gap, timeout, isolation)
-        self.add_shards(merge, start, False, isolation)
+        self.add_shards(merge, _cursors_at(start, False, isolation), is_bounded=False)
         return merge
 
-    def add_shards(self, merge: M, start: str | datetime, bounded: bool, isolation: Isolation) -> None:
+    def add_shards(self, merge: Merge, open_cursor: OpenCursor, *, is_bounded: bool) -> None:
         """Add every shard to the merge that it doesn't read yet."""
         self._check_open()
-        if isinstance(start, int):
-            raise ValueError(f'start is "earliest", "latest" or an aware datetime here, not {start}: each shard has sequences of its own')
         following = merge if isinstance(merge, FollowingRoot) else None
         for key, path in self.shard_paths(following):
             if key not in merge.sources:
-                log = self.open_log(key, path, may_be_gone=not bounded)
+                log = self.open_log(key, path, may_be_gone=not is_bounded)
                 if log is not None:
                     if following is not None:
                         following.clients.add(key[0])
                         following.names[path.name] = key
                     make = partial(HubRecord, client=key[0], shard=key[1])
-                    merge.add(key, log.cursor(start, bounded=bounded, isolation=isolation), make)
+                    merge.add(key, open_cursor(key, path, log), make)
 
     def shard_paths(self, following: FollowingRoot | None = None) -> list[tuple[tuple[str, int], Path]]:
         """Return client, index and path of each shard that is there; ShardError where a client's make up no set.
@@ -187,6 +180,14 @@ class HubRoot:
                     found.check_complete(self.path)
                 shards += [((prefix, index), path) for index, path in found.paths(self.path)]
         return shards
+
+    def logs(self) -> Iterator[tuple[Key, Path, Log]]:
+        """Yield client and index, path and log of each shard that is there."""
+        self._check_open()
+        for key, path in self.shard_paths():
+            log = self.open_log(key, path, may_be_gone=True)
+            if log is not None:
+                yield key, path, log
 
     def _found(self, following: FollowingRoot | None) -> dict[str, route.Found]:
         """Return what lies under the root; for a follower, who looks often, only clients of whom there is a name that it doesn't read."""
@@ -215,6 +216,37 @@ class HubRoot:
         log = self._logs.get(key)
         if log is not None and (log.closed or log.has_vanished()):
             del self._logs[key]
+
+    # Durable readers.
+
+    def reader(self, name: str, start: str | datetime = "earliest", *, isolation: Isolation = "appended") -> HubReader:
+        """Open the durable reader `name`: it keeps its place in every shard, goes on there next time, and is open only once.
+
+        name: up to 200 letters, digits and _ @ . -, not beginning with . or -. start: where a new reader begins in the clients that are
+        there, as in `read`; later clients are read from their earliest record. isolation: as in `read`. Raises ReaderBusy (naming who has
+        it open), Corruption (its positions are damaged), ValueError, ShardError, or the system's OSError.
+        """
+        self._check_open()
+        return HubReader(self, name, _checked_start(start), isolation)
+
+    def readers(self) -> list[HubReaderStats]:
+        """Return what is known of each durable reader: name, lag in each shard, when it last committed, who has it open."""
+        self._check_open()
+        return listing(self)
+
+    def delete_reader(self, name: str) -> None:
+        """Forget a durable reader; a new one of the same name starts anew. Raises NoSuchReader, ReaderBusy while it is open, ValueError."""
+        self._check_open()
+        delete(self.path, name)
+
+    def held(self, client: str, index: int) -> int | None:
+        """Return the lowest sequence of a shard that a durable reader has yet to read, as of its last commit; None if there is no reader.
+
+        For who trims the shard: a look at a few names, unless somebody has committed since. A reader that has no place in the shard yet,
+        or whose positions can't be read, holds back all of it: 0.
+        """
+        self._check_open()
+        return self._held.lowest(check_client(client), index)
 
     # Looking after it.
 
@@ -264,46 +296,15 @@ class HubRoot:
         return f"<HubRoot {self.path}{' closed' if self.closed else ''}>"
 
 
-class FollowingRoot(FollowingMerge):
-    """A merge that takes in the shards of new clients, and lets go of those that were removed."""
+def _checked_start(start: str | datetime) -> str | datetime:
+    if isinstance(start, int):
+        raise ValueError(f'start is "earliest", "latest" or an aware datetime here, not {start}: each shard has sequences of its own')
+    return start
 
-    def __init__(self, root: HubRoot, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation) -> None:
-        super().__init__(limit, on_gap, timeout)
-        self.clients: set[str] = set()  # that were seen: what is missing of them is being removed
-        self.names: dict[str, tuple[str, int]] = {}  # of the directories that are read, with their keys
-        self.root = root
-        self._isolation: Isolation = isolation
 
-    def arm(self) -> Watcher:
-        watcher = super().arm()
-        try:
-            watcher.watch(self.root.path, ENTERED, _ROOT)
-        except BaseException:
-            watcher.close()
-            raise
-        return watcher
-
-    def notice(self, keys: set[Any] | None) -> None:
-        if keys is None:
-            for source in list(self._silent.values()):
-                try:
-                    source.cursor.refuse_vanished()
-                except LogVanished:
-                    # Appended before it was removed, and not read yet, is still in memory: only a silent log is let go.
-                    if not self.look_at([source]):
-                        self.drop(source.key)
-        if keys is None or _ROOT in keys:
-            self.add_new()
-
-    def add_new(self) -> None:
-        """Read what has come, from its earliest record on."""
-        self.root.add_shards(self, "earliest", False, self._isolation)
-
-    def drop(self, key: Any) -> None:
-        super().drop(key)
-        for name in [name for name, known in self.names.items() if known == key]:
-            del self.names[name]
-        self.root.forget(key)
+def _cursors_at(start: str | datetime, bounded: bool, isolation: Isolation) -> OpenCursor:
+    start = _checked_start(start)
+    return lambda key, path, log: log.cursor(start, bounded=bounded, isolation=isolation)
 
 
 def _is_client(prefix: str) -> bool:

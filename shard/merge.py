@@ -15,17 +15,17 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from kvspool import GapError, system
+from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.record import Gap
+from kvspool.spool.cursor import Cursor as SpoolCursor
 from kvspool.spool.cursor import OnGap
 from kvspool.wakeups import BLIND_POLL, POLL, Watcher
 
 if TYPE_CHECKING:
-    from kvspool.journal.cursor import Cursor as JournalCursor
     from kvspool.journal.cursor import Reading as JournalReading
-    from kvspool.spool.cursor import Cursor as SpoolCursor
     from kvspool.spool.cursor import Reading as SpoolReading
 
-    Cursor = SpoolCursor | JournalCursor
+Cursor = SpoolCursor | JournalCursor
 
 LOOK_AROUND = 256  # records after which silent logs are looked at again
 AHEAD = 1 << 16  # records that are copied out in advance, of all logs together

@@ -598,6 +598,14 @@ class Journal:
         """Return the sequence of the oldest record."""
         return self._bases()[0]
 
+    def records_from(self, sequence: int) -> int:
+        """Return how many records there are from a sequence on, as far as the numbers tell."""
+        try:
+            return max(0, self.end() - max(sequence, self.first()))
+        finally:
+            with self._looking:
+                self._segments.close()
+
     def segments_apart(self) -> Segments:
         """Return the directory of the segments with descriptors of its own."""
         return Segments(self.path, self.format)
