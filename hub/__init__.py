@@ -7,9 +7,24 @@
             print(record.client, record.shard, record.sequence, record.data)
 """
 
+from hub.errors import HubError, ShardReplaced
+from hub.reader import HubLag, HubReader, HubReaderStats, ShardLag
 from hub.root import ClientStats, HubRecord, HubRoot, HubStats
 
 open = HubRoot.open
 create = HubRoot.create
 
-__all__ = ["ClientStats", "HubRecord", "HubRoot", "HubStats", "create", "open"]
+__all__ = [
+    "ClientStats",
+    "HubError",
+    "HubLag",
+    "HubReader",
+    "HubReaderStats",
+    "HubRecord",
+    "HubRoot",
+    "HubStats",
+    "ShardLag",
+    "ShardReplaced",
+    "create",
+    "open",
+]

@@ -21,10 +21,10 @@ import msgspec
 
 from hub import access_file
 from hub.access_file import AccessFile, PrincipalEntry, Role, TokenEntry
+from hub.client import check_client
 from hub.errors import AccessError, NotAuthenticated
 from hub.private import WatchedFile
 from hub.quotas import UNLIMITED, Quota
-from hub.root import check_client
 from hub.tokens import Token
 from kvspool import system
 

@@ -38,9 +38,9 @@ from typing import Any, Literal
 import msgspec
 
 from hub import private
+from hub.client import check_client
 from hub.errors import AccessError
 from hub.quotas import UNLIMITED, Quota
-from hub.root import check_client
 from hub.tokens import ID, Token
 from kvspool import sizes, system
 

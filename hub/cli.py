@@ -1,4 +1,4 @@
-"""`kvspool hub`: make a hub root, and see whose shards lie there."""
+"""`kvspool hub`: make a hub root, and see whose shards lie there, and who reads them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hub import ClientStats, HubRoot, access_commands
+from hub import ClientStats, HubReaderStats, HubRoot, access_commands
 from hub.commands import serve, ship
-from kvspool import sizes
+from kvspool import sizes, system
 from kvspool.cli import options, output, stats
+from kvspool.cli.options import BadInput
+from kvspool.errors import KvspoolError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,6 +24,7 @@ EXAMPLES = """\
   kvspool hub create flights
   kvspool shard create flights --prefix JFK --bits 2        a client of the hub root: the prefix is its id
   kvspool hub clients flights
+  kvspool hub readers flights
   kvspool tail flights --follow"""
 
 CREATE = """\
@@ -38,11 +41,19 @@ CLIENTS_EXAMPLES = """\
   kvspool hub clients flights
   kvspool hub clients flights --json | jq '.[] | {client, records}'"""
 
+READERS = """\
+List the durable readers of a hub root: how many records each is behind over all shards, when it last committed, and who has it open. With
+--json it is one list, with the field names of the library and the place in each shard."""
+READERS_EXAMPLES = """\
+  kvspool hub readers flights
+  kvspool hub readers flights --json | jq '.[] | {name, behind: .lag.records}'
+  kvspool hub readers flights --delete spark        it must not be open; a new one begins anew"""
+
 
 def add_commands(subparsers: Any) -> None:
     """Add `kvspool hub` and its commands."""
     parser = subparsers.add_parser(
-        "hub", help="make a hub root, and list the clients there", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+        "hub", help="make a hub root, and list its clients and readers", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
     )
     parser.set_defaults(run=lambda arguments: _help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -58,6 +69,15 @@ def add_commands(subparsers: Any) -> None:
     clients.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
     options.add_json(clients, "the same as a JSON list, with the figures of each shard")
     clients.set_defaults(run=_clients)
+    readers = commands.add_parser(
+        "readers", help="list the durable readers, or delete one", description=READERS, epilog=f"Examples:\n{READERS_EXAMPLES}"
+    )
+    readers.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
+    which = readers.add_mutually_exclusive_group()
+    options.add_json(which, "the same as a JSON list, with the place in each shard")
+    which.add_argument("--delete", metavar="NAME", help="forget this reader and its places")
+    readers.set_defaults(run=_readers)
+
     access_commands.add(commands)
     serve.add(commands)
     ship.add(subparsers)
@@ -67,6 +87,7 @@ def open_log(path: Path) -> HubRoot | None:
     """Return the hub root at a path if there are clients; None otherwise, for what has no client's id may still be a shard set."""
     if not path.is_dir():
         return None
+    system.port.allow_more_files()  # each shard takes some
     root = _ShardByShard.open(path)
     if root.clients():
         return root
@@ -98,6 +119,7 @@ def _create(arguments: argparse.Namespace) -> int:
 
 def _clients(arguments: argparse.Namespace) -> int:
     """Print the clients."""
+    system.port.allow_more_files()
     with HubRoot.open(arguments.path) as root:
         found = root.stats().clients
     if arguments.json:
@@ -107,6 +129,48 @@ def _clients(arguments: argparse.Namespace) -> int:
     else:
         print("no clients yet", file=sys.stderr)
     return 0
+
+
+def _readers(arguments: argparse.Namespace) -> int:
+    """Print the durable readers, or delete one."""
+    system.port.allow_more_files()
+    with HubRoot.open(arguments.path) as root:
+        if arguments.delete is not None:
+            return _delete(root, arguments.delete)
+        found = root.readers()
+    if arguments.json:
+        output.print_json(found)
+    elif found:
+        output.console().print(_table_of_readers(found))
+    else:
+        print("no durable readers", file=sys.stderr)
+    return 0
+
+
+def _delete(root: HubRoot, name: str) -> int:
+    try:
+        root.delete_reader(name)
+    except KvspoolError:
+        raise
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    print(output.escape(f"deleted the reader {name!r}"))
+    return 0
+
+
+def _table_of_readers(readers: list[HubReaderStats]) -> Table:
+    """Return a row for each reader."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    for name in ("reader", "shards", "records behind", "committed", "state"):
+        table.add_column(name, justify="right" if name in ("shards", "records behind") else "left", overflow="fold")
+    for one in readers:
+        behind = ["-", "-"] if one.lag is None else [f"{len(one.lag.shards):,}", f"{one.lag.records:,}"]
+        state = one.problem or (f"open: {one.holder}" if one.holder else "closed")
+        table.add_row(*(Text(output.escape(cell)) for cell in (one.name, *behind, stats.when(one.updated), state)))
+    return table
 
 
 def _table(clients: list[ClientStats]) -> Table:

@@ -12,6 +12,7 @@
         |   `-- Restored        the log ends before what the hub has of it
         |-- Unexpected          records are missing before those that were sent, and nobody said that they are lost
         |-- ShardDamaged        the hub's own shard is damaged, or was removed
+        |-- ShardReplaced       a durable reader's place is in a log that is there no more
         |-- RootInUse           another hub serves this root
         |-- Unreachable         the hub can't be reached, or doesn't answer
         |-- AccessError         the file that says who may do what can't be used
@@ -94,6 +95,20 @@ class Unexpected(HubError):
 
 class ShardDamaged(HubError):
     """The hub's shard is damaged, or was removed. Whoever looks after the hub has to repair it; the other shards go on."""
+
+
+class ShardReplaced(HubError):
+    """The log of a shard isn't the one in which a durable reader has its place: it was made anew, or restored from an older copy.
+
+    What the reader had not read of the old one can't be had any more; how much that was, nobody knows. `sequence` is the place it had
+    there. The reader stands at the earliest record of the new log, `first`: take the next record to go on, or `seek`.
+    """
+
+    exit_code = 7
+
+    def __init__(self, path: str, client: str, shard: int, sequence: int, first: int, why: str) -> None:
+        super().__init__(f"{path}: {why}; the reader's place was {sequence}, and it goes on at the earliest record, {first}")
+        self.path, self.client, self.shard, self.sequence, self.first = path, client, shard, sequence, first
 
 
 class RootInUse(HubError):

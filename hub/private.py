@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hub.errors import AccessError
-from kvspool import system
+from kvspool import disk, system
 from kvspool.errors import LockTimeout
 
 LARGEST = 1 << 24  # bytes that such a file may have
@@ -90,7 +90,7 @@ def write(path: Path, data: bytes, *, replaces: bool = False, mode: int = 0o600)
         with suppress(OSError):
             system.port.remove(building)
         raise
-    _flush_directory(path.parent)
+    disk.flush_directory(path.parent)
 
 
 def edit(path: Path, change: Callable[[bytes], bytes]) -> None:
@@ -116,14 +116,6 @@ def _alone(directory: Path) -> Iterator[None]:
                 raise LockTimeout(f"{directory}: somebody else has been editing a file there for {PATIENCE:.0f} s")
             system.port.sleep(_PAUSE)
         yield
-    finally:
-        system.port.close(fd)
-
-
-def _flush_directory(path: Path) -> None:
-    fd = system.port.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        system.port.flush(fd)
     finally:
         system.port.close(fd)
 

@@ -14,13 +14,19 @@ what is there of it is read. A client whose directories are removed is read to i
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import msgspec
 
+from hub.client import check_client
+from hub.following import FollowingRoot
+from hub.held import Held
+from hub.positions import Key
+from hub.reader import HubReader, HubReaderStats, delete, listing
 from kvspool import SpoolStats, system
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
 from kvspool.iteration import OnGap
@@ -28,14 +34,11 @@ from kvspool.journal import JournalStats
 from kvspool.spool.cursor import Isolation
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.spool import TIMEOUT
-from kvspool.wakeups import ENTERED, Watcher
 from shard import ShardSet, route
-from shard.merge import FollowingMerge, Merge
+from shard.merge import Cursor, FollowingMerge, Merge
 from shard.shardset import Log, ShardRecord, open_shard
 
-M = TypeVar("M", bound=Merge)
-LONGEST_ID = 100  # bytes of a client's id
-_ROOT = "the root itself"  # the key of its watch; the others are (client, shard)
+OpenCursor = Callable[[Key, Path, Log], Cursor]
 
 
 class HubRecord(ShardRecord, frozen=True, gc=False):
@@ -66,15 +69,6 @@ class HubStats(msgspec.Struct, frozen=True):
     clients: list[ClientStats]
 
 
-def check_client(client: str) -> str:
-    """Return a client's id, or raise ValueError if it can't be one: empty, too long, or able to leave the root."""
-    if not client:
-        raise ValueError("a client's id is not empty")
-    if len(route.check_prefix(client)) > LONGEST_ID:
-        raise ValueError(f"a client's id has at most {LONGEST_ID} bytes, not {len(client)}")
-    return client
-
-
 class HubRoot:
     """A handle of a hub root. Get it from `HubRoot.open`; may be used by threads, and survives a fork."""
 
@@ -83,6 +77,7 @@ class HubRoot:
         self.path = path
         self._timeout = timeout
         self._logs: dict[tuple[str, int], Log] = {}
+        self._held = Held(path)
         self._is_closed = False
 
     @classmethod
@@ -139,7 +134,7 @@ class HubRoot:
         limit, on_gap and isolation as `kvspool.Spool.read` has them. Raises ShardError for shards that make up no set.
         """
         merge = Merge(limit, on_gap)
-        self._add_new(merge, start, True, isolation)
+        self.add_shards(merge, _cursors_at(start, True, isolation), is_bounded=True)
         return merge
 
     def follow(
@@ -155,38 +150,55 @@ class HubRoot:
 
         One inotify descriptor serves the root and all shards. Ends quietly after `timeout` seconds without a record; None: never.
         """
-        merge = _FollowingRoot(self, limit, on_gap, timeout, isolation)
-        self._add_new(merge, start, False, isolation)
+        merge = FollowingRoot(self, limit, on_gap, timeout, isolation)
+        self.add_shards(merge, _cursors_at(start, False, isolation), is_bounded=False)
         return merge
 
-    def _add_new(self, merge: M, start: str | datetime, bounded: bool, isolation: Isolation) -> None:
+    def add_shards(self, merge: Merge, open_cursor: OpenCursor, *, is_bounded: bool) -> None:
         """Add every shard to the merge that it doesn't read yet."""
         self._check_open()
-        if isinstance(start, int):
-            raise ValueError(f'start is "earliest", "latest" or an aware datetime here, not {start}: each shard has sequences of its own')
-        for key, path in self._shard_paths(merge.clients if isinstance(merge, _FollowingRoot) else frozenset()):
+        following = merge if isinstance(merge, FollowingRoot) else None
+        for key, path in self.shard_paths(following):
             if key not in merge.sources:
-                log = self._open_log(key, path, may_be_gone=not bounded)
+                log = self.open_log(key, path, may_be_gone=not is_bounded)
                 if log is not None:
-                    if isinstance(merge, _FollowingRoot):
-                        merge.clients.add(key[0])
+                    if following is not None:
+                        following.clients.add(key[0])
+                        following.names[path.name] = key
                     make = partial(HubRecord, client=key[0], shard=key[1])
-                    merge.add(key, log.cursor(start, bounded=bounded, isolation=isolation), make)
+                    merge.add(key, open_cursor(key, path, log), make)
 
-    def _shard_paths(self, known: frozenset[str] | set[str] = frozenset()) -> list[tuple[tuple[str, int], Path]]:
+    def shard_paths(self, following: FollowingRoot | None = None) -> list[tuple[tuple[str, int], Path]]:
         """Return client, index and path of each shard that is there; ShardError where a client's make up no set.
 
-        Of a client that is `known`, shards may be missing: it is being removed.
+        following: only those of clients of whom it doesn't read all that is there. Of a client that it knows, shards may be missing: it
+        is being removed.
         """
         shards = []
-        for prefix, found in route.scan(self.path).items():
+        for prefix, found in self._found(following).items():
             if _is_client(prefix):
-                if prefix not in known and not found.is_being_made:
+                if (following is None or prefix not in following.clients) and not found.is_being_made:
                     found.check_complete(self.path)
                 shards += [((prefix, index), path) for index, path in found.paths(self.path)]
         return shards
 
-    def _open_log(self, key: tuple[str, int], path: Path, may_be_gone: bool = False) -> Log | None:
+    def logs(self) -> Iterator[tuple[Key, Path, Log]]:
+        """Yield client and index, path and log of each shard that is there."""
+        self._check_open()
+        for key, path in self.shard_paths():
+            log = self.open_log(key, path, may_be_gone=True)
+            if log is not None:
+                yield key, path, log
+
+    def _found(self, following: FollowingRoot | None) -> dict[str, route.Found]:
+        """Return what lies under the root; for a follower, who looks often, only clients of whom there is a name that it doesn't read."""
+        names = system.port.names(self.path)
+        if following is not None:
+            clients = {name.partition(".")[0] for name in names if name not in following.names} - {""}
+            names = [name for name in names if name.partition(".")[0] in clients] if clients else []
+        return route.found_in(self.path, names)
+
+    def open_log(self, key: tuple[str, int], path: Path, may_be_gone: bool = False) -> Log | None:
         """Return the open log of a shard; None if it was removed just now, or if only its empty directory is left."""
         log = self._logs.get(key)
         if log is None or log.closed or log.has_vanished():
@@ -206,6 +218,37 @@ class HubRoot:
         if log is not None and (log.closed or log.has_vanished()):
             del self._logs[key]
 
+    # Durable readers.
+
+    def reader(self, name: str, start: str | datetime = "earliest", *, isolation: Isolation = "appended") -> HubReader:
+        """Open the durable reader `name`: it keeps its place in every shard, goes on there next time, and is open only once.
+
+        name: up to 200 letters, digits and _ @ . -, not beginning with . or -. start: where a new reader begins in the clients that are
+        there, as in `read`; later clients are read from their earliest record. isolation: as in `read`. Raises ReaderBusy (naming who has
+        it open), Corruption (its positions are damaged), ValueError, ShardError, or the system's OSError.
+        """
+        self._check_open()
+        return HubReader(self, name, _checked_start(start), isolation)
+
+    def readers(self) -> list[HubReaderStats]:
+        """Return what is known of each durable reader: name, lag in each shard, when it last committed, who has it open."""
+        self._check_open()
+        return listing(self)
+
+    def delete_reader(self, name: str) -> None:
+        """Forget a durable reader; a new one of the same name starts anew. Raises NoSuchReader, ReaderBusy while it is open, ValueError."""
+        self._check_open()
+        delete(self.path, name)
+
+    def held(self, client: str, index: int) -> int | None:
+        """Return the lowest sequence of a shard that a durable reader has yet to read, as of its last commit; None if there is no reader.
+
+        For who trims the shard: a look at a few names, unless somebody has committed since. A reader that has no place in the shard yet,
+        or whose positions can't be read, holds back all of it: 0.
+        """
+        self._check_open()
+        return self._held.lowest(check_client(client), index)
+
     # Looking after it.
 
     def stats(self) -> HubStats:
@@ -213,8 +256,8 @@ class HubRoot:
         self._check_open()
         bits = {prefix: found.bits for prefix, found in route.scan(self.path).items() if _is_client(prefix)}
         shards: dict[str, list[SpoolStats | JournalStats]] = {client: [] for client in bits}
-        for key, path in self._shard_paths():
-            log = self._open_log(key, path)
+        for key, path in self.shard_paths():
+            log = self.open_log(key, path)
             if log is not None:
                 shards.setdefault(key[0], []).append(log.stats())
         clients = [_client_stats(client, bits[client], stats) for client, stats in shards.items() if client in bits]
@@ -254,33 +297,15 @@ class HubRoot:
         return f"<HubRoot {self.path}{' closed' if self.closed else ''}>"
 
 
-class _FollowingRoot(FollowingMerge):
-    """A merge that takes in the shards of new clients, and lets go of those that were removed."""
+def _checked_start(start: str | datetime) -> str | datetime:
+    if isinstance(start, int):
+        raise ValueError(f'start is "earliest", "latest" or an aware datetime here, not {start}: each shard has sequences of its own')
+    return start
 
-    def __init__(self, root: HubRoot, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation) -> None:
-        super().__init__(limit, on_gap, timeout)
-        self.clients: set[str] = set()  # that were seen: what is missing of them is being removed
-        self._root = root
-        self._isolation: Isolation = isolation
 
-    def arm(self) -> Watcher:
-        watcher = super().arm()
-        try:
-            watcher.watch(self._root.path, ENTERED, _ROOT)
-        except BaseException:
-            watcher.close()
-            raise
-        return watcher
-
-    def notice(self, keys: set[Any] | None) -> None:
-        if keys is None:
-            for key, source in list(self._silent.items()):
-                # Appended before it was removed, and not read yet, is still in memory: only a silent log is let go.
-                if source.cursor.has_vanished() and not self.look({key}):
-                    self.drop(key)
-                    self._root.forget(cast("tuple[str, int]", key))
-        if keys is None or _ROOT in keys:
-            self._root._add_new(self, "earliest", False, self._isolation)
+def _cursors_at(start: str | datetime, bounded: bool, isolation: Isolation) -> OpenCursor:
+    start = _checked_start(start)
+    return lambda key, path, log: log.cursor(start, bounded=bounded, isolation=isolation)
 
 
 def _is_client(prefix: str) -> bool:

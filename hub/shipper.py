@@ -24,11 +24,11 @@ import msgspec
 import kvspool
 import shard
 from hub import hubs
+from hub.client import check_client
 from hub.columns import Rows
 from hub.connection import SILENCE, Connection, Security
 from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, Unexpected, Unreachable
 from hub.lane import Lane
-from hub.root import check_client
 from hub.wire import BATCH_BYTES, VERSION, Opening
 from hub.wire import Log as LogOnWire
 from kvspool import system

@@ -28,9 +28,9 @@ import msgspec
 
 import kvspool
 from hub import columns
+from hub.client import check_client
 from hub.columns import Rows
 from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
-from hub.root import check_client
 from hub.wire import LAST
 from kvspool import disk, system
 from kvspool.errors import Corruption, KvspoolError, LogExists, OutOfRange, Poisoned

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import select
 import signal
 import struct
@@ -40,6 +41,13 @@ class Port:
     """The real system. A subclass in the tests overrides what it wants to watch or to break."""
 
     # Files. Errors are the system's own OSError, untouched.
+
+    def allow_more_files(self) -> None:
+        """Let this process have as many descriptors open as it may allow itself."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            with suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
         """Open a file without following a link in its last component; the descriptor closes on exec."""

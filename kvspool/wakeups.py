@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Hashable
 
 from inotify_simple import INotify, flags, parse_events
 
@@ -26,7 +27,8 @@ class Watcher:
 
     def __init__(self) -> None:
         self._notifier: INotify | None = None
-        self._keys: dict[int, object] = {}
+        self._keys: dict[int, Hashable] = {}
+        self._descriptors: dict[Hashable, set[int]] = {}  # for each key
         self._process = system.port.process_id()
         self._sleepers = 0
         self.is_blind = False
@@ -37,18 +39,27 @@ class Watcher:
                 raise
             self.is_blind = True
 
-    def watch(self, path: str | os.PathLike[str], mask: int, key: object) -> None:
+    def watch(self, path: str | os.PathLike[str], mask: int, key: Hashable) -> None:
         """Wake for changes of `path` from now on, and report them as `key`. What is not there any more will not change."""
         if self._notifier is None:
             return
         try:
-            self._keys[system.port.add_watch(self._notifier, path, mask)] = key
+            descriptor = system.port.add_watch(self._notifier, path, mask)
+            self._keys[descriptor] = key
+            self._descriptors.setdefault(key, set()).add(descriptor)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
             if error.errno not in EXHAUSTED:
                 raise
             self.is_blind = True
+
+    def unwatch(self, key: Hashable) -> None:
+        """Watch nothing more of what was watched under a key. Its last changes may still be reported."""
+        notifier = self._notifier if self._process == system.port.process_id() else None  # in a forked child they are the parent's
+        for descriptor in self._descriptors.pop(key, ()):
+            if self._keys.pop(descriptor, self) is not self and notifier is not None:
+                system.port.remove_watch(notifier, descriptor)
 
     def wait(self, timeout: float) -> set[object] | None:
         """Sleep up to `timeout` seconds. Returns the keys of what changed; None: it may be anything, look at all."""
@@ -73,8 +84,12 @@ class Watcher:
         for event in parse_events(system.port.read_events(fd)):
             if event.mask & flags.Q_OVERFLOW:
                 return None
-            if event.wd in self._keys:
-                keys.add(self._keys[event.wd])
+            key = self._keys.get(event.wd, self)
+            if key is not self:
+                keys.add(key)
+                if event.mask & flags.IGNORED:  # the file is gone, and its watch with it
+                    del self._keys[event.wd]
+                    self._descriptors.get(key, set()).discard(event.wd)
         return keys
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ The shard of a key is the low `bit` bits of its hash, so that one more bit split
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,8 +107,13 @@ class Found:
 
 def scan(root: Path) -> dict[str, Found]:
     """Return what lies under a root, by prefix. A directory of another name that is a log is a set of one; other names are no shards."""
+    return found_in(root, system.port.names(root))
+
+
+def found_in(root: Path, names: Iterable[str]) -> dict[str, Found]:
+    """Return what some of the names under a root stand for; see `scan`."""
     found: dict[str, Found] = {}
-    for name in system.port.names(root):
+    for name in names:
         parsed = parse_name(name)
         if parsed is None:
             if not name or not _PREFIX.fullmatch(name) or not logs.is_log(root / name):

@@ -391,7 +391,7 @@ class Journal:
         limit = self._synced if check_isolation(isolation) == "synced" else None
         if limit is None and end is None and self.format.reads_zeros and self._word_before_restart() is not None:
             limit = self._until_recovered
-        return Cursor(Segments(self.path, self.format), place, end, limit)
+        return Cursor(Segments(self.path, self.format, most_open=1), place, end, limit)  # it only goes forward
 
     def cursor(
         self,
@@ -405,6 +405,8 @@ class Journal:
         place = self.place(start)
         if bounded and end is None:
             end = self._synced() if check_isolation(isolation) == "synced" else self.readable_end()
+        with self._looking:
+            self._segments.close()  # of many logs even one descriptor each would be too many
         return self._cursor(place, end, isolation)
 
     def has_vanished(self) -> bool:
@@ -647,6 +649,14 @@ class Journal:
     def first(self) -> int:
         """Return the sequence of the oldest record."""
         return self._bases()[0]
+
+    def records_from(self, sequence: int) -> int:
+        """Return how many records there are from a sequence on, as far as the numbers tell."""
+        try:
+            return max(0, self.end() - max(sequence, self.first()))
+        finally:
+            with self._looking:
+                self._segments.close()
 
     def segments_apart(self) -> Segments:
         """Return the directory of the segments with descriptors of its own."""

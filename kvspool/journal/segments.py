@@ -29,10 +29,11 @@ OPEN = 8  # descriptors that one handle keeps for reading
 
 class Segments:
     """The directory, for one handle; not to be shared between threads. A forked child may share the descriptors: nothing depends on where
-    they stand."""
+    they stand. most_open: descriptors that are kept."""
 
-    def __init__(self, path: Path, format: Format) -> None:
+    def __init__(self, path: Path, format: Format, most_open: int = OPEN) -> None:
         self.path = path
+        self._most_open = most_open
         self.format = format
         self.directory = format.segments_in(path)
         self._open: OrderedDict[int, Segment] = OrderedDict()
@@ -130,7 +131,7 @@ class Segments:
             if segment is None:
                 return None
         self._open[base] = segment
-        if len(self._open) > OPEN:
+        if len(self._open) > self._most_open:
             self._open.popitem(last=False)[1].close()
         return segment
 

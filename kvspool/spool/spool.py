@@ -555,6 +555,12 @@ class Spool(Single):
         position, _ = search.find(reader, sequence)
         return int(reader.mark()[0]) - position
 
+    def records_from(self, sequence: int) -> int:
+        """Return how many records there are from a sequence on, without the numbers that a crash of the machine has left out."""
+        reader = self._live().reader(0, 0)
+        _, first = search.find(reader, "earliest")
+        return search.count(reader, max(sequence, first), reader.mark()[:2])
+
     def close(self) -> None:
         """Give back files and memory. Every later call raises Closed.
 

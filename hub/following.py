@@ -1,0 +1,59 @@
+"""Following a hub root: its clients that come are taken in, those that were removed are read to their end and let go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvspool.errors import LogVanished
+from kvspool.iteration import OnGap
+from kvspool.spool.cursor import Isolation
+from kvspool.wakeups import ENTERED, Watcher
+from shard.merge import FollowingMerge
+
+if TYPE_CHECKING:
+    from hub.root import HubRoot
+
+_ROOT = "the root itself"  # the key of its watch; the others are (client, shard)
+
+
+class FollowingRoot(FollowingMerge):
+    """A merge that takes in the shards of new clients, and lets go of those that were removed."""
+
+    def __init__(self, root: HubRoot, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation) -> None:
+        super().__init__(limit, on_gap, timeout)
+        self.clients: set[str] = set()  # that were seen: what is missing of them is being removed
+        self.names: dict[str, tuple[str, int]] = {}  # of the directories that are read, with their keys
+        self.root = root
+        self._isolation: Isolation = isolation
+
+    def arm(self) -> Watcher:
+        watcher = super().arm()
+        try:
+            watcher.watch(self.root.path, ENTERED, _ROOT)
+        except BaseException:
+            watcher.close()
+            raise
+        return watcher
+
+    def notice(self, keys: set[Any] | None) -> None:
+        if keys is None:
+            for source in list(self._silent.values()):
+                try:
+                    source.cursor.refuse_vanished()
+                except LogVanished:
+                    # Appended before it was removed, and not read yet, is still in memory: only a silent log is let go.
+                    if not self.look_at([source]):
+                        self.drop(source.key)
+        if keys is None or _ROOT in keys:
+            self.add_new()
+
+    def add_new(self) -> None:
+        """Read what has come, from its earliest record on."""
+        isolation = self._isolation
+        self.root.add_shards(self, lambda key, path, log: log.cursor("earliest", isolation=isolation), is_bounded=False)
+
+    def drop(self, key: Any) -> None:
+        super().drop(key)
+        for name in [name for name, known in self.names.items() if known == key]:
+            del self.names[name]
+        self.root.forget(key)

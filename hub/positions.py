@@ -1,0 +1,154 @@
+"""Where a durable reader of a hub root stands: the positions of all shards, in one file.
+
+    [root]/.hub/readers/[name].positions
+    kvspool-hub-positions 1 [CRC32C of what follows, 8 hex digits]
+    [["JFK.2.000", 1204, "0a1b..", 1763724000123456789], ...]
+
+Each entry, in JSON: the shard's directory; the sequence of the record that comes next; of a spool the log's id, in hex; the timestamp of
+the record before it, 0 where that isn't known.
+
+**Durability.** The file is replaced whole: a temporary one is written, flushed and renamed, and the directory flushed. After a crash at any
+instruction, of the process or the machine, it holds the old positions or the new ones, all of them together.
+
+**Trust.** What stands there is believed if the checksum agrees, and each entry could be one of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from hub.client import check_client
+from kvspool import disk, system
+from kvspool.disk import flush_directory
+from kvspool.errors import Corruption, NotALog, UnknownVersion
+from kvspool.journal.control import checksum
+from kvspool.journal.offsets import check_name
+from shard import route
+
+Key = tuple[str, int]  # a client and the index of a shard
+SUFFIX = ".positions"
+LARGEST = 1 << 26  # bytes of a file that is read: some 700,000 shards
+_MAGIC = b"kvspool-hub-positions "
+_HEADER = re.compile(rb"kvspool-hub-positions ([0-9]{1,9}) ([0-9a-f]{8})\n")
+_VERSION = 1
+
+
+class Position(NamedTuple):
+    """A place in one shard. bits: of its client's set; sequence: of the record that comes next; log: a spool's id, empty for a journal;
+    time: timestamp of the record before that, 0 where it isn't known."""
+
+    bits: int
+    sequence: int
+    log: str = ""
+    time: int = 0
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    directory: str
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    log: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?$")]
+    time: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+_DECODER = msgspec.json.Decoder(list[_Entry])
+
+
+def pack(positions: dict[Key, Position]) -> bytes:
+    """Return the bytes of a file."""
+    entries = [
+        _Entry(route.directory_name(client, one.bits, index), one.sequence, one.log, one.time)
+        for (client, index), one in sorted(positions.items())
+    ]
+    body = msgspec.json.encode(entries)
+    return b"%s%d %08x\n" % (_MAGIC, _VERSION, checksum(body)) + body
+
+
+def parse(data: bytes) -> dict[Key, Position]:
+    """Return the positions that the bytes of a file are. Raises ValueError, saying what is wrong; UnknownVersion."""
+    header = _HEADER.match(data)
+    if header is None:
+        raise ValueError("it doesn't begin as such a file does")
+    if int(header[1]) != _VERSION:
+        raise UnknownVersion(f"it has version {int(header[1])}, this kvspool knows {_VERSION}")
+    body = data[header.end() :]
+    if checksum(body) != int(header[2], 16):
+        raise ValueError("its checksum is another one")
+    positions: dict[Key, Position] = {}
+    for entry in _DECODER.decode(body):
+        prefix, bits, index = route.parse_name(entry.directory) or (entry.directory, 0, 0)
+        if route.directory_name(check_client(prefix), bits, index) != entry.directory or (prefix, index) in positions:
+            raise ValueError(f"{entry.directory!r} is no shard, or is there twice")
+        positions[prefix, index] = Position(bits, entry.sequence, entry.log, entry.time)
+    return positions
+
+
+def load(path: Path) -> dict[Key, Position] | None:
+    """Return the positions in a file; None if there is none. Raises Corruption, UnknownVersion."""
+    try:
+        fd = system.port.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    try:
+        status = system.port.status(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
+            raise ValueError(f"it is no regular file of up to {LARGEST} bytes")
+        return parse(system.port.read(fd, status.st_size, 0))
+    except UnknownVersion as error:
+        raise UnknownVersion(f"{path}: {error}; upgrade, or delete the reader") from None
+    except (ValueError, RecursionError) as error:
+        raise Corruption(f"{path} doesn't say where the reader stands: {error}; restore it, or delete the reader") from None
+    finally:
+        system.port.close(fd)
+
+
+def store(path: Path, positions: dict[Key, Position]) -> None:
+    """Replace the positions in a file; on disk when it returns. Raises the system's OSError: the old ones, or the new ones, are there."""
+    disk.replace(path, pack(positions), 0o600)
+
+
+def names(root: Path) -> list[str]:
+    """Return the names of the durable readers of a hub root, sorted."""
+    try:
+        found = system.port.names(directory_of(root))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX) and _is_name(name.removesuffix(SUFFIX)))
+
+
+def _is_name(name: str) -> bool:
+    try:
+        check_name(name)
+    except ValueError:
+        return False
+    return True
+
+
+def path_of(root: Path, name: str) -> Path:
+    """Return where a reader's positions lie. Raises ValueError for a name that must not become a part of a path."""
+    return directory_of(root) / f"{check_name(name)}{SUFFIX}"
+
+
+def directory_of(root: Path) -> Path:
+    """Return the directory of a hub root's readers, which may not be there."""
+    return root / ".hub" / "readers"
+
+
+def make_directory(root: Path) -> Path:
+    """Make the directory of a hub root's readers, with rights for its owner alone, and return it. Raises NotALog for what is in its way."""
+    directory = directory_of(root)
+    for part in (directory.parent, directory):
+        try:
+            system.port.make_directory(part)
+        except FileExistsError:
+            status = system.port.look_up(part)
+            if status is None or not stat.S_ISDIR(status.st_mode):
+                raise NotALog(f"{part} is no directory, so the hub root can't have readers; remove it") from None
+        else:
+            flush_directory(part.parent)
+    return directory
