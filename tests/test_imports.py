@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptography", "starlette", "uvicorn", "prometheus_client")
-ARROW = {"kvspool/arrow.py", *(f"hub/{name}.py" for name in ("authentication", "columns", "connection", "intake", "server"))}  # for Arrow's users
+ARROW = {"kvspool/arrow.py", *(f"hub/{name}.py" for name in ("authentication", "columns", "connection", "intake", "server"))}
 ABOVE = {"kvspool": {"shard", "hub", "tools", "tests"}, "shard": {"hub", "tools", "tests"}, "hub": {"tools", "tests"}}
 
 
