@@ -8,7 +8,7 @@
 
 **A token** is looked at before the call's first message is read, when nothing but the headers is known: nobody without one gets the hub to
 take in a message, and of Flight there is no limit to the size of one. The price is that the log can't name the address then; the gate
-in front of the server logs each connection with its address.
+in front of the server knows it of each connection, and cuts one that nobody was recognised on. `address` is how it tells the handlers.
 
 **A certificate** was verified before that, by TLS: whom our CA didn't sign gets no call through. Its identity - the first name in it,
 or its common name if it has no other - is known in the handler alone, so a call without a token passes the middleware where certificates
@@ -45,7 +45,10 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Recognises who makes each call of a Flight server; see the module. Used by all its threads."""
 
     def __init__(self, access: Access, *, uses_certificates: bool = False, address: Callable[[str], str] | None = None) -> None:
-        """uses_certificates: the server verifies clients' certificates. address: makes the address to log of what Flight calls the peer."""
+        """uses_certificates: the server verifies clients' certificates. address: makes what is logged of what Flight calls the peer.
+
+        Behind a gate the peer is the gate's own end of a connection, so `address` has to ask the gate whose that is.
+        """
         super().__init__()
         self.access = access
         self.failures = 0  # calls by somebody who wasn't recognised

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -42,7 +44,7 @@ class Certificate:
     @classmethod
     def parse(cls, pem: bytes, where: object = "it") -> Certificate:
         """Return what the first certificate of a PEM text says. Raises CertificateError, in which `where` names the text."""
-        return _described(_chain(pem, where)[0])
+        return _described(_chain(pem, where)[0], where)
 
     def problem(self, now: int | None = None) -> str | None:
         """Return in words why it is not valid at a time (now unless given), None if it is."""
@@ -64,15 +66,16 @@ class Pair:
     def parse(cls, chain: bytes, key: bytes, where: object = "it") -> Pair:
         """Take both. Raises CertificateError if one is none, or the key is not the certificate's; `where` names the certificate."""
         leaf = _chain(chain, where)[0]
-        try:
-            private = serialization.load_pem_private_key(key, password=None)
-        except TypeError:
-            raise CertificateError(f"the key of {where} is encrypted; store it without a password, readable by its owner alone") from None
-        except Exception:  # what the library raises depends on what is wrong, and may quote the text
-            raise CertificateError(f"the key of {where} is no private key in PEM") from None
-        if _public_bytes(private.public_key()) != _public_bytes(leaf.public_key()):
-            raise CertificateError(f"the key is not that of {where}")
-        return cls(_described(leaf), chain, key)
+        with _translated(f"the key of {where} is no private key in PEM"):
+            try:
+                private = serialization.load_pem_private_key(key, password=None)
+            except TypeError:
+                words = f"the key of {where} is encrypted; store it without a password, readable by its owner alone"
+                raise CertificateError(words) from None
+        with _translated(f"{where} can't be used"):
+            if _public_bytes(private.public_key()) != _public_bytes(leaf.public_key()):
+                raise CertificateError(f"the key is not that of {where}")
+        return cls(_described(leaf, where), chain, key)
 
 
 class Certificates:
@@ -100,7 +103,7 @@ class Certificates:
     @property
     def not_after(self) -> int:
         """Return when the server's certificate ends, or one of its authority's if that is earlier; ns since 1970."""
-        others = [] if self.authority is None else [_described(one).not_after for one in _chain(self.authority, "the authority")]
+        others = [] if self.authority is None else [one.not_after for one in _authorities(self.authority, "the authority")]
         return min([self.pair.certificate.not_after, *others])
 
     def refresh(self) -> bool:
@@ -137,7 +140,7 @@ class Certificates:
         if self._authority is None:
             return pair, None
         authority = self._authority.read()
-        _chain(authority, self._authority.path)
+        _authorities(authority, self._authority.path)
         return pair, authority
 
 
@@ -154,7 +157,7 @@ def read_pair(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) 
 def read_authority(path: str | os.PathLike[str]) -> bytes:
     """Return the certificates of an authority in PEM. Raises CertificateError, AccessError for what others can write, and OSError."""
     data = WatchedFile(path, is_secret=False).read()
-    _chain(data, Path(path))
+    _authorities(data, Path(path))
     return data
 
 
@@ -163,25 +166,39 @@ def moment(at: int) -> str:
     return datetime.fromtimestamp(at // 1_000_000_000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _chain(pem: bytes, where: object) -> list[x509.Certificate]:
+@contextmanager
+def _translated(words: str) -> Iterator[None]:
+    """Raise CertificateError for whatever the library raises: that depends on what is wrong, and may quote what it was given."""
     try:
+        yield
+    except CertificateError:
+        raise
+    except Exception as error:
+        raise CertificateError(f"{words} ({type(error).__name__})") from None
+
+
+def _chain(pem: bytes, where: object) -> list[x509.Certificate]:
+    with _translated(f"{where} holds no certificate in PEM"):
         return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
-        raise CertificateError(f"{where} holds no certificate in PEM: {error}") from None
 
 
-def _described(certificate: x509.Certificate) -> Certificate:
-    identities = _identities(certificate)
-    common = [str(one.value) for one in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
-    return Certificate(
-        subject=certificate.subject.rfc4514_string(),
-        issuer=certificate.issuer.rfc4514_string(),
-        names=tuple(name for kind, name in identities if kind in (x509.DNSName, x509.IPAddress)),
-        identity=next((name for _, name in identities), common[0] if common else ""),
-        not_before=_ns(certificate.not_valid_before_utc),
-        not_after=_ns(certificate.not_valid_after_utc),
-        fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
-    )
+def _authorities(pem: bytes, where: object) -> list[Certificate]:
+    return [_described(one, where) for one in _chain(pem, where)]
+
+
+def _described(certificate: x509.Certificate, where: object) -> Certificate:
+    with _translated(f"{where} holds a certificate that is damaged"):
+        identities = _identities(certificate)
+        common = [str(one.value) for one in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+        return Certificate(
+            subject=certificate.subject.rfc4514_string(),
+            issuer=certificate.issuer.rfc4514_string(),
+            names=tuple(name for kind, name in identities if kind in (x509.DNSName, x509.IPAddress)),
+            identity=next((name for _, name in identities), common[0] if common else ""),
+            not_before=_ns(certificate.not_valid_before_utc),
+            not_after=_ns(certificate.not_valid_after_utc),
+            fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
+        )
 
 
 def _identities(certificate: x509.Certificate) -> list[tuple[type, str]]:
@@ -190,8 +207,6 @@ def _identities(certificate: x509.Certificate) -> list[tuple[type, str]]:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return []
-    except ValueError as error:
-        raise CertificateError(f"the certificate's names can't be read: {error}") from None
     kinds = (x509.DNSName, x509.UniformResourceIdentifier, x509.RFC822Name, x509.IPAddress)
     return [(type(name), str(name.value)) for name in names if isinstance(name, kinds)]
 

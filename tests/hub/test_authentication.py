@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import guarded
 import pyarrow
 import pytest
 from clocks import StoppedClock
 from guarded import GuardedServer, ask, served
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import flight
 
 from hub import access_file
 from hub.access import Access
-from hub.authentication import LINES, escape
+from hub.authentication import LINES, Authentication, escape
+from hub.private import WatchedFile
 from hub.tokens import Token
 from kvspool import system
 
@@ -84,6 +88,17 @@ def test_two_authorization_headers_are_refused(server: GuardedServer, token: Tok
     headers = [token.header, (b"authorization", b"Bearer other")]
     with flight.FlightClient(location(server)) as client, pytest.raises(flight.FlightUnauthenticatedError):
         list(client.do_action(flight.Action("whoami", b""), flight.FlightCallOptions(timeout=10, headers=headers)))
+
+
+HEADER = st.one_of(st.text(max_size=80), st.binary(max_size=80), st.text(max_size=5).map(lambda text: f"Bearer {text}"))
+
+
+@given(st.dictionaries(st.sampled_from(["authorization", "Authorization", "cookie"]), st.lists(HEADER, max_size=3)))
+def test_whatever_the_headers_are_nobody_gets_in_and_nothing_breaks(headers: dict[str, list[str | bytes]]) -> None:
+    access = Access(WatchedFile("/nowhere", is_secret=True))
+    access._looks_at = float("inf")
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        Authentication(access).start_call(SimpleNamespace(method=SimpleNamespace(name="DO_PUT")), headers)
 
 
 def test_a_put_without_a_token_is_refused_before_its_first_message_is_read(server: GuardedServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import socket
@@ -9,6 +10,7 @@ import ssl
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from guarded import GuardedServer, ask, served
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import flight
 
 from hub import access_file, authority, certificates
@@ -454,6 +458,19 @@ def test_what_is_no_pair_is_refused_without_a_word_of_the_key(tmp_path: Path) ->
         assert one.key.decode().splitlines()[1] not in str(caught.value)
     with_chain = Pair.parse(one.chain + other.chain, one.key)
     assert with_chain.certificate == one.certificate
+
+
+@given(st.data())
+def test_a_damaged_certificate_is_described_or_refused_as_such(pki: Pki, data: st.DataObject) -> None:
+    pair = pki.server
+    body = bytearray(base64.b64decode(b"".join(pair.chain.splitlines()[1:-1])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    body = body[: data.draw(st.sampled_from([len(body), len(body) - 1, 200, 1]))]
+    pem = b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(body) + b"-----END CERTIFICATE-----\n"
+    for parse in (lambda: Certificate.parse(pem), lambda: Pair.parse(pem, pair.key)):
+        with suppress(CertificateError):
+            parse()
 
 
 def test_validity_has_a_beginning_and_an_end() -> None:
