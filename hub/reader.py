@@ -241,7 +241,7 @@ class HubReader:
         return self._turn is reading
 
     def lose_turn(self) -> None:
-        """Begin anew: what the iterator has copied out counts as not handed out."""
+        """Let the next iterator begin anew: what this one has copied out counts as not handed out."""
         self._turn = None
 
     def _place(self, key: Key) -> Position:
@@ -313,7 +313,6 @@ class HubReading(Iterator[Any]):
                 merge = self._begin()
             self._tell()
             item = self._take(merge)
-            self._owner.pass_by(merge.last, item)
             if not isinstance(item, Gap):
                 if self._left is not None:
                     self._left -= 1
@@ -327,8 +326,15 @@ class HubReading(Iterator[Any]):
 
     def _take(self, merge: Merge) -> Any:
         try:
-            return next(merge)
-        except (StopIteration, KvspoolError, OSError):
+            item = next(merge)
+            self._owner.pass_by(merge.last, item)
+            return item
+        except StopIteration:
+            if self._is_bounded:
+                self._owner.lose_turn()
+                self.close()
+            raise
+        except KvspoolError:
             raise
         except BaseException:
             self._owner.lose_turn()  # interrupted: something may have been taken out that nobody got
