@@ -138,7 +138,7 @@ def test_events_come_without_being_asked_for_and_end_with_the_page(told: Told, s
         assert failed["status"]["clients"][0]["client"] == "SEA"  # what it said last
         threading.Thread(target=served.close).start()
         list(stream)  # it ends, and is whole: otherwise httpx raises RemoteProtocolError
-    assert served.listeners == 0
+    wait_for(lambda: served.listeners == 0)
 
 
 def test_a_stream_stops_when_its_browser_goes_and_the_number_of_streams_is_bounded(served: Page, monkeypatch: pytest.MonkeyPatch) -> None:
