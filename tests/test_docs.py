@@ -67,7 +67,8 @@ def test_the_example_of_a_keyed_value_is_what_a_packer_writes() -> None:
 GUARANTEES = (Path(__file__).parent.parent / "docs" / "guarantees.md").read_text(encoding="utf-8")
 HAZARDS = (Path(__file__).parent.parent / "docs" / "hazards.md").read_text(encoding="utf-8")
 COPY = (Path(__file__).parent.parent / "docs" / "copy.md").read_text(encoding="utf-8")
-PROOFS = sorted(set(re.findall(r"`(tests/[^`]+)`", GUARANTEES + HAZARDS + COPY)))
+HUB_PAGE = (Path(__file__).parent.parent / "docs" / "hub-page.md").read_text(encoding="utf-8")
+PROOFS = sorted(set(re.findall(r"`(tests/[^`]+)`", GUARANTEES + HAZARDS + COPY + HUB_PAGE)))
 
 
 @pytest.mark.parametrize("proof", [proof for proof in PROOFS if proof.endswith(".py") or "::" in proof])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib")
+HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptography", "starlette", "uvicorn", "prometheus_client")
 ABOVE = {"kvspool": {"shard", "hub", "tools", "tests"}, "shard": {"hub", "tools", "tests"}, "hub": {"tools", "tests"}}
 
 

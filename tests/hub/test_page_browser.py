@@ -204,6 +204,7 @@ def test_it_is_readable_on_a_phone_in_both_schemes(look: Callable[..., Tab], bus
     tab.get_by_role("button", name="ATL-gate-1", exact=True).tap()
     expect(tab.get_by_role("table", name="Shards of ATL-gate-1")).to_be_visible()
     assert has_no_sideways_scroll(tab)
+    assert tab.evaluate("document.getElementById('table').offsetWidth") <= 390 - 2 * 12
     brightness = tab.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((sum, c) => sum + Number(c), 0)")
     assert brightness > 700 if scheme == "light" else brightness < 100
     texts, poor = tab.evaluate(POOR_CONTRASTS)
