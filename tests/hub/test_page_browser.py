@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -133,7 +134,7 @@ def test_it_is_live_without_a_reload_and_comes_back_after_the_hub_was_gone(look:
         expect(tab.get_by_role("alert")).to_contain_text("the certificate has expired")
         expect(fact(tab, "Certificate")).to_have_text("expired")
         assert names(tab) == ["JFK"]
-        tab.wait_for_function("document.querySelector('#charts .curve').getAttribute('d').includes('L')")  # the rate is drawn
+        expect(tab.locator("#charts .curve").first).to_have_attribute("d", re.compile("M.*,.*L"))  # the rates are drawn
         told.tell(RuntimeError("the root is gone"))
         expect(tab.get_by_role("alert")).to_contain_text("the hub fails to say how it is: RuntimeError: the root is gone")
         address = page.address
@@ -184,7 +185,7 @@ def test_200_clients_are_sorted_filtered_and_unfolded(look: Callable[..., Tab], 
     own = tab.locator(".details:visible")
     expect(own).to_contain_text("Refused batches")
     expect(own.get_by_role("img", name="Records/s, last 10 min")).to_be_visible()
-    tab.wait_for_function("document.querySelector('.details .curve').getAttribute('d').includes('L')")
+    expect(own.locator(".chart .curve").first).to_have_attribute("d", re.compile("M.*,.*L"))
     tab.get_by_text("24 hours").click()
     expect(own.get_by_role("img", name="Records/s, last 24 h")).to_be_visible()
     button.press("Enter")
@@ -195,6 +196,20 @@ def test_200_clients_are_sorted_filtered_and_unfolded(look: Callable[..., Tab], 
     chart.scroll_into_view_if_needed()
     chart.hover()
     expect(tab.locator("#charts output").first).to_contain_text(":")  # the time that is pointed at
+
+
+def test_rows_stay_where_they_are_while_one_has_the_focus(look: Callable[..., Tab]) -> None:
+    told = Told(hub([client("a", shards=[shard(behind=1)]), client("b", shards=[shard(behind=2)])]))
+    with Page(told) as page:
+        tab = look(page)
+        tab.get_by_role("columnheader", name="Behind").get_by_role("button").click()
+        assert names(tab) == ["b", "a"]
+        tab.get_by_role("button", name="b", exact=True).focus()
+        told.tell(hub([client("a", shards=[shard(behind=3)]), client("b", shards=[shard(behind=2)]), client("c")]))
+        expect(cell(tab, "a", "Behind")).to_have_text("3")
+        assert names(tab) == ["b", "a", "c"]
+        tab.get_by_role("searchbox").focus()
+        expect(tab.locator(".client th button")).to_have_text(["a", "b", "c"])
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
