@@ -2,7 +2,7 @@
 
     /                       the page, with /hub.css and /hub.js
     /api/status             status, rates and history as JSON
-    /api/history?client=ID  the history of one client
+    /api/history?client=ID  the history of one client; empty where none is kept
     /events                 status and rates once a second, as server-sent events
     /metrics                for Prometheus
     /healthz                200, or 503 with the reason
@@ -33,7 +33,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hub import metrics
-from hub.history import Histories, Rates, Rows
+from hub.history import Histories, History, Rates, Rows
 from hub.status import HubStatus
 
 MOST_LISTENERS = 32  # event streams at once
@@ -171,9 +171,11 @@ class Site:
         return _json(Report(**news, history=rows, recent=self._histories.recent()))
 
     async def _history(self, request: Request) -> Response:
-        history = self._histories.client(request.query_params.get("client", ""))
-        if history is None:
-            return _sentence(404, "there is no history of a client of this name")
+        name = request.query_params.get("client", "")
+        clients = self._said.status.clients if self._said.status else []
+        if not any(client.client == name for client in clients):
+            return _sentence(404, "there is no client of this name")
+        history = self._histories.client(name) or History()  # empty for one that has just come, or is one too many
         return _json(HistoryRows(history.seconds.rows(), history.minutes.rows()))
 
     async def _events(self, request: Request) -> Response:
@@ -199,12 +201,13 @@ class Site:
         age = time.monotonic() - self._sample.at
         return f"the hub has not said for {age:.0f} s how it is" if age > STALE else ""
 
-    async def stream(self, receive: Receive, send: Send) -> None:
-        """Send each sample as an event, the present one first, until the browser goes or the site is closed."""
+    async def stream(self, head: Message, receive: Receive, send: Send) -> None:
+        """Send a head, and each sample as an event, the present one first, until the browser goes or the site is closed."""
         news = asyncio.Event()
-        self._listeners.add(news)
+        self._listeners.add(news)  # before anything is waited for: they were counted just now
         going = asyncio.create_task(_wait_until_gone(receive, news))
         try:
+            await send(head)
             await _send(send, b"retry: %d\n\n" % RETRY)
             while not going.done() and not self._is_closed:
                 await _send(send, self._event)
@@ -235,9 +238,9 @@ class EventStream(Response):
         self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the head, then events."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._site.stream(receive, send)
+        """Send events until the browser goes."""
+        head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await self._site.stream(head, receive, send)
 
 
 class Guard:

@@ -68,7 +68,8 @@ GUARANTEES = (Path(__file__).parent.parent / "docs" / "guarantees.md").read_text
 HAZARDS = (Path(__file__).parent.parent / "docs" / "hazards.md").read_text(encoding="utf-8")
 COPY = (Path(__file__).parent.parent / "docs" / "copy.md").read_text(encoding="utf-8")
 SECURITY = (Path(__file__).parent.parent / "docs" / "security.md").read_text(encoding="utf-8")
-PROOFS = sorted(set(re.findall(r"`(tests/[^`]+)`", GUARANTEES + HAZARDS + COPY + SECURITY)))
+HUB_PAGE = (Path(__file__).parent.parent / "docs" / "hub-page.md").read_text(encoding="utf-8")
+PROOFS = sorted(set(re.findall(r"`(tests/[^`]+)`", GUARANTEES + HAZARDS + COPY + SECURITY + HUB_PAGE)))
 
 
 @pytest.mark.parametrize("proof", [proof for proof in PROOFS if proof.endswith(".py") or "::" in proof])

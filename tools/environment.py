@@ -37,7 +37,7 @@ UNFINISHED = HOME / "kvspool-setup.unfinished"
 PYTHONS = ((3, 13), (3, 12), (3, 11))
 JAVA = 17
 JAVA_PACKAGE = "openjdk-17-jre-headless"
-PROOF_TOOLS = {"spin": "spin"}
+PROOF_TOOLS = {"spin": "spin", "chromium": "chromium"}
 HEARTBEAT = 10.0  # seconds of silence after which a line says that it goes on
 
 # What pip says, and what of it a waiting person wants to see; the first that fits counts.
@@ -111,9 +111,9 @@ def require_java(*, may_install=False):
 def install_proof_tools():
     """Get what some tests need and nothing else does, as root on Debian or Ubuntu; say what is missing, for they are skipped without."""
     missing = {command: package for command, package in PROOF_TOOLS.items() if shutil.which(command) is None}
-    if missing and _can_apt():
+    for package in missing.values() if _can_apt() else ():
         try:
-            _apt_install(sorted(missing.values()))
+            _apt_install([package])  # one by one: Ubuntu has no chromium that works without snap
         except SetupError as error:
             _say(str(error))
     for command, package in missing.items():

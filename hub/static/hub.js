@@ -198,7 +198,7 @@ function showFacts({ status, rates }) {
   fact("Clients", count(clients.length), `${count(connected)} connected, ${count(status.connections)} connections${cut && `; cut: ${cut}`}`);
   fact("Behind", late.length || !clients.length ? count(sum(late.map(behind))) : "unknown", "records that clients still have to send");
   const missing = sum(clients.map(lost));
-  fact("Lost", count(missing), `records in gaps; ${count(gaps)} new gaps since the start`, missing ? "warn" : "");
+  fact("Lost", count(missing), `records in gaps; new gaps since the start: ${count(gaps)}`, missing ? "warn" : "");
   showDisk(status);
   showCertificate(status);
   fact("Up", duration(seconds(status.now - status.started)), `since ${when(status.started)}`);
@@ -254,7 +254,7 @@ class ClientRow {
     this.light = make("span", { class: "off" }, make("span", { class: "unseen" }));
     this.curve = make("path", { class: "curve" });
     this.cells = {};
-    const row = make("tr", { class: "client" }, make("th", { scope: "row" }, this.light, this.button));
+    const row = make("tr", { class: "client" }, make("th", { scope: "row" }, make("span", { class: "name" }, this.light, this.button)));
     for (const [key, column] of Object.entries(COLUMNS)) {
       if (key === "client") continue;
       this.cells[key] = make(key === "seen" ? "time" : "span");

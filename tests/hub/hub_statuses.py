@@ -85,8 +85,8 @@ class Busy:
         is_away = number % 11 == 5
         sent = int(self._sent[number])
         every = dict(first_sequence=sent // 3, next_sequence=sent, records=sent - sent // 3, used=sent * 60)
-        every |= dict(generation=1 + (number % 5 == 2), lost=120 * (number % 9 == 7))
-        every |= dict(behind=-1 if is_away else 25 * number * (number % 4 == 1))
+        every |= dict(generation=1 + (number % 5 == 2))
+        every |= dict(lost=120 * (number % 9 == 7), behind=-1 if is_away else 25 * number * (number % 4 == 1))
         return client(
             AIRPORTS[number % len(AIRPORTS)] + (f"-gate-{number // len(AIRPORTS)}" if number >= len(AIRPORTS) else ""),
             bits=bits,

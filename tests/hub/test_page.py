@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -29,6 +32,7 @@ from kvspool.errors import Closed
 HOSTILE = '"><script>alert(1)</script>\n</style>\\{}'
 PATHS = ["/", "/hub.css", "/hub.js", "/api/status", "/api/history?client=JFK", "/metrics", "/healthz", "/nowhere"]
 STATIC = Path(hub_package.__file__).parent / "static"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -138,7 +142,7 @@ def test_events_come_without_being_asked_for_and_end_with_the_page(told: Told, s
         assert failed["status"]["clients"][0]["client"] == "SEA"  # what it said last
         threading.Thread(target=served.close).start()
         list(stream)  # it ends, and is whole: otherwise httpx raises RemoteProtocolError
-    assert served.listeners == 0
+    wait_for(lambda: served.listeners == 0)
 
 
 def test_a_stream_stops_when_its_browser_goes_and_the_number_of_streams_is_bounded(served: Page, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +288,14 @@ def test_every_figure_has_a_metric() -> None:
     assert found["kvspool_hub_start_time_seconds"] == {(): status.started / 1e9}
     assert found["kvspool_hub_disk_size_bytes"] == {(): 100 * GIB} and found["kvspool_hub_disk_least_free_bytes"] == {(): 5 * GIB}
     assert found["kvspool_hub_connections"] == {(): 2} and found["kvspool_hub_secure"] == {(): 1}
+
+
+def test_the_docs_name_every_metric() -> None:
+    text = (ROOT / "docs" / "hub-page.md").read_text(encoding="utf-8")
+    status = hub([client("JFK", quota_bytes=1, refused={"quota": 1})], cut={"idle": 1}, readers=[ReaderStatus(name="spark", lag=1)])
+    for name in scraped(metrics.exposition(status).decode()):
+        short = name.removeprefix("kvspool_hub").removeprefix("_client" if "_client_" in name else "")
+        assert f"`{short}`" in text or f"`{name}`" in text, name
 
 
 def test_labels_are_bounded_and_hostile_names_stay_names() -> None:
@@ -489,6 +501,23 @@ def test_it_listens_on_ipv6(told: Told) -> None:
     with Page(told, ("::1", 0)) as served:
         assert served.url.startswith("http://[::1]:")
         assert fetch(served, "/healthz").text == "ok\n"
+
+
+@pytest.mark.parametrize("package", ["uvicorn", "starlette", "prometheus_client"])
+def test_without_the_extra_it_says_what_to_install(package: str) -> None:
+    program = f"import sys; sys.modules[{package!r}] = None; import hub.page"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, encoding="utf-8")
+    assert "kvspool.errors.MissingExtra: the hub's page needs a package that isn't installed" in done.stderr
+    assert done.stderr.endswith("pip install 'kvspool[hub]'\n")
+
+
+def test_nothing_is_left_open_however_often_it_starts(told: Told) -> None:
+    before = None
+    for _ in range(5):
+        with Page(told) as served, browser(served) as asking, asking.stream("GET", "/events") as answer:
+            next(events(answer))
+        left = (len(os.listdir("/proc/self/fd")), threading.active_count())
+        assert left == (before := before or left)
 
 
 def test_several_pages_serve_side_by_side() -> None:
