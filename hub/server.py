@@ -58,9 +58,8 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
             options["tls_certificates"] = [(certificates.pair.chain, certificates.pair.key)]
             if certificates.authority is not None:
                 options |= {"verify_client": True, "root_certificates": certificates.authority}
+        # It serves from here on; Flight's own `serve` would only wait, and take the process's signals for itself.
         super().__init__(f"{scheme}://127.0.0.1:0", **options)
-        self._thread = threading.Thread(target=self.serve, name="hub backend", daemon=True)
-        self._thread.start()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take in what a shipper sends."""
