@@ -64,6 +64,15 @@ def give_back(fd: int, process: int) -> None:
         system.port.close(fd)
 
 
+def give_back_file(fd: int, process: int) -> None:
+    """As `give_back`, with the lock of the whole file."""
+    try:
+        if process == system.port.process_id():
+            system.port.unlock_file(fd)
+    finally:
+        give_back(fd, process)
+
+
 @contextmanager
 def held(fd: int, byte: int, timeout: float, holder: Callable[[], str]) -> Iterator[None]:
     """Hold a byte's lock inside the `with` block; see `acquire`."""

@@ -13,7 +13,6 @@ from kvspool.cli import append, options, output
 from kvspool.cli.lines import LineReader
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import Summary
-from kvspool.record import STRUCTURED
 from shard import ShardSet, route
 from shard._hash import hash16
 
@@ -68,18 +67,9 @@ def add_commands(subparsers: Any) -> None:
     create.add_argument(
         "--capacity", type=options.size, default="64MiB", metavar="SIZE", help="of each shard; bytes, or with a unit (default: %(default)s)"
     )
-    create.add_argument(
-        "--codec", choices=tuple(STRUCTURED), default="json", help="how structured values are stored (default: %(default)s)"
-    )
-    create.add_argument(
-        "--mode", type=options.mode, default="600", help="permission bits of the files, in octal (default: %(default)s)"
-    )
+    options.add_codec(create, "how structured values are stored (default: %(default)s)")
     create.add_argument("--exist-ok", action="store_true", help="a set that is there already is no error")
-    create.add_argument(
-        "--allow-unsafe-fs",
-        action="store_true",
-        help="also on a file system that is not known to share memory and locks between processes",
-    )
+    options.add_files(create)
     options.add_json(create, "print what `stats` says of each shard as a JSON list")
     create.set_defaults(run=_create)
 
@@ -187,18 +177,16 @@ class ShardSummary(Summary):
         if total:
             self.add(range(self.count, self.count + total))
 
-    def print(self, arguments: argparse.Namespace) -> None:
-        """Write the summary."""
-        if self._status is not None:
-            self._status.stop()
-        filled = {name: count for name, count in zip(self._names, self._counts, strict=True) if count}
-        if arguments.json:
-            output.print_json({"appended": self.count, "shards": filled, "synced": arguments.durable})
-            return
-        words = f"appended {self.count:,} {'record' if self.count == 1 else 'records'}"
-        if filled:
-            words += f" to {len(filled):,} of {len(self._names):,} shards"
-        print(words + (", on disk" if arguments.durable and self.count else ""), file=sys.stderr)
+    def _places(self) -> dict[str, Any]:
+        return {"shards": self._filled()}
+
+    def _where(self) -> str:
+        filled = self._filled()
+        return f" to {len(filled):,} of {len(self._names):,} shards" if filled else ""
+
+    def _filled(self) -> dict[str, int]:
+        """Return how many records each shard has got that has got any."""
+        return {name: count for name, count in zip(self._names, self._counts, strict=True) if count}
 
 
 def _open(arguments: argparse.Namespace) -> ShardSet:

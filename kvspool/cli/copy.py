@@ -12,7 +12,6 @@ from kvspool.cli import options, output, progress
 from kvspool.cli.options import BadInput
 from kvspool.copying import CopyPlan, CopyProgress, CopyReport
 from kvspool.journal.formats import FORMATS
-from kvspool.record import STRUCTURED
 
 NAME = "copy"
 SUMMARY = "copy the records of one log into another one, of any format"
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--append", action="store_true", help="behind other records that DST holds")
     made = parser.add_argument_group("a DST that is made")
     made.add_argument("--format", choices=("spool", "queue", *FORMATS), help="default: that of SRC")
-    made.add_argument("--codec", choices=tuple(STRUCTURED), help="of structured values (default: as in SRC)")
+    options.add_codec(made, "of structured values (default: as in SRC)", default=None)
     made.add_argument("--capacity", type=options.size, metavar="SIZE", help="of a spool (default: room for all)")
     made.add_argument("--segment-bytes", type=options.size, metavar="SIZE", help="of kvj, sej and fflg")
     made.add_argument("--total-bytes", type=options.size, metavar="SIZE", help="of fflg")

@@ -13,7 +13,6 @@ from kvspool.cli.options import BadInput
 from kvspool.errors import KvspoolError
 from kvspool.journal import JournalStats
 from kvspool.journal.formats import FORMATS
-from kvspool.record import STRUCTURED
 from kvspool.spool import format
 
 _OF_SPOOLS = ("capacity", "policy", "reader_expiry")
@@ -40,11 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("spool", *FORMATS), default="spool", help="a spool, or a journal in such a format (default: %(default)s)"
     )
     parser.add_argument("--capacity", type=options.size, metavar="SIZE", help="of a spool: bytes, or with a unit (default: 64MiB)")
-    parser.add_argument(
-        "--codec",
-        choices=tuple(STRUCTURED),
-        default="json",
-        help="how structured values are stored; keyed is MessagePack with each key of a map stored once (default: %(default)s)",
+    options.add_codec(
+        parser, "how structured values are stored; keyed is MessagePack with each key of a map stored once (default: %(default)s)"
     )
     parser.add_argument(
         "--policy",
@@ -67,14 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sync-interval", type=options.interval, metavar="S", help="with os: seconds between two flushes (default: 1)"
     )
-    parser.add_argument(
-        "--mode", type=options.mode, default="600", help="permission bits of the files, in octal (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--allow-unsafe-fs",
-        action="store_true",
-        help="also on a file system that is not known to share memory and locks between processes",
-    )
+    options.add_files(parser)
     options.add_json(parser, "print what `stats` says of the new log as a JSON object")
     _add_limits(parser.add_argument_group("journals"))
     options.add_retention(parser.add_argument_group("what a journal keeps (default: everything)"))

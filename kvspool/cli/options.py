@@ -15,6 +15,7 @@ from kvspool import sizes
 from kvspool.errors import KvspoolError
 from kvspool.journal import Floor, Journal, Retention
 from kvspool.journal import files as journals
+from kvspool.record import STRUCTURED
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.search import Start
 
@@ -38,6 +39,21 @@ def add_path(parser: argparse.ArgumentParser, words: str) -> None:
 def add_json(parser: argparse._ActionsContainer, words: str) -> None:
     """Add the option --json."""
     parser.add_argument("--json", action="store_true", help=words)
+
+
+def add_codec(parser: argparse._ActionsContainer, words: str, default: str | None = "json") -> None:
+    """Add the option --codec of a log that is made."""
+    parser.add_argument("--codec", choices=tuple(STRUCTURED), default=default, help=words)
+
+
+def add_files(parser: argparse._ActionsContainer) -> None:
+    """Add the options that say what files a log that is made gets, and where."""
+    parser.add_argument("--mode", type=mode, default="600", help="permission bits of the files, in octal (default: %(default)s)")
+    parser.add_argument(
+        "--allow-unsafe-fs",
+        action="store_true",
+        help="also on a file system that is not known to share memory and locks between processes",
+    )
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

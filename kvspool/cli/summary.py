@@ -19,9 +19,14 @@ class Progress:
         self._began = time.monotonic() if shows else float("inf")
         self._status: Any = None
 
+    @property
+    def seconds(self) -> float:
+        """Return how long the work has taken so far, where somebody watches."""
+        return time.monotonic() - self._began
+
     def say(self, words: str) -> None:
         """Show these words in place of the last ones."""
-        if time.monotonic() - self._began < PATIENCE:
+        if self.seconds < PATIENCE:
             return
         if self._status is None:
             self._status = output.console(stderr=True).status(words)
@@ -41,34 +46,33 @@ class Summary:
         self.count = 0
         self.first: int | None = None
         self.last: int | None = None
-        self._began = time.monotonic() if shows_progress else float("inf")
-        self._status: Any = None
+        self._progress = Progress(shows=shows_progress)
 
     def add(self, sequences: range) -> None:
         """Count a batch in."""
         self.count += len(sequences)
         self.first = sequences[0] if self.first is None else self.first
         self.last = sequences[-1]
-        seconds = time.monotonic() - self._began
-        if seconds < PATIENCE:
-            return
-        words = f"appended {self.count:,} records, {self.count / seconds:,.0f}/s"
-        if self._status is None:
-            self._status = output.console(stderr=True).status(words)
-            self._status.start()
-        self._status.update(words)
+        seconds = self._progress.seconds
+        if seconds >= PATIENCE:
+            self._progress.say(f"appended {self.count:,} records, {self.count / seconds:,.0f}/s")
 
     def print(self, arguments: Namespace) -> None:
         """Write the summary."""
-        if self._status is not None:
-            self._status.stop()
+        self._progress.stop()
         if arguments.json:
-            said = {"appended": self.count, "first_sequence": self.first, "last_sequence": self.last, "synced": arguments.durable}
-            output.print_json(said)
+            output.print_json({"appended": self.count, **self._places(), "synced": arguments.durable})
             return
-        words = f"appended {self.count:,} {'record' if self.count == 1 else 'records'}"
-        if self.first is not None and self.last is not None:
-            words += f": sequences {self.first} to {self.last}"
-            if self.last - self.first >= self.count:
-                words += ", with records of others in between"
+        words = f"appended {self.count:,} {'record' if self.count == 1 else 'records'}{self._where()}"
         print(words + (", on disk" if arguments.durable and self.count else ""), file=sys.stderr)
+
+    def _places(self) -> dict[str, Any]:
+        """Return where the records are, as JSON says it."""
+        return {"first_sequence": self.first, "last_sequence": self.last}
+
+    def _where(self) -> str:
+        """Return where the records are, in words."""
+        if self.first is None or self.last is None:
+            return ""
+        words = f": sequences {self.first} to {self.last}"
+        return words + (", with records of others in between" if self.last - self.first >= self.count else "")

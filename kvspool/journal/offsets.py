@@ -46,13 +46,8 @@ class Lease:
     def close(self) -> None:
         """Give the name back. A forked child only lets go of the descriptor: the lock is its parent's."""
         fd, self.fd = self.fd, -1
-        if fd < 0:
-            return
-        try:
-            if self._process == system.port.process_id():
-                system.port.unlock_file(fd)
-        finally:
-            locks.give_back(fd, self._process)
+        if fd >= 0:
+            locks.give_back_file(fd, self._process)
 
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:

@@ -1,4 +1,4 @@
-"""How the files of a journal lie."""
+"""The two ways in which the files of a journal lie."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from kvspool import sizes
+from kvspool.journal import sidecars
 from kvspool.journal.format import Format
 from kvspool.journal.offsets import OffsetFiles, Offsets
 
@@ -52,3 +53,20 @@ class Nested(Format):
 
     def is_full(self, base: int, end: int, sequence: int) -> bool:
         return end >= self.segment_bytes and sequence > base
+
+
+class Bare(Format):
+    """The journal's directory has nothing but the segments in it; ours lies in a hidden directory beside it: see `sidecars`."""
+
+    def segments_in(self, path: Path) -> Path:
+        return path
+
+    def lock_file(self, path: Path) -> Path:
+        return sidecars.lock_file(path)
+
+    @classmethod
+    def sidecar(cls, path: Path) -> Path:
+        return sidecars.beside(path)
+
+    def prepare(self, path: Path, *, is_new: bool = False) -> None:
+        sidecars.prepare(path, is_new=is_new)

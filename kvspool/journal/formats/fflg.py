@@ -17,10 +17,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from kvspool import _fflg, disk, sizes, system
 from kvspool._fflg_py import SIZE
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
-from kvspool.journal import sidecars
 from kvspool.journal.appender import walk
 from kvspool.journal.consumers import INDEX, ConsumerIndex, parse_index, read_index
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format, Scan
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Scan
+from kvspool.journal.formats.arrangement import Bare
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.segments import Segment
 from kvspool.layout import Layout
@@ -61,7 +61,7 @@ class Entry(NamedTuple):
 HEADER, DOCUMENT_HEADER, ENTRY = Layout(Header, ">"), Layout(DocumentHeader, ">"), Layout(Entry, ">")
 
 
-class Fflg(Format):
+class Fflg(Bare):
     """The FFLG format.
 
     segment_bytes: a new segment begins before an entry that would make the last one larger, its header counted. total_bytes: that all
@@ -103,19 +103,6 @@ class Fflg(Format):
         with suppress(Corruption, OSError):
             return names == [INDEX] and not parse_index(read_index(path)).rest
         return False
-
-    def segments_in(self, path: Path) -> Path:
-        return path
-
-    def lock_file(self, path: Path) -> Path:
-        return sidecars.lock_file(path)
-
-    @classmethod
-    def sidecar(cls, path: Path) -> Path:
-        return sidecars.beside(path)
-
-    def prepare(self, path: Path, *, is_new: bool = False) -> None:
-        sidecars.prepare(path, is_new=is_new)
 
     def name_of(self, base: int) -> str | None:
         return f"{base:016x}"

@@ -20,7 +20,8 @@ from kvspool._fixed_py import CHECKSUM
 from kvspool.errors import Corruption, TooLarge
 from kvspool.journal import sidecars
 from kvspool.journal.bounds import Bounds
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Format, Scan
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Scan
+from kvspool.journal.formats.arrangement import Bare
 from kvspool.journal.offsets import OffsetFiles, Offsets
 from kvspool.journal.segments import Segment, Segments
 from kvspool.layout import Layout
@@ -40,7 +41,7 @@ TAIL = Layout(Tail, ">")
 assert TAIL.size == CHECKSUM
 
 
-class Fixed(Format):
+class Fixed(Bare):
     """The fixed format. item_bytes: of each item; items_per_blob: of each blob but the last. Neither can be seen in the blobs."""
 
     name: ClassVar[str] = "fixed"
@@ -77,19 +78,9 @@ class Fixed(Format):
         names = system.port.names(path)
         return not names or any(_NAME.fullmatch(name) for name in names)
 
-    def segments_in(self, path: Path) -> Path:
-        return path
-
-    def lock_file(self, path: Path) -> Path:
-        return sidecars.lock_file(path)
-
-    @classmethod
-    def sidecar(cls, path: Path) -> Path:
-        return sidecars.beside(path)
-
     def prepare(self, path: Path, *, is_new: bool = False) -> None:
         """Make the directory beside the journal. is_new: bounds and readers of an earlier one are removed."""
-        sidecars.prepare(path, is_new=is_new)
+        super().prepare(path, is_new=is_new)
         if is_new:
             sidecar_bounds(path).forget()
             offsets = self.offsets(path, 0)
