@@ -342,6 +342,7 @@ def test_a_killed_holder_s_reader_is_free_and_stands_at_its_commit(root: HubRoot
 def test_a_forked_child_opens_the_reader_anew_when_its_parent_has_closed_it(root: HubRoot) -> None:
     add(root, "a", list(range(10)))
     go, ready = os.pipe()
+    refused, tell = os.pipe()
     reader = root.reader("r")
     data(reader.read(limit=3))
     reader.commit()
@@ -350,6 +351,7 @@ def test_a_forked_child_opens_the_reader_anew_when_its_parent_has_closed_it(root
     def child() -> list[Any]:
         with pytest.raises(ReaderBusy):
             next(reader.read())
+        os.write(tell, b"x")
         os.read(go, 1)
         got = data(reader.read())
         reader.commit()
@@ -357,13 +359,14 @@ def test_a_forked_child_opens_the_reader_anew_when_its_parent_has_closed_it(root
 
     wait = start(child)
     assert len(data(reader.read(limit=1))) == 1
+    os.read(refused, 1)
     reader.close()
     os.write(ready, b"x")
     assert len(wait()) == 7
     with root.reader("r") as again:
         assert data(again.read()) == []
-    os.close(go)
-    os.close(ready)
+    for fd in (go, ready, refused, tell):
+        os.close(fd)
 
 
 def test_a_closed_reader_refuses_everything_and_leaves_nothing_open(root: HubRoot, open_files: Callable[[], set[str]]) -> None:
