@@ -121,7 +121,8 @@ cdef class FrameReader(Ring):
     )
     cpdef Py_ssize_t gather(
         self, uint64_t end, Py_ssize_t limit, int64_t[::1] sequences, int64_t[::1] timestamps, int32_t[::1] types,
-        int32_t[::1] key_offsets, uint8_t[::1] keys, uint8_t[::1] key_bits, int32_t[::1] value_offsets, uint8_t[::1] values
+        int32_t[::1] key_offsets, uint8_t[::1] keys, uint8_t[::1] key_bits, int32_t[::1] value_offsets, uint8_t[::1] values,
+        uint8_t[::1] codecs=*
     ) except -1
 
 

@@ -621,12 +621,13 @@ class FrameReader(Ring):
         key_bits: memoryview,
         value_offsets: memoryview,
         values: memoryview,
+        codecs: memoryview | None = None,
     ) -> int:
         """Copy up to `limit` frames before `end` into columns as Arrow lays them out, and return how many.
 
         sequences, timestamps: int64, `limit` long; types: int32, `limit` long; key_offsets, value_offsets: int32, `limit + 1`
-        long; key_bits: zeroed bytes, a set bit for each record that has a key; keys, values: bytes. Stops with FULL where
-        the next record doesn't fit into `keys` or `values`.
+        long; key_bits: zeroed bytes, a set bit for each record that has a key; keys, values: bytes; codecs: `limit` bytes, or None. Stops
+        with FULL where the next record doesn't fit into `keys` or `values`.
         """
         self.check_open()
         key_data = native.bytes_at(keys)
@@ -658,6 +659,8 @@ class FrameReader(Ring):
             sequences[count] = self.sequence_found
             timestamps[count] = self.timestamp
             types[count] = self.tags & 0xFF
+            if codecs is not None:
+                codecs[count] = (self.tags >> 8) & 0xFF
             if self.tags >> 16 != NO_KEY:
                 key_bits[count >> 3] = key_bits[count >> 3] | (1 << (count & 7))
             key_at += key_length

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from kvspool._frames import TWIN
 
 if TYPE_CHECKING:
-    from kvspool._kvj_py import encode, find, pass_over, scan, sequence_at
+    from kvspool._kvj_py import encode, encode_columns, find, gather, pass_over, scan, sequence_at
 else:
     try:
         if TWIN == "interpreted":
             raise ImportError
-        from kvspool._kvj_c import encode, find, pass_over, scan, sequence_at
+        from kvspool._kvj_c import encode, encode_columns, find, gather, pass_over, scan, sequence_at
     except ImportError:
-        from kvspool._kvj_py import encode, find, pass_over, scan, sequence_at
+        from kvspool._kvj_py import encode, encode_columns, find, gather, pass_over, scan, sequence_at
 
-__all__ = ["encode", "find", "pass_over", "scan", "sequence_at"]
+__all__ = ["encode", "encode_columns", "find", "gather", "pass_over", "scan", "sequence_at"]

@@ -1,6 +1,6 @@
 # The C types of _kvj_py.py, under whose name it is compiled.
 import cython
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cimport kvspool._machine as native
 cimport kvspool._network as network
@@ -16,6 +16,26 @@ cdef uint32_t ONES
 cpdef tuple encode(
     list values, list keys, list types, list timestamps, bytes codecs, int type, int64_t timestamp, int codec, Py_ssize_t start,
     uint64_t sequence, Py_ssize_t room
+)
+@cython.locals(
+    end=Py_ssize_t, total=Py_ssize_t, out=bytearray, data="uint8_t *", key_data="const uint8_t *", value_data="const uint8_t *",
+    at=Py_ssize_t, turn=Py_ssize_t, row=Py_ssize_t, value_from=Py_ssize_t, value_length=Py_ssize_t, size=Py_ssize_t, key_size=Py_ssize_t,
+    behind=Py_ssize_t, state=uint32_t
+)
+cpdef tuple encode_columns(
+    const int32_t[::1] rows, Py_ssize_t count, Py_ssize_t start, uint64_t sequence, Py_ssize_t room, const int32_t[::1] key_offsets,
+    const uint8_t[::1] keys, const uint8_t[::1] has_key, const int32_t[::1] value_offsets, const uint8_t[::1] values,
+    const uint8_t[::1] types, const int64_t[::1] timestamps, const uint8_t[::1] codecs, int64_t timestamp, int codec
+)
+@cython.locals(
+    data="const uint8_t *", length=Py_ssize_t, key_data="uint8_t *", value_data="uint8_t *", key_room=Py_ssize_t, value_room=Py_ssize_t,
+    key_at=Py_ssize_t, value_at=Py_ssize_t, at=Py_ssize_t, left=Py_ssize_t, size=int64_t, tag=int, key_length=Py_ssize_t,
+    value_length=int64_t, state=uint32_t
+)
+cpdef tuple gather(
+    bytes content, uint64_t sequence, Py_ssize_t most, Py_ssize_t count, int64_t[::1] sequences, int64_t[::1] timestamps,
+    int32_t[::1] types, int32_t[::1] key_offsets, uint8_t[::1] keys, uint8_t[::1] key_bits, int32_t[::1] value_offsets,
+    uint8_t[::1] values, uint8_t[::1] codecs
 )
 @cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, key_size=int, begin=int64_t, size=int64_t, turn=Py_ssize_t)
 cpdef tuple scan(bytes content, uint64_t sequence, Py_ssize_t most, object make, list items)

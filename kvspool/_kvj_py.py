@@ -1,4 +1,4 @@
-"""The loops over the frames of our own journal format: encode, scan, pass over, find.
+"""The loops over the frames of our own journal format: encode, scan, pass over, find; and to and from columns as Arrow lays them out.
 
 The table is in `journal.formats.kvj`. This source is also compiled, like `_frames_py`. Data comes in as `bytes` that nobody changes;
 nothing in it is believed before the checksum was compared.
@@ -80,6 +80,130 @@ def encode(
         at += size
         sequence += 1
     return out, end - start
+
+
+def encode_columns(
+    rows: memoryview | None,
+    count: int,
+    start: int,
+    sequence: int,
+    room: int,
+    key_offsets: memoryview,
+    keys: memoryview | bytes,
+    has_key: memoryview | None,
+    value_offsets: memoryview,
+    values: memoryview,
+    types: memoryview | None,
+    timestamps: memoryview | None,
+    codecs: memoryview | None,
+    timestamp: int,
+    codec: int,
+) -> tuple[bytearray, int]:
+    """As `encode`, out of columns: for the row numbers in `rows` (int32; None: 0, 1, 2 ...) from `start` on, of which there are `count`.
+
+    key_offsets, value_offsets: int32, one more than there are rows; has_key: a byte for each row, 0 for no key (None: no keys); types,
+    codecs: a byte for each row (None: type 0, and `codec`); timestamps: int64 (None: `timestamp`).
+    """
+    end = start
+    total = 0
+    while end < count and total < room:
+        row = end if rows is None else rows[end]
+        total += HEAD + value_offsets[row + 1] - value_offsets[row]
+        if has_key is not None and has_key[row]:
+            total += key_offsets[row + 1] - key_offsets[row]
+        end += 1
+    out = bytearray(total)
+    data = network.room_in(out)
+    key_data = native.bytes_at(keys)  # type: ignore[arg-type]
+    value_data = native.bytes_at(values)
+    at = 0
+    for turn in range(start, end):
+        row = turn if rows is None else rows[turn]
+        value_from = value_offsets[row]
+        value_length = value_offsets[row + 1] - value_from
+        size = HEAD + value_length
+        key_size = NO_KEY
+        if has_key is not None and has_key[row]:
+            key_size = key_offsets[row + 1] - key_offsets[row]
+            size += key_size
+        network.put_u32(data, at + 4, size)
+        network.put_u64(data, at + 8, sequence)
+        network.put_i64(data, at + 16, timestamp if timestamps is None else timestamps[row])
+        network.put_u8(data, at + 24, 0 if types is None else types[row])
+        network.put_u8(data, at + 25, codec if codecs is None else codecs[row])
+        network.put_u16(data, at + 26, key_size)
+        state = native.crc32c(ONES, data, at + 4, HEAD - 4)
+        behind = at + HEAD
+        if key_size != NO_KEY:
+            state = native.copy_in(state, data, behind, key_data, key_offsets[row], key_size)
+            behind += key_size
+        state = native.copy_in(state, data, behind, value_data, value_from, value_length)
+        network.put_u32(data, at, state ^ ONES)
+        at += size
+        sequence += 1
+    return out, end - start
+
+
+def gather(
+    content: bytes,
+    sequence: int,
+    most: int,
+    count: int,
+    sequences: memoryview,
+    timestamps: memoryview,
+    types: memoryview,
+    key_offsets: memoryview,
+    keys: memoryview,
+    key_bits: memoryview,
+    value_offsets: memoryview,
+    values: memoryview,
+    codecs: memoryview | None,
+) -> tuple[int, int, int, int]:
+    """Copy frames into columns that hold `count` rows already, until they hold `most`; else as `scan`.
+
+    The columns are those of `_frames_py.FrameReader.gather`; the first item of `key_offsets` and of `value_offsets` is 0. Stops with WHOLE,
+    and with the size of the frame in the last place, where the next record doesn't fit into `keys` or `values`.
+    """
+    data = network.bytes_in(content)
+    length = len(content)
+    key_data = native.bytes_at(keys)
+    value_data = native.bytes_at(values)
+    key_room = len(keys)
+    value_room = len(values)
+    key_at = key_offsets[count]
+    value_at = value_offsets[count]
+    at = 0
+    while count < most:
+        left = length - at
+        size = network.get_u32(data, at + 4) if left >= HEAD else 0
+        tag = network.get_u16(data, at + 26) if left >= HEAD else NO_KEY
+        key_length = 0 if tag == NO_KEY else tag
+        value_length = size - HEAD - key_length
+        if size > left or value_length < 0 or network.get_u64(data, at + 8) != sequence:
+            return at, sequence, *why(data, at, left, size_of(data, at, left))
+        if key_length > key_room - key_at or value_length > value_room - value_at:
+            return at, sequence, WHOLE, size
+        state = native.crc32c(ONES, data, at + 4, HEAD - 4)
+        if key_length:
+            state = native.copy_over(state, key_data, key_at, data, at + HEAD, key_length)
+        state = native.copy_over(state, value_data, value_at, data, at + HEAD + key_length, value_length)
+        if state ^ ONES != network.get_u32(data, at):
+            return at, sequence, *why(data, at, left, 0)
+        sequences[count] = sequence
+        timestamps[count] = network.get_i64(data, at + 16)
+        types[count] = network.get_u8(data, at + 24)
+        if codecs is not None:
+            codecs[count] = network.get_u8(data, at + 25)
+        if tag != NO_KEY:
+            key_bits[count >> 3] = key_bits[count >> 3] | (1 << (count & 7))
+        key_at += key_length
+        value_at += value_length
+        count += 1
+        key_offsets[count] = key_at
+        value_offsets[count] = value_at
+        at += size
+        sequence += 1
+    return at, sequence, WHOLE, 0
 
 
 def scan(content: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> tuple[int, int, int, int]:

@@ -62,14 +62,14 @@ def copy_out(data: memoryview, at: int, length: int, state: list[int]) -> bytes:
     return piece
 
 
-def copy_over(state: int, target: memoryview, to: int, data: memoryview, at: int, length: int) -> int:
+def copy_over(state: int, target: memoryview, to: int, data: memoryview | bytes, at: int, length: int) -> int:
     """Copy `length` bytes at `at` of the ring to `to` of a private target, and return the CRC32C register after the copy."""
     piece = bytes(data[at : at + length])
     target[to : to + length] = piece
     return crc32c(state, piece, 0, length)
 
 
-def copy_in(state: int, data: memoryview, at: int, source: memoryview | bytes, start: int, length: int) -> int:
+def copy_in(state: int, data: memoryview | bytearray, at: int, source: memoryview | bytes, start: int, length: int) -> int:
     """Copy `length` bytes at `start` of a private source to `at` of the ring, and return the CRC32C register after them."""
     data[at : at + length] = source[start : start + length]
     return crc32c(state, source, start, length)

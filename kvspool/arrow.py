@@ -5,25 +5,32 @@ The frame loops copy straight between the ring and the buffers of Arrow arrays, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cached_property
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvspool import _frames_py as frames
 from kvspool import system
-from kvspool.errors import GapError, TooLarge
-from kvspool.record import Gap
+from kvspool.errors import GapError, OutOfRange, TooLarge
+from kvspool.exchange import plain
+from kvspool.journal.cursor import CHUNK, Take
+from kvspool.journal.cursor import Cursor as JournalCursor
+from kvspool.journal.format import WHOLE, Batch, Format, Scan
+from kvspool.record import Codec, Gap, Record, check_codec
 from kvspool.spool import format
 from kvspool.spool.cursor import Cursor, OnGap
+from kvspool.spool.keys import KeyTable
 
 BATCH = 32_768  # records of a batch: enough to make its fixed costs vanish, small enough for the caches
 WINDOW = 16 << 20  # bytes of keys, and of values, that a batch has room for
 LARGE = 8 << 20  # bytes of the ring still to read, from which on a table is made of large batches
 LARGE_BATCH = 1 << 17  # records of one
+_SEQUENCES = 1 << 63  # that an int64 has room for
 
 SCHEMA = pa.schema(
     [
@@ -35,10 +42,14 @@ SCHEMA = pa.schema(
     ]
 )
 """The columns that reading gives. A null key is no key; nothing else is ever null."""
+CODED_SCHEMA = SCHEMA.append(pa.field("codec", pa.uint8()))
+"""And with what each value is: a `kvspool.record.Codec`. Values of codec KEYED are plain MessagePack there, and have its codec."""
+
+AnyCursor = Cursor | JournalCursor
 
 
-def read(cursor: Cursor, limit: int | None, on_gap: OnGap) -> pa.Table:
-    """Return what the bounded cursor has to give, up to `limit` records; see `Spool.read_arrow`."""
+def read(cursor: AnyCursor, limit: int | None, on_gap: OnGap) -> pa.Table:
+    """Return what the bounded cursor has to give, up to `limit` records; see `Spool.read_arrow` and `Journal.read_arrow`."""
     if on_gap not in ("raise", "skip"):
         raise ValueError(f'on_gap is "raise" or "skip" here, not {on_gap!r}: a table has no room for a Gap')
     if limit is not None and limit < 0:
@@ -52,11 +63,13 @@ def read(cursor: Cursor, limit: int | None, on_gap: OnGap) -> pa.Table:
     return pa.Table.from_batches(got, schema=SCHEMA)
 
 
-def batches(cursor: Cursor, limit: int | None = None, most: int = BATCH) -> Iterator[pa.RecordBatch | Gap]:
-    """Yield what is there for the cursor now, as batches of up to `most` records, and Gaps between them."""
+def batches(
+    cursor: AnyCursor, limit: int | None = None, most: int = BATCH, *, coded: bool = False, bytes: int = WINDOW
+) -> Iterator[pa.RecordBatch | Gap]:
+    """Yield what is there for the cursor now, as batches of up to `most` records, and Gaps between them; see `next_batch`."""
     left = limit
     while left is None or left > 0:
-        batch = next_batch(cursor, most if left is None else min(most, left))
+        batch = next_batch(cursor, most if left is None else min(most, left), coded=coded, bytes=bytes)
         if isinstance(batch, Gap):
             yield batch
             continue
@@ -67,56 +80,138 @@ def batches(cursor: Cursor, limit: int | None = None, most: int = BATCH) -> Iter
             left -= batch.num_rows
 
 
-def next_batch(cursor: Cursor, most: int = BATCH) -> pa.RecordBatch | Gap:
-    """Return up to `most` records, without blocking; a Gap in their place; an empty batch where nothing is there."""
-    room = WINDOW
+def next_batch(cursor: AnyCursor, most: int = BATCH, *, coded: bool = False, bytes: int = WINDOW) -> pa.RecordBatch | Gap:
+    """Return up to `most` records, without blocking; a Gap in their place; an empty batch where nothing is there.
+
+    coded: with `CODED_SCHEMA`. bytes: of all values, and of all keys, at most; a record that is larger comes alone. A batch may be smaller
+    than it could be: it never goes on over a Gap or, of a journal, into the next segment.
+
+    Raises what reading the log does; Undecodable for a keyed value, where it is `coded`; OutOfRange for sequences from 2^63 on, which the
+    column has no room for.
+    """
+    if bytes < 1:
+        raise ValueError(f"a batch has room for at least 1 byte, not {bytes}")
+    if isinstance(cursor, JournalCursor):
+        return _next_of_journal(cursor, most, coded, bytes)
+    return _next_of_spool(cursor, most, coded, bytes)
+
+
+def _next_of_spool(cursor: Cursor, most: int, coded: bool, room: int) -> pa.RecordBatch | Gap:
     while True:
         room = min(room, cursor.reader.capacity)
         end = cursor.reader.tail() if cursor.end is None else cursor.end[0]
         is_large = most >= LARGE_BATCH and end - cursor.reader.position >= LARGE
-        gathered = _Batch(most if is_large else min(most, BATCH), room, _large_pages if is_large else pa.allocate_buffer)
-        found = cursor.advance(gathered.take(cursor.reader))
+        gathered = _Batch(most if is_large else min(most, BATCH), room, _large_pages if is_large else pa.allocate_buffer, coded)
+        found = cursor.advance(gathered.from_ring(cursor.reader))
         if isinstance(found, Gap):
             return found
         if gathered.count == 0 and cursor.reader.stop == frames.FULL:
-            room = cursor.reader.stored  # a single record that is larger than the room for a batch
+            room, most = cursor.reader.stored, 1  # a single record that is larger than the room for a batch
             continue
-        return gathered.finish()
+        batch = gathered.finish()
+        return _without_keys(batch, cursor.key_table) if coded and cursor.key_table is not None else batch
+
+
+def _without_keys(batch: pa.RecordBatch, key_table: KeyTable) -> pa.RecordBatch:
+    """Return a coded batch with its keyed values as MessagePack: the same one if it has none."""
+    is_keyed = pc.equal(batch.column("codec"), Codec.KEYED)
+    if not pc.any(is_keyed).as_py():
+        return batch
+    key_table.look()
+    values, sequences = batch.column("value").to_pylist(), batch.column("sequence")
+    for row in pc.indices_nonzero(is_keyed).to_pylist():
+        record = Record(sequences[row].as_py(), 0, 0, None, values[row], Codec.KEYED, key_table=key_table.keys)
+        values[row] = plain(record)
+    codecs = pc.if_else(is_keyed, pa.scalar(Codec.MSGPACK, pa.uint8()), batch.column("codec"))
+    return batch.set_column(4, CODED_SCHEMA.field(4), pa.array(values, pa.binary())).set_column(5, CODED_SCHEMA.field(5), codecs)
+
+
+def _next_of_journal(cursor: JournalCursor, most: int, coded: bool, room: int) -> pa.RecordBatch | Gap:
+    if cursor.sequence >= _SEQUENCES:
+        raise OutOfRange(f"{cursor.segments.path}: sequence {cursor.sequence} has no room in a column; read it as a record")
+    most = min(most, _SEQUENCES - cursor.sequence)
+    if not cursor.segments.format.has_columns:
+        return _listed(cursor, most, coded, room)
+    gathered = _Batch(most, room, pa.allocate_buffer, coded)
+    gap = cursor.advance(most, gathered.from_segments(cursor.segments.format), gathered, is_greedy=True)
+    return gathered.finish() if gap is None else gap
+
+
+def _listed(cursor: JournalCursor, most: int, coded: bool, room: int) -> pa.RecordBatch | Gap:
+    """Do the work of `next_batch` where the format has no columns: out of objects for the records."""
+    rows: list[tuple[Any, ...]] = []
+    if room < CHUNK:
+        most = min(most, 1)  # otherwise what is read at once fits, or is one record
+    gap = cursor.fetch(most, _row, rows)
+    if gap is not None:
+        return gap
+    schema = CODED_SCHEMA if coded else SCHEMA
+    columns = list(zip(*rows, strict=True)) or [()] * len(CODED_SCHEMA)
+    columns[1] = pa.array(columns[1], pa.int64()).cast(SCHEMA.field(1).type)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=False)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _row(sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes, codec: int = Codec.RAW) -> tuple[Any, ...]:
+    return sequence, timestamp, type, key, value, codec
 
 
 class _Batch:
     """Buffers that a batch is gathered into."""
 
-    def __init__(self, most: int, room: int, allocate: Callable[[int], pa.Buffer]) -> None:
-        self.most = most
+    def __init__(self, most: int, room: int, allocate: Callable[[int], pa.Buffer], coded: bool) -> None:
         self.count = 0
+        self.coded = coded
+        self._make_room(most, room, allocate)
+
+    def _make_room(self, most: int, room: int, allocate: Callable[[int], pa.Buffer]) -> None:
+        self.most = most
         self._key_bits = pa.py_buffer(bytearray(most // 8 + 1))
         # One piece of memory for all: what isn't filled of it is never touched, and costs nothing.
-        sizes = [8 * most, 8 * most, 4 * most, 4 * (most + 2), 4 * (most + 2), room, room]
+        sizes = [8 * most, 8 * most, 4 * most, 4 * (most + 2), 4 * (most + 2), room, room, most if self.coded else 0]
         memory = allocate(sum(sizes))
         places = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         view = _items(memory, "B")
-        self._views = [view[place].cast(code) for place, code in zip(places, "qqiiiBB", strict=True)]  # type: ignore[call-overload]
+        self._views = [view[place].cast(code) for place, code in zip(places, "qqiiiBBB", strict=True)]  # type: ignore[call-overload]
         self._columns = [memory.slice(place.start, place.stop - place.start) for place in places]
+        self._views[3][0] = self._views[4][0] = 0  # where the first key and the first value begin
 
     def __len__(self) -> int:
         return self.count
 
-    def take(self, reader: Any) -> Any:
-        """Return the function that a Cursor calls to copy out frames up to a position."""
+    def from_ring(self, reader: Any) -> Callable[[int], _Batch]:
+        """Return the function that a spool's cursor calls to copy out frames up to a position."""
 
         def gather(end: int) -> _Batch:
-            sequences, timestamps, types, key_offsets, value_offsets, values, keys = self._views
-            key_bits = _items(self._key_bits, "B")
-            self.count = reader.gather(end, self.most, sequences, timestamps, types, key_offsets, keys, key_bits, value_offsets, values)
+            self.count = reader.gather(end, self.most, *self.views)
             return self
 
         return gather
 
+    def from_segments(self, format: Format) -> Take:
+        """Return the function that a journal's cursor calls to copy out what it has read of a segment, in pieces."""
+
+        def gather(data: bytes, sequence: int, most: int) -> Scan:
+            found = format.gather(data, sequence, min(self.most, self.count + most), self.count, self.views)
+            if not (self.count or found.size) and found.stop == WHOLE and found.need:
+                self._make_room(1, found.need, pa.allocate_buffer)  # a single record that is larger than the room for a batch
+                found = format.gather(data, sequence, 1, 0, self.views)
+            self.count += found.sequence - sequence
+            return found
+
+        return gather
+
+    @property
+    def views(self) -> tuple[memoryview | None, ...]:
+        """Return the buffers in the order in which the loops take them."""
+        sequences, timestamps, types, key_offsets, value_offsets, values, keys, codecs = self._views
+        key_bits = _items(self._key_bits, "B")
+        return sequences, timestamps, types, key_offsets, keys, key_bits, value_offsets, values, codecs if self.coded else None
+
     def finish(self) -> pa.RecordBatch:
         """Return the batch; it shares the buffers."""
         count = self.count
-        sequences, timestamps, types, key_offsets, value_offsets, values, keys = self._columns
+        sequences, timestamps, types, key_offsets, value_offsets, values, keys, codecs = self._columns
         arrays = [
             pa.Array.from_buffers(pa.int64(), count, [None, sequences]),
             pa.Array.from_buffers(pa.timestamp("ns", "UTC"), count, [None, timestamps]),
@@ -124,7 +219,9 @@ class _Batch:
             pa.Array.from_buffers(pa.binary(), count, [self._key_bits, key_offsets, keys]),
             pa.Array.from_buffers(pa.binary(), count, [None, value_offsets, values]),
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+        if self.coded:
+            arrays.append(pa.Array.from_buffers(pa.uint8(), count, [None, codecs]))
+        return pa.RecordBatch.from_arrays(arrays, schema=CODED_SCHEMA if self.coded else SCHEMA)
 
 
 def _large_pages(size: int) -> pa.Buffer:
@@ -144,13 +241,15 @@ class Columns:
     """A record batch laid out for the frame loops: every row is a record to append.
 
     Columns: `value`; `key`, `type` and `timestamp` where present. Raises ValueError or TypeError that names the column, for one that is
-    missing, unknown, of a wrong type or null where nothing may be, and TooLarge for a key.
+    missing, unknown, of a wrong type or null where nothing may be, and TooLarge for a key. What Arrow's offsets say is believed.
     """
 
+    NAMES: ClassVar[tuple[str, ...]] = ("value", "key", "type", "timestamp")
+
     def __init__(self, batch: pa.RecordBatch) -> None:
-        unknown = set(batch.schema.names) - {"key", "value", "type", "timestamp"}
+        unknown = set(batch.schema.names) - set(self.NAMES)
         if unknown:
-            raise ValueError(f"columns {sorted(unknown)} can't be appended; there are value, key, type and timestamp")
+            raise ValueError(f"columns {sorted(unknown)} can't be appended; there are {', '.join(self.NAMES[:-1])} and {self.NAMES[-1]}")
         if "value" not in batch.schema.names:
             raise ValueError("a column named value is missing")
         self.rows = batch.num_rows
@@ -164,8 +263,14 @@ class Columns:
         self.keys: memoryview | bytes
         self.key_offsets, self.keys = _offsets(self._key) if has_keys else (_zeros(1), b"")
         self.value_offsets, self.values = _offsets(self._value)
-        self._types = _cast(batch, "type", pa.uint8(), 0) if "type" in batch.schema.names else None
-        self._timestamps = _cast(batch, "timestamp", pa.timestamp("ns"), None) if "timestamp" in batch.schema.names else None
+        self._types = _cast(batch, "type", pa.uint8()).fill_null(0) if "type" in batch.schema.names else None
+        self._timestamps = self._settled(_times(batch)) if "timestamp" in batch.schema.names else None
+
+    def _settled(self, found: pa.Array) -> pa.Array:
+        """Return the timestamps, int64, without nulls: -1 means now."""
+        if len(found) and (pc.min(found).as_py() or 0) < 0:
+            raise ValueError("column timestamp has times before 1970")
+        return found.fill_null(-1)
 
     @cached_property
     def largest(self) -> int:
@@ -200,11 +305,88 @@ class Columns:
             self.has_key,
             self.value_offsets,
             self.values,
-            None if self._types is None else _items(_values(self._types), "B"),
+            _column(self._types, "B"),
             codec,
-            None if self._timestamps is None else _items(_values(self._timestamps), "q"),
+            _column(self._timestamps, "q"),
             self.least if rows is None else 0,
         )
+
+
+class JournalColumns(Columns):
+    """A record batch laid out for a journal: any time there is, a null for the present one, and perhaps a column `codec`.
+
+    codec: of all rows, where there is no such column. Raises ValueError for codecs that no record of a journal has.
+    """
+
+    NAMES: ClassVar[tuple[str, ...]] = (*Columns.NAMES, "codec")
+
+    def __init__(self, batch: pa.RecordBatch, codec: int) -> None:
+        self._now = system.port.now()
+        super().__init__(batch)
+        self._codec = check_codec(codec)
+        self._codecs = _codecs(batch) if "codec" in batch.schema.names else None
+
+    def _settled(self, found: pa.Array) -> pa.Array:
+        return found.fill_null(self._now)
+
+    @property
+    def longest_value(self) -> int:
+        """Return the bytes of the longest value."""
+        return pc.max(pc.binary_length(self._value)).as_py() or 0
+
+    @property
+    def longest_key(self) -> int:
+        """Return the bytes of the longest key."""
+        return pc.max(pc.binary_length(self._key)).as_py() or 0
+
+    def time_of(self, row: int) -> int:
+        """Return the timestamp of a row."""
+        return self._now if self._timestamps is None else int(self._timestamps[row].as_py())
+
+    @cached_property
+    def buffers(self) -> tuple[Any, ...]:
+        """Return what `_kvj.encode_columns` takes of the rows themselves."""
+        bytes_of, times_of = partial(_column, code="B"), partial(_column, code="q")
+        offsets = (self.key_offsets, self.keys, self.has_key, self.value_offsets, self.values)
+        return *offsets, bytes_of(self._types), times_of(self._timestamps), bytes_of(self._codecs), self._now, self._codec
+
+    def listed(self, rows: memoryview | None) -> Batch:
+        """Return the given rows, or all for None, as lists, for a format that has no columns."""
+        every = range(self.rows) if rows is None else rows
+        values = self._value.cast(pa.binary()).to_pylist()
+        keys = self._key.cast(pa.binary()).to_pylist() if self.has_key is not None else None
+        types, times, codecs = (None if one is None else one.to_pylist() for one in (self._types, self._timestamps, self._codecs))
+        lists = (None if column is None else [column[row] for row in every] for column in (values, keys, types, times, codecs))
+        chosen, keys, types, times, codecs = lists
+        return Batch(chosen or [], keys, 0, self._now, types, times, self._codec, None if codecs is None else bytes(codecs))
+
+
+class ColumnRows:
+    """Rows of several record batches, as an appender takes them; see `journal.format.Rows`. rows: int32 numbers of those of each part, None
+    for all."""
+
+    def __init__(self, parts: Sequence[JournalColumns], rows: memoryview | None = None) -> None:
+        self.rows = 0
+        self._parts = parts
+        self._chosen = rows
+        self._ends = list(accumulate(self._count(part) for part in parts))
+        self.rows = self._ends[-1] if parts else 0
+
+    def _count(self, part: JournalColumns) -> int:
+        return part.rows if self._chosen is None else len(self._chosen)
+
+    def _place(self, row: int) -> tuple[JournalColumns, int]:
+        """Return the part that a row belongs to, and its number there."""
+        number = bisect_right(self._ends, row)
+        return self._parts[number], row - (self._ends[number - 1] if number else 0)
+
+    def encode(self, format: Format, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
+        part, row = self._place(start)
+        return format.encode_columns(part, self._chosen, row, sequence, end)
+
+    def time_of(self, row: int) -> int:
+        part, row = self._place(row)
+        return part.time_of(row if self._chosen is None else self._chosen[row])
 
 
 def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -220,26 +402,30 @@ def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
     raise TypeError(f"column {name} is {kind}; it must be binary or string")
 
 
-def _cast(batch: pa.RecordBatch, name: str, kind: pa.DataType, default: int | None) -> pa.Array:
-    """Return a column as `kind` without nulls: uint8 types, or int64 timestamps where -1 means now."""
-    array = batch.column(name)
-    if pa.types.is_timestamp(kind) and not (pa.types.is_timestamp(array.type) or pa.types.is_int64(array.type)):
-        raise TypeError(f"column {name} is {array.type}; it must be a timestamp or int64, ns since 1970")
+def _cast(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
+    """Return a column as `kind`. Raises ValueError for what it has no room for."""
     try:
-        array = array.cast(pa.int64()).cast(kind) if pa.types.is_int64(array.type) else array.cast(_zoned(kind, array.type))
+        return batch.column(name).cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ValueError(f"column {name} doesn't fit: {error}") from error
-    if default is not None:
-        return array.fill_null(default)
-    array = array.cast(pa.int64())
-    if len(array) and (pc.min(array).as_py() or 0) < 0:
-        raise ValueError(f"column {name} has times before 1970")
-    return array.fill_null(-1)
 
 
-def _zoned(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """Return `kind`, with the time zone of `found` if they are timestamps."""
-    return pa.timestamp("ns", found.tz) if pa.types.is_timestamp(kind) else kind
+def _times(batch: pa.RecordBatch) -> pa.Array:
+    """Return the column of timestamps as int64, ns since 1970."""
+    kind = batch.column("timestamp").type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_int64(kind)):
+        raise TypeError(f"column timestamp is {kind}; it must be a timestamp or int64, ns since 1970")
+    return _cast(batch, "timestamp", pa.int64() if pa.types.is_int64(kind) else pa.timestamp("ns", kind.tz)).cast(pa.int64())
+
+
+def _codecs(batch: pa.RecordBatch) -> pa.Array:
+    """Return the column of codecs. Raises ValueError for a null, and for what no record of a journal has."""
+    array = _cast(batch, "codec", pa.uint8())
+    if array.null_count:
+        raise ValueError("column codec has nulls; each value has a codec, 0 for none in particular")
+    for codec in array.unique().to_pylist() if len(array) and pc.max(array).as_py() > Codec.MSGPACK else ():
+        check_codec(codec)
+    return array
 
 
 def _offsets(array: pa.Array) -> tuple[memoryview, memoryview]:
@@ -256,6 +442,11 @@ def _values(array: pa.Array) -> pa.Buffer:
     width = array.type.bit_width // 8
     data = array.buffers()[1]
     return pa.py_buffer(b"") if data is None else data.slice(array.offset * width, len(array) * width)
+
+
+def _column(array: pa.Array | None, code: str) -> memoryview | None:
+    """Return the items of a fixed-width array without nulls; None for none."""
+    return None if array is None else _items(_values(array), code)
 
 
 def _items(buffer: pa.Buffer, code: str) -> memoryview:

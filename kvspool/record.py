@@ -123,6 +123,15 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
         return f"{self.count} records lost ({self.reason}): sequences {self.first} to {self.last} of {self.path}"
 
 
+def check_codec(codec: int) -> int:
+    """Return the codec of values that are appended as they are. Raises ValueError for what is none, and for KEYED."""
+    if codec == Codec.KEYED:
+        raise ValueError("keyed values belong to the log whose key table they name; append them decoded, or as MessagePack")
+    if codec not in (Codec.RAW, Codec.TEXT, Codec.JSON, Codec.MSGPACK):
+        raise ValueError(f"codec is one of kvspool.Codec, and not PAD, not {codec!r}")
+    return codec
+
+
 def encode(value: Any, structured: Codec, pack: Callable[[Any], bytes] | None = None) -> tuple[bytes, Codec]:
     """Return the bytes of a value and their codec.
 

@@ -26,7 +26,7 @@ import msgspec
 from kvspool import system
 from kvspool.errors import Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
-from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Batch, Format, Scan
+from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Format, Rows, Scan
 from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import NO_TIME
@@ -103,7 +103,7 @@ class Appender:
             self._is_busy = False
             self.control.unlock()
 
-    def append(self, batch: Batch, page: Page, at: int | None = None) -> range:
+    def append(self, batch: Rows, page: Page, at: int | None = None) -> range:
         """Append all records of a batch, under the append lock, and return their sequences.
 
         at: the sequence that the first one must get; a later one than the next leaves those in between out. Raises OutOfRange if it can't.
@@ -113,13 +113,13 @@ class Appender:
             if at < page.next_sequence or not self.format.may_leave_out:
                 raise OutOfRange(f"{self.segments.path} goes on at sequence {page.next_sequence}, not at {at}; nothing was written")
             page = page._replace(next_sequence=at)
-        first = page.next_sequence
-        if len(batch.values) > LAST_SEQUENCE - first:
-            raise OutOfRange(f"{self.segments.path} has no more numbers for {len(batch.values)} records from {first} on; begin another one")
+        first, number = page.next_sequence, batch.rows
+        if number > LAST_SEQUENCE - first:
+            raise OutOfRange(f"{self.segments.path} has no more numbers for {number} records from {first} on; begin another one")
         done = 0
         try:
-            while done < len(batch.values):
-                data, count = self.format.encode(batch, done, page.next_sequence, page.base, page.end)
+            while done < number:
+                data, count = batch.encode(self.format, done, page.next_sequence, page.base, page.end)
                 if count:
                     try:
                         page = self._write(page, data, count, _last_time(batch, done + count, page))
@@ -130,7 +130,7 @@ class Appender:
                 if not count or self.format.is_full(page.base, page.end, page.next_sequence):
                     page = self.roll(page)
         except (OSError, Poisoned) as error:
-            error.add_note(f"{done} of {len(batch.values)} records were appended, from sequence {first} on; don't append those again")
+            error.add_note(f"{done} of {number} records were appended, from sequence {first} on; don't append those again")
             raise
         return range(first, page.next_sequence)
 
@@ -383,6 +383,6 @@ def flush_directory(path: Path) -> None:
         system.port.close(fd)
 
 
-def _last_time(batch: Batch, end: int, page: Page) -> int:
-    timestamp = batch.timestamp if batch.timestamps is None else batch.timestamps[end - 1]
+def _last_time(batch: Rows, end: int, page: Page) -> int:
+    timestamp = batch.time_of(end - 1)
     return max(page.last_timestamp, timestamp) if page.last_timestamp != NO_TIME else timestamp

@@ -11,7 +11,7 @@ At damage in the last segment nothing can be read behind it: Corruption. A file 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvspool import system
@@ -20,7 +20,7 @@ from kvspool._frames import Items
 from kvspool.errors import Corruption, GapError, LogVanished, Truncated
 from kvspool.journal import control
 from kvspool.journal.appender import walk
-from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT
+from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import Gap, Record
 from kvspool.spool.cursor import OnGap
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 18  # bytes read at once
 MOST = 1 << 12  # records taken at once
 FARTHEST = 1 << 26  # bytes behind damage that are searched for a sound frame
+Take = Callable[[bytes, int, int], Scan]  # takes up to so many records out of bytes, the first of which has this sequence; see Format.scan
 
 
 class Place(NamedTuple):
@@ -67,23 +68,51 @@ class Cursor:
 
     def fetch(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
         """Append up to `most` records that are there now to `items`, without waiting; or return a Gap. Raises Corruption, Truncated."""
+        scan = self.segments.format.scan
+        return self.advance(most, lambda data, sequence, most: scan(data, sequence, most, make, items), items)
+
+    def advance(self, most: int, take: Take, taken: Sized, *, is_greedy: bool = False) -> Gap | None:
+        """Let `take` have up to `most` records that are there now; or return a Gap. taken: is empty until it has some.
+
+        is_greedy: as long as it wants more, with all that follows in the same segment, and not only what is read at once. Never with a
+        Gap behind the records: that comes with the next call.
+        """
         if self.end is not None:
             most = min(most, self.end - self.sequence)
         if self.limit is not None:
             limit = self.limit()
             most = min(most, limit - self.sequence)
+        last = self.sequence + most
         while most > 0:
-            gap = self._step(most, make, items)
+            gap = self._step(most, take)
             if gap is not None:
                 self.lost += gap.count
                 return gap
-            if items or not self._has_more:
+            if taken or not self._has_more:
                 break
+        while is_greedy and taken and self.sequence < last and self._go_on_taking(last - self.sequence, take):
+            pass
         if self.limit is not None and self.sequence >= limit:
             self._data = b""  # what stands behind it may yet be cut
         return None
 
-    def _step(self, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Gap | None:
+    def _go_on_taking(self, most: int, take: Take) -> bool:
+        """Behind records: take those that follow in what the segment has now. False if there are none, or anything is in between; the next
+        step finds out what."""
+        segment = self.segments.get(self.base)
+        data = b"" if segment is None else segment.read(self.position, CHUNK)
+        found = take(data, self.sequence, most)
+        if found.size:
+            self._move(data, found)
+        return found.size > 0
+
+    def _move(self, data: bytes, found: Scan) -> None:
+        """Stand behind the frames that were found in what was read ahead."""
+        self.position += found.size
+        self.sequence = found.sequence
+        self._data = data[found.size :]
+
+    def _step(self, most: int, take: Take) -> Gap | None:
         """Take what one piece of a segment has; `_has_more` says whether another step could find something."""
         self._has_more = True
         if self.sequence < self.base:
@@ -98,10 +127,8 @@ class Cursor:
         if self.sequence < self._first:
             found = self.segments.format.pass_over(self._data, self.sequence, self._first)
         else:
-            found = self.segments.format.scan(self._data, self.sequence, most, make, items)
-        self.position += found.size
-        self.sequence = found.sequence
-        self._data = self._data[found.size :]
+            found = take(self._data, self.sequence, most)
+        self._move(self._data, found)
         if found.size:
             self._size = CHUNK
             return None

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from kvspool.errors import OutOfRange
 from kvspool.record import Codec
 
 if TYPE_CHECKING:
+    from kvspool.arrow import JournalColumns
     from kvspool.journal.offsets import Offsets
     from kvspool.journal.segments import Segment, Segments
 
@@ -25,6 +27,20 @@ another sequence than the next one."""
 
 LAST_SEQUENCE = (1 << 64) - 1  # no record has it
 LAST_TIME = (1 << 63) - 1  # ns
+
+
+class Rows(Protocol):
+    """Records that an appender takes: lists of them, a `Batch`; or columns, `kvspool.arrow.ColumnRows`."""
+
+    @property
+    def rows(self) -> int:
+        """Return how many they are."""
+
+    def encode(self, format: Format, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
+        """Return what `Format.encode` does, for the records from `start` on."""
+
+    def time_of(self, row: int) -> int:
+        """Return the timestamp of a record."""
 
 
 class Batch(NamedTuple):
@@ -40,10 +56,33 @@ class Batch(NamedTuple):
     codec: int = Codec.RAW
     codecs: bytes | None = None
 
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
+    def encode(self, format: Format, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
+        return format.encode(self, start, sequence, base, end)
+
+    def time_of(self, row: int) -> int:
+        return self.timestamp if self.timestamps is None else self.timestamps[row]
+
+
+def joined(batches: list[Batch]) -> Batch:
+    """Return batches that have the same columns as one."""
+    if len(batches) < 2:
+        return batches[0] if batches else Batch([])
+    first, columns = batches[0], dict[str, Any]()
+    for name in ("values", "keys", "types", "timestamps", "codecs"):
+        if getattr(first, name) is not None:
+            columns[name] = list(chain.from_iterable(getattr(batch, name) for batch in batches))
+    if first.codecs is not None:
+        columns["codecs"] = bytes(columns["codecs"])
+    return first._replace(**columns)
+
 
 class Scan(NamedTuple):
     """What a scan came to. size: bytes of the whole frames that it passed; sequence: of the next frame; stop: why it ended there. need: for
-    SHORT, the bytes that the next frame takes, 0 if that can't be said yet; for JUMPED, the sequence that was found."""
+    SHORT, the bytes that the next frame takes, 0 if that can't be said yet; for JUMPED, the sequence that was found; see also `gather`."""
 
     size: int
     sequence: int
@@ -67,6 +106,7 @@ class Format(ABC):
     total_bytes: int = 0  # that all segments may take, the oldest go; 0: any number
     has_archives: ClassVar[bool] = False  # sealed segments may lie there compressed: nobody else's program reads them
     may_leave_out: ClassVar[bool] = False  # sequences between two frames: `pass_over` goes on behind them, `scan` says JUMPED
+    has_columns: ClassVar[bool] = False  # frames go to and from columns as Arrow has them, without an object for a record
     header_bytes: int = 0
     most_bytes: int = (1 << 63) - 1  # of a segment; what lies behind them is nobody's
 
@@ -150,6 +190,21 @@ class Format(ABC):
 
         `sequence` is that of the first one. No record: the next one begins a new segment.
         """
+
+    def check_columns(self, columns: JournalColumns) -> None:
+        """As `check`, where the format has columns."""
+        raise NotImplementedError
+
+    def encode_columns(
+        self, columns: JournalColumns, rows: memoryview | None, start: int, sequence: int, end: int
+    ) -> tuple[bytes | bytearray, int]:
+        """As `encode`, where the format has columns; rows: int32 numbers of those that are meant, None for all."""
+        raise NotImplementedError
+
+    def gather(self, data: bytes, sequence: int, most: int, count: int, columns: tuple[Any, ...]) -> Scan:
+        """As `scan`, where the format has columns: into some that hold `count` rows, until they hold `most`. A record that they have no
+        room for is WHOLE, and `need` says its bytes."""
+        raise NotImplementedError
 
     def is_full(self, base: int, end: int, sequence: int) -> bool:
         """Return whether a segment that ends at byte `end`, before `sequence`, is followed by a new one at once."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import builtins
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import NoneType
@@ -36,7 +36,7 @@ from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.dropping import Room, drop_consumed
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
-from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format
+from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format, Rows, joined
 from kvspool.journal.index import STRIDE, Index
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
@@ -55,6 +55,9 @@ from kvspool.spool.spool import TIMEOUT
 from kvspool.spool.verify import Progress
 
 if TYPE_CHECKING:
+    import pyarrow
+
+    from kvspool.arrow import JournalColumns
     from kvspool.journal.following import AsyncFollowing
 
 INDEXES = 64  # sparse indexes that a handle keeps
@@ -188,10 +191,53 @@ class Journal:
         self._check(batch)
         return self.append_prepared(batch, timeout, durable, at)
 
-    def append_prepared(self, batch: Batch, timeout: float | None = None, durable: bool = False, at: int | None = None) -> range:
+    def append_arrow(
+        self,
+        batch: pyarrow.RecordBatch | pyarrow.Table,
+        *,
+        codec: int = Codec.RAW,
+        timeout: float | None = None,
+        durable: bool = False,
+        at: int | None = None,
+    ) -> range:
+        """Append a record for each row under one lock, and return their sequences. In the format kvj without a Python object for a row.
+
+        Columns: `value` (binary or string, no nulls); if present `key` (binary or string; null: no key), `type` (0..255), `timestamp` (a
+        timestamp, or int64 in ns, also before 1970; null: now) and `codec` (0..3, no nulls: what the value is; without it, `codec` says so
+        for all). Others are refused. at: as for `append_batch`. Needs the extra `arrow`. Durability and errors as `append_many`.
+
+        What comes from elsewhere has to be checked before, by `batch.validate(full=True)`: offsets of Arrow that lie would have bytes
+        read that aren't the batch's.
+        """
+        from kvspool import arrow
+
+        columns = [self.columns(part, codec) for part in arrow.parts(batch)]
+        return self.append_prepared(self.prepare_columns(columns), timeout, durable, at)
+
+    def columns(self, batch: pyarrow.RecordBatch, codec: int = Codec.RAW) -> JournalColumns:
+        """Return the rows of a record batch as `prepare_columns` takes them; see `append_arrow`."""
+        from kvspool import arrow
+
+        return arrow.JournalColumns(batch, codec)
+
+    def prepare_columns(self, parts: list[JournalColumns], rows: memoryview | None = None) -> Rows:
+        """Return what `append_prepared` takes, checked: the given rows (int32 numbers; None: all) of each part."""
+        from kvspool import arrow
+
+        if not self.format.has_columns:
+            batch = joined([part.listed(rows) for part in parts])
+            if not self.format.has_timestamps:
+                batch = batch._replace(timestamp=0, timestamps=None)
+            self._check(batch)
+            return batch
+        for part in parts:
+            self.format.check_columns(part)
+        return arrow.ColumnRows(parts, rows)
+
+    def append_prepared(self, batch: Rows, timeout: float | None = None, durable: bool = False, at: int | None = None) -> range:
         """Append a prepared batch under one lock; see `append_batch`."""
         timeout = self.timeout if timeout is None else timeout
-        if not batch.values:
+        if not batch.rows:
             return range(0)
         with self.appending(timeout) as (appender, page):
             sequences = appender.append(batch, page, at)
@@ -318,6 +364,20 @@ class Journal:
     def values(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
         """As `read`, and hands out the stored bytes alone: quicker."""
         return Reading(self._cursor(self.place(start), self.readable_end()), limit, on_gap, None)
+
+    def read_arrow(
+        self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
+    ) -> pyarrow.Table:
+        """Return the records that are there now as a `pyarrow.Table`; in the format kvj without a Python object for a row.
+
+        Columns: sequence (int64), timestamp (ns, UTC; whatever is stored, also `record.NO_TIME`), type (int32), key (binary, null: none),
+        value (binary). Gaps: "skip", or GapError with "raise"; a table has no room for "yield". Raises what `read` does, and OutOfRange for
+        sequences from 2^63 on. Needs the extra `arrow`.
+        """
+        from kvspool import arrow
+
+        with closing(self.cursor(start, bounded=True, isolation=isolation)) as cursor:
+            return arrow.read(cursor, limit, on_gap)
 
     def reading(self, place: Place, limit: int | None, on_gap: OnGap, end: int) -> Reading:
         """Return an iteration from a place up to the sequence `end`."""

@@ -44,7 +44,7 @@ from kvspool.errors import (
     TooLarge,
 )
 from kvspool.keyed import Packer
-from kvspool.record import Codec, Record, decode, encode
+from kvspool.record import Codec, Record, check_codec, decode, encode
 from kvspool.spool import epochs, format, rates, recovery, search, seats, views
 from kvspool.spool.cursor import Cursor, Following, Isolation, OnGap, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
@@ -297,10 +297,7 @@ class Spool(Single):
         self, parts: list[Columns], rows: memoryview | None, codec: int, timeout: float | None = None, durable: bool = False
     ) -> range:
         """Append the given rows (int32 numbers; None: all) of each part; see `append_arrow`."""
-        if codec not in (Codec.RAW, Codec.TEXT, Codec.JSON, Codec.MSGPACK, Codec.KEYED):
-            raise ValueError(f"codec is one of kvspool.Codec, and not PAD, not {codec!r}")
-        if codec == Codec.KEYED:
-            raise ValueError("keyed values belong to the log whose key table they name; append them decoded, or as MessagePack")
+        check_codec(codec)
         self.check_columns(parts)
 
         def put(writer: FrameWriter) -> None:

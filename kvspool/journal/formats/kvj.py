@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from kvspool import _kvj, sizes
 from kvspool._kvj_py import HEAD as HEAD_BYTES
@@ -20,7 +20,11 @@ from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Format, Scan
 from kvspool.journal.offsets import OffsetFiles, Offsets
 from kvspool.layout import Layout
 
+if TYPE_CHECKING:
+    from kvspool.arrow import JournalColumns
+
 SEGMENT_BYTES = 64 << 20
+PIECE = 1 << 20  # bytes of frames that are made out of columns at once: they are still in the cache when they are written
 _NAME = re.compile(r"([0-9a-f]{16})\.kvj")
 
 
@@ -55,7 +59,7 @@ class Kvj(Format):
     """The kvj format; a new segment begins once one has reached `segment_bytes`."""
 
     name: ClassVar[str] = "kvj"
-    has_keys = has_types = has_timestamps = has_codecs = has_checksums = has_archives = may_leave_out = True
+    has_keys = has_types = has_timestamps = has_codecs = has_checksums = has_archives = may_leave_out = has_columns = True
     header_bytes = HEADER.size
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES) -> None:
@@ -106,7 +110,13 @@ class Kvj(Format):
 
     def check(self, batch: Batch) -> None:
         longest = max(map(len, batch.values), default=0)
-        key = max((len(key) for key in batch.keys or () if key is not None), default=0)
+        self._check_sizes(longest, max((len(key) for key in batch.keys or () if key is not None), default=0))
+
+    def check_columns(self, columns: JournalColumns) -> None:
+        self._check_sizes(columns.longest_value, columns.longest_key)
+
+    def _check_sizes(self, longest: int, key: int) -> None:
+        """Raise TooLarge for a longest value, or key, that no frame holds."""
         if key > LONGEST_KEY:
             raise TooLarge(f"a key of {key} bytes: a kvj frame holds {LONGEST_KEY}; nothing was written")
         if HEAD_BYTES + longest + key > LARGEST:
@@ -114,14 +124,26 @@ class Kvj(Format):
 
     def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
         values, keys, type, timestamp, types, timestamps, codec, codecs = batch
-        room = max(1, self.segment_bytes - end) if end <= HEADER.size else self.segment_bytes - end  # each segment takes a record
-        return _kvj.encode(values, keys, types, timestamps, codecs, type, timestamp, codec, start, sequence, room)
+        return _kvj.encode(values, keys, types, timestamps, codecs, type, timestamp, codec, start, sequence, self._room(end))
+
+    def encode_columns(
+        self, columns: JournalColumns, rows: memoryview | None, start: int, sequence: int, end: int
+    ) -> tuple[bytes | bytearray, int]:
+        count = columns.rows if rows is None else len(rows)
+        return _kvj.encode_columns(rows, count, start, sequence, min(PIECE, self._room(end)), *columns.buffers)
+
+    def _room(self, end: int) -> int:
+        """Return the bytes that may yet go into a segment which ends at byte `end`; each segment takes a record."""
+        return max(1, self.segment_bytes - end) if end <= HEADER.size else self.segment_bytes - end
 
     def is_full(self, base: int, end: int, sequence: int) -> bool:
         return end >= self.segment_bytes and sequence > base
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
         return Scan(*_kvj.scan(data, sequence, most, make, items))
+
+    def gather(self, data: bytes, sequence: int, most: int, count: int, columns: tuple[Any, ...]) -> Scan:
+        return Scan(*_kvj.gather(data, sequence, most, count, *columns))
 
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
         return Scan(*_kvj.pass_over(data, sequence, until, timestamp))
