@@ -11,6 +11,7 @@
         |   `-- Restored        the log ends before what the hub has of it
         |-- Unexpected          records are missing before those that were sent, and nobody said that they are lost
         |-- ShardDamaged        the hub's own shard is damaged, or was removed
+    |-- NotFound            the hub has no such client, or no such shard
         |-- RootInUse           another hub serves this root
         `-- Unreachable         the hub can't be reached, or doesn't answer
 """
@@ -72,6 +73,10 @@ class Unexpected(HubError):
 
 class ShardDamaged(HubError):
     """The hub's shard is damaged, or was removed. Whoever looks after the hub has to repair it; the other shards go on."""
+
+
+class NotFound(HubError):
+    """The hub has no such client, or no such shard of it, yet. Who may not read the client gets NotAllowed, whether it is there or not."""
 
 
 class RootInUse(HubError):
