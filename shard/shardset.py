@@ -178,24 +178,24 @@ class ShardSet:
     def append_arrow(self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW) -> dict[int, list[range]]:
         """Append a record for each row without a Python object for it; return the sequences for each shard.
 
-        Columns as `kvspool.Spool.append_arrow` has them; what is written after an error as `append_many`.
+        Columns as `append_arrow` of the shards has them, `kvspool.Spool`s or journals; what is written after an error as `append_many`.
         """
         from kvspool import arrow
 
-        spools = [shard for shard in self.shards if isinstance(shard, Spool)]
-        if len(spools) < len(self.shards):
-            raise TypeError("append_arrow needs shards that are spools; give journals their records with append_many")
-        columns_of_parts = [arrow.Columns(part) for part in arrow.parts(batch)]
-        for spool in spools:
-            spool.check_columns(columns_of_parts)
         sequences: dict[int, list[range]] = {}
-        for columns in columns_of_parts:
-            for shard, written in self._append_parts(self._split(spools, columns, codec)).items():
+        for calls in [self._split(part, codec) for part in arrow.parts(batch)]:
+            for shard, written in self._append_parts(calls).items():
                 sequences.setdefault(shard, []).append(written)
         return sequences
 
-    def _split(self, spools: list[Spool], columns: Any, codec: int) -> dict[int, Any]:
-        """Return for each shard that gets rows the call that appends them."""
+    def _split(self, batch: pyarrow.RecordBatch, codec: int) -> dict[int, Any]:
+        """Return for each shard that gets rows the call that appends them, once nothing about them can be wrong any more."""
+        from kvspool import arrow
+
+        laid_out: dict[bool, Any] = {}
+        for is_journal in {isinstance(log, Journal) for log in self.shards}:
+            laid_out[is_journal] = arrow.JournalColumns(batch, codec) if is_journal else arrow.Columns(batch)
+        columns = laid_out[isinstance(self.shards[0], Journal)]
         shards, rows = array("i", bytes(4 * columns.rows)), array("i", bytes(4 * columns.rows))
         ends = array("i", bytes(4 * len(self.shards)))
         if columns.rows:
@@ -204,7 +204,7 @@ class ShardSet:
             group(memoryview(shards), memoryview(ends), memoryview(rows))
         starts = [0, *ends[:-1]]
         return {
-            shard: partial(spools[shard].append_columns, [columns], memoryview(rows)[start:end], codec)
+            shard: _prepared_columns(self.shards[shard], laid_out, memoryview(rows)[start:end], codec)
             for shard, (start, end) in enumerate(zip(starts, ends, strict=True))
             if end > start
         }
@@ -309,3 +309,11 @@ def _prepared(
     if isinstance(log, Journal):
         return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), durable=durable)
     return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), durable=durable)
+
+
+def _prepared_columns(log: Log, laid_out: dict[bool, Any], rows: memoryview, codec: int) -> Callable[[], range]:
+    """Return the call that appends these rows of a record batch, once nothing about them can be wrong any more."""
+    if isinstance(log, Journal):
+        return partial(log.append_prepared, log.prepare_columns([laid_out[True]], rows))
+    log.check_columns([laid_out[False]], codec)
+    return partial(log.append_columns, [laid_out[False]], rows, codec)

@@ -44,7 +44,13 @@ def create(
     if not 0 <= first_sequence < LAST_SEQUENCE or form.name_of(first_sequence) is None:
         raise ValueError(f"no segment of the format {format} begins at sequence {first_sequence}")
     chosen = Settings(
-        format=format, limits=form.limits(), codec=codec, durability=durability, sync_interval=sync_interval, retention=retention
+        format=format,
+        limits=form.limits(),
+        codec=codec,
+        durability=durability,
+        sync_interval=sync_interval,
+        retention=retention,
+        id=settings.new_id(),
     )
     made: list[Path] = []
     try:

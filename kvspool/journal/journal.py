@@ -115,6 +115,7 @@ class Journal:
         self.durability = durability
         self.sync_interval = sync_interval or SYNC_INTERVAL
         self._codec = codec
+        self._id = b""  # once it is known
         self._segments = Segments(path, format)
         self._looking = threading.RLock()  # one thread at a time has segments of those open
         self._indexes: dict[int, Index] = {}
@@ -211,14 +212,8 @@ class Journal:
         """
         from kvspool import arrow
 
-        columns = [self.columns(part, codec) for part in arrow.parts(batch)]
+        columns = [arrow.JournalColumns(part, codec) for part in arrow.parts(batch)]
         return self.append_prepared(self.prepare_columns(columns), timeout, durable, at)
-
-    def columns(self, batch: pyarrow.RecordBatch, codec: int = Codec.RAW) -> JournalColumns:
-        """Return the rows of a record batch as `prepare_columns` takes them; see `append_arrow`."""
-        from kvspool import arrow
-
-        return arrow.JournalColumns(batch, codec)
 
     def prepare_columns(self, parts: list[JournalColumns], rows: memoryview | None = None) -> Rows:
         """Return what `append_prepared` takes, checked: the given rows (int32 numbers; None: all) of each part."""
@@ -626,11 +621,7 @@ class Journal:
     def set_retention(self, retention: Retention | None, timeout: float | None = None) -> None:
         """Keep other rules in the journal's settings, on disk; every handle goes by them from its next new segment on."""
         with self.appending(self.timeout if timeout is None else timeout):
-            directory = self.format.sidecar(self.path)
-            found = settings.load(directory)
-            if found is None:
-                found = Settings(format=self.format.name, limits=self.format.limits(), codec=self._codec.name.lower())
-            settings.store(directory, msgspec.structs.replace(found, retention=retention), self._mode())
+            self._change_settings(retention=retention)
 
     def trim(
         self,
@@ -722,6 +713,36 @@ class Journal:
         return archiving.unarchive(self, before, older_than, timeout, progress, dry_run=dry_run)
 
     # The rest.
+
+    @property
+    def log_id(self) -> bytes:
+        """Return the 16 random bytes that tell this journal from every other one; none for one that was made without; see `ensure_log_id`.
+
+        It keeps them whatever becomes of its records. A copy of its directory has them too. Raises Corruption for damaged settings.
+        """
+        if not self._id:
+            found = settings.load(self.format.sidecar(self.path))
+            self._id = b"" if found is None else bytes.fromhex(found.id)
+        return self._id
+
+    def ensure_log_id(self, timeout: float | None = None) -> bytes:
+        """Return `log_id`; a journal that has none gets one, on disk when this returns.
+
+        timeout: seconds to wait for the lock. Raises LockTimeout, Corruption, Poisoned, Closed, or the system's OSError.
+        """
+        if not self.log_id:
+            with self.appending(self.timeout if timeout is None else timeout):
+                if not self.log_id:  # another handle may have been quicker
+                    self._change_settings(id=settings.new_id())
+        return self.log_id
+
+    def _change_settings(self, **changes: Any) -> None:
+        """Under the append lock: store the settings, those of a journal that has none too, with other fields; on disk."""
+        directory = self.format.sidecar(self.path)
+        found = settings.load(directory)
+        if found is None:
+            found = Settings(format=self.format.name, limits=self.format.limits(), codec=self._codec.name.lower())
+        settings.store(directory, msgspec.structs.replace(found, **changes), self._mode())
 
     def stats(self) -> JournalStats:
         """Return what the journal holds at this moment."""

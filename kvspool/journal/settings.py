@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -23,7 +24,8 @@ LARGEST = 65536  # bytes
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """format: its name. limits: what its class takes, by name. codec: of values that are neither bytes nor str. durability, sync_interval
-    (seconds): of handles that aren't opened with others. retention: applied by whoever begins a segment."""
+    (seconds): of handles that aren't opened with others. retention: applied by whoever begins a segment. id: 16 random bytes in hex that
+    tell this journal from every other one; none in what was made without."""
 
     format: str
     limits: dict[str, int] = {}
@@ -31,6 +33,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     durability: Durability = "memory"
     sync_interval: float | None = None
     retention: Retention | None = None
+    id: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
+
+
+def new_id() -> str:
+    """Return an id that no other journal has."""
+    return system.port.random(16).hex()
 
 
 def load(directory: Path) -> Settings | None:

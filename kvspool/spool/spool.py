@@ -297,8 +297,7 @@ class Spool(Single):
         self, parts: list[Columns], rows: memoryview | None, codec: int, timeout: float | None = None, durable: bool = False
     ) -> range:
         """Append the given rows (int32 numbers; None: all) of each part; see `append_arrow`."""
-        check_codec(codec)
-        self.check_columns(parts)
+        self.check_columns(parts, codec)
 
         def put(writer: FrameWriter) -> None:
             for part in parts:
@@ -312,8 +311,9 @@ class Spool(Single):
 
         return self._write(put, end, timeout, durable)
 
-    def check_columns(self, parts: list[Columns]) -> None:
-        """Raise TooLarge if a row can't be a record of this log."""
+    def check_columns(self, parts: list[Columns], codec: int) -> None:
+        """Raise TooLarge if a row can't be a record of this log, ValueError for a codec that it can't have."""
+        check_codec(codec)
         capacity = self._live().header.capacity
         largest = max((part.largest for part in parts), default=0)
         if _stored(largest) > format.largest_frame(capacity):

@@ -13,6 +13,7 @@ import hub
 import kvspool
 import shard
 from kvspool import Gap
+from kvspool.errors import TooLarge
 from shard import ShardSet, route
 
 
@@ -29,8 +30,50 @@ def test_a_set_of_journals(tmp_path: Path, form: str) -> None:
         with kvspool.open(tmp_path / f"p.2.{index:03x}") as log:
             assert log.stats().format == form
             assert {record.key for record in log.read()} == {key for key in keys if route.shard_of(key, 2) == index}
-    with pytest.raises(TypeError, match="append_many"), shard.open(tmp_path) as shards:
-        shards.append_arrow(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", ["sej", "kvj"])
+def test_arrow_into_a_set_of_journals(tmp_path: Path, form: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    keys = [None if number % 5 == 0 else b"key-%09d" % number for number in range(200)]
+    columns = {
+        "value": [b"%d" % number for number in range(200)],
+        "key": pa.array(keys, pa.binary()),
+        "timestamp": pa.array(range(-5, 195), pa.int64()),
+        "codec": pa.array([number % 2 for number in range(200)], pa.uint8()),
+    }
+    table = pa.Table.from_batches(pa.table(columns).to_batches(max_chunksize=70))
+    with ShardSet.create(tmp_path, prefix="p", bits=2, format=form, segment_bytes=3000) as shards:
+        ranges = shards.append_arrow(table)
+        assert sum(len(written) for parts in ranges.values() for written in parts) == 200
+        for index, log in enumerate(shards.shards):
+            found = list(log)
+            assert [record.sequence for record in found] == [number for part in ranges.get(index, ()) for number in part]
+            for record in found:
+                number = int(record.value)
+                assert (record.key, record.timestamp) == (keys[number], number - 5)
+                assert record.codec == (number % 2 if form == "kvj" else 0)
+                assert record.key is None or route.shard_of(record.key, 2) == index
+            assert [int(record.value) for record in found] == sorted(int(record.value) for record in found)
+        too_long = pa.table({"value": [b"x"] * 2, "key": [b"k", b"k" * 70000]}).to_batches(max_chunksize=1)
+        with pytest.raises(TooLarge):
+            shards.append_arrow(pa.Table.from_batches(too_long))
+        assert sum(len(list(log)) for log in shards.shards) == 200
+
+
+def test_arrow_into_a_set_of_both_kinds(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    for index, form in enumerate(("kvj", "spool")):
+        kvspool.create(tmp_path / f"p.1.00{index}", format=form).close()  # type: ignore[call-overload]
+    with shard.open(tmp_path) as shards:
+        keys = [b"%d" % number for number in range(50)]
+        shards.append_arrow(pa.table({"value": keys, "key": keys}), codec=kvspool.Codec.TEXT)
+        assert sorted(record.key for record in shards.read()) == sorted(keys)
+        assert {record.codec for record in shards.read()} == {kvspool.Codec.TEXT}
+        assert all(record.shard == route.shard_of(record.key, 1) for record in shards.read())
+        for columns, words in (({"timestamp": [-1]}, "before 1970"), ({"codec": [0]}, "codec")):
+            with pytest.raises(ValueError, match=words):
+                shards.append_arrow(pa.table({"value": [b""], **columns}))
 
 
 def test_the_names_that_sej_gives_its_shards(tmp_path: Path) -> None:
