@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from hub import columns, wire
+from hub import columns, tickets, wire
 from hub.errors import HubError, NotAllowed, Unreachable
 from hub.wire import Done, Opened, Opening, Ping, Put, Refused, Stored
 from kvspool import system
@@ -53,6 +53,9 @@ def call_options(security: Security, timeout: float | None = None) -> flight.Fli
 
 def error_of(location: str, error: Exception) -> HubError:
     """Return what an error of Flight means to who speaks to a hub."""
+    told = tickets.error_in(getattr(error, "extra_info", None))
+    if told is not None:
+        return told
     text = str(error).partition(". Detail:")[0].partition(". gRPC client debug context")[0]
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return NotAllowed(f"{location} doesn't let us in: {text}")

@@ -28,7 +28,7 @@ class Lane:
         """Take the durable reader for a hub, whose name is `hub`. Raises ReaderBusy if the log is shipped there already."""
         self.index = index
         self.log = log
-        self.id = log.ensure_log_id() if isinstance(log, Journal) else log.log_id  # type: ignore[attr-defined]
+        self.id = log.ensure_log_id() if isinstance(log, Journal) else log.log_id
         self.lost = 0  # sequences that were overwritten before they were shipped
         self.records = 0  # sent, those that were sent again too
         self.sent = 0  # the sequence behind the last record that was sent

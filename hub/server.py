@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from pyarrow import flight
 
-from hub import wire
+from hub import outlet, wire
 from hub.clients import Clients
 from hub.errors import HubError
 from hub.intake import Guard, Intake
+from hub.outlet import Outlet
 from hub.store import Store
+from hub.survey import MayRead
 from hub.wire import LARGEST_BATCH, Level
 
 logger = logging.getLogger("kvspool.hub")
@@ -50,6 +53,27 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
             logger.warning("refused a call of %s: %s", context.peer(), error)
             writer.write_metadata(wire.encode(wire.refusal(error)))
 
+    def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
+        """Say which clients there are."""
+        return self._hub.outlet.flights(criteria, self._hub.reading_right(context))
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
+        """Say what there is of a client."""
+        return self._hub.outlet.info(descriptor, self._hub.reading_right(context))
+
+    def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
+        """Hand out the records of a shard."""
+        return self._hub.outlet.read(ticket.ticket, self._hub.reading_right(context))
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        """Say which actions there are."""
+        return outlet.ACTIONS
+
+    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        """Answer what is asked about the hub as a whole."""
+        right = self._hub.reading_right(context)
+        return self._hub.outlet.act(action.type, action.body.to_pybytes(), right, context.is_cancelled)
+
 
 class HubServer:
     """A hub root on the network. `start` serves it on threads of its own; `close` ends that."""
@@ -66,7 +90,8 @@ class HubServer:
         self.level: Level = level
         self.clients = Clients()
         self._largest = largest_batch
-        self._store = Store(self.root)
+        self.outlet = Outlet(self.root, level)
+        self._store = Store(self.root, self.outlet.survey.note)
         self._flight = _Flight(self, f"grpc://{listen[0]}:{listen[1]}")
         self._thread = threading.Thread(target=self._flight.serve, name="hub", daemon=True)
 
@@ -78,6 +103,10 @@ class HubServer:
     def location(self) -> str:
         """Return where clients find it."""
         return f"grpc://127.0.0.1:{self._flight.port}"
+
+    def reading_right(self, context: Any) -> MayRead:
+        """Return which clients the caller may read."""
+        return lambda client: True
 
     def take_in(self, opening: wire.Opening, context: Any, reader: Any, writer: Any) -> None:
         """Serve one call of a shipper. Raises HubError for what is refused as a whole."""
@@ -95,6 +124,7 @@ class HubServer:
 
     def close(self) -> None:
         """End all calls, and give the root back."""
+        self.outlet.close()
         self._flight.shutdown()
         self._store.close()
 

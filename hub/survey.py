@@ -158,7 +158,7 @@ class Survey:
             try:
                 end = log.end()
                 first = log.first() if isinstance(log, Journal) else log.stats().first_sequence
-                return ShardState(key[0], bits, key[1], min(first, end), end, generations(log, path))
+                return ShardState(key[0], bits, key[1], min(first, end), end, generations(log, path, end))
             finally:
                 if self._logs.get(key) is not log:
                     log.close()
@@ -168,10 +168,10 @@ class Survey:
             return ShardState(key[0], bits, key[1], 0, 0, [], shown(error, self.root))
 
 
-def generations(log: Log, path: Path) -> list[Generation]:
-    """Return the logs that a shard's records came from: itself, if it was written here. Raises Corruption."""
+def generations(log: Log, path: Path, end: int) -> list[Generation]:
+    """Return the logs that the records of a shard below `end` came from: itself, if it was written here. Raises Corruption."""
     known = load_generations(path / GENERATIONS)
-    if known or not log.log_id:
+    if known or not end or not log.log_id:
         return known
     return [Generation(log.log_id.hex(), 0)]
 

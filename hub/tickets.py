@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, timezone
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -118,7 +118,7 @@ class ClientState(msgspec.Struct, frozen=True):
 
 
 class Since(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of the action "changes". since: the token of the last answer, empty for all shards; wait: seconds for something to change."""
+    """The body of the action "changes". since: the token of the last answer, empty for all shards; wait: seconds for a change."""
 
     since: str = ""
     wait: float = 0.0
@@ -143,7 +143,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Stands in the extra info of an error: what it is, for programs. expected: the next sequence, for "unexpected"; retry_after: seconds."""
+    """Stands in the extra info of an error: what it is, for programs. expected: the next sequence, for "unexpected"; retry_after: in
+    seconds."""
 
     reason: Reason
     message: str

@@ -10,7 +10,19 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from hub.errors import Conflict, Fenced, HubError, HubFull, Malformed, NotAllowed, NotFound, QuotaExceeded, Restored, ShardDamaged, Unexpected
+from hub.errors import (
+    Conflict,
+    Fenced,
+    HubError,
+    HubFull,
+    Malformed,
+    NotAllowed,
+    NotFound,
+    QuotaExceeded,
+    Restored,
+    ShardDamaged,
+    Unexpected,
+)
 
 VERSION = 1
 LARGEST_MESSAGE = 1 << 20  # bytes of one of these
