@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from faults import FailingPort
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -232,6 +234,26 @@ def test_a_table_is_one_append(unflushed: None, tmp_path: Path) -> None:
         assert log.append_arrow(pa.table({"value": [b"last"]}), durable=True) == range(6, 7)
         assert log.stats().synced_sequence == 7
         assert [record.value for record in log] == [b"0", b"x", b"1", b"x", b"2", b"x", b"last"]
+
+
+@pytest.mark.parametrize("nth", range(1, 14))
+def test_a_disk_that_fails_in_the_midst_of_a_table(nth: int, kvj_twin: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kvj, "PIECE", 100)
+    table = pa.Table.from_batches([pa.record_batch({"value": [b"%d%d" % (part, row) for row in range(5)]}) for part in range(3)])
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=400) as log:
+        log.append(b"before")
+        with monkeypatch.context() as patch:
+            patch.setattr(system, "port", FailingPort(nth, errno.ENOSPC, ("write",), every=True))
+            with pytest.raises(OSError, match="No space") as failed:
+                log.append_arrow(table)
+        (note,) = failed.value.__notes__
+        there = int(note.split()[0])
+        assert "of 15 records were appended, from sequence 1 on" in note
+        expected = [b"before", *table["value"].to_pylist()[:there]]
+        with kvspool.open(tmp_path / "log") as other:
+            assert [record.value for record in other] == expected
+        assert log.append_arrow(table) == range(1 + there, 16 + there)
+        assert [record.value for record in log] == [*expected, *table["value"].to_pylist()]
 
 
 def test_other_formats_take_what_they_have_room_for(tmp_path: Path) -> None:
