@@ -16,6 +16,7 @@ from hub.wire import Done, Opened, Opening, Ping, Put, Refused, Stored
 from kvspool import system
 
 SILENCE = 15.0  # seconds without an answer after which a connection counts as dead
+LAST_WORDS = 1.0  # seconds that may pass between a broken connection and the word of the hub that says why
 # Each attempt looks for the hub itself: gRPC would make a new client wait for as long as the last ones have failed.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
 
@@ -82,7 +83,7 @@ class Connection:
         try:
             descriptor = flight.FlightDescriptor.for_command(wire.encode(opening))
             self._writer, self._reader = self._client.do_exchange(descriptor, call_options(security))
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             self._client.close()
             raise error_of(location, error) from None
         self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in self._runs()]
@@ -140,7 +141,7 @@ class Connection:
             thread.join()
         try:
             self._writer.close()
-        except pa.ArrowException:
+        except (pa.ArrowException, OSError):
             pass  # why it broke was said before
         self._client.close()
 
@@ -154,7 +155,8 @@ class Connection:
         self.check()
         try:
             write()
-        except (pa.ArrowException, StopIteration) as error:
+        except (pa.ArrowException, OSError, StopIteration) as error:
+            self._threads[0].join(LAST_WORDS)  # the hub may have said why
             self._break(error_of(self.location, error))
             self.check()
 
@@ -175,7 +177,7 @@ class Connection:
             self._break(Unreachable(f"{self.location} ended the connection"))
         except HubError as error:
             self._break(error)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             self._break(error_of(self.location, error))
 
     def _hear(self, message: wire.FromHub) -> None:

@@ -54,7 +54,7 @@ class RemoteHub:
         """Return the ids of the clients that may be read and fit a pattern (`*`, `?`, `[...]`), sorted. Raises Unreachable, NotAllowed."""
         try:
             flights = list(self._client.list_flights(pattern.encode() if pattern != "*" else b"", self._options(self._timeout)))
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             raise connection.error_of(self.location, error) from None
         states = [tickets.decode(ClientState, found.app_metadata, LARGEST_ANSWER) for found in flights]
         return sorted(state.client for state in states if fnmatch.fnmatchcase(state.client, pattern) or pattern == "*")
@@ -63,7 +63,7 @@ class RemoteHub:
         """Return a client's shards, in order. Raises NotFound, NotAllowed, Unreachable."""
         try:
             found = self._client.get_flight_info(flight.FlightDescriptor.for_path(client), self._options(self._timeout))
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             raise connection.error_of(self.location, error) from None
         return tickets.decode(ClientState, found.app_metadata, LARGEST_ANSWER).shards
 
@@ -136,7 +136,7 @@ class RemoteHub:
                 yield from self._items(reader, where)
             finally:
                 reader.cancel()
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             raise connection.error_of(self.location, error) from None
 
     def _items(self, reader: Any, where: str) -> Iterator[pa.RecordBatch | Gap]:
@@ -163,7 +163,7 @@ class RemoteHub:
         """Return what an action answers."""
         try:
             results = list(self._client.do_action(flight.Action(kind, body), self._options(self._timeout + wait)))
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             raise connection.error_of(self.location, error) from None
         if len(results) != 1:
             raise Malformed(f"{self.location} gave {len(results)} answers to the action {kind!r}")

@@ -43,7 +43,7 @@ class Survey:
         self._changed = threading.Condition()
         self._looking = threading.Lock()  # one thread at a time looks; what comes next is its own
         self._paths: dict[Key, tuple[int, Path]] = {}  # with the bits
-        self._logs: dict[Key, Log] = {}
+        self._logs: dict[Key, tuple[str, Log]] = {}  # with the identity of its directory
         self._states: dict[Key, tuple[int, ShardState]] = {}  # with the version that it is of
         self._version = 0
         self._next_look = 0.0
@@ -77,7 +77,7 @@ class Survey:
         found: dict[str, list[ShardState]] = {}
         for state in self._since("", may_read)[1]:
             found.setdefault(state.client, []).append(state)
-        return {client: sorted(found[client], key=lambda state: state.shard) for client in sorted(found)}
+        return found
 
     def path(self, client: str, index: int | None = None) -> dict[int, Path]:
         """Return the directories of a client's shards, or of one. Raises NotFound."""
@@ -94,26 +94,26 @@ class Survey:
             self._changed.notify_all()
         with self._looking:
             while self._logs:
-                self._logs.popitem()[1].close()
+                self._logs.popitem()[1][1].close()
 
     def _since(self, since: str, may_read: MayRead) -> tuple[str, list[ShardState]]:
         """Return a new token, and what has changed since the other one."""
         with self._looking:
-            if not self._is_closed:
-                self._look()
             run, _, version = since.partition(".")
             known = int(version) if run == self._run and version.isascii() and version.isdigit() and len(version) < 20 else 0
+            if not self._is_closed:
+                self._look(at_all=not known)
             new = [state for changed, state in self._states.values() if changed > known]
             token = f"{self._run}.{self._version}"
         clients = {client for client in {state.client for state in new} if may_read(client)}
-        return token, [state for state in new if state.client in clients]
+        return token, sorted((state for state in new if state.client in clients), key=lambda state: (state.client, state.shard))
 
-    def _look(self) -> None:
-        """Look at the shards that something was stored in; at all of them, if that wasn't done for long."""
+    def _look(self, *, at_all: bool) -> None:
+        """Look at the shards that something was stored in; at all of them, if that is asked for or wasn't done for long."""
         with self._changed:
             noted, self._noted = self._noted, set()
         began = system.port.monotonic()
-        if began >= self._next_look or not noted <= self._paths.keys():
+        if at_all or began >= self._next_look or not noted <= self._paths.keys():
             self._paths = {
                 (client, index): (found.bits, path) for client, found in self._scan().items() for index, path in found.paths(self.root)
             }
@@ -146,26 +146,39 @@ class Survey:
     def _forget_removed(self) -> None:
         for key in [key for key in self._states if key not in self._paths]:
             del self._states[key]
-        for key in [key for key, log in self._logs.items() if key not in self._paths or log.has_vanished()]:
-            self._logs.pop(key).close()
+        for key in [key for key in self._logs if key not in self._paths]:
+            self._let_go(key)
 
     def _state(self, key: Key, bits: int, path: Path) -> ShardState:
         """Look at one shard. Where it ends comes first: the generations say then where all of that came from."""
         try:
-            log = self._logs.get(key) or open_shard(path, TIMEOUT)
-            if len(self._logs) < MOST_OPEN:
-                self._logs[key] = log
+            log = self._log(key, path)
             try:
                 end = log.end()
                 first = log.first() if isinstance(log, Journal) else log.stats().first_sequence
                 return ShardState(key[0], bits, key[1], min(first, end), end, generations(log, path, end))
             finally:
-                if self._logs.get(key) is not log:
+                if key not in self._logs:
                     log.close()
         except (KvspoolError, OSError) as error:
-            if key in self._logs:
-                self._logs.pop(key).close()
+            self._let_go(key)
             return ShardState(key[0], bits, key[1], 0, 0, [], shown(error, self.root))
+
+    def _log(self, key: Key, path: Path) -> Log:
+        """Return the log of a shard, another one if it was made anew; it is kept open, if there are not too many."""
+        identity = system.port.identity(path)
+        if key in self._logs and self._logs[key][0] != identity:
+            self._let_go(key)
+        if key in self._logs:
+            return self._logs[key][1]
+        log = open_shard(path, TIMEOUT)
+        if len(self._logs) < MOST_OPEN:
+            self._logs[key] = identity, log
+        return log
+
+    def _let_go(self, key: Key) -> None:
+        if key in self._logs:
+            self._logs.pop(key)[1].close()
 
 
 def generations(log: Log, path: Path, end: int) -> list[Generation]:

@@ -286,7 +286,9 @@ def test_a_bad_ticket_is_refused_with_what_is_wrong(root: Path, client: flight.F
 
 
 FIELDS = st.sampled_from([*tickets.Ticket.__struct_fields__, "other"])
-VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=40), st.datetimes().map(str), st.lists(st.integers()))
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=40), st.datetimes().map(str), st.lists(st.integers())
+)
 
 
 @given(st.one_of(st.binary(), st.dictionaries(FIELDS, VALUES).map(lambda fields: json.dumps({"client": "JFK"} | fields).encode())))
@@ -328,7 +330,7 @@ def test_who_may_not_read_a_client_learns_nothing_of_it(root: Path, server: HubS
 # Flights.
 
 
-def test_there_is_a_flight_for_each_client_with_an_endpoint_for_each_shard(root: Path, server: HubServer, client: flight.FlightClient) -> None:
+def test_there_is_a_flight_for_each_client_with_an_endpoint_for_each_shard(root: Path, client: flight.FlightClient) -> None:
     with hub.open(root) as found, found.create_client("LAX", bits=1, capacity="1MiB") as shards:
         for number in range(20):
             shards.append(b"v", key=b"%d" % number)
