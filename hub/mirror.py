@@ -229,7 +229,7 @@ class Mirror:
         self._error = str(error)
         logger.warning("%s", error)
         if isinstance(error, HubFull | QuotaExceeded):
-            return error.retry_after
+            return error.retry_after or 0.0
         if not isinstance(error, Unreachable | NotAllowed):
             self._state = "failed"
             raise error

@@ -6,7 +6,6 @@ gone takes the iteration with it, and its files.
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -21,7 +20,7 @@ from pyarrow import flight
 
 from hub import tickets
 from hub.errors import HubError, HubFull, Malformed, NotAllowed, QuotaExceeded, ShardDamaged, Unexpected
-from hub.survey import MayRead, Survey, shown
+from hub.survey import SCARCE, MayRead, Survey, error_number, shown
 from hub.tickets import LONGEST_WAIT, Beside, ClientState, Query, ServerInfo, ShardState, Since, Ticket
 from hub.wire import BATCH_BYTES, VERSION, Level
 from kvspool import arrow, system
@@ -32,7 +31,6 @@ from kvspool.spool.spool import TIMEOUT
 from shard.shardset import Log, open_shard
 
 LARGEST_CRITERIA = 200  # bytes
-_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
 _EMPTY = {schema: pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
           for schema in (arrow.SCHEMA, arrow.CODED_SCHEMA)}  # fmt: skip
 logger = logging.getLogger("kvspool.hub")
@@ -241,7 +239,7 @@ def _as_hub_error(error: Exception, root: Path) -> HubError:
     """Return what an error of a log means to who reads a hub."""
     if isinstance(error, HubError):
         return error
-    if isinstance(error, OSError) and error.errno in _SCARCE and not isinstance(error, KvspoolError):
+    if error_number(error) in SCARCE:
         return HubFull(f"the hub has no room for that now: {shown(error, root)}")
     if isinstance(error, KvspoolError | OSError):
         return ShardDamaged(f"the hub can't read on: {shown(error, root)}")

@@ -6,6 +6,7 @@ every shard, now and then, while somebody asks.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -26,7 +27,8 @@ from shard.shardset import Log, open_shard
 LOOK = 0.25  # seconds between two looks at all shards
 REST = 10  # times as long as such a look took, before the next one
 GATHER = 0.005  # seconds for which changes are gathered that come together
-MOST_OPEN = 4096  # logs that are kept open between two looks
+MOST_OPEN = 512  # logs that are kept open between two looks; the others are opened each time
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)  # later there may be room
 MayRead = Callable[[str], bool]
 Key = tuple[str, int]
 logger = logging.getLogger("kvspool.hub")
@@ -162,6 +164,8 @@ class Survey:
                     log.close()
         except (KvspoolError, OSError) as error:
             self._let_go(key)
+            if error_number(error) in SCARCE:
+                raise  # it says nothing about the shard
             return ShardState(key[0], bits, key[1], 0, 0, [], shown(error, self.root))
 
     def _log(self, key: Key, path: Path) -> Log:
@@ -187,6 +191,11 @@ def generations(log: Log, path: Path, end: int) -> list[Generation]:
     if known or not end or not log.log_id:
         return known
     return [Generation(log.log_id.hex(), 0)]
+
+
+def error_number(error: Exception) -> int | None:
+    """Return the number of an error of the system itself."""
+    return error.errno if isinstance(error, OSError) and not isinstance(error, KvspoolError) else None
 
 
 def shown(error: Exception, root: Path) -> str:
