@@ -12,12 +12,13 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from hub import columns, wire
-from hub.errors import HubError, Malformed, NotAllowed, Unreachable
-from hub.wire import Done, Opened, Opening, Ping, Put, Refused, Stored
+from hub import columns, tickets, wire
+from hub.errors import HubError, Malformed, NotAllowed, Silent, Unreachable
+from hub.wire import Done, Opened, Opening, Ping, Put, Refused
 from kvspool import system
 
 SILENCE = 30.0  # seconds without an answer after which a connection counts as dead
+_BROKEN = (pa.ArrowException, OSError, StopIteration)  # what Flight raises on a connection that is of no more use
 # Each attempt looks for the hub itself: gRPC would make a new client wait for as long as the last ones have failed.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
 
@@ -55,6 +56,9 @@ def call_options(security: Security, timeout: float | None = None) -> flight.Fli
 
 def error_of(location: str, error: Exception) -> HubError:
     """Return what an error of Flight means to who speaks to a hub."""
+    told = tickets.error_in(getattr(error, "extra_info", None))
+    if told is not None:
+        return told
     text = str(error).partition(". Detail:")[0].partition(". gRPC client debug context")[0]
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return NotAllowed(f"{location} doesn't let us in: {text}")
@@ -76,6 +80,7 @@ class Connection:
         self.asked = 0  # questions so far
         self.answered = 0
         self._silence = silence
+        self._indexes = {log.index for log in opening.logs}
         self._busy_since: float | None = None  # the hub has something to do for us
         self._is_dead = False
         self._is_over = threading.Event()
@@ -83,7 +88,7 @@ class Connection:
         try:
             descriptor = flight.FlightDescriptor.for_command(wire.encode(opening))
             self._writer, self._reader = self._client.do_exchange(descriptor, call_options(security))
-        except pa.ArrowException as error:
+        except _BROKEN as error:
             self._client.close()
             raise error_of(location, error) from None
         self._watchdog = threading.Thread(target=self._watch, name="kvspool watchdog", daemon=True)
@@ -113,15 +118,19 @@ class Connection:
     def hear(self) -> None:
         """Wait for the hub's next word, and note it in `stored`, `refused` and `answered`. Raises what the connection broke with."""
         message = self._read()
-        if isinstance(message, Stored):
-            self.answered = message.asked
-            self.stored.update(message.places)
-        elif isinstance(message, Refused):
+        if isinstance(message, Refused):
             if message.index < 0:
                 raise wire.error_of(message)
+            self._check_indexes({message.index})
             self.refused[message.index] = wire.error_of(message)
-        else:
+        elif isinstance(message, Opened):
             raise Malformed(f"{self.location} opens a call that is open")
+        else:
+            self._check_indexes({index for index, _ in message.places})
+            if not self.answered <= message.asked <= self.asked:
+                raise Malformed(f"{self.location} has answered {message.asked} questions of {self.asked}")
+            self.answered = message.asked
+            self.stored.update(message.places)
 
     def finish(self) -> None:
         """Wait until everything is acknowledged, and end the call on purpose."""
@@ -138,7 +147,7 @@ class Connection:
             self._reader.cancel()
         self._is_over.set()
         self._watchdog.join()
-        with suppress(pa.ArrowException):  # why it broke was said before
+        with suppress(*_BROKEN):  # why it broke was said before
             self._writer.close()
         self._client.close()
 
@@ -148,7 +157,12 @@ class Connection:
             raise wire.error_of(message)
         if not isinstance(message, Opened):
             raise Malformed(f"{self.location} does not begin as a hub does")
+        self._check_indexes({place.index for place in message.places})
         return message
+
+    def _check_indexes(self, indexes: set[int]) -> None:
+        if not indexes <= self._indexes:
+            raise Malformed(f"{self.location} speaks of shards that it was not asked for")
 
     def _read(self) -> wire.FromHub:
         while True:
@@ -158,12 +172,12 @@ class Connection:
 
     def _do(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a call of Flight returns; an error of it is told as ours."""
-        self._busy_since = system.port.monotonic()
+        self._busy_since = system.port.monotonic()  # a write lasts for as long as the hub doesn't read
         try:
             return work(*arguments)
-        except (pa.ArrowException, StopIteration) as error:
+        except _BROKEN as error:
             if self._is_dead:
-                raise Unreachable(f"{self.location} has not answered for {self._silence:.0f} s") from None
+                raise Silent(f"{self.location} has not answered for {self._silence:.0f} s") from None
             if isinstance(error, StopIteration):
                 raise Unreachable(f"{self.location} ended the connection") from None
             raise error_of(self.location, error) from None

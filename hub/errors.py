@@ -13,8 +13,10 @@
         |-- Unexpected          records are missing before those that were sent, and nobody said that they are lost
         |-- ShardDamaged        the hub's own shard is damaged, or was removed
         |-- ShardReplaced       a durable reader's place is in a log that is there no more
+        |-- NotFound            the hub has no such client, or no such shard
         |-- RootInUse           another hub serves this root
-        |-- Unreachable         the hub can't be reached, or doesn't answer
+        |-- Unreachable         the hub can't be reached
+        |   `-- Silent          the hub was reached, and doesn't answer
         |-- AccessError         the file that says who may do what can't be used
         `-- CertificateError    a certificate or its key can't be used, or is there already
 """
@@ -111,12 +113,20 @@ class ShardReplaced(HubError):
         self.path, self.client, self.shard, self.sequence, self.first = path, client, shard, sequence, first
 
 
+class NotFound(HubError):
+    """The hub has no such client, or no such shard of it, yet. Who may not read the client gets NotAllowed, whether it is there or not."""
+
+
 class RootInUse(HubError):
     """Another hub serves this root. Stop it first; two would give the same room away twice."""
 
 
 class Unreachable(HubError):
     """The hub can't be reached, or doesn't answer. What was acknowledged is there; the rest is kept by the client."""
+
+
+class Silent(Unreachable):
+    """The hub, or the network, has stopped in the midst of a call; or what was sent takes longer than one waits."""
 
 
 class AccessError(HubError):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pyarrow import flight
 
 import kvspool
-from hub import wire
+from hub import outlet, wire
 from hub.access import Access, Principal
 from hub.addresses import needs_tls
 from hub.admission import Admission
@@ -29,9 +29,11 @@ from hub.errors import HubError
 from hub.gate import Connection, Gate
 from hub.intake import Intake
 from hub.limits import Address, Limits, Reason
+from hub.outlet import Outlet
 from hub.quotas import Meters, Space
 from hub.status import ClientStatus, HubStatus, ReaderStatus, ShardStatus
 from hub.store import Store
+from hub.survey import MayRead
 from hub.wire import LARGEST_BATCH, Level
 from kvspool import system
 
@@ -70,7 +72,29 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
             self._hub.take_in(context, principal, connection, wire.decode_opening(descriptor.command or b""), reader, writer)
         except HubError as error:
             logger.warning("refused a call of %s: %s", principal.name, error)
-            writer.write_metadata(wire.encode(wire.refusal(error)))
+            writer.write_metadata(wire.encode(wire.refusal(error)))  # for a client that reads; one that writes finds the error
+            raise
+
+    def list_flights(self, context: Any, criteria: bytes) -> Any:
+        """Say which clients there are."""
+        return self._answer(context, lambda principal, _: self._hub.outlet.flights(criteria, self._hub.reading_right(principal)))
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
+        """Say what there is of a client."""
+        return self._answer(context, lambda principal, _: self._hub.outlet.info(descriptor, self._hub.reading_right(principal)))
+
+    def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
+        """Hand out the records of a shard."""
+        return self._answer(context, lambda principal, _: self._hub.outlet.read(ticket.ticket, self._hub.reading_right(principal)))
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        """Say which actions there are."""
+        return outlet.ACTIONS
+
+    def do_action(self, context: Any, action: Any) -> Any:
+        """Answer what is asked about the hub as a whole."""
+        hub, asked = self._hub, (action.type, action.body.to_pybytes())
+        return self._answer(context, lambda principal, _: hub.outlet.act(*asked, hub.reading_right(principal), context.is_cancelled))
 
     def _answer(self, context: Any, answer: Callable[[Principal, Connection], Any]) -> Any:
         """Answer a call of somebody who is known, and came through the gate."""
@@ -79,13 +103,8 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
         if connection is None:
             raise flight.FlightUnauthenticatedError("not authenticated")
         connection.authenticated(principal.name)
-        try:
+        with outlet.refusing(self._hub.root):
             return answer(principal, connection)
-        except (HubError, flight.FlightError):
-            raise
-        except Exception:
-            logger.exception("a call of %s failed", principal.name)
-            raise flight.FlightInternalError("the hub could not do that; its log says why") from None
 
 
 class HubServer:
@@ -116,7 +135,8 @@ class HubServer:
         self.level: Level = level
         self.certificates = certificates
         self.clients = Clients()
-        self.store = Store(self.root)
+        self.outlet = Outlet(self.root, level)
+        self.store = Store(self.root, self.outlet.survey.note)
         self.space = Space(self.root, least_free)
         self.meters = Meters()
         self.gate = Gate(listen, limits=limits, on_event=_log_cut)
@@ -152,6 +172,10 @@ class HubServer:
         scheme = "grpc" if self.certificates is None else "grpc+tls"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
+    def reading_right(self, principal: Principal) -> MayRead:
+        """Return which clients somebody may read."""
+        return principal.may_read
+
     def take_in(self, context: Any, principal: Principal, connection: Connection, opening: wire.Opening, reader: Any, writer: Any) -> None:
         """Serve one call of a shipper. Raises HubError for what is refused as a whole."""
         guard = Admission(self.authentication, context, principal, connection, self.meters, self.space, self.store)
@@ -174,6 +198,7 @@ class HubServer:
         self._is_over.set()
         if self._keeper.is_alive():
             self._keeper.join()
+        self.outlet.close()
         if self._backend is not None:
             self.gate.close(grace)
             self._backend.shutdown()

@@ -16,10 +16,12 @@ that the journal has the client's own sequences. See docs/decisions/0023-generat
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -41,6 +43,7 @@ from shard.errors import ShardError
 from shard.shardset import Log, open_shard
 
 GENERATIONS = "generations.json"
+MIRRORED = "mirror.json"  # lies in a shard that is pulled from another hub; see `mirror`
 PRIVATE = ".hub"  # directory of what is the hub's own, beside the shards
 MOST_OPEN = 1024  # shards that are kept open; each takes up to 4 descriptors
 _LARGEST_FILE = 1 << 20  # bytes of a table of generations
@@ -76,10 +79,12 @@ class Figures(NamedTuple):
 class Shard:
     """One client's shard. Its methods may be called by several threads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, changed: Callable[[], None] = lambda: None) -> None:
+        """Open a journal. changed: called when it has something new."""
         self.path = path
+        self._changed = changed
         self.journal: Journal = kvspool.open(path, format="kvj")
-        self.generations = _load(path / GENERATIONS)
+        self.generations = load_generations(path / GENERATIONS)
         self.lock = threading.RLock()
         self.figures = Figures()
         self.count()
@@ -101,6 +106,7 @@ class Shard:
             self._refuse_fenced(log)
             base = self.journal.sync() if self.generations else 0  # a Gap, if the machine dies, would be blamed on the wrong log
             self._store([*self.generations, Generation(log.hex(), max(base, self.journal.end()))])
+            self._changed()
             return 0, False
 
     def next(self, log: bytes) -> int:
@@ -126,6 +132,7 @@ class Shard:
             if new.batch.num_rows:
                 self._append(new)
                 self._note(new)
+                self._changed()
             stored, expected = new.batch.num_rows, max(end, new.end)
             return Outcome(expected - base, stored, rows.batch.num_rows - stored, expected - end - stored)
 
@@ -197,8 +204,10 @@ def count(log: Log) -> Figures:
 class Store:
     """All shards under a hub root. One process at a time has it; threads may use it. Raises RootInUse."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, changed: Callable[[str, int], None] = lambda client, index: None) -> None:
+        """Take a root. changed: called with a client and the index of its shard when something new was stored there; must be quick."""
         self.root = root
+        self._changed = changed
         private = root / PRIVATE
         with suppress(FileExistsError):
             system.port.make_directory(private)
@@ -226,6 +235,8 @@ class Store:
                     raise Conflict(f"client {client} has {1 << found.bits} shards here, not {1 << bits}")
             except ShardError as error:
                 raise Conflict(str(error)) from None
+            if found is not None and any(os.path.lexists(path / MIRRORED) for _, path in found.paths(self.root)):
+                raise Fenced(f"client {client} is mirrored here from another hub; ship to that one")
             for index in found.missing if found is not None else range(1 << bits):
                 with suppress(LogExists):
                     kvspool.create(self.root / names[index], format="kvj").close()
@@ -236,7 +247,7 @@ class Store:
         with self._lock:
             shard = self._open.pop(key, None)
             if shard is None:
-                shard = Shard(self.root / route.directory_name(client, bits, index))
+                shard = Shard(self.root / route.directory_name(client, bits, index), partial(self._changed, client, index))
             self._open[key] = shard
             self._used[key] = self._used.get(key, 0) + 1
             self._close_idle(MOST_OPEN)
@@ -266,7 +277,7 @@ class Store:
                     shard.count()
                 else:
                     with open_shard(path, TIMEOUT) as log:
-                        self._figures[key] = count(log)._replace(generation=max(0, len(_load(path / GENERATIONS)) - 1))
+                        self._figures[key] = count(log)._replace(generation=max(0, len(load_generations(path / GENERATIONS)) - 1))
 
     def figures(self) -> dict[str, dict[int, Figures]]:
         """Return what the shards of each client hold, as far as it was counted."""
@@ -311,8 +322,25 @@ class Store:
         self.close()
 
 
-def _load(path: Path) -> list[Generation]:
-    """Return the table of generations; empty if there is none. Raises Corruption."""
+def root_id(root: Path) -> str:
+    """Return the 32 hex digits that tell a hub root from every other one; on disk when the call returns, if they are new.
+
+    A copy of the root has them too. Raises Corruption.
+    """
+    path = root / PRIVATE / "id"
+    with suppress(FileExistsError):
+        system.port.make_directory(path.parent)
+    with suppress(FileNotFoundError):
+        found = disk.read(path, 64).decode("ascii", "replace").strip()
+        if re.fullmatch("[0-9a-f]{32}", found):
+            return found
+        raise Corruption(f"{path} is no id of a hub root; bring it back from a copy, or remove it: then mirrors take this for another hub")
+    disk.replace(path, system.port.random(16).hex().encode(), 0o600)
+    return root_id(root)
+
+
+def load_generations(path: Path) -> list[Generation]:
+    """Return the table of generations that lies at a path; empty if there is none. Raises Corruption."""
     try:
         data = disk.read(path, _LARGEST_FILE)
     except FileNotFoundError:

@@ -10,7 +10,19 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from hub.errors import Conflict, Fenced, HubError, HubFull, Malformed, NotAllowed, QuotaExceeded, Restored, ShardDamaged, Unexpected
+from hub.errors import (
+    Conflict,
+    Fenced,
+    HubError,
+    HubFull,
+    Malformed,
+    NotAllowed,
+    NotFound,
+    QuotaExceeded,
+    Restored,
+    ShardDamaged,
+    Unexpected,
+)
 
 VERSION = 1
 LARGEST_MESSAGE = 1 << 20  # bytes of one of these
@@ -90,7 +102,7 @@ class Stored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
     asked: int
 
 
-Reason = Literal["malformed", "not-allowed", "full", "quota", "conflict", "fenced", "restored", "unexpected", "damaged"]
+Reason = Literal["malformed", "not-allowed", "full", "quota", "conflict", "fenced", "restored", "unexpected", "damaged", "not-found"]
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
@@ -119,6 +131,7 @@ _REASONS: dict[Reason, type[HubError]] = {
     "restored": Restored,
     "unexpected": Unexpected,
     "damaged": ShardDamaged,
+    "not-found": NotFound,
 }
 _NAMES = {kind: reason for reason, kind in _REASONS.items()}
 _encoder = msgspec.msgpack.Encoder()

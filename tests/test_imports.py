@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptography", "starlette", "uvicorn", "prometheus_client")
-ARROW = {"kvspool/arrow.py", *(f"hub/{name}.py" for name in ("authentication", "columns", "connection", "intake", "server"))}
+OF_ARROW = ("authentication", "columns", "connection", "intake", "mirrored", "outlet", "remote", "server")
+ARROW = {"kvspool/arrow.py", *(f"hub/{name}.py" for name in OF_ARROW)}
 ABOVE = {"kvspool": {"shard", "hub", "tools", "tests"}, "shard": {"hub", "tools", "tests"}, "hub": {"tools", "tests"}}
 
 

@@ -1,0 +1,192 @@
+"""Reading a hub from another host: for notebooks, programs, and mirrors. Needs the extra `hub`.
+
+    with RemoteHub("grpc+tls://hub:8815", security=Security(token="...")) as hub:
+        for client in hub.clients():
+            table = hub.read_arrow(client, 0, start_time="2026-01-31T00:00:00Z")
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import pyarrow as pa
+from pyarrow import flight
+
+from hub import connection, tickets
+from hub.connection import Security
+from hub.errors import Malformed, Unreachable
+from hub.hubs import check
+from hub.tickets import LARGEST_ANSWER, Beside, Changes, ClientState, ServerInfo, ShardState, Since, Ticket, Time
+from kvspool import arrow
+from kvspool.errors import GapError
+from kvspool.record import Gap
+from kvspool.spool.cursor import Isolation
+
+T = TypeVar("T")
+TIMEOUT = 15.0  # seconds for a call that is answered at once
+
+
+class RemoteHub:
+    """A hub on another host, to be read. May be used by several threads; a lost connection comes back by itself with the next call."""
+
+    def __init__(self, location: str, *, security: Security = Security(), timeout: float = TIMEOUT) -> None:  # noqa: B008 - it is frozen
+        """Name a hub at `grpc+tls://host:port` or `grpc://host:port`; nothing is said to it yet. Raises ValueError, Unreachable.
+
+        timeout: seconds that the hub has for an answer; streams of records may take as long as they like.
+        """
+        self.location = check(location)
+        self._security = security
+        self._timeout = timeout
+        self._client = connection.connect(location, security)
+
+    # What is there.
+
+    def server(self) -> ServerInfo:
+        """Return what the hub is. Raises Unreachable, NotAllowed."""
+        return self._act("server", b"", ServerInfo)
+
+    def clients(self, pattern: str = "*") -> list[str]:
+        """Return the ids of the clients that may be read and fit a pattern (`*`, `?`, `[...]`), sorted. Raises Unreachable, NotAllowed."""
+        try:
+            flights = list(self._client.list_flights(pattern.encode() if pattern != "*" else b"", self._options(self._timeout)))
+        except (pa.ArrowException, OSError) as error:
+            raise connection.error_of(self.location, error) from None
+        states = [tickets.decode(ClientState, found.app_metadata, LARGEST_ANSWER) for found in flights]
+        return sorted(state.client for state in states if fnmatch.fnmatchcase(state.client, pattern) or pattern == "*")
+
+    def shards(self, client: str) -> list[ShardState]:
+        """Return a client's shards, in order. Raises NotFound, NotAllowed, Unreachable."""
+        try:
+            found = self._client.get_flight_info(flight.FlightDescriptor.for_path(client), self._options(self._timeout))
+        except (pa.ArrowException, OSError) as error:
+            raise connection.error_of(self.location, error) from None
+        return tickets.decode(ClientState, found.app_metadata, LARGEST_ANSWER).shards
+
+    def changes(self, since: str = "", wait: float = 0.0) -> Changes:
+        """Return the shards of all clients that have changed since the token of the last answer, all of them for an empty one; waits up
+        to `wait` seconds (at most 30) until something has. Raises Unreachable, NotAllowed, Malformed."""
+        return self._act("changes", msgspec.json.encode(Since(since, wait)), Changes, wait)
+
+    # Reading.
+
+    def read_arrow(
+        self,
+        client: str,
+        shard: int,
+        start: int | str = "earliest",
+        *,
+        end: int | None = None,
+        start_time: Time | datetime | None = None,
+        end_time: Time | datetime | None = None,
+        limit: int | None = None,
+        coded: bool = False,
+        isolation: Isolation = "appended",
+        on_gap: Literal["raise", "skip"] = "raise",
+    ) -> pa.Table:
+        """Return the records of a shard that are there now, as a `pyarrow.Table` of the columns of `kvspool.arrow.SCHEMA`.
+
+        start: a sequence, "earliest" or "latest"; end: sequence before which to stop; start_time, end_time: the same by time (ns since
+        1970, RFC 3339, or an aware datetime). coded: with a column codec. isolation: "synced" gives only what is on the hub's disk.
+
+        on_gap: "raise" raises GapError at the first lost record, "skip" leaves them out. Raises NotFound, NotAllowed, ShardDamaged,
+        Unexpected for a start that isn't there yet, HubFull, Unreachable, Malformed. A table is whole, or there is none.
+        """
+        if on_gap not in ("raise", "skip"):
+            raise ValueError(f'on_gap is "raise" or "skip" here, not {on_gap!r}: a table has no room for a Gap')
+        got = []
+        asked = {"start_time": start_time, "end_time": end_time, "limit": limit, "coded": coded, "isolation": isolation}
+        for item in self.batches(client, shard, start, end=end, **asked):  # type: ignore[arg-type]
+            if not isinstance(item, Gap):
+                got.append(item)
+            elif on_gap == "raise":
+                raise GapError(item)
+        return pa.Table.from_batches(got, schema=arrow.CODED_SCHEMA if coded else arrow.SCHEMA)
+
+    def batches(
+        self,
+        client: str,
+        shard: int,
+        start: int | str = "earliest",
+        *,
+        end: int | None = None,
+        start_time: Time | datetime | None = None,
+        end_time: Time | datetime | None = None,
+        limit: int | None = None,
+        coded: bool = False,
+        isolation: Isolation = "appended",
+        timeout: float | None = None,
+    ) -> Iterator[pa.RecordBatch | Gap]:
+        """Yield the records of a shard as batches of about 1 MiB, and Gaps between them; see `read_arrow`. Raises what that does.
+
+        timeout: seconds after which the stream is cut, with Unreachable; None: never.
+        """
+        ticket = Ticket(client, shard, start, end, _time(start_time), _time(end_time), limit, coded, isolation)
+        where = f"{self.location}/{client}/{shard}"
+        try:
+            reader = self._client.do_get(flight.Ticket(msgspec.json.encode(ticket)), self._options(timeout))
+            schema = arrow.CODED_SCHEMA if coded else arrow.SCHEMA
+            if not reader.schema.equals(schema):
+                raise Malformed(f"{where}: the stream has the columns {str(reader.schema)[:500]!r}")
+            try:
+                yield from self._items(reader, where)
+            finally:
+                reader.cancel()
+        except (pa.ArrowException, OSError) as error:
+            raise connection.error_of(self.location, error) from None
+
+    def _items(self, reader: Any, where: str) -> Iterator[pa.RecordBatch | Gap]:
+        """Yield what comes, up to the hub's word that this is all. Raises Unreachable if that doesn't come."""
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                raise Unreachable(f"{where}: the stream was cut") from None
+            beside = Beside()
+            if chunk.app_metadata is not None:
+                beside = tickets.decode(Beside, chunk.app_metadata.to_pybytes())
+            if beside.gap is not None:
+                gap = beside.gap
+                if not 0 <= gap.first <= gap.last:
+                    raise Malformed(f"{where}: a gap from {gap.first} to {gap.last}")
+                yield Gap(gap.first, gap.last, gap.reason, where)
+            if chunk.data is not None and chunk.data.num_rows:
+                yield chunk.data
+            if beside.next is not None:
+                return
+
+    def _act(self, kind: str, body: bytes, answer: type[T], wait: float = 0.0) -> T:
+        """Return what an action answers."""
+        try:
+            results = list(self._client.do_action(flight.Action(kind, body), self._options(self._timeout + wait)))
+        except (pa.ArrowException, OSError) as error:
+            raise connection.error_of(self.location, error) from None
+        if len(results) != 1:
+            raise Malformed(f"{self.location} gave {len(results)} answers to the action {kind!r}")
+        return tickets.decode(answer, results[0].body.to_pybytes(), LARGEST_ANSWER)
+
+    def _options(self, timeout: float | None) -> flight.FlightCallOptions:
+        return connection.call_options(self._security, timeout)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+    def __enter__(self) -> RemoteHub:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _time(time: Time | datetime | None) -> Time | None:
+    """Return a time as tickets have it. Raises ValueError for a datetime without a zone."""
+    if not isinstance(time, datetime):
+        return time
+    if time.tzinfo is None:
+        raise ValueError(f"a time without a zone is ambiguous: {time}; pass an aware datetime")
+    return time.isoformat()

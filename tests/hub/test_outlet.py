@@ -1,0 +1,543 @@
+"""What a hub hands out: records, Gaps, ends and errors as any Flight client sees them; what it refuses; what it leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import flight
+from serving import HubServer
+
+import hub
+import kvspool
+from hub import outlet, tickets
+from hub.errors import Malformed
+from hub.shipper import Shipper
+from kvspool import arrow
+from kvspool.journal.format import Batch
+from kvspool.record import Codec, Gap
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An empty hub root."""
+    hub.create(tmp_path / "hub").close()
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def server(root: Path) -> Iterator[HubServer]:
+    """A hub that serves the root."""
+    with HubServer(root) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: HubServer) -> Iterator[flight.FlightClient]:
+    """A Flight client that knows nothing of hubs."""
+    with flight.FlightClient(server.location) as client:
+        yield client
+
+
+def journal(root: Path, name: str = "JFK", count: int = 10, **options: Any) -> kvspool.Journal:
+    """Make a journal with records of every kind."""
+    log = kvspool.create(root / name, format="kvj", **options)
+    for number in range(count):
+        value: Any = [b"%d" % number, f"text {number}", {"number": number}][number % 3]
+        log.append(value, key=b"k%d" % (number % 5) if number % 4 else None, type=number % 7, timestamp=1_000_000_000 * number + 1)
+    return log
+
+
+def get(client: flight.FlightClient, /, **ticket: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows and the metadata that a ticket, written by hand, gives."""
+    rows, beside = [], []
+    reader = client.do_get(flight.Ticket(json.dumps(ticket).encode()))
+    for chunk in reader:
+        if chunk.app_metadata is not None:
+            beside.append(json.loads(chunk.app_metadata.to_pybytes()))
+        rows += chunk.data.to_pylist()
+    return rows, beside
+
+
+def sequences(client: flight.FlightClient, /, **ticket: Any) -> list[int]:
+    return [row["sequence"] for row in get(client, **ticket)[0]]
+
+
+def records(log: Any, start: Any = "earliest") -> list[tuple[Any, ...]]:
+    return [(item.sequence, item.timestamp, item.type, item.key, item.value, item.codec) for item in log.read(start)]
+
+
+def tuples(table: pa.Table) -> list[tuple[Any, ...]]:
+    table = table.set_column(1, "timestamp", table.column("timestamp").cast(pa.int64()))
+    return list(zip(*(table.column(name).to_pylist() for name in table.schema.names), strict=True))
+
+
+def failure(call: Callable[[], Any]) -> tickets.Failure:
+    """Return what an error of a call says to programs."""
+    with pytest.raises(flight.FlightError) as raised:
+        call()
+    assert "Traceback" not in str(raised.value)
+    return msgspec.json.decode(raised.value.extra_info, type=tickets.Failure)
+
+
+# Streams.
+
+
+def test_a_stream_has_every_record_as_it_was_appended(root: Path, client: flight.FlightClient) -> None:
+    with journal(root, count=1000) as log:
+        table = client.do_get(flight.Ticket(b'{"client": "JFK", "coded": true}')).read_all()
+        assert table.schema == arrow.CODED_SCHEMA
+        assert tuples(table) == records(log)
+        assert {Codec.RAW, Codec.TEXT, Codec.JSON} == set(table["codec"].to_pylist())
+
+
+def test_without_codecs_the_columns_are_those_of_reading_a_log(root: Path, client: flight.FlightClient) -> None:
+    with journal(root) as log:
+        table = client.do_get(flight.Ticket(b'{"client": "JFK"}')).read_all()
+        assert table.schema == arrow.SCHEMA
+        assert table == log.read_arrow()
+
+
+def test_a_batch_is_about_a_mebibyte_and_a_large_record_comes_alone(root: Path, client: flight.FlightClient) -> None:
+    with kvspool.create(root / "JFK", format="kvj") as log:
+        log.append_many([b"x" * 100_000] * 50)
+        log.append(b"y" * (5 << 20))
+        log.append(b"z")
+    sizes = [chunk.data.num_rows for chunk in client.do_get(flight.Ticket(b'{"client": "JFK"}'))]
+    assert sizes == [10] * 5 + [1, 1, 0]
+
+
+@pytest.mark.parametrize("make", [{"format": "spool", "capacity": "1MiB"}, {"format": "sej"}])
+def test_what_local_processes_write_under_the_root_is_served(root: Path, client: flight.FlightClient, make: dict[str, Any]) -> None:
+    with kvspool.create(root / "EWR", **make) as log:
+        log.append_many([b"a", b"b"])
+    assert [row["value"] for row in get(client, client="EWR")[0]] == [b"a", b"b"]
+
+
+def test_keyed_values_of_a_spool_come_as_plain_messagepack(root: Path, client: flight.FlightClient) -> None:
+    with kvspool.create(root / "EWR", codec="keyed", capacity="1MiB") as log:
+        log.append({"altitude": 1})
+    (row,), _ = get(client, client="EWR", coded=True)
+    assert (msgspec.msgpack.decode(row["value"]), row["codec"]) == ({"altitude": 1}, Codec.MSGPACK)
+
+
+def test_a_stream_says_where_it_ends(root: Path, client: flight.FlightClient) -> None:
+    journal(root).close()
+    assert get(client, client="JFK")[1] == [{"next": 10}]
+    assert get(client, client="JFK", limit=3)[1] == [{"next": 3}]
+    assert get(client, client="JFK", start="latest") == ([], [{"next": 10}])
+    assert get(client, client="JFK", end_time=5_000_000_001)[1] == [{"next": 5}]
+
+
+# Ranges.
+
+
+@pytest.mark.parametrize(
+    ("ticket", "expected"),
+    [
+        ({"start": 4}, range(4, 10)),
+        ({"start": 4, "end": 7}, range(4, 7)),
+        ({"end": 7}, range(7)),
+        ({"start": 10}, range(0)),
+        ({"start": 4, "end": 4}, range(0)),
+        ({"end": 99}, range(10)),
+        ({"limit": 4}, range(4)),
+        ({"limit": 0}, range(0)),
+        ({"start": 3, "limit": 4, "end": 5}, range(3, 5)),
+        ({"start_time": 5_000_000_001}, range(5, 10)),
+        ({"start_time": 5_000_000_002}, range(6, 10)),
+        ({"start_time": 4_000_000_999, "end_time": 7_000_000_001}, range(5, 7)),
+        ({"end_time": 7_000_000_002}, range(8)),
+        ({"start_time": "1970-01-01T00:00:05.000000001Z"}, range(5, 10)),
+        ({"start_time": "1970-01-01T00:00:05.000000002Z", "end_time": "1970-01-01T01:00:08+01:00"}, range(6, 8)),
+        ({"start_time": 99_000_000_000}, range(0)),
+    ],
+)
+def test_a_range_is_exact_to_the_nanosecond(root: Path, client: flight.FlightClient, ticket: dict[str, Any], expected: range) -> None:
+    journal(root).close()
+    with kvspool.create(root / "EWR", capacity="1MiB") as spool:
+        for number in range(10):
+            spool.append(b"", timestamp=1_000_000_000 * number + 1)
+    assert sequences(client, client="JFK", **ticket) == list(expected)
+    assert sequences(client, client="EWR", **ticket) == list(expected)
+
+
+def test_only_what_is_on_disk_and_the_hub_puts_it_there_first(root: Path, client: flight.FlightClient) -> None:
+    with kvspool.create(root / "EWR", capacity="1MiB") as spool, journal(root) as log:
+        spool.append_many([b"a", b"b"])
+        assert sequences(client, client="EWR", isolation="synced") == [0, 1]
+        assert sequences(client, client="JFK", isolation="synced") == list(range(10))
+        assert spool.stats().synced_sequence == 2
+        assert log.stats().synced_sequence == 10
+
+
+# What is lost.
+
+
+def test_sequences_that_were_left_out_are_told_in_their_place(root: Path, client: flight.FlightClient) -> None:
+    with journal(root, count=2) as log:
+        log.append_batch(Batch([b"late"]), at=10)
+    chunks = list(client.do_get(flight.Ticket(b'{"client": "JFK"}')))
+    assert [chunk.data.num_rows for chunk in chunks] == [2, 0, 1, 0]
+    assert json.loads(chunks[1].app_metadata.to_pybytes()) == {"gap": {"first": 2, "last": 9, "reason": "missing"}}
+
+
+def test_what_was_overwritten_or_trimmed_is_told_to_who_asks_for_it(root: Path, client: flight.FlightClient) -> None:
+    with kvspool.create(root / "EWR", capacity="64KiB") as spool, journal(root, count=100, segment_bytes=1000) as log:
+        spool.append_many([b"x" * 1000] * 100)
+        log.trim(before=50)
+        for name, first, reason in (("EWR", spool.stats().first_sequence, "overrun"), ("JFK", log.first(), "trimmed")):
+            assert first > 0
+            rows, beside = get(client, client=name, start=0)
+            assert beside[0] == {"gap": {"first": 0, "last": first - 1, "reason": reason}}
+            assert [row["sequence"] for row in rows] == list(range(first, 100))
+            assert get(client, client=name)[1] == [{"next": 100}]
+
+
+def damage(path: Path, at: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
+        file.write(b"\xff\xff\xff")
+
+
+def test_damage_in_the_midst_is_a_gap(root: Path, client: flight.FlightClient) -> None:
+    journal(root).close()
+    (segment,) = (root / "JFK" / "kvj").iterdir()
+    damage(segment, segment.stat().st_size // 2)
+    rows, beside = get(client, client="JFK")
+    gap = beside[0]["gap"]
+    assert gap["reason"] == "damaged"
+    assert [row["sequence"] for row in rows] == [number for number in range(10) if not gap["first"] <= number <= gap["last"]]
+
+
+def test_damage_at_the_end_is_an_error_after_what_is_whole_and_no_quiet_end(root: Path, client: flight.FlightClient) -> None:
+    journal(root).close()
+    (segment,) = (root / "JFK" / "kvj").iterdir()
+    damage(segment, -3)
+    reader = client.do_get(flight.Ticket(b'{"client": "JFK"}'))
+    assert reader.read_chunk().data.num_rows == 9
+    found = failure(reader.read_chunk)
+    assert found.reason == "damaged"
+    assert str(root) not in found.message
+
+
+def test_an_error_nobody_thought_of_says_nothing_of_the_hub_s_code(
+    root: Path, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal(root).close()
+    monkeypatch.setattr(outlet, "_cursor", lambda *_: 1 / 0)
+    found = failure(lambda: get(client, client="JFK"))
+    assert (found.reason, "zero" in found.message) == ("damaged", False)
+
+
+# What is refused.
+
+BAD = [
+    b"",
+    b"JFK",
+    b"[]",
+    b"{}",
+    b'{"client": 5}',
+    b'{"client": ""}',
+    b'{"client": "../etc"}',
+    b'{"client": "a/b"}',
+    b'{"client": "a\\u0000"}',
+    b'{"client": "%s"}' % (b"a" * 101),
+    b'{"client": "JFK", "more": 1}',
+    b'{"client": "JFK", "shard": -1}',
+    b'{"client": "JFK", "shard": 1024}',
+    b'{"client": "JFK", "shard": 1.5}',
+    b'{"client": "JFK", "start": -1}',
+    b'{"client": "JFK", "start": 9223372036854775807}',
+    b'{"client": "JFK", "start": 1e400}',
+    b'{"client": "JFK", "start": "yesterday"}',
+    b'{"client": "JFK", "start": 5, "end": 4}',
+    b'{"client": "JFK", "limit": -1}',
+    b'{"client": "JFK", "start": 5, "start_time": 4}',
+    b'{"client": "JFK", "start_time": "2026-01-31"}',
+    b'{"client": "JFK", "start_time": "2026-01-31T00:00:00"}',
+    b'{"client": "JFK", "start_time": "1969-12-31T23:59:59Z"}',
+    b'{"client": "JFK", "end_time": "9999-12-31T23:59:59Z"}',
+    b'{"client": "JFK", "start_time": 2, "end_time": 1}',
+    b'{"client": "JFK", "isolation": "none"}',
+    b'{"client": "JFK", "coded": "yes"}',
+    b'{"client": "JFK"' + b" " * 5000 + b"}",
+    b'{"client": ' + b"[" * 2000 + b"]" * 2000 + b"}",
+    b'\xff{"client": "JFK"}',
+]
+
+
+@pytest.mark.parametrize("ticket", BAD)
+def test_a_bad_ticket_is_refused_with_what_is_wrong(root: Path, client: flight.FlightClient, ticket: bytes) -> None:
+    journal(root).close()
+    assert failure(lambda: client.do_get(flight.Ticket(ticket)).read_all()).reason == "malformed"
+
+
+FIELDS = st.sampled_from([*tickets.Ticket.__struct_fields__, "other"])
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=40), st.datetimes().map(str), st.lists(st.integers())
+)
+
+
+@given(st.one_of(st.binary(), st.dictionaries(FIELDS, VALUES).map(lambda fields: json.dumps({"client": "JFK"} | fields).encode())))
+def test_whatever_a_ticket_is_it_is_understood_or_malformed(data: bytes) -> None:
+    try:
+        ticket = tickets.decode_ticket(data)
+    except Malformed:
+        return
+    assert ticket.begin is not None
+    assert 0 <= ticket.shard < 1024
+
+
+def test_a_start_that_is_not_there_yet_is_refused_with_the_next_sequence(root: Path, client: flight.FlightClient) -> None:
+    journal(root).close()
+    found = failure(lambda: get(client, client="JFK", start=11))
+    assert (found.reason, found.expected) == ("unexpected", 10)
+
+
+def test_what_is_not_there_is_not_found(root: Path, client: flight.FlightClient) -> None:
+    journal(root).close()
+    for ticket in ({"client": "EWR"}, {"client": "JFK", "shard": 1}):
+        assert failure(lambda ticket=ticket: get(client, **ticket)).reason == "not-found"
+    assert failure(lambda: client.get_flight_info(flight.FlightDescriptor.for_path("EWR"))).reason == "not-found"
+
+
+def test_who_may_not_read_a_client_learns_nothing_of_it(root: Path, server: HubServer, client: flight.FlightClient) -> None:
+    journal(root, "JFK").close()
+    journal(root, "EWR").close()
+    server.reading_right = lambda context: lambda name: name == "EWR"  # type: ignore[method-assign,assignment,misc]
+    for ask in (lambda name: get(client, client=name), lambda name: client.get_flight_info(flight.FlightDescriptor.for_path(name))):
+        there, absent = failure(lambda ask=ask: ask("JFK")), failure(lambda ask=ask: ask("XXX"))
+        assert there.reason == absent.reason == "not-allowed"
+        assert there.message.replace("JFK", "XXX") == absent.message
+    assert [found.descriptor.path for found in client.list_flights()] == [[b"EWR"]]
+    assert [shard["client"] for shard in ask_changes(client)["shards"]] == ["EWR"]
+    assert len(get(client, client="EWR")[0]) == 10
+
+
+# Flights.
+
+
+def test_there_is_a_flight_for_each_client_with_an_endpoint_for_each_shard(root: Path, client: flight.FlightClient) -> None:
+    with hub.open(root) as found, found.create_client("LAX", bits=1, capacity="1MiB") as shards:
+        for number in range(20):
+            shards.append(b"v", key=b"%d" % number)
+    journal(root).close()
+    first, second = sorted(client.list_flights(), key=lambda flight: flight.descriptor.path)
+    assert first.descriptor.path == [b"JFK"]
+    assert (first.total_records, first.schema, len(first.endpoints)) == (10, arrow.SCHEMA, 1)
+    assert first.total_bytes > 200
+    assert (second.total_records, len(second.endpoints), second.endpoints[0].locations) == (20, 2, [])
+    state = json.loads(second.app_metadata)
+    assert (state["client"], state["bits"], [shard["shard"] for shard in state["shards"]]) == ("LAX", 1, [0, 1])
+    assert sum(shard["next"] for shard in state["shards"]) == 20
+    assert sum(client.do_get(endpoint.ticket).read_all().num_rows for endpoint in second.endpoints) == 20
+    with kvspool.open(root / "LAX.1.001") as log:
+        assert json.loads(second.endpoints[1].app_metadata)["generations"] == [{"log": log.log_id.hex(), "base": 0}]
+
+
+@pytest.mark.parametrize(
+    ("criteria", "found"), [("", ["EWR", "JFK", "JFK2"]), ("JF", ["JFK", "JFK2"]), ("JFK", ["JFK", "JFK2"]), ("*K", ["JFK"]), ("X", [])]
+)
+def test_criteria_are_the_beginning_of_an_id_or_a_pattern(root: Path, client: flight.FlightClient, criteria: str, found: list[str]) -> None:
+    for name in ("JFK", "JFK2", "EWR"):
+        journal(root, name).close()
+    assert sorted(flight.descriptor.path[0].decode() for flight in client.list_flights(criteria.encode())) == found
+
+
+@pytest.mark.parametrize("criteria", [b"\xff", b"a" * 201])
+def test_bad_criteria_are_refused(client: flight.FlightClient, criteria: bytes) -> None:
+    assert failure(lambda: list(client.list_flights(criteria))).reason == "malformed"
+
+
+def test_a_descriptor_s_command_says_what_its_tickets_ask_for(root: Path, client: flight.FlightClient) -> None:
+    journal(root).close()
+    command = json.dumps({"client": "JFK", "start": 2, "end_time": "1970-01-01T00:00:06Z", "coded": True}).encode()
+    info = client.get_flight_info(flight.FlightDescriptor.for_command(command))
+    assert info.schema == arrow.CODED_SCHEMA
+    assert client.do_get(info.endpoints[0].ticket).read_all()["sequence"].to_pylist() == [2, 3, 4, 5]
+    assert len(client.get_flight_info(flight.FlightDescriptor.for_path("JFK", "0")).endpoints) == 1
+
+
+@pytest.mark.parametrize("path", [["JFK", "0", "1"], ["JFK", "x"], ["a" * 5000]])
+def test_a_bad_descriptor_is_refused(client: flight.FlightClient, path: list[Any]) -> None:
+    assert failure(lambda: client.get_flight_info(flight.FlightDescriptor.for_path(*path))).reason == "malformed"
+
+
+# Who goes away, or is slow.
+
+
+def large(root: Path) -> None:
+    with kvspool.create(root / "JFK", format="kvj") as log:
+        for _ in range(64):
+            log.append_many([b"x" * 10_000] * 100)
+
+
+def settled(measure: Callable[[], Any], wanted: Any = None) -> Any:
+    """Return a measure once it stays the same, or is what is wanted; after ten seconds whatever it is."""
+    found, deadline = measure(), time.monotonic() + 10
+    while found != wanted and time.monotonic() < deadline:
+        time.sleep(0.2)
+        found, before = measure(), found
+        if wanted is None and found == before:
+            break
+    return found
+
+
+def open_files(root: Path) -> int:
+    gc.collect()
+    names = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            names.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:
+            continue
+    return sum(str(root / "JFK" / "kvj") in name for name in names)
+
+
+@pytest.mark.parametrize("leave", ["cancel", "close"])
+def test_a_reader_that_goes_away_leaves_nothing_open(root: Path, server: HubServer, leave: str) -> None:
+    large(root)
+    with flight.FlightClient(server.location) as client:
+        get(client, client="JFK", limit=1)
+    before = settled(lambda: open_files(root))
+    for _ in range(5):
+        client = flight.FlightClient(server.location)
+        reader = client.do_get(flight.Ticket(b'{"client": "JFK"}'))
+        reader.read_chunk()
+        assert open_files(root) > before
+        if leave == "cancel":
+            reader.cancel()
+        del reader
+        client.close()
+    assert settled(lambda: open_files(root), before) == before
+
+
+def test_a_slow_reader_costs_the_hub_no_more_than_what_is_on_its_way(
+    root: Path, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large(root)
+    read = []
+    next_batch = arrow.next_batch
+    monkeypatch.setattr(outlet.arrow, "next_batch", lambda *args, **options: read.append(1) or next_batch(*args, **options))
+    reader = client.do_get(flight.Ticket(b'{"client": "JFK"}'))
+    reader.read_chunk()
+    assert settled(lambda: len(read)) < 32  # of 64
+    assert sum(chunk.data.num_rows for chunk in reader) == 6400 - 104
+
+
+# Actions.
+
+
+def ask_changes(client: flight.FlightClient, **body: Any) -> dict[str, Any]:
+    (result,) = client.do_action(flight.Action("changes", json.dumps(body).encode()))
+    return json.loads(result.body.to_pybytes())  # type: ignore[no-any-return]
+
+
+def test_the_actions_are_listed_and_others_refused(client: flight.FlightClient) -> None:
+    assert {action.type for action in client.list_actions()} == {"changes", "server"}
+    assert failure(lambda: list(client.do_action(flight.Action("stop", b"")))).reason == "malformed"
+
+
+def test_a_hub_says_what_it_is_and_its_root_keeps_its_id(root: Path, tmp_path: Path) -> None:
+    found = []
+    hub.create(tmp_path / "other").close()
+    for path, level in ((root, "process"), (root, "disk"), (tmp_path / "other", "process")):
+        with HubServer(path, level=level) as server, flight.FlightClient(server.location) as client:  # type: ignore[arg-type]
+            (result,) = client.do_action(flight.Action("server", b""))
+            found.append(json.loads(result.body.to_pybytes()))
+    assert [answer["level"] for answer in found] == ["process", "disk", "process"]
+    assert found[0]["root"] == found[1]["root"] != found[2]["root"]
+    assert abs(found[0]["time"] - time.time_ns()) < 60_000_000_000
+    assert found[0]["version"] == 1
+
+
+def test_changes_are_told_once(root: Path, client: flight.FlightClient) -> None:
+    with journal(root, "JFK") as log, journal(root, "EWR"):
+        first = ask_changes(client)
+        assert [(shard["client"], shard["first"], shard["next"]) for shard in first["shards"]] == [("EWR", 0, 10), ("JFK", 0, 10)]
+        assert ask_changes(client, since=first["token"])["shards"] == []
+        log.append(b"more")
+        second = ask_changes(client, since=first["token"], wait=20)
+        assert [(shard["client"], shard["next"]) for shard in second["shards"]] == [("JFK", 11)]
+        assert len(ask_changes(client, since="another run's.7")["shards"]) == 2
+
+
+def test_who_waits_for_changes_is_told_at_once_what_a_shipper_sends(root: Path, tmp_path: Path, server: HubServer) -> None:
+    with kvspool.create(tmp_path / "log", capacity="1MiB") as log, flight.FlightClient(server.location) as client:
+        with Shipper(tmp_path / "log", server.location, client="LAX") as shipper:
+            log.append(b"1")
+            shipper.run(until_empty=True)
+            token = ask_changes(client)["token"]
+            server.outlet.survey._next_look = time.monotonic() + 3600  # no look at everything will find it
+            server.outlet.survey._rest = 3600.0
+            answers: list[Any] = []
+            waiting = threading.Thread(target=lambda: answers.append(ask_changes(client, since=token, wait=30)))
+            waiting.start()
+            log.append(b"2")
+            shipper.run(until_empty=True)
+            waiting.join(20)
+            assert [(shard["client"], shard["next"]) for shard in answers[0]["shards"]] == [("LAX", 2)]
+            assert answers[0]["shards"][0]["generations"] == [{"log": log.log_id.hex(), "base": 0}]
+
+
+def test_a_shard_that_cannot_be_read_says_so_among_the_changes(root: Path, client: flight.FlightClient) -> None:
+    journal(root).close()
+    (root / "JFK" / "generations.json").write_text("[]")
+    (shard,) = ask_changes(client)["shards"]
+    assert shard["error"].startswith("Corruption")
+    assert str(root) not in shard["error"]
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"wait": 31}', b'{"wait": -1}', b'{"since": 5}', b'{"x": 1}', b'{"wait": 1e999}'])
+def test_bad_questions_for_changes_are_refused(client: flight.FlightClient, body: bytes) -> None:
+    assert failure(lambda: list(client.do_action(flight.Action("changes", body)))).reason == "malformed"
+
+
+def test_the_hub_does_not_wait_for_who_is_gone(root: Path, server: HubServer, client: flight.FlightClient) -> None:
+    token = ask_changes(client)["token"]
+    action = flight.Action("changes", json.dumps({"since": token, "wait": 30}).encode())
+    with pytest.raises(flight.FlightTimedOutError):
+        list(client.do_action(action, flight.FlightCallOptions(timeout=0.1)))
+    assert settled(lambda: len(server.outlet.survey._changed._waiters), 0) == 0  # type: ignore[attr-defined]
+
+
+def test_a_hub_that_is_closed_keeps_nobody_waiting(root: Path) -> None:
+    server = HubServer(root)
+    server.start()
+    with flight.FlightClient(server.location) as client:
+        token = ask_changes(client)["token"]
+        answers: list[Any] = []
+        waiting = threading.Thread(target=lambda: answers.append(ask_changes(client, since=token, wait=30)))
+        waiting.start()
+        settled(lambda: server.outlet.survey._changed._waiters and True, True)  # type: ignore[attr-defined]
+        began = time.monotonic()
+        server.close()
+        waiting.join(20)
+        assert answers[0]["shards"] == []
+        assert time.monotonic() - began < 20
+
+
+def test_a_time_can_be_written_in_many_ways() -> None:
+    moment = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=timezone.utc)
+    expected = (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1) * 1000
+    assert tickets.nanoseconds(moment.isoformat()) == tickets.nanoseconds(expected) == expected
+    assert tickets.nanoseconds("2026-01-31T13:00:00.000005678+01:00") == expected + 678
+
+
+def test_the_gap_that_is_told_names_no_path() -> None:
+    assert msgspec.json.encode(tickets.gap_note(Gap(1, 2, "missing", "/secret"))) == b'{"first":1,"last":2,"reason":"missing"}'
+
+

@@ -1,0 +1,226 @@
+"""A hub that is read from another host: tables and batches that are whole or errors with a type."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pyarrow import flight
+from serving import HubServer
+
+import hub
+import kvspool
+from hub import tickets
+from hub.errors import (
+    Conflict,
+    Fenced,
+    HubFull,
+    Malformed,
+    NotAllowed,
+    NotFound,
+    QuotaExceeded,
+    Restored,
+    ShardDamaged,
+    Unexpected,
+    Unreachable,
+)
+from hub.remote import RemoteHub
+from kvspool import arrow
+from kvspool.errors import GapError
+from kvspool.journal.format import Batch
+from kvspool.record import Gap
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A hub root with one client of two shards, and one with a Gap."""
+    hub.create(tmp_path / "hub").close()
+    for name in ("JFK.1.000", "JFK.1.001"):
+        with kvspool.create(tmp_path / "hub" / name, format="kvj") as log:
+            for number in range(10):
+                log.append(f"{name} {number}", timestamp=1_000_000_000 * number)
+    with kvspool.create(tmp_path / "hub" / "EWR", format="kvj") as log:
+        log.append_many([b"a", b"b"])
+        log.append_batch(Batch([b"c"]), at=9)
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def server(root: Path) -> Iterator[HubServer]:
+    """A hub that serves the root."""
+    with HubServer(root) as server:
+        yield server
+
+
+@pytest.fixture
+def remote(server: HubServer) -> Iterator[RemoteHub]:
+    """That hub, seen from elsewhere."""
+    with RemoteHub(server.location) as remote:
+        yield remote
+
+
+def test_a_hub_says_what_it_has(root: Path, remote: RemoteHub) -> None:
+    assert remote.clients() == ["EWR", "JFK"]
+    assert remote.clients("J*") == remote.clients("JFK") == ["JFK"]
+    assert remote.clients("J") == []
+    assert [(shard.shard, shard.bits, shard.first, shard.next) for shard in remote.shards("JFK")] == [(0, 1, 0, 10), (1, 1, 0, 10)]
+    assert remote.server().level == "process"
+    assert [shard.client for shard in remote.changes().shards] == ["EWR", "JFK", "JFK"]
+
+
+def test_a_table_is_what_reading_the_log_gives(root: Path, remote: RemoteHub) -> None:
+    with kvspool.open(root / "JFK.1.001") as log:
+        assert remote.read_arrow("JFK", 1) == log.read_arrow()
+    assert remote.read_arrow("JFK", 1, coded=True)["codec"].to_pylist() == [1] * 10
+    assert remote.read_arrow("JFK", 0, "latest").num_rows == 0
+    assert remote.read_arrow("JFK", 0, "latest").schema == arrow.SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"start": 3, "end": 5}, [3, 4]),
+        ({"limit": 2}, [0, 1]),
+        ({"start_time": 8_000_000_000}, [8, 9]),
+        ({"start_time": datetime(1970, 1, 1, 0, 0, 7, tzinfo=timezone.utc), "end_time": "1970-01-01T00:00:09Z"}, [7, 8]),
+        ({"isolation": "synced", "end": 1}, [0]),
+    ],
+)
+def test_a_range_is_read(remote: RemoteHub, asked: dict[str, Any], expected: list[int]) -> None:
+    assert remote.read_arrow("JFK", 0, **asked)["sequence"].to_pylist() == expected
+
+
+def test_a_gap_is_an_error_skipped_or_handed_out(remote: RemoteHub) -> None:
+    with pytest.raises(GapError) as raised:
+        remote.read_arrow("EWR", 0)
+    assert (raised.value.gap.first, raised.value.gap.last, raised.value.gap.reason) == (2, 8, "missing")
+    assert remote.location in str(raised.value)
+    assert remote.read_arrow("EWR", 0, on_gap="skip")["sequence"].to_pylist() == [0, 1, 9]
+    items = list(remote.batches("EWR", 0))
+    assert [item.count if isinstance(item, Gap) else item.num_rows for item in items] == [2, 7, 1]
+    with pytest.raises(ValueError, match="no room for a Gap"):
+        remote.read_arrow("EWR", 0, on_gap="yield")  # type: ignore[arg-type]
+
+
+def test_errors_have_types(server: HubServer, remote: RemoteHub) -> None:
+    with pytest.raises(NotFound):
+        remote.read_arrow("LGA", 0)
+    with pytest.raises(NotFound):
+        remote.shards("LGA")
+    with pytest.raises(Unexpected) as raised:
+        remote.read_arrow("JFK", 0, 11)
+    assert raised.value.expected == 10
+    with pytest.raises(Malformed, match="prefix"):
+        remote.read_arrow("../JFK", 0)
+    with pytest.raises(Malformed):
+        remote.changes("", 31)
+    with pytest.raises(ValueError, match="zone"):
+        remote.read_arrow("JFK", 0, start_time=datetime(2026, 1, 1))
+    server.reading_right = lambda context: lambda name: False  # type: ignore[method-assign,assignment,misc]
+    for client in ("JFK", "LGA"):
+        with pytest.raises(NotAllowed):
+            remote.read_arrow(client, 0)
+        with pytest.raises(NotAllowed):
+            remote.shards(client)
+    assert remote.clients() == []
+
+
+def test_a_damaged_shard_gives_no_table(root: Path, remote: RemoteHub) -> None:
+    (segment,) = (root / "JFK.1.000" / "kvj").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[-2] ^= 0xFF
+    segment.write_bytes(data)
+    rows = 0
+    with pytest.raises(ShardDamaged):
+        for batch in remote.batches("JFK", 0):
+            rows += batch.num_rows
+    assert rows == 9
+    with pytest.raises(ShardDamaged):
+        remote.read_arrow("JFK", 0)
+
+
+def test_nobody_at_the_address_is_unreachable() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        location = f"grpc://127.0.0.1:{listener.getsockname()[1]}"
+        with RemoteHub(location, timeout=5) as remote:
+            for call in (remote.server, remote.clients, remote.changes, lambda: remote.shards("JFK"), lambda: remote.read_arrow("JFK", 0)):
+                with pytest.raises(Unreachable):
+                    call()
+
+
+@pytest.mark.parametrize("location", ["hub", "http://hub:80", "grpc://user@hub:80", "grpc://hub"])
+def test_what_is_no_location_is_refused(location: str) -> None:
+    with pytest.raises(ValueError, match="a hub is"):
+        RemoteHub(location)
+
+
+SERVE = """
+import sys, time
+from hub.server import HubServer
+from hub.access import Access
+server = HubServer(sys.argv[1], access=Access.anonymous(), least_free=1 << 20, listen=('127.0.0.1', 0))
+server.start()
+print(server.location, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_hub_that_dies_in_the_midst_gives_an_error_and_no_short_table(root: Path) -> None:
+    with kvspool.create(root / "LGA", format="kvj") as log:
+        for _ in range(64):
+            log.append_many([b"x" * 10_000] * 100)
+    with subprocess.Popen([sys.executable, "-c", SERVE, str(root)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        with RemoteHub(child.stdout.readline().strip()) as remote:
+            batches = remote.batches("LGA", 0)
+            next(batches)
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            with pytest.raises(Unreachable):
+                for _ in batches:
+                    pass
+
+
+class Short(flight.FlightServerBase):  # type: ignore[misc]
+    """Ends its streams without a word, as what stands between a client and a hub may do."""
+
+    def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
+        return flight.GeneratorStream(arrow.SCHEMA, iter([]))
+
+
+def test_a_stream_that_ends_without_a_word_was_cut() -> None:
+    with Short("grpc://127.0.0.1:0") as server, RemoteHub(f"grpc://127.0.0.1:{server.port}") as remote:
+        with pytest.raises(Unreachable, match="cut"):
+            remote.read_arrow("JFK", 0)
+
+
+def test_a_stream_that_takes_too_long_is_cut(root: Path, server: HubServer, remote: RemoteHub) -> None:
+    with kvspool.create(root / "LGA", format="kvj") as log:
+        for _ in range(64):
+            log.append_many([b"x" * 10_000] * 100)
+    batches = remote.batches("LGA", 0, timeout=0.2)
+    next(batches)
+    with pytest.raises(Unreachable):
+        for _ in batches:
+            time.sleep(0.01)
+
+
+def test_every_error_of_a_hub_has_a_word_on_the_wire() -> None:
+    kinds = [Malformed, NotAllowed, HubFull, QuotaExceeded, Conflict, Fenced, Restored, ShardDamaged, NotFound]
+    for error in [*(kind("why") for kind in kinds), Unexpected("why", 7)]:
+        told = tickets.error_in(msgspec.json.encode(tickets.failure(error)))
+        assert type(told) is type(error)
+        assert str(told) == "why"
+        assert getattr(told, "expected", -1) == getattr(error, "expected", -1)
+        assert getattr(told, "retry_after", -1) == getattr(error, "retry_after", -1)
+    assert tickets.error_in(b"") is tickets.error_in(b"\xff") is tickets.error_in(b"[]") is tickets.error_in(None) is None
