@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from hub.errors import Malformed
 from hub.wire import LARGEST_BATCH, MOST_ROWS
+from kvspool._kvj_py import LONGEST_KEY
 from kvspool.exchange import plain
 from kvspool.journal.format import Batch
 from kvspool.record import Codec, Gap, Record
@@ -49,6 +50,13 @@ class Rows(NamedTuple):
         """Return the records with the sequences from `begin` up to `end`; they share the memory."""
         return Rows(begin, self.batch.slice(begin - self.first, end - begin))
 
+    def cut(self, size: int) -> tuple[Rows, Rows | None]:
+        """Return as many of the first records as take up to `size` bytes, at least one, and the rest, if any are left."""
+        end = self.end
+        while end > self.first + 1 and self.part(self.first, end).batch.nbytes > size:
+            end -= (end - self.first) // 2
+        return (self, None) if end == self.end else (self.part(self.first, end), self.part(end, self.end))
+
 
 def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> None:
     """Raise Malformed for a batch that came from outside and isn't what it should be; `largest`: bytes of one.
@@ -70,6 +78,11 @@ def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> None:
             raise Malformed(f"column {name} has nulls; only a key may be null")
     if not pc.all(pc.is_in(batch.column("codec"), _CODECS)).as_py():
         raise Malformed("column codec has a number that is no codec, or one that only its own log can read")
+    types = pc.min_max(batch.column("type"))
+    if not 0 <= types["min"].as_py() <= types["max"].as_py() <= 255:
+        raise Malformed("column type has a number that is none from 0 to 255")
+    if (pc.max(pc.binary_length(batch.column("key"))).as_py() or 0) > LONGEST_KEY:
+        raise Malformed(f"column key has one of more than {LONGEST_KEY} bytes")
 
 
 def append(journal: Journal, rows: Rows) -> None:

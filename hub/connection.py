@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyarrow import flight
 
 from hub import columns, wire
-from hub.errors import HubError, NotAllowed, Unreachable
-from hub.wire import Done, Opened, Opening, Ping, Put, Refused, Stored
+from hub.errors import HubError, Malformed, NotAllowed, Silent, Unreachable
+from hub.wire import Done, Opened, Opening, Ping, Place, Put, Refused, Stored
 from kvspool import system
 
 SILENCE = 15.0  # seconds without an answer after which a connection counts as dead
@@ -73,7 +73,9 @@ class Connection:
         self.answered = 0
         self._error: HubError | None = None
         self._silence = silence
+        self._indexes = {log.index for log in opening.logs}
         self._heard = system.port.monotonic()
+        self._is_writing = False
         self._client = connect(location, security)
         self._is_closed = False
         try:
@@ -114,6 +116,11 @@ class Connection:
             raise self._error
 
     @property
+    def _is_owed(self) -> bool:
+        """Return whether the hub has to do something before it may be silent: answer, or read."""
+        return self.opened is None or self.answered < self.asked or self._is_writing
+
+    @property
     def is_broken(self) -> bool:
         """Return whether the connection is of no more use; `check` says why."""
         return self._error is not None
@@ -143,17 +150,23 @@ class Connection:
 
     def _ask(self) -> None:
         with self.changed:
-            if self.asked == self.answered:
+            if not self._is_owed:
                 self._heard = system.port.monotonic()
             self.asked += 1
 
     def _say(self, write: Any) -> None:
         self.check()
+        with self.changed:
+            if not self._is_owed:
+                self._heard = system.port.monotonic()
+            self._is_writing = True  # it blocks for as long as the hub doesn't read
         try:
             write()
         except (pa.ArrowException, StopIteration) as error:
             self._break(error_of(self.location, error))
             self.check()
+        finally:
+            self._is_writing = False
 
     def _break(self, error: HubError) -> None:
         """Note why the connection is of no more use; the first reason counts."""
@@ -178,14 +191,18 @@ class Connection:
     def _hear(self, message: wire.FromHub) -> None:
         with self.changed:
             self._heard = system.port.monotonic()
-            if isinstance(message, Stored):
-                self.answered = message.asked
-                self.stored.update(message.places)
-            elif isinstance(message, Refused):
+            if isinstance(message, Refused):
                 error = wire.error_of(message)
                 if message.index < 0:
                     self._error = self._error or error
                 self.refused[message.index] = error
+            elif not {place.index if isinstance(place, Place) else place[0] for place in message.places} <= self._indexes:
+                raise Malformed("the hub speaks of shards that it was not asked for")
+            elif isinstance(message, Stored):
+                if not self.answered <= message.asked <= self.asked:
+                    raise Malformed(f"the hub has answered {message.asked} questions of {self.asked}")
+                self.answered = message.asked
+                self.stored.update(message.places)
             else:
                 self.opened = message
             self.changed.notify_all()
@@ -194,15 +211,15 @@ class Connection:
         """Cut the connection when the hub owes an answer for too long: nobody tells us that a network has gone."""
         while True:
             with self.changed:
-                is_owed = self.opened is None or self.answered < self.asked
-                left = self._heard + self._silence - system.port.monotonic() if is_owed else self._silence
+                is_owed = self._is_owed
+                left = self._heard + self._silence - system.port.monotonic() if is_owed else self._silence / 4
                 if left > 0:
                     self.changed.wait(left)
                 if self._is_closed or self._error is not None:
                     return
                 is_dead = is_owed and self._heard + self._silence <= system.port.monotonic()
             if is_dead:
-                self._break(Unreachable(f"{self.location} has not answered for {self._silence:.0f} s"))
+                self._break(Silent(f"{self.location} has not answered for {self._silence:.0f} s"))
                 self._reader.cancel()
                 return
 

@@ -12,7 +12,8 @@
         |-- Unexpected          records are missing before those that were sent, and nobody said that they are lost
         |-- ShardDamaged        the hub's own shard is damaged, or was removed
         |-- RootInUse           another hub serves this root
-        `-- Unreachable         the hub can't be reached, or doesn't answer
+        `-- Unreachable         the hub can't be reached
+            `-- Silent          the hub was reached, and doesn't answer
 """
 
 from __future__ import annotations
@@ -80,3 +81,7 @@ class RootInUse(HubError):
 
 class Unreachable(HubError):
     """The hub can't be reached, or doesn't answer. What was acknowledged is there; the rest is kept by the client."""
+
+
+class Silent(Unreachable):
+    """The hub, or the network, has stopped in the midst of a call; or what was sent takes longer than one waits."""
