@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from hub.errors import Malformed
 from hub.wire import LARGEST_BATCH, MOST_ROWS
 from kvspool._kvj_py import LONGEST_KEY
+from kvspool.errors import Corruption
 from kvspool.exchange import plain
 from kvspool.journal.format import Batch
 from kvspool.record import Codec, Gap, Record
@@ -130,6 +131,8 @@ def first_difference(journal: Journal, rows: Rows) -> int | None:
                 if row is not None:
                     return found.first + row
                 begin = end
+    except Corruption:
+        return None  # at the very end, and what comes behind it can still be appended
     finally:
         cursor.close()
     return None
