@@ -16,6 +16,8 @@ from hub.wire import Done, Opened, Opening, Ping, Place, Put, Refused, Stored
 from kvspool import system
 
 SILENCE = 15.0  # seconds without an answer after which a connection counts as dead
+LAST_WORDS = 2.0  # seconds in which the hub's reason comes after what could not be sent any more
+_BROKEN = (pa.ArrowException, OSError, StopIteration)  # what Flight raises on a connection that is of no more use
 # Each attempt looks for the hub itself: gRPC would make a new client wait for as long as the last ones have failed.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
 
@@ -81,7 +83,7 @@ class Connection:
         try:
             descriptor = flight.FlightDescriptor.for_command(wire.encode(opening))
             self._writer, self._reader = self._client.do_exchange(descriptor, call_options(security))
-        except pa.ArrowException as error:
+        except _BROKEN as error:
             self._client.close()
             raise error_of(location, error) from None
         self._threads = [threading.Thread(target=run, name=name, daemon=True) for name, run in self._runs()]
@@ -144,7 +146,7 @@ class Connection:
             thread.join()
         try:
             self._writer.close()
-        except pa.ArrowException:
+        except _BROKEN:
             pass  # why it broke was said before
         self._client.close()
 
@@ -162,7 +164,9 @@ class Connection:
             self._is_writing = True  # it blocks for as long as the hub doesn't read
         try:
             write()
-        except (pa.ArrowException, StopIteration) as error:
+        except _BROKEN as error:
+            with self.changed:  # the hub may have said why: that counts, and may still be on its way
+                self.changed.wait_for(lambda: self._error is not None, LAST_WORDS)
             self._break(error_of(self.location, error))
             self.check()
         finally:
@@ -185,7 +189,7 @@ class Connection:
             self._break(Unreachable(f"{self.location} ended the connection"))
         except HubError as error:
             self._break(error)
-        except pa.ArrowException as error:
+        except _BROKEN as error:
             self._break(error_of(self.location, error))
 
     def _hear(self, message: wire.FromHub) -> None:

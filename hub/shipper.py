@@ -424,8 +424,9 @@ class _Call:
         return not self._until_empty and self._shipper.is_any_due()
 
     def _wait_for_answers(self) -> None:
-        with self._connection.changed:
-            self._connection.changed.wait_for(lambda: self._connection.answered > self._answered or self._connection.is_broken, POLL)
+        connection = self._connection
+        with connection.changed:
+            connection.changed.wait_for(lambda: connection.answered > self._answered or connection.refused or connection.is_broken, POLL)
 
     def _is_finished(self) -> bool:
         """Return whether all is acknowledged that there was to ship, for who waits for that."""
