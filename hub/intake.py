@@ -68,7 +68,7 @@ class Intake:
                 if isinstance(message, Done):
                     self.is_done = True
                 elif isinstance(message, Ping):
-                    self._client.said(message.ends)
+                    self._client.said({log.index: message.ends[log.index] for log in self._opening.logs if log.index in message.ends})
                     self._asked += 1
                     self._acknowledge(writer)
                 else:
