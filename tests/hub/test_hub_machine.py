@@ -168,26 +168,17 @@ class Hub(RuleBasedStateMachine):
             lane.open(place, "appended")
         return call
 
-    @precondition(lambda self: self.call is None)
-    @rule()
-    def connect(self) -> None:
-        call = self.opened(self.lane)
-        assert call.heard == [] and self.lane.cursor is not None, call.heard
-        self.call = call
-
-    @precondition(lambda self: self.call is not None)
-    @rule(most=st.integers(1, 20), size=st.sampled_from([100, 1 << 20]), ask=st.booleans())
-    def send(self, most: int, size: int, ask: bool) -> None:
-        assert self.call is not None
-        rows = self.lane.next_rows(most, size)
-        if rows is not None:
-            self.call.sent.append((self.lane.put(rows, ask, 1 << 20), rows.batch))
-
-    @precondition(lambda self: self.call is not None and self.call.sent)
-    @rule(count=st.integers(1, 3))
-    def arrive(self, count: int) -> None:
-        assert self.call is not None
-        self.call.arrive(count)
+    @rule(batches=st.integers(1, 4), most=st.integers(1, 20), size=st.sampled_from([100, 1 << 20]), arrivals=st.integers(0, 5))
+    def ship(self, batches: int, most: int, size: int, arrivals: int) -> None:
+        """Send some of what is there, and let some of what was sent arrive."""
+        if self.call is None:
+            self.call = self.opened(self.lane)
+            assert self.call.heard == [] and self.lane.cursor is not None, self.call.heard
+        for number in range(batches):
+            rows = self.lane.next_rows(most, size)
+            if rows is not None:
+                self.call.sent.append((self.lane.put(rows, number % 2 == 0, 1 << 20), rows.batch))
+        self.call.arrive(arrivals)
         self.hear(self.call)
 
     def hear(self, call: Call) -> None:
