@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 from hub.errors import Malformed
 from hub.wire import BATCH_BYTES, LARGEST_BATCH, MOST_ROWS
 from kvspool import arrow
+from kvspool._kvj_py import LONGEST_KEY
+from kvspool.errors import Corruption
 from kvspool.record import Codec, Gap
 
 if TYPE_CHECKING:
@@ -48,6 +50,13 @@ class Rows(NamedTuple):
         """Return the records with the sequences from `begin` up to `end`; they share the memory."""
         return Rows(begin, self.batch.slice(begin - self.first, end - begin))
 
+    def cut(self, size: int) -> tuple[Rows, Rows | None]:
+        """Return as many of the first records as take up to `size` bytes, at least one, and the rest, if any are left."""
+        end = self.end
+        while end > self.first + 1 and self.part(self.first, end).batch.nbytes > size:
+            end -= (end - self.first) // 2
+        return (self, None) if end == self.end else (self.part(self.first, end), self.part(end, self.end))
+
 
 def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> None:
     """Raise Malformed for a batch that came from outside and isn't what it should be; `largest`: bytes of one.
@@ -69,6 +78,11 @@ def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> None:
             raise Malformed(f"column {name} has nulls; only a key may be null")
     if not pc.all(pc.is_in(batch.column("codec"), _CODECS)).as_py():
         raise Malformed("column codec has a number that is no codec, or one that only its own log can read")
+    types = pc.min_max(batch.column("type"))
+    if not 0 <= types["min"].as_py() <= types["max"].as_py() <= 255:
+        raise Malformed("column type has a number that is none from 0 to 255")
+    if (pc.max(pc.binary_length(batch.column("key"))).as_py() or 0) > LONGEST_KEY:
+        raise Malformed(f"column key has one of more than {LONGEST_KEY} bytes")
 
 
 def append(journal: Journal, rows: Rows) -> None:
@@ -106,6 +120,8 @@ def first_difference(journal: Journal, rows: Rows) -> int | None:
                 if row is not None:
                     return found.first + row
                 begin = end
+    except Corruption:
+        return None  # at the very end, and what comes behind it can still be appended
     finally:
         cursor.close()
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -63,11 +63,11 @@ class Intake:
         """Take in what comes until the client ends the call, or is gone."""
         with ExitStack() as taken:
             self._open(writer, taken)
-            for message, batch in self._messages(reader):
+            for message, batch in self._messages(reader) if self._has_schema(reader) else ():
                 if isinstance(message, Done):
                     self.is_done = True
                 elif isinstance(message, Ping):
-                    self._client.said(message.ends)
+                    self._client.said({log.index: message.ends[log.index] for log in self._opening.logs if log.index in message.ends})
                     self._asked += 1
                     self._acknowledge(writer)
                 else:
@@ -80,12 +80,15 @@ class Intake:
         self._store.enter(opening.client, opening.bits)
         places, refusals = [], []
         for log in opening.logs:
-            shard = self._store.take(opening.client, opening.bits, log.index)
-            taken.callback(self._store.give_back, opening.client, log.index)
             try:
+                shard = self._store.take(opening.client, opening.bits, log.index)
+                taken.callback(self._store.give_back, opening.client, log.index)
                 expected, is_known = shard.enter(log.id, log.end)
             except HubError as error:
                 refusals.append((error, log.index))
+                continue
+            except KvspoolError as error:
+                refusals.append((self._damaged(log.index, error), log.index))
                 continue
             self._logs[log.index], self._shards[log.index] = log, shard
             places.append(Place(log.index, expected, is_known))
@@ -95,15 +98,26 @@ class Intake:
         for refused, index in refusals:
             self._refuse(writer, refused, index)
 
+    def _has_schema(self, reader: Any) -> bool:
+        """Return whether the client has said which columns come: it may be gone. Raises Malformed for others than ours, before anything of
+        them is decoded."""
+        try:
+            with _decoding():
+                schema = reader.schema
+        except OSError:  # nothing came
+            return False
+        if not schema.equals(columns.SCHEMA):
+            raise Malformed(f"a batch has the columns {columns.SCHEMA.names} and their types, not {str(schema)[:500]!r}")
+        return True
+
     def _messages(self, reader: Any) -> Iterator[tuple[wire.FromClient, pa.RecordBatch | None]]:
         """Yield what comes, until the client ends the call or its connection does. Raises Malformed."""
         while not self.is_done:
             try:
-                chunk = reader.read_chunk()
+                with _decoding():
+                    chunk = reader.read_chunk()
             except StopIteration:
                 return
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-                raise Malformed(f"no Arrow batch: {str(error)[:200]}") from None
             if chunk.app_metadata is None:
                 raise Malformed("a batch without a message beside it")
             yield wire.decode_from_client(chunk.app_metadata.to_pybytes()), chunk.data
@@ -122,9 +136,8 @@ class Intake:
                 self._refuse(writer, error, put.index)
                 if isinstance(error, Malformed):
                     raise
-            except KvspoolError as error:  # the shard is damaged, or was removed: a person has to look
-                logger.error("%s shard %d: %s", self._opening.client, put.index, error)
-                self._refuse(writer, ShardDamaged(str(error)), put.index)
+            except KvspoolError as error:
+                self._refuse(writer, self._damaged(put.index, error), put.index)
         elif not any(log.index == put.index for log in self._opening.logs):
             raise Malformed(f"a put for shard {put.index}, which the call was not opened for")
         self._guard.progress()
@@ -138,6 +151,11 @@ class Intake:
         self._client.said({put.index: put.end})
         self._client.stored(put.index, outcome, size)
         self._pending[put.index] = outcome.expected
+
+    def _damaged(self, index: int, error: KvspoolError) -> ShardDamaged:
+        """Return how to say that a shard is damaged, or was removed: a person has to look."""
+        logger.error("%s shard %d: %s", self._opening.client, index, error)
+        return ShardDamaged(str(error))
 
     def _refuse(self, writer: Any, error: HubError, index: int) -> None:
         """Say no to a shard, and take nothing more of it in this call."""
@@ -162,3 +180,15 @@ class Intake:
         except HubError as error:
             del self._pending[index]
             self._refuse(writer, error, index)
+        except KvspoolError as error:
+            del self._pending[index]
+            self._refuse(writer, self._damaged(index, error), index)
+
+
+@contextmanager
+def _decoding() -> Iterator[None]:
+    """Raise Malformed for what Arrow can't decode."""
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise Malformed(f"no Arrow batch: {str(error)[:200]}") from None

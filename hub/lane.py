@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import kvspool
 from hub import columns, wire
-from hub.errors import Conflict
+from hub.errors import Conflict, ShardDamaged
 from hub.wire import Put
-from kvspool.errors import OutOfRange
+from kvspool import system
+from kvspool.errors import KvspoolError, LogNotFound, LogVanished, NotALog, OutOfRange, TooLarge
 from kvspool.journal import Journal
+from kvspool.queue import ChunkQueue
 from kvspool.record import Gap
 from kvspool.spool.cursor import Isolation
 from kvspool.spool.search import Start
@@ -19,27 +25,43 @@ if TYPE_CHECKING:
     from hub.columns import Cursor, Rows
 
 PREFIX = "ship."  # of the durable readers' names; behind it comes the hub's
+LOOK_AGAIN = 1.0  # seconds between two looks whether a log that was deleted was made anew
+ASK_AGAIN = 60.0  # seconds after which a shard that is damaged at the hub may have been repaired
 
 
 class Lane:
-    """The way of one log to the hub. Its durable reader stands where the hub has acknowledged."""
+    """The way of one log to the hub. Its durable reader stands where the hub has acknowledged.
+
+    `keep_alive` and what only tells may be called by another thread.
+    """
 
     def __init__(self, index: int, log: Log, hub: str) -> None:
         """Take the durable reader for a hub, whose name is `hub`. Raises ReaderBusy if the log is shipped there already."""
         self.index = index
-        self.log = log
-        self.id = log.ensure_log_id() if isinstance(log, Journal) else log.log_id
-        self.lost = 0  # sequences that were overwritten before they were shipped
+        self.path = log.path
+        self.lost = 0  # sequences that the hub was told are lost: overwritten before they were shipped, or damaged
         self.records = 0  # sent, those that were sent again too
+        self.error: Exception | None = None  # why it is not shipped now
+        self.retry_at: float | None = None  # when to try again after the error; None: never
+        self._name = f"{PREFIX}{hub}"
+        self._lock = threading.Lock()  # of the reader: two threads commit
+        self._take(log)
+
+    def _take(self, log: Log) -> None:
+        self.log = log
+        self.id = _id(log)
         self.sent = 0  # the sequence behind the last record that was sent
         self.acked = 0
-        name = f"{PREFIX}{hub}"
-        known = {reader.name: reader.sequence for reader in log.readers() if reader.name.startswith(PREFIX) and reader.sequence is not None}
-        self._is_moved = name not in known and bool(known)
-        start: Start = max(known.values()) if self._is_moved else "earliest"
-        self.reader = log.reader(name, start)
         self.cursor: Cursor | None = None
-        self.error: Exception | None = None
+        self._surplus: Rows | None = None  # read, and more than goes into one batch
+        self._gaps: deque[tuple[int, int]] = deque()  # that the hub was told of, not acknowledged yet: from a sequence up to another
+        readers = [reader for reader in log.readers() if reader.name.startswith(PREFIX)]
+        known = {reader.name: reader.sequence for reader in readers if reader.sequence is not None}
+        self._is_moved = self._name not in known and bool(known)
+        start: Start = max(known.values()) if self._is_moved else "earliest"
+        self.reader = log.reader(self._name, start)
+
+    # On a connection.
 
     def open(self, place: wire.Place, isolation: Isolation) -> None:
         """Begin to read where the hub goes on. Raises Conflict if that can't be.
@@ -49,6 +71,8 @@ class Lane:
         shipped to another one before, gets what comes behind that.
         """
         self.close_cursor()
+        self.acknowledge(place.next)
+        self._gaps.clear()
         start = max(place.next - 1, 0) if place.is_known else 0
         if self._is_moved and not place.is_known:
             start = self.reader.sequence
@@ -60,41 +84,125 @@ class Lane:
         self.sent = min(start, place.next)
         self.acked = place.next
 
-    def next_rows(self, most: int) -> Rows | None:
-        """Return the next records that are there now; None if nothing is."""
+    def next_rows(self, most: int, size: int) -> Rows | None:
+        """Return the next records that are there now, up to `size` bytes of them, or one that is larger; None if nothing is there."""
         assert self.cursor is not None
-        while True:
+        found: Rows | Gap | None = self._surplus
+        while found is None or isinstance(found, Gap):
             found = columns.next_rows(self.cursor, most)
-            if not isinstance(found, Gap):
-                return found
-            self.lost += found.count
+            if found is None:
+                return None
+        rows, self._surplus = found.cut(size)
+        return rows
 
-    def put(self, rows: Rows, ask: bool) -> Put:
-        """Return the message beside some records, which are taken as sent."""
+    def put(self, rows: Rows, ask: bool, largest: int) -> Put:
+        """Return the message beside some records, which are taken as sent. Raises TooLarge for more bytes than the hub takes at once."""
+        if rows.batch.nbytes > largest:
+            raise TooLarge(f"{self.path}: record {rows.first} has {rows.batch.nbytes} bytes with its key; the hub takes {largest}")
         put = Put(self.index, rows.first, self.sent, max(self.log.end(), rows.end), ask)
+        if rows.first > self.sent:
+            self._gaps.append((self.sent, rows.first))
         self.sent = rows.end
         self.records += rows.batch.num_rows
         return put
 
+    def acknowledge(self, sequence: int) -> None:
+        """Note that the hub has everything below a sequence."""
+        while self._gaps and self._gaps[0][1] <= sequence:
+            first, end = self._gaps.popleft()
+            self.lost += max(0, end - max(first, self.acked))
+        self.acked = max(self.acked, sequence)
+
     @property
     def behind(self) -> int:
-        """Return how many records the hub has not acknowledged."""
-        return max(0, self.log.end() - self.acked)
+        """Return how many records the hub has not acknowledged; 0 if the log is gone."""
+        try:
+            return max(0, self.log.end() - self.acked)
+        except (KvspoolError, OSError):
+            return 0
+
+    @property
+    def is_sent(self) -> bool:
+        """Return whether everything that is there now was sent, or can't be read."""
+        try:
+            return self._surplus is None and self.cursor is not None and self.log.end() <= max(self.sent, self.cursor.sequence)
+        except (KvspoolError, OSError):
+            return True  # it is gone; whoever looks for that says so
 
     def commit(self) -> None:
         """Let the durable reader stand where the hub has acknowledged; without anything new it only says that it is alive."""
-        if self.acked > self.reader.sequence:
-            with suppress(OutOfRange):  # the machine died, and the hub has what the log has lost
-                self.reader.seek(self.acked)
-        self.reader.commit()
+        with self._lock:
+            if self.acked > self.reader.sequence:
+                with suppress(OutOfRange):  # the machine died, and the hub has what the log has lost
+                    self.reader.seek(self.acked)
+            self.reader.commit()
+
+    def keep_alive(self) -> None:
+        """Say that the durable reader is alive, so that writers who wait for it don't give it up."""
+        with self._lock, suppress(KvspoolError, OSError):  # who ships it finds out, and says so
+            self.reader.commit()
+
+    # When it can't go on.
+
+    def refuse_vanished(self) -> None:
+        """Raise LogVanished if the log was deleted, or another one lies in its place."""
+        assert self.cursor is not None
+        self.cursor.refuse_vanished()
+        if isinstance(self.log, Journal):  # it reads what lies under its path, whatever that is
+            with _open(self.path) as now:
+                if _id(now) != self.id:
+                    raise LogVanished(f"{self.path} was replaced by another log while it was shipped")
+
+    def fail(self, error: Exception) -> None:
+        """Ship it no more, for good or until `retry_at`; the others go on."""
+        self.error = error
+        wait = LOOK_AGAIN if isinstance(error, LogVanished | LogNotFound) else ASK_AGAIN if isinstance(error, ShardDamaged) else None
+        self.retry_at = None if wait is None else system.port.monotonic() + wait
+        self.close_cursor()
+
+    def is_due(self) -> bool:
+        """Return whether it may be tried again, after an error that may have passed; if its log was deleted: whether it is there again.
+
+        A log that was made anew under the same path is another one: the hub begins a new generation for it.
+        """
+        if self.retry_at is None or system.port.monotonic() < self.retry_at:
+            return False
+        if isinstance(self.error, LogVanished | LogNotFound):
+            try:
+                log = _open(self.path)
+            except LogNotFound:
+                self.retry_at = system.port.monotonic() + LOOK_AGAIN
+                return False
+            except (KvspoolError, OSError) as error:
+                self.fail(error)
+                return False
+            self.close()
+            with self._lock:
+                self._take(log)
+        self.error = self.retry_at = None
+        return True
 
     def close_cursor(self) -> None:
         """Let go of what was read ahead."""
-        cursor, self.cursor = self.cursor, None
+        cursor, self.cursor, self._surplus = self.cursor, None, None
         if cursor is not None:
             cursor.close()
 
     def close(self) -> None:
-        """Give the durable reader up."""
+        """Give the durable reader and the log up."""
         self.close_cursor()
-        self.reader.close()
+        with self._lock:
+            self.reader.close()
+        self.log.close()
+
+
+def _open(path: Path) -> Log:
+    log = kvspool.open(path)
+    if isinstance(log, ChunkQueue):
+        log.close()
+        raise NotALog(f"{path} is a queue; only logs that keep sequences can be shipped")
+    return log
+
+
+def _id(log: Log) -> bytes:
+    return log.ensure_log_id() if isinstance(log, Journal) else log.log_id

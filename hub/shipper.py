@@ -14,7 +14,8 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -27,12 +28,12 @@ from hub import hubs
 from hub.client import check_client
 from hub.columns import Rows
 from hub.connection import SILENCE, Connection, Security
-from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, Unexpected, Unreachable
-from hub.lane import Lane
+from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, Silent, Unexpected, Unreachable
+from hub.lane import LOOK_AGAIN, Lane
 from hub.wire import BATCH_BYTES, VERSION, Opening
 from hub.wire import Log as LogOnWire
 from kvspool import system
-from kvspool.errors import NotALog
+from kvspool.errors import KvspoolError, NotALog
 from kvspool.queue import ChunkQueue
 from kvspool.spool.cursor import Isolation
 from kvspool.wakeups import BLIND_POLL, POLL, Watcher
@@ -43,8 +44,9 @@ WINDOW = 8 << 20  # bytes
 MOST_ROWS = 16_384  # of a batch
 COMMIT_INTERVAL = 0.1  # seconds between two commits of the durable readers
 PING_INTERVAL = 5.0  # seconds without anything to send after which the hub is asked whether it is there
-IMPATIENT_POLL = 0.05  # seconds between two looks, for who ends when nothing more comes
-FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
+IMPATIENT_POLL = 0.05  # seconds between two looks at what the hub has acknowledged, where nothing is to be sent
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0  # seconds
+MOST_PATIENCE = 64  # times `silence`: how long to wait at most for an answer over a slow network
 KEEP_ALIVE = 1.0  # seconds between two signs of life of the durable readers during an outage
 logger = logging.getLogger("kvspool.ship")
 
@@ -101,25 +103,29 @@ class Shipper:
 
         hub: `grpc+tls://host:port` or `grpc://host:port`; of several, one is chosen: see `hubs.chosen`. security: or a function that gives
         it anew for each connection, so that tokens and certificates can change. isolation: "synced" ships only what is on disk here; None:
-        so if the hub's own level is "disk". silence: seconds after which a hub that owes an answer counts as dead.
+        so if the hub's own level is "disk". silence: seconds after which a hub that owes an answer counts as dead; if nothing at all was
+        acknowledged by then, the network may be slow, and the next connection waits twice as long.
         """
         self.client = check_client(client)
         self.hub = hubs.chosen(client, [hub] if isinstance(hub, str) else list(hub), choose)
         self._security = security if callable(security) else lambda: security
-        self._isolation = isolation
+        self.isolation = isolation
         self.linger = linger
         self.batch_bytes = batch_bytes
         self.window = window
         self._silence = silence
-        self._logs = open_source(Path(os.path.abspath(source)))
+        logs = open_source(Path(os.path.abspath(source)))
         self.lanes: list[Lane] = []
         try:
-            for index, log in enumerate(self._logs):
+            for index, log in enumerate(logs):
                 self.lanes.append(Lane(index, log, hubs.name(self.hub)))
         except BaseException:
             self.close()
+            for log in logs[len(self.lanes) :]:
+                log.close()
             raise
         self._stop = threading.Event()
+        self._has_ended = threading.Event()
         self._state: State = "connecting"
         self._error = ""
         self._outages = 0
@@ -131,25 +137,66 @@ class Shipper:
     def run(self, *, until_empty: bool = False) -> None:
         """Ship until `stop` is called from another thread or a signal handler; `until_empty`: until the hub has all that is there.
 
-        An outage is no error: it goes on until the hub is back. Raises the error of the lanes if none of them can be shipped any more.
+        An outage is no error: it goes on until the hub is back. A log that can't be shipped any more is left aside, the others go on; one
+        that was deleted is shipped again once it was made anew. Raises the error of the first log that can't be shipped: when none can be
+        shipped any more, or, with `until_empty`, when the others are done.
         """
-        backoff = FIRST_BACKOFF
+        pulse = threading.Thread(target=self._keep_alive, name="kvspool pulse", daemon=True)
+        self._has_ended.clear()
+        pulse.start()
+        try:
+            self._run(until_empty)
+            self._state = "stopped"
+        except BaseException:
+            self._state = "failed"
+            raise
+        finally:
+            self._has_ended.set()
+            pulse.join()
+
+    def _run(self, until_empty: bool) -> None:
+        failures, patience = 0, 1
         while not self._stop.is_set():
+            lanes = self._live(until_empty)
+            before = sum(lane.acked for lane in self.lanes)
             try:
-                self._state = "connecting"
-                with self._connect() as connection:
-                    backoff = FIRST_BACKOFF
-                    _Call(self, connection, self._open_lanes(connection), until_empty).run()
-                    connection.finish()
-                    self._live()
-                break
+                if not lanes:
+                    self._rest(LOOK_AGAIN)
+                    continue
+                self._call(lanes, until_empty, self._silence * patience)
+                if until_empty:
+                    break
             except HubError as error:
-                retry_after = self._note(error)
-                self._rest(max(retry_after, backoff * (0.5 + _random())))
-                backoff = min(2 * backoff, LONGEST_BACKOFF)
-        self._state = "stopped"
-        for lane in self._live():
-            lane.commit()
+                has_progressed = sum(lane.acked for lane in self.lanes) > before
+                failures = 1 if has_progressed else failures + 1
+                if has_progressed or self._state == "connecting":
+                    patience = max(1, patience // 2)
+                elif isinstance(error, Silent):
+                    patience = min(2 * patience, MOST_PATIENCE)
+                backoff = min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF)
+                self._rest(max(self._note(error), backoff * (0.5 + _random())))
+        errors = [lane.error for lane in self.lanes if lane.error is not None]
+        if until_empty and errors and not self._stop.is_set():
+            raise errors[0]
+
+    def _call(self, lanes: list[Lane], until_empty: bool, silence: float) -> None:
+        """Ship over one connection, until it is over or breaks, or some lane that was left aside may be tried again."""
+        self._state = "connecting"
+        logs = []
+        for lane in lanes:
+            with self.leaving_aside(lane):
+                logs.append(LogOnWire(lane.index, lane.id, lane.log.end()))
+        if not logs:
+            return
+        opening = Opening(VERSION, self.client, len(self.lanes).bit_length() - 1, logs)
+        with Connection(self.hub, self._security(), opening, silence) as connection:
+            self._state, self._error = "connected", ""
+            call = _Call(self, connection, {log.index for log in logs}, until_empty)
+            try:
+                call.run()
+                connection.finish()
+            finally:
+                call.close()
 
     def stop(self) -> None:
         """Let `run` come to its end."""
@@ -160,30 +207,30 @@ class Shipper:
         """Return whether `stop` was called."""
         return self._stop.is_set()
 
-    def _connect(self) -> Connection:
-        lanes = self._live()
-        logs = [LogOnWire(lane.index, lane.id, lane.log.end()) for lane in lanes]
-        opening = Opening(VERSION, self.client, len(self.lanes).bit_length() - 1, logs)
-        return Connection(self.hub, self._security(), opening, self._silence)
-
-    def _open_lanes(self, connection: Connection) -> Isolation:
-        """Let the lanes begin where the hub says. Return what they may read."""
-        opened = connection.opened
-        self._state, self._error = "connected", ""
-        isolation: Isolation = self._isolation or ("synced" if opened.level == "disk" else "appended")
-        for place in opened.places:
-            self.lanes[place.index].open(place, isolation)
-        return isolation
-
-    def _live(self) -> list[Lane]:
-        """Return the lanes that can be shipped. Raises the error of the first one if there is none."""
+    def _live(self, until_empty: bool) -> list[Lane]:
+        """Return the lanes that can be shipped now. Raises the error of the first one if none can be, nor will be."""
+        self.is_any_due()
         lanes = [lane for lane in self.lanes if lane.error is None]
-        if not lanes:
-            self._state = "failed"
+        if not lanes and (until_empty or all(lane.retry_at is None for lane in self.lanes)):
             error = self.lanes[0].error
             assert error is not None
             raise error
         return lanes
+
+    def is_any_due(self) -> bool:
+        """Return whether some lane that was left aside is to be tried again from now on."""
+        return any([lane.is_due() for lane in self.lanes])
+
+    @contextmanager
+    def leaving_aside(self, lane: Lane) -> Iterator[None]:
+        """Leave a lane aside whose own log, or place at the hub, raises an error; what concerns all is raised."""
+        try:
+            yield
+        except (HubFull, QuotaExceeded, Unexpected, Unreachable, NotAllowed):
+            raise
+        except (KvspoolError, OSError) as error:
+            logger.error("shard %d of %s: %s", lane.index, self.client, error)
+            lane.fail(error)
 
     def _note(self, error: HubError) -> float:
         """Note why a connection ended. Return how long to wait at least. Raises the error if trying again is of no use."""
@@ -193,17 +240,20 @@ class Shipper:
         if isinstance(error, HubFull | QuotaExceeded):
             return error.retry_after or LONGEST_BACKOFF
         if not isinstance(error, Unreachable | NotAllowed | Unexpected):
-            self._state = "failed"
             raise error
         return 0.0
 
     def _rest(self, seconds: float) -> None:
-        """Wait before the next attempt; the durable readers say meanwhile that they are alive."""
+        """Wait before the next attempt."""
         self._state = "waiting"
         self._retry_at = system.port.monotonic() + seconds
-        while (left := self._retry_at - system.port.monotonic()) > 0 and not self._stop.wait(min(left, KEEP_ALIVE)):
-            for lane in self._live():
-                lane.commit()
+        self._stop.wait(seconds)
+
+    def _keep_alive(self) -> None:
+        """Say that the durable readers are alive, whatever the shipper waits for: a hub that hangs must not cost what they hold."""
+        while not self._has_ended.wait(KEEP_ALIVE):
+            for lane in self.lanes:
+                lane.keep_alive()
 
     def counted(self, size: int) -> None:
         """Count a batch that was sent."""
@@ -214,7 +264,7 @@ class Shipper:
     def status(self) -> ShipStatus:
         """Return what the shipper does at this moment; for other threads too."""
         lanes = [
-            LaneStatus(lane.index, str(lane.log.path), lane.records, lane.acked, lane.behind, lane.lost, str(lane.error or ""))
+            LaneStatus(lane.index, str(lane.path), lane.records, lane.acked, lane.behind, lane.lost, str(lane.error or ""))
             for lane in self.lanes
         ]
         return ShipStatus(
@@ -235,8 +285,6 @@ class Shipper:
         """Give the durable readers and the logs back."""
         for lane in self.lanes:
             lane.close()
-        for log in self._logs:
-            log.close()
 
     def __enter__(self) -> Shipper:
         return self
@@ -248,128 +296,184 @@ class Shipper:
 class _Call:
     """One connection of a shipper, from its opening until it is stopped or breaks."""
 
-    def __init__(self, shipper: Shipper, connection: Connection, isolation: Isolation, until_empty: bool) -> None:
+    def __init__(self, shipper: Shipper, connection: Connection, indexes: set[int], until_empty: bool) -> None:
+        """Let the lanes begin where the hub says."""
+        opened = connection.opened
         self._shipper = shipper
         self._connection = connection
         self._until_empty = until_empty
-        self._lanes = [lane for lane in shipper.lanes if lane.cursor is not None and lane.error is None]
+        self._isolation: Isolation = shipper.isolation or ("synced" if opened.level == "disk" else "appended")
+        self._largest = opened.batch_bytes
+        self._batch_bytes = min(shipper.batch_bytes, self._largest)
+        self._lanes: list[Lane] = []
         self._held: tuple[Lane, Rows] | None = None  # the batch that is to be sent next: it asks if it is the last one of a round
         self._unanswered: deque[int] = deque()  # bytes that each question without an answer covers
         self._unasked = 0
-        self._committed = self._pinged = system.port.monotonic()
-        self._must_sync = isolation == "synced"
-        self._bed = _Bed(self._lanes)
+        self._committed = self._pinged = self._looked = system.port.monotonic()
+        for place in opened.places:
+            lane = shipper.lanes[place.index]
+            with shipper.leaving_aside(lane):
+                lane.open(place, self._isolation)
+                self._lanes.append(lane)
+        self._to_refuse = indexes - {place.index for place in opened.places}  # the hub has yet to say why they have no place
+        self._bed = _Bed()
 
     def run(self) -> None:
         """Send what comes, and note what was stored. Raises what the connection breaks with."""
-        try:
-            while self._lanes and not self._shipper.is_stopping:
-                size = self._round()
-                is_full = sum(self._unanswered) >= self._shipper.window
-                if is_full or (size < self._shipper.batch_bytes and self._connection.is_owed):
-                    self._connection.hear()
-                self._take_answers()
-                if size < self._shipper.batch_bytes and not is_full:
-                    if not size and self._is_finished():
-                        return
-                    self._rest(is_idle=not size)
-        finally:
-            self._bed.close()
-            for lane in self._lanes:
+        while self._to_refuse:
+            self._hear()
+        while self._lanes and not self._shipper.is_stopping and not self._is_time_for_others():
+            size = self._round()
+            is_full = sum(self._unanswered) >= self._shipper.window
+            if is_full or (size < self._batch_bytes and self._connection.is_owed):
+                self._hear()
+            else:
+                self._commit_now_and_then()
+            if size < self._batch_bytes and not is_full:
+                if not size and self._is_finished():
+                    return
+                self._rest(is_idle=not size)
+
+    def close(self) -> None:
+        """Let go of what was read ahead, and commit what is acknowledged."""
+        with suppress(HubError):
+            self._take_answers()
+        self._bed.close()
+        for lane in self._lanes:
+            lane.close_cursor()
+            with self._shipper.leaving_aside(lane):
                 lane.commit()
 
     def _round(self) -> int:
         """Send a batch of each lane that has one; return their bytes. The last one asks for an acknowledgement of all."""
         size = 0
         for lane in self._lanes:
-            if self._must_sync and lane.log.end() > lane.sent:
-                lane.log.sync()  # nobody else may ever do it
-            rows = lane.next_rows(MOST_ROWS)
+            rows = None
+            with self._shipper.leaving_aside(lane):
+                if self._isolation == "synced" and lane.log.end() > lane.sent:
+                    lane.log.sync()  # nobody else may ever do it
+                rows = lane.next_rows(MOST_ROWS, self._batch_bytes)
             if rows is not None:
                 size += rows.batch.nbytes
-                self._send_held(ask=self._unasked >= self._shipper.batch_bytes)
+                self._send_held(ask=self._unasked >= self._batch_bytes)
                 self._held = lane, rows
         self._send_held(ask=True)
+        self._drop_failed()
         return size
 
     def _send_held(self, *, ask: bool) -> None:
-        if self._held is not None:
-            (lane, rows), self._held = self._held, None
-            size = rows.batch.nbytes
-            self._unasked += size
-            if ask:
-                self._unanswered.append(self._unasked)
-                self._unasked = 0
-            self._connection.put(lane.put(rows, ask), rows.batch)
-            self._shipper.counted(size)
-            self._pinged = system.port.monotonic()
+        if self._held is None:
+            return
+        (lane, rows), self._held = self._held, None
+        put = None
+        with self._shipper.leaving_aside(lane):
+            put = lane.put(rows, ask, self._largest)
+        if put is None:
+            if ask and self._unasked:
+                self._ask()
+            return
+        size = rows.batch.nbytes
+        self._unasked += size
+        if ask:
+            self._note_question()
+        self._connection.put(put, rows.batch)
+        self._shipper.counted(size)
+
+    def _ask(self) -> None:
+        """Ask what is stored, and say how far the logs go."""
+        self._note_question()
+        self._connection.ping({lane.index: lane.sent + lane.behind for lane in self._lanes})
+
+    def _note_question(self) -> None:
+        self._unanswered.append(self._unasked)
+        self._unasked = 0
+        self._pinged = system.port.monotonic()
+
+    def _hear(self) -> None:
+        """Wait for a word of the hub, and do what it says."""
+        self._connection.hear()
+        self._take_answers()
+        self._commit_now_and_then()
 
     def _take_answers(self) -> None:
         """Note what the hub has stored and refused."""
-        stored, refused = self._connection.stored, self._connection.refused
-        while len(self._unanswered) > self._connection.asked - self._connection.answered:
+        connection = self._connection
+        while len(self._unanswered) > connection.asked - connection.answered:
             self._unanswered.popleft()
-        for lane in list(self._lanes):
-            lane.acked = max(lane.acked, stored.pop(lane.index, 0))
-            if lane.index in refused:
-                self._refuse(lane, refused.pop(lane.index))
+        for lane in self._lanes:
+            lane.acknowledge(connection.stored.pop(lane.index, 0))
+        while connection.refused:
+            index, error = connection.refused.popitem()
+            self._to_refuse.discard(index)
+            if self._shipper.lanes[index].error is None:
+                with self._shipper.leaving_aside(self._shipper.lanes[index]):
+                    raise error
+        self._drop_failed()
+
+    def _commit_now_and_then(self) -> None:
         now = system.port.monotonic()
         if now >= self._committed + COMMIT_INTERVAL:
             self._committed = now
             for lane in self._lanes:
-                lane.commit()
+                with self._shipper.leaving_aside(lane):
+                    lane.commit()
+            self._drop_failed()
 
-    def _refuse(self, lane: Lane, error: HubError) -> None:
-        """The hub takes no more of a lane in this call: try again in another one, or never."""
-        if isinstance(error, HubFull | QuotaExceeded | Unexpected):
-            raise error
-        logger.error("shard %d of %s: %s", lane.index, self._shipper.client, error)
-        lane.error = error
-        self._lanes.remove(lane)
+    def _drop_failed(self) -> None:
+        self._lanes = [lane for lane in self._lanes if lane.error is None]
+
+    def _is_time_for_others(self) -> bool:
+        """Return whether a lane that was left aside is to be tried again, which takes another call."""
+        return not self._until_empty and self._shipper.is_any_due()
 
     def _is_finished(self) -> bool:
         """Return whether all is acknowledged that there was to ship, for who waits for that."""
-        return self._until_empty and not self._unanswered and all(lane.behind == 0 for lane in self._lanes)
+        return self._until_empty and not self._unanswered and all(lane.is_sent for lane in self._lanes)
 
     def _rest(self, *, is_idle: bool) -> None:
         """Little or nothing is there: wait until more comes, and then a moment for what comes with it."""
         if is_idle:
             now = system.port.monotonic()
             if now >= self._pinged + PING_INTERVAL:
-                self._pinged = now
-                self._unanswered.append(0)
-                self._connection.ping({lane.index: lane.log.end() for lane in self._lanes})
-            self._bed.sleep(IMPATIENT_POLL if self._until_empty else POLL)
+                self._ask()
+            if now >= self._looked + POLL:
+                self._looked = now
+                self._look_for_vanished()
+            self._bed.sleep(self._lanes, IMPATIENT_POLL if self._until_empty else POLL)
         if self._shipper.linger:
             system.port.sleep(self._shipper.linger)
+
+    def _look_for_vanished(self) -> None:
+        for lane in self._lanes:
+            with self._shipper.leaving_aside(lane):
+                if lane.is_sent:  # otherwise it can still be read
+                    lane.refuse_vanished()
+        self._drop_failed()
 
 
 class _Bed:
     """Sleeps until one of several logs has more: on one inotify descriptor for all."""
 
-    def __init__(self, lanes: list[Lane]) -> None:
-        self._lanes = lanes
+    def __init__(self) -> None:
         self._watcher = Watcher()
         self._watched: dict[int, object] = {}
 
-    def sleep(self, timeout: float) -> None:
-        """Sleep up to `timeout` seconds; may end early, or for nothing. Raises LogVanished."""
+    def sleep(self, lanes: list[Lane], timeout: float) -> None:
+        """Sleep up to `timeout` seconds; may end early, or for nothing."""
         is_rung = True
-        for lane in self._lanes:
+        for lane in lanes:
             cursor = lane.cursor
             assert cursor is not None
             if lane.index not in self._watched or self._watched[lane.index] != cursor.files:
                 self._watched[lane.index] = cursor.files
-                cursor.watch(self._watcher, lane.index)
+                with suppress(OSError):  # it was deleted at this moment
+                    cursor.watch(self._watcher, lane.index)
                 timeout = 0  # what came before is not reported
             cursor.ask()
             is_rung = is_rung and cursor.is_rung
-        if timeout and any(lane.log.end() > lane.sent for lane in self._lanes):
+        if timeout and any(not lane.is_sent for lane in lanes):
             return
-        if self._watcher.wait(timeout if is_rung else min(timeout, BLIND_POLL)) is None:
-            for lane in self._lanes:
-                if lane.cursor is not None:
-                    lane.cursor.refuse_vanished()
+        self._watcher.wait(timeout if is_rung else min(timeout, BLIND_POLL))
 
     def close(self) -> None:
         self._watcher.close()

@@ -20,7 +20,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -35,7 +35,7 @@ from hub.columns import Rows
 from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
 from hub.wire import LAST
 from kvspool import disk, system
-from kvspool.errors import Corruption, KvspoolError, LogExists, OutOfRange, Poisoned
+from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogExists, OutOfRange
 from kvspool.journal import Journal
 from kvspool.spool.spool import TIMEOUT
 from shard import route
@@ -46,6 +46,8 @@ GENERATIONS = "generations.json"
 MIRRORED = "mirror.json"  # lies in a shard that is pulled from another hub; see `mirror`
 PRIVATE = ".hub"  # directory of what is the hub's own, beside the shards
 MOST_OPEN = 1024  # shards that are kept open; each takes up to 4 descriptors
+MOST_GENERATIONS = 8192
+_ID = re.compile("[0-9a-f]{32}")
 _LARGEST_FILE = 1 << 20  # bytes of a table of generations
 
 
@@ -80,21 +82,34 @@ class Shard:
     """One client's shard. Its methods may be called by several threads."""
 
     def __init__(self, path: Path, changed: Callable[[], None] = lambda: None) -> None:
-        """Open a journal. changed: called when it has something new."""
+        """Open it. changed: called when it has something new. Raises what opening a journal does, and Corruption for a table of generations
+        that can't be."""
         self.path = path
         self._changed = changed
-        self.journal: Journal = kvspool.open(path, format="kvj")
-        self.generations = load_generations(path / GENERATIONS)
         self.lock = threading.RLock()
-        self.figures = Figures()
-        self.count()
+        self._place = _place(path)
+        self.journal: Journal = kvspool.open(path, format="kvj")
+        try:
+            self.generations = load_generations(path / GENERATIONS)
+            if not self.generations and self.journal.end():
+                # Without it nobody can say whose the records are; to begin at sequence 0 again would store all of them twice.
+                raise Corruption(f"{path} has records, but no {GENERATIONS}; bring it back from a copy of the shard")
+            self.figures = Figures()
+            self.count()
+        except BaseException:
+            self.journal.close()
+            raise
+
+    def is_stale(self) -> bool:
+        """Return whether another shard lies under the path now, or none. Raises Corruption for a table of generations that can't be."""
+        return _place(self.path) != self._place or load_generations(self.path / GENERATIONS) != self.generations
 
     def enter(self, log: bytes, end: int) -> tuple[int, bool]:
         """Begin to take in a log that goes up to sequence `end`. Return the sequence that is expected next, and whether the log was known.
 
-        One that is new begins a generation, on disk when the call returns. Raises Fenced and Restored.
+        One that is new begins a generation, on disk when the call returns. Raises Fenced, Restored, Conflict, HubFull.
         """
-        with self.lock:
+        with self.lock, self._writing():
             if self.generations and self.generations[-1].log == log.hex():
                 expected = self.next(log)
                 if end < expected:
@@ -104,6 +119,8 @@ class Shard:
                     )
                 return expected, True
             self._refuse_fenced(log)
+            if len(self.generations) >= MOST_GENERATIONS:
+                raise Conflict(f"{self.path.name}: {MOST_GENERATIONS} logs were shipped to it already, one after the other; no more can be")
             base = self.journal.sync() if self.generations else 0  # a Gap, if the machine dies, would be blamed on the wrong log
             self._store([*self.generations, Generation(log.hex(), max(base, self.journal.end()))])
             self._changed()
@@ -112,17 +129,18 @@ class Shard:
     def next(self, log: bytes) -> int:
         """Return the sequence of a log that is expected next: every one below is stored, or lost. Raises Fenced."""
         with self.lock:
-            return self.journal.end() - self._base(log)
+            base = self._base(log)
+            return max(0, self.journal.end() - base)
 
     def put(self, log: bytes, rows: Rows, after: int) -> Outcome:
         """Store records; they survive the death of this process when the call returns.
 
         after: the log's sequences from there up to the first of these are lost for ever. What is stored already is compared, not written
-        again. Raises Unexpected, Conflict, Fenced, HubFull.
+        again. Raises Unexpected, Conflict, Fenced, HubFull, and Corruption or Poisoned for what a person has to repair.
         """
-        with self.lock:
+        with self.lock, self._writing():
             base = self._base(log)
-            end = self.journal.end()
+            end = max(base, self.journal.end())
             if rows.end + base >= LAST:
                 raise Malformed(f"sequence {rows.end} is beyond what a hub can number")
             if end < after + base:
@@ -148,11 +166,9 @@ class Shard:
         self.figures = self.figures._replace(next=rows.end, used=used, last_timestamp=max(0, last, self.figures.last_timestamp))
 
     def sync(self) -> None:
-        """Put everything that was stored so far on disk. Raises HubFull if the disk fails."""
-        try:
+        """Put everything that was stored so far on disk. Raises Poisoned if the disk fails, and from then on."""
+        with self._writing():
             self.journal.sync()
-        except (OSError, Poisoned) as error:
-            raise HubFull(f"{self.path.name} can't be put on disk: {error}", 60.0) from error
 
     def close(self) -> None:
         """Give the files back."""
@@ -174,8 +190,18 @@ class Shard:
             columns.append(self.journal, rows)
         except OutOfRange:
             raise Conflict(f"{self.path.name}: somebody else appends to the hub's shard") from None
-        except (OSError, Poisoned) as error:
-            raise HubFull(f"{self.path.name} takes no records: {error}") from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise HubFull for what may pass by itself: no room, no descriptors, a lock that others hold."""
+        try:
+            yield
+        except LockTimeout as error:
+            raise HubFull(f"{self.path.name}: {error}") from error
+        except KvspoolError:
+            raise
+        except OSError as error:
+            raise HubFull(f"{self.path.name}: {error}") from error
 
     def _base(self, log: bytes) -> int:
         if not self.generations or self.generations[-1].log != log.hex():
@@ -222,30 +248,37 @@ class Store:
         self._to_count: list[tuple[tuple[str, int], Path]] = []
 
     def enter(self, client: str, bits: int) -> None:
-        """Make a client's shards where they are missing. Raises Malformed for an id that can't be one, Conflict for another number."""
+        """Make a client's shards where they are missing. Raises Malformed for an id that can't be, Conflict for another number, HubFull."""
         try:
             check_client(client)
             names = [route.directory_name(client, bits, index) for index in range(1 << route.check_bits(bits))]
         except ValueError as error:
             raise Malformed(str(error)) from None
         with self._lock:
-            found = route.scan(self.root).get(client)
             try:
+                found = route.scan(self.root).get(client)
                 if found is not None and found.bits != bits:
                     raise Conflict(f"client {client} has {1 << found.bits} shards here, not {1 << bits}")
             except ShardError as error:
                 raise Conflict(str(error)) from None
             if found is not None and any(os.path.lexists(path / MIRRORED) for _, path in found.paths(self.root)):
                 raise Fenced(f"client {client} is mirrored here from another hub; ship to that one")
-            for index in found.missing if found is not None else range(1 << bits):
-                with suppress(LogExists):
-                    kvspool.create(self.root / names[index], format="kvj").close()
+            try:
+                for index in found.missing if found is not None else range(1 << bits):
+                    with suppress(LogExists):
+                        kvspool.create(self.root / names[index], format="kvj").close()
+            except KvspoolError:
+                raise
+            except OSError as error:
+                raise HubFull(f"no shards can be made for {client}: {error}") from error
 
     def take(self, client: str, bits: int, index: int) -> Shard:
         """Return a shard, open until it is given back. Raises LogNotFound."""
         key = client, index
         with self._lock:
             shard = self._open.pop(key, None)
+            if shard is not None and shard.is_stale():
+                shard = None  # somebody took it away, or put a copy in its place; who uses it still is told so
             if shard is None:
                 shard = Shard(self.root / route.directory_name(client, bits, index), partial(self._changed, client, index))
             self._open[key] = shard
@@ -299,11 +332,13 @@ class Store:
         """Close all shards, and let another hub have the root."""
         with self._lock:
             self._used.clear()
-            self._close_idle(0)
-            if self._lock_fd >= 0:
-                system.port.unlock_file(self._lock_fd)
-                system.port.close(self._lock_fd)
-                self._lock_fd = -1
+            try:
+                self._close_idle(0)
+            finally:
+                fd, self._lock_fd = self._lock_fd, -1
+                if fd >= 0:
+                    system.port.unlock_file(fd)
+                    system.port.close(fd)
 
     def _close_idle(self, most: int) -> None:
         """Close shards that nobody uses until no more than `most` are open, those first that were used longest ago."""
@@ -347,8 +382,16 @@ def load_generations(path: Path) -> list[Generation]:
         return []
     try:
         found = msgspec.json.decode(data, type=list[Generation])
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise Corruption(f"{path} is no table of generations: {error}; bring it back from a copy of the shard") from None
-    if not found or any(one.base > next.base for one, next in zip(found, found[1:], strict=False)):
+    bases, logs = [one.base for one in found], [one.log for one in found]
+    if not found or bases != sorted(bases) or bases[0] < 0 or bases[-1] >= LAST:
         raise Corruption(f"{path} is no table of generations: the bases are out of order; bring it back from a copy of the shard")
+    if len(set(logs)) < len(logs) or not all(_ID.fullmatch(log) for log in logs):
+        raise Corruption(f"{path} is no table of generations: an id of a log is none, or stands there twice; bring it back from a copy")
     return found
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    found = system.port.look_up(path)
+    return None if found is None else (found.st_dev, found.st_ino)

@@ -6,10 +6,13 @@ Nothing that comes over the wire is believed before it was decoded into one of t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Literal, TypeVar
 
 import msgspec
 
+from hub.client import check_client
 from hub.errors import (
     Conflict,
     Fenced,
@@ -30,6 +33,9 @@ MOST_ROWS = 1 << 20  # of a batch
 BATCH_BYTES = 1 << 20  # that a shipper aims at
 LARGEST_BATCH = 64 << 20  # bytes of a batch that a hub takes; one record may be that large
 LAST = (1 << 63) - 1  # no sequence reaches it
+MOST_BITS, MOST_SHARDS = 10, 1024
+LONGEST_RETRY = 3600.0  # seconds that a hub can make a client wait
+_LONGEST_TEXT = 1000  # characters of a hub's words that are shown
 
 Level = Literal["process", "disk"]
 """What an acknowledged record survives: the death of the hub's process, or that of its machine."""
@@ -150,26 +156,66 @@ def decode_opening(data: bytes) -> Opening:
     opening = _decode(_opening, data)
     if opening.version != VERSION:
         raise Malformed(f"version {opening.version} of the protocol; this hub speaks version {VERSION}")
-    if not 0 < len(opening.logs) <= 1024 or len({log.index for log in opening.logs}) < len(opening.logs):
-        raise Malformed("an opening names 1 to 1024 logs, each of another shard")
+    try:
+        check_client(opening.client)
+    except ValueError as error:
+        raise Malformed(str(error)) from None
+    if not 0 <= opening.bits <= MOST_BITS:
+        raise Malformed(f"{opening.bits} bits: a client has 1 to {MOST_SHARDS} shards")
+    _check_indexes([log.index for log in opening.logs])
+    if not opening.logs:
+        raise Malformed("an opening names at least one log")
     for log in opening.logs:
-        if not 0 <= log.index < 1 << opening.bits <= 1024 or len(log.id) != 16 or not 0 <= log.end < LAST:
-            raise Malformed(f"no log that can be: shard {log.index} of {opening.bits} bits, an id of {len(log.id)} bytes, end {log.end}")
+        if log.index >= 1 << opening.bits or len(log.id) != 16:
+            raise Malformed(f"no log that can be: shard {log.index} of {opening.bits} bits, an id of {len(log.id)} bytes")
+        _check_sequence(log.end)
     return opening
 
 
 def decode_from_client(data: bytes) -> FromClient:
     """Return a message of a client. Raises Malformed."""
     message: FromClient = _decode(_from_client, data)
-    if isinstance(message, Put) and not 0 <= message.after <= message.first < LAST:
-        raise Malformed(f"a batch from sequence {message.first} on, lost from {message.after} on")
+    if isinstance(message, Put):
+        _check_indexes([message.index])
+        for sequence in (message.after, message.first, message.end):
+            _check_sequence(sequence)
+        if message.after > message.first:
+            raise Malformed(f"a batch from sequence {message.first} on, lost from {message.after} on")
+    elif isinstance(message, Ping):
+        _check_indexes(message.ends)
+        for sequence in message.ends.values():
+            _check_sequence(sequence)
     return message
 
 
 def decode_from_hub(data: bytes) -> FromHub:
     """Return a message of a hub. Raises Malformed."""
     message: FromHub = _decode(_from_hub, data)
+    if isinstance(message, Opened):
+        _check_indexes([place.index for place in message.places])
+        for place in message.places:
+            _check_sequence(place.next)
+        if message.version != VERSION or message.batch_bytes < 1:
+            raise Malformed(f"a hub that speaks version {message.version} of the protocol, not {VERSION}, or takes no batch")
+    elif isinstance(message, Stored):
+        _check_indexes([index for index, _ in message.places])
+        for _, sequence in message.places:
+            _check_sequence(sequence)
+    elif not -1 <= message.index < MOST_SHARDS or not math.isfinite(message.retry_after):
+        raise Malformed(f"a refusal of shard {message.index}, for {message.retry_after} s")
     return message
+
+
+def _check_indexes(indexes: Iterable[int]) -> None:
+    """Raise Malformed unless these are shards, each another one."""
+    indexes = list(indexes)
+    if len(set(indexes)) < len(indexes) or not all(0 <= index < MOST_SHARDS for index in indexes):
+        raise Malformed(f"shards are numbers from 0 to {MOST_SHARDS - 1}, each once")
+
+
+def _check_sequence(sequence: int) -> None:
+    if not 0 <= sequence <= LAST:
+        raise Malformed(f"no sequence: {sequence}")
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[M], data: bytes) -> M:
@@ -177,7 +223,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[M], data: bytes) -> M:
         raise Malformed(f"a message of {len(data)} bytes; at most {LARGEST_MESSAGE} are possible")
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's own errors are some, and so is text that isn't UTF-8
         raise Malformed(f"no message of this protocol: {error}") from None
 
 
@@ -190,8 +236,9 @@ def refusal(error: HubError, index: int = -1) -> Refused:
 def error_of(refused: Refused) -> HubError:
     """Return the error that a hub spoke of."""
     kind = _REASONS[refused.reason]
+    message = "".join(character if character.isprintable() else "?" for character in refused.message[:_LONGEST_TEXT])
     if kind is Unexpected:
-        return Unexpected(refused.message, refused.expected)
-    error = kind(refused.message)
-    error.retry_after = refused.retry_after or None
+        return Unexpected(message, refused.expected)
+    error = kind(message)
+    error.retry_after = min(refused.retry_after, LONGEST_RETRY) if refused.retry_after > 0 else None
     return error

@@ -1,0 +1,87 @@
+"""Hubs and shippers as processes of their own, that can be killed and stopped.
+
+    python processes_of_a_hub.py hub ROOT PORT LEVEL        says its port
+    python processes_of_a_hub.py ship SOURCE LOCATION CLIENT
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+
+class Process:
+    """A process; it is gone behind the `with` block."""
+
+    def __init__(self, *words: object) -> None:
+        self.words = [sys.executable, __file__, *map(str, words)]
+        self.start()
+
+    def start(self) -> None:
+        """Begin another life."""
+        self.process = subprocess.Popen(self.words, stdout=subprocess.PIPE, text=True)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def stop(self) -> None:
+        """Let it stand still."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it run on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+class HubProcess(Process):
+    """A hub; always on the port that it found first."""
+
+    def __init__(self, root: Path, level: str = "process", port: int = 0) -> None:
+        self.port = port
+        self.root, self.level = root, level
+        super().__init__("hub", root, port, level)
+
+    def start(self) -> None:
+        self.words = [sys.executable, __file__, "hub", str(self.root), str(self.port), self.level]
+        super().start()
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    @property
+    def location(self) -> str:
+        """Return where clients find it."""
+        return f"grpc://127.0.0.1:{self.port}"
+
+
+def main() -> None:
+    what, *words = sys.argv[1:]
+    if what == "hub":
+        from serving import HubServer
+
+        level: Any = words[2]
+        with HubServer(words[0], listen=("127.0.0.1", int(words[1])), level=level) as server:
+            print(server.location.rpartition(":")[2], flush=True)
+            threading.Event().wait()
+    else:
+        from hub.shipper import Shipper
+
+        with Shipper(words[0], words[1], client=words[2], silence=float(words[3]) if len(words) > 3 else 15.0) as shipper:
+            shipper.run()
+
+
+if __name__ == "__main__":
+    main()

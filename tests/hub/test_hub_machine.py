@@ -1,0 +1,286 @@
+"""A client's log, a shipper and a hub, and a model of what the hub has to hold, through whatever Hypothesis makes of them.
+
+The hub is the real server's intake over the real store; between it and the lanes, which are the shipper's own, the test says what arrives.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from shipping import Row, contents, gaps, row_of
+
+import kvspool
+from hub import wire
+from hub.clients import Client
+from hub.intake import Intake
+from hub.lane import Lane
+from hub.store import Store
+from hub.wire import Log, Opened, Opening, Put, Refused, Stored
+from kvspool.errors import LogVanished
+
+CAPACITY = 4096
+
+
+class Call:
+    """A call: what the shipper sends lies in `sent` until the test lets it arrive; what the hub says is in `heard`."""
+
+    def __init__(self, store: Store, lane: Lane) -> None:
+        self.lane = lane
+        self.sent: list[tuple[Put, pa.RecordBatch]] = []
+        self.heard: list[Any] = []
+        opening = wire.decode_opening(wire.encode(Opening(wire.VERSION, "client", 0, [Log(0, lane.id, lane.log.end())])))
+        self._intake = Intake(store, "process", _Anybody(), opening, Client("client"), 1 << 20)
+        self._taken = ExitStack()
+        self._intake._open(self, self._taken)
+
+    def write_metadata(self, data: bytes) -> None:
+        self.heard.append(wire.decode_from_hub(data))
+
+    def arrive(self, count: int) -> None:
+        """Let the first messages that are on their way come to the hub."""
+        for put, rows in self.sent[:count]:
+            message = wire.decode_from_client(wire.encode(put))
+            assert isinstance(message, Put)
+            self._intake._put(message, rows, self)
+        del self.sent[:count]
+
+    def end(self) -> None:
+        """The hub has seen that the call is over."""
+        self._taken.close()
+
+
+class _Anybody:
+    def begin(self, client: str, bits: int) -> None:
+        return None
+
+    def admit(self, size: int) -> None:
+        return None
+
+    def progress(self) -> None:
+        return None
+
+
+class Hub(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        (self.folder / "hub").mkdir()
+        kvspool.create(self.path, format="kvj", segment_bytes=600).close()
+        self.store = Store(self.folder / "hub")
+        self.base = 0  # of the log in the hub's journal
+        self.all: dict[int, Row] = {}  # every record that the client's logs ever had, by the journal's sequence
+        self.call: Call | None = None
+        self.old: list[Call] = []  # cut, but what was sent may still arrive
+        self.number = 0
+
+    @initialize()
+    def begin(self) -> None:
+        kvspool.create(self.folder / "log", capacity=CAPACITY).close()
+        self.open()
+
+    def open(self) -> None:
+        log = kvspool.open(self.folder / "log")
+        self.log = log
+        self.lane = Lane(0, log, "hub")  # type: ignore[arg-type]
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "hub" / "client"
+
+    # The client's log.
+
+    @rule(count=st.integers(1, 12), size=st.sampled_from([0, 5, 60]))
+    def append(self, count: int, size: int) -> None:
+        for _ in range(count):
+            self.number += 1
+            key = [None, b"", b"key"][self.number % 3]
+            sequence = self.log.append(b"%d" % self.number + b"x" * size, key=key, type=self.number % 256, timestamp=self.number << 40)
+            self.all[self.base + sequence] = Row(b"%d" % self.number + b"x" * size, key, self.number % 256, self.number << 40)
+
+    @rule()
+    def overrun(self) -> None:
+        self.append(80, 60)
+
+    @rule(size=st.sampled_from([4096, 8192, 65536]))
+    def resize(self, size: int) -> None:
+        kvspool.resize(self.folder / "log", size)
+
+    @rule()
+    def make_anew(self) -> None:
+        """The log is deleted and made anew. What the hub had not got by then it never gets, unless it is on its way."""
+        self.cut()
+        for call in self.old:
+            call.sent.clear()
+        end = self.at_hub()
+        for sequence in [sequence for sequence in self.all if sequence >= end]:
+            del self.all[sequence]
+        shutil.rmtree(self.folder / "log")
+        kvspool.create(self.folder / "log", capacity=CAPACITY).close()
+        self.lane.fail(LogVanished("deleted"))
+        self.lane.retry_at = 0.0
+        assert self.lane.is_due()
+        self.log = self.lane.log  # type: ignore[assignment]
+        self.base = end
+
+    def at_hub(self) -> int:
+        """Return the sequence that the hub's journal expects."""
+        with kvspool.open(self.path) as journal:
+            return int(journal.end())  # type: ignore[union-attr]
+
+    @rule(more=st.integers(0, 3))
+    def restore(self, more: int) -> None:
+        """A log with the same id, as from a backup, has fewer records than the hub has of it, or others: it is refused."""
+        known = self.at_hub() - self.base
+        if known < 1 or self.is_trimmed_to_the_end():
+            return
+        count = min(max(0, known - 2 + more), 60)
+        with kvspool.create(self.folder / "restored", capacity=CAPACITY) as old:
+            old.append_many([b"from a backup"] * count)
+            lane = Lane(0, old, "hub")  # type: ignore[arg-type]
+            lane.id = self.lane.id
+            call = self.opened(lane)
+            if lane.cursor is not None:
+                self.send_all(call)
+            assert [word.reason for word in call.heard if isinstance(word, Refused)] == ["restored" if count < known else "conflict"]
+            call.end()
+            lane.close()
+        shutil.rmtree(self.folder / "restored")
+
+    def is_trimmed_to_the_end(self) -> bool:
+        with kvspool.open(self.path) as journal:
+            return bool(journal.first() == journal.end())  # type: ignore[union-attr]
+
+    # The network.
+
+    def opened(self, lane: Lane) -> Call:
+        call = Call(self.store, lane)
+        opened = call.heard.pop(0)
+        assert isinstance(opened, Opened)
+        for place in opened.places:
+            lane.open(place, "appended")
+        return call
+
+    @rule(batches=st.integers(1, 4), most=st.integers(1, 20), size=st.sampled_from([100, 1 << 20]), arrivals=st.integers(0, 5))
+    def ship(self, batches: int, most: int, size: int, arrivals: int) -> None:
+        """Send some of what is there, and let some of what was sent arrive."""
+        if self.call is None:
+            self.call = self.opened(self.lane)
+            assert self.call.heard == [] and self.lane.cursor is not None, self.call.heard
+        for number in range(batches):
+            rows = self.lane.next_rows(most, size)
+            if rows is not None:
+                self.call.sent.append((self.lane.put(rows, number % 2 == 0, 1 << 20), rows.batch))
+        self.call.arrive(arrivals)
+        self.hear(self.call)
+
+    def hear(self, call: Call) -> None:
+        for word in call.heard:
+            assert isinstance(word, Stored), word
+            for _, sequence in word.places:
+                self.lane.acknowledge(sequence)
+        call.heard.clear()
+        self.lane.commit()
+
+    @precondition(lambda self: self.call is not None and len(self.call.sent) > 1)
+    @rule(data=st.data())
+    def mix_up(self, data: st.DataObject) -> None:
+        """What was sent comes in another order, and not all of it: nothing is stored out of order, and the call is of no more use."""
+        call = self.call
+        assert call is not None
+        call.sent = data.draw(st.permutations(call.sent))[1:]
+        call.arrive(len(call.sent))
+        assert all(isinstance(word, Stored) or word.reason == "unexpected" for word in call.heard)
+        call.heard.clear()
+        self.cut()
+
+    @precondition(lambda self: any(call.sent for call in self.old))
+    @rule(data=st.data())
+    def arrive_late(self, data: st.DataObject) -> None:
+        """What was sent on a connection that the shipper has given up comes to the hub after all; its answers go nowhere."""
+        call = data.draw(st.sampled_from([call for call in self.old if call.sent]))
+        call.arrive(data.draw(st.integers(1, 3)))
+
+    @precondition(lambda self: self.call is not None)
+    @rule()
+    def cut(self) -> None:
+        if self.call is not None:
+            self.old.append(self.call)
+            self.lane.close_cursor()
+            self.call = None
+
+    @precondition(lambda self: self.call is not None and self.call.sent)
+    @rule()
+    def repeat(self) -> None:
+        """What was sent comes twice."""
+        assert self.call is not None
+        self.call.sent = [each for each in self.call.sent for _ in range(2)]
+
+    def send_all(self, call: Call) -> None:
+        while (rows := call.lane.next_rows(50, 1 << 20)) is not None:
+            call.sent.append((call.lane.put(rows, False, 1 << 20), rows.batch))
+        call.arrive(len(call.sent))
+
+    # The shipper and the hub.
+
+    @rule()
+    def kill_shipper(self) -> None:
+        self.cut()
+        self.lane.close()
+        self.open()
+
+    @rule()
+    def kill_hub(self) -> None:
+        self.cut()
+        for call in self.old:
+            call.end()
+        self.old.clear()
+        self.store.close()
+        self.store = Store(self.folder / "hub")
+
+    @rule()
+    def trim(self) -> None:
+        with kvspool.open(self.path) as journal:
+            journal.trim(before=journal.end())  # type: ignore[union-attr]
+
+    # What must be true.
+
+    @invariant()
+    def holds_nothing_else(self) -> None:
+        """Each record at the hub is the client's own, in its place; the places between are Gaps."""
+        with kvspool.open(self.path) as journal:
+            found, missing = contents(journal), gaps(journal)
+            assert found == {sequence: self.all[sequence] for sequence in found}
+            places = sorted([*found, *(sequence for first, last in missing for sequence in range(first, last + 1))])
+            assert places == list(range(journal.end()))  # type: ignore[union-attr]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "lane"):
+            return
+        try:
+            self.cut()
+            call = self.opened(self.lane)
+            self.send_all(call)
+            assert not any(isinstance(word, Refused) for word in call.heard)
+            self.holds_nothing_else()
+            with kvspool.open(self.path) as journal:
+                found = contents(journal)
+                held = {self.base + record.sequence: row_of(record) for record in self.log.read(on_gap="skip")}
+                first = journal.first()  # type: ignore[union-attr]
+                assert {sequence: row for sequence, row in held.items() if sequence >= first}.items() <= found.items()
+            call.end()
+        finally:
+            self.store.close()
+            self.lane.close()
+            shutil.rmtree(self.folder)
+
+
+TestHub = Hub.TestCase
+TestHub.settings = settings(max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -1,0 +1,239 @@
+"""What a hub does with calls that no shipper of ours would make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import flight
+from serving import HubServer
+from shipping import LOG, OTHER, Row, batch, eventually, numbered, stored
+
+from hub import columns, tickets, wire
+from hub.wire import Done, Log, Opened, Opening, Ping, Put, Refused, Stored
+
+OPENING = Opening(wire.VERSION, "client", 0, [Log(0, LOG, 0)])
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "hub").mkdir()
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def server(root: Path) -> Iterator[HubServer]:
+    with HubServer(root, largest_batch=1 << 20) as server:
+        yield server
+
+
+class Call:
+    """A call, of which each word is said by hand."""
+
+    def __init__(self, server: HubServer, opening: Opening | bytes = OPENING, schema: pa.Schema = columns.SCHEMA) -> None:
+        command = opening if isinstance(opening, bytes) else wire.encode(opening)
+        self._client = flight.FlightClient(server.location)
+        options = flight.FlightCallOptions(timeout=30)
+        self.writer, self.reader = self._client.do_exchange(flight.FlightDescriptor.for_command(command), options)
+        with suppress(pa.ArrowException, OSError):  # the hub may have ended the call already
+            self.writer.begin(schema)
+
+    def say(self, message: Any) -> None:
+        self.writer.write_metadata(message if isinstance(message, bytes) else wire.encode(message))
+
+    def put(self, put: Put | bytes, rows: pa.RecordBatch) -> None:
+        self.writer.write_with_metadata(rows, put if isinstance(put, bytes) else wire.encode(put))
+
+    def hear(self) -> Any:
+        return wire.decode_from_hub(self.reader.read_chunk().app_metadata.to_pybytes())
+
+    def end(self) -> None:
+        """The client says no more; nor does the hub, at last, or it says once more what it refused."""
+        with suppress(pa.ArrowException, OSError):  # the hub may have ended the call already
+            self.writer.done_writing()
+        with pytest.raises((StopIteration, flight.FlightServerError)) as caught:
+            while True:
+                self.reader.read_chunk()
+        assert isinstance(caught.value, StopIteration) or tickets.error_in(caught.value.extra_info) is not None
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.cancel()
+        with suppress(pa.ArrowException, OSError):
+            self.writer.close()
+        self._client.close()
+
+
+def rows(first: int, end: int, text: str = "record") -> pa.RecordBatch:
+    return numbered(first, end, text).batch
+
+
+def test_a_call_from_its_opening_to_its_end(server: HubServer, root: Path) -> None:
+    with Call(server) as call:
+        assert call.hear() == Opened(wire.VERSION, "process", 1 << 20, [wire.Place(0, 0, False)])
+        call.put(Put(0, 0, 0, 3, False), rows(0, 2))
+        call.put(Put(0, 2, 2, 3, True), rows(2, 3))
+        assert call.hear() == Stored([(0, 3)], 1)
+        call.say(Ping({0: 3}))
+        assert call.hear() == Stored([], 2)
+        call.say(Done())
+        call.end()
+    eventually(lambda: server.clients.of("client").connections == 0)
+    assert list(stored(root / "client")) == [0, 1, 2]
+
+
+def test_what_came_before_a_cut_is_stored(server: HubServer, root: Path) -> None:
+    with Call(server) as call:
+        call.hear()
+        call.put(Put(0, 0, 0, 3, True), rows(0, 3))
+        call.hear()
+    eventually(lambda: server.clients.of("client").connections == 0)
+    assert list(stored(root / "client")) == [0, 1, 2]
+    with Call(server, Opening(1, "client", 0, [Log(0, LOG, 5)])) as call:
+        assert call.hear().places == [wire.Place(0, 3, True)]
+
+
+def test_two_calls_at_once_store_everything_once(server: HubServer, root: Path) -> None:
+    """The connection broke, and the shipper comes again before the hub has seen that; then the end of the old one arrives."""
+    with Call(server) as old:
+        old.hear()
+        old.put(Put(0, 0, 0, 9, True), rows(0, 3))
+        old.hear()
+        with Call(server, Opening(1, "client", 0, [Log(0, LOG, 9)])) as new:
+            assert new.hear().places == [wire.Place(0, 3, True)]
+            old.put(Put(0, 3, 3, 9, True), rows(3, 6))
+            assert old.hear() == Stored([(0, 6)], 2)
+            new.put(Put(0, 2, 2, 9, True), rows(2, 9))
+            assert new.hear() == Stored([(0, 9)], 1)
+            old.put(Put(0, 6, 6, 9, True), rows(6, 7))
+            assert old.hear() == Stored([(0, 9)], 3)
+    assert list(stored(root / "client")) == list(range(9))
+
+
+def test_a_new_log_ends_the_call_of_the_old_one(server: HubServer, root: Path) -> None:
+    with Call(server) as old:
+        old.hear()
+        old.put(Put(0, 0, 0, 9, True), rows(0, 3))
+        old.hear()
+        with Call(server, Opening(1, "client", 0, [Log(0, OTHER, 0)])) as new:
+            assert new.hear().places == [wire.Place(0, 0, False)]
+            old.put(Put(0, 3, 3, 9, True), rows(3, 6))
+            assert old.hear().reason == "fenced"
+            assert old.hear() == Stored([], 2)
+            new.put(Put(0, 0, 0, 9, True), rows(0, 1, "new"))
+            assert new.hear() == Stored([(0, 1)], 1)
+    assert len(stored(root / "client")) == 4
+
+
+def test_a_shard_that_is_refused_takes_nothing_more_and_the_others_go_on(server: HubServer, root: Path) -> None:
+    with Call(server, Opening(1, "client", 1, [Log(0, LOG, 0), Log(1, OTHER, 0)])) as call:
+        call.hear()
+        call.put(Put(0, 5, 5, 9, False), rows(5, 6))
+        refused = call.hear()
+        assert isinstance(refused, Refused) and (refused.reason, refused.index, refused.expected) == ("unexpected", 0, 0)
+        call.put(Put(0, 0, 0, 9, False), rows(0, 1))
+        call.put(Put(1, 0, 0, 9, True), rows(0, 1))
+        assert call.hear() == Stored([(1, 1)], 1)
+    assert stored(root / "client.1.000") == {} and len(stored(root / "client.1.001")) == 1
+
+
+OTHER_SCHEMAS = [
+    columns.SCHEMA.append(pa.field("more", pa.int8())),
+    pa.schema([]),
+    pa.schema([pa.field("value", pa.dictionary(pa.int32(), pa.binary()))]),
+    columns.SCHEMA.set(3, pa.field("value", pa.large_binary())),
+]
+
+
+@pytest.mark.parametrize("schema", OTHER_SCHEMAS, ids=lambda schema: str(len(schema)) + str(schema.types[-1:]))
+def test_other_columns_are_refused_before_any_batch_is_decoded(server: HubServer, schema: pa.Schema) -> None:
+    with Call(server, schema=schema) as call:
+        assert isinstance(call.hear(), Opened)
+        assert call.hear().reason == "malformed"
+
+
+BAD_PUTS: list[Any] = [
+    (b"garbage", rows(0, 1)),
+    (wire.encode(Put(1, 0, 0, 1, False)), rows(0, 1)),  # a shard that the call was not opened for
+    (wire.encode(Put(0, 0, 1, 1, False)), rows(0, 1)),
+    (wire.encode(Put(0, 0, 0, 1, False)), rows(0, 1).slice(0, 0)),
+    (wire.encode(Put(0, 0, 0, 1, False)), batch(Row(b"x", type=256))),
+    (wire.encode(Put(0, 0, 0, 1, False)), batch(Row(b"x", codec=99))),
+    (wire.encode(Put(0, 0, 0, 1, False)), batch(Row(b"x" * (2 << 20)))),
+    (wire.encode(Put(0, wire.LAST - 1, 0, 1, False)), rows(0, 5)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BAD_PUTS)))
+def test_a_put_that_can_not_be_ends_the_call_and_stores_nothing(server: HubServer, root: Path, number: int) -> None:
+    with Call(server) as call:
+        call.hear()
+        call.put(*BAD_PUTS[number])
+        assert call.hear().reason == "malformed"
+        call.end()
+    assert stored(root / "client") == {}
+    with Call(server) as call:
+        call.hear()
+        call.put(Put(0, 0, 0, 1, True), rows(0, 1))
+        assert call.hear() == Stored([(0, 1)], 1)
+
+
+@pytest.mark.parametrize("message", [b"garbage", wire.encode(Put(0, 0, 0, 1, False)), wire.encode(Stored([], 0))])
+def test_a_message_that_can_not_be_ends_the_call(server: HubServer, message: bytes) -> None:
+    with Call(server) as call:
+        call.hear()
+        call.say(message)
+        assert call.hear().reason == "malformed"
+
+
+def test_a_batch_without_a_message_ends_the_call(server: HubServer) -> None:
+    with Call(server) as call:
+        call.hear()
+        call.writer.write_batch(rows(0, 1))
+        assert call.hear().reason == "malformed"
+
+
+@pytest.mark.parametrize("opening", [b"", b"garbage", b"\xff" * 100, wire.encode(Opening(9, "client", 0, [Log(0, LOG, 0)]))])
+def test_an_opening_that_can_not_be_is_refused(server: HubServer, root: Path, opening: bytes) -> None:
+    with Call(server, opening) as call:
+        refused = call.hear()
+        assert (refused.reason, refused.index) == ("malformed", -1)
+    assert [each.name for each in root.iterdir()] == [".hub"]
+    assert server.clients.all() == []
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(opening=st.binary(max_size=100), message=st.binary(max_size=100))
+def test_whatever_a_stranger_says_the_hub_goes_on(server: HubServer, opening: bytes, message: bytes) -> None:
+    for said in (opening, OPENING):
+        with Call(server, said) as call:
+            with suppress(pa.ArrowException, OSError):
+                call.say(message)
+                call.end()
+    with Call(server) as call:
+        assert isinstance(call.hear(), Opened)
+
+
+def test_a_client_that_asks_for_nothing_is_told_all_the_same(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hub.intake.UNASKED", 1000)
+    with Call(server) as call:
+        call.hear()
+        for number in range(100):
+            call.put(Put(0, number, number, 100, False), rows(number, number + 1))
+        assert call.hear().asked == 0
+
+
+def test_only_its_own_shards_are_remembered_of_what_a_client_says(server: HubServer) -> None:
+    with Call(server) as call:
+        call.hear()
+        call.say(Ping({number: 5 for number in range(1024)}))
+        call.hear()
+        assert server.clients.of("client").ends == {0: 5}

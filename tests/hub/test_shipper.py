@@ -1,0 +1,301 @@
+"""The shipper and a hub, with real servers, spools and shard sets: whatever happens to either, the hub has what the client had."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import pytest
+from children import start
+from processes_of_a_hub import HubProcess, Process
+from serving import HubServer
+from shipping import contents, eventually, gaps, shipping, stored
+
+import kvspool
+import shard
+from hub.errors import Conflict, Fenced, Restored, ShardDamaged
+from hub.shipper import Shipper
+from hub.store import GENERATIONS
+from kvspool.errors import LogVanished, NotALog, ReaderBusy, TooLarge
+from kvspool.queue import ChunkQueue
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "hub").mkdir()
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def server(root: Path) -> Iterator[HubServer]:
+    with HubServer(root) as server:
+        yield server
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def ship(path: Path, server: HubServer | HubProcess, client: str = "client", **options: Any) -> Shipper:
+    """Ship all that is there now."""
+    with Shipper(path, server.location, client=client, **options) as shipper:
+        shipper.run(until_empty=True)
+        return shipper
+
+
+def test_all_kinds_of_records_arrive_as_they_are(server: HubServer, root: Path, path: Path) -> None:
+    with kvspool.create(path, capacity="1MiB") as log:
+        log.append(b"")
+        log.append(b"", key=b"")
+        log.append("text", key=b"k" * 300, type=255, timestamp=0)
+        log.append({"a": [1, None]}, key=b"\0", timestamp=(1 << 62))
+        log.append_many([b"%d" % number for number in range(20_000)], keys=[b"%d" % (number % 7) for number in range(20_000)])
+        ship(path, server)
+        assert stored(root / "client") == contents(log)
+        assert log.readers()[0].sequence == 20_004
+
+
+def test_keyed_records_arrive_as_messagepack(server: HubServer, root: Path, path: Path) -> None:
+    with kvspool.create(path, codec="keyed") as log:
+        for number in range(100):
+            log.append({f"key{number % 5}": number, "speed": None})
+        ship(path, server)
+        assert stored(root / "client") == contents(log)
+        with kvspool.open(root / "client") as journal:
+            assert [record.data for record in journal.read()] == [record.data for record in log.read()]
+
+
+def test_large_records_go_alone(server: HubServer, root: Path, path: Path) -> None:
+    with kvspool.create(path, capacity="128MiB") as log:
+        for size in (30 << 20, 10, 30 << 20, 5 << 20, 20):
+            log.append(os.urandom(1000) * (size // 1000 + 1))
+        ship(path, server)
+        assert stored(root / "client") == contents(log)
+
+
+def test_a_record_that_the_hub_does_not_take_stops_its_shard_alone(root: Path, tmp_path: Path) -> None:
+    with shard.create(tmp_path / "set", bits=1, capacity="1MiB") as logs, HubServer(root, largest_batch=10_000) as server:
+        logs.shards[0].append(b"x" * 20_000)
+        for number in range(500):
+            logs.shards[1].append(b"x" * 100 + b"%d" % number)
+        with Shipper(tmp_path / "set", server.location, client="client") as shipper, pytest.raises(TooLarge, match="the hub takes 10000"):
+            shipper.run(until_empty=True)
+        assert stored(root / "client.1.001") == contents(logs.shards[1])
+        assert stored(root / "client.1.000") == {}
+
+
+def test_a_shard_set_arrives_shard_by_shard(server: HubServer, root: Path, tmp_path: Path) -> None:
+    with shard.create(tmp_path / "set", bits=2, capacity="1MiB") as logs:
+        for number in range(1000):
+            logs.append(b"%d" % number, key=b"key %d" % (number % 50))
+        ship(tmp_path / "set", server, "JFK")
+        for index, log in enumerate(logs.shards):
+            assert stored(root / f"JFK.2.{index:03x}") == contents(log) != {}
+
+
+def test_what_was_overwritten_is_a_gap_at_the_hub_and_counted_once(server: HubServer, root: Path, path: Path) -> None:
+    with kvspool.create(path, capacity=4096) as log:
+        log.append_many([b"%d" % number for number in range(30)])
+        assert ship(path, server).status().lost == 0
+        log.append_many([b"%d" % number for number in range(30, 1000)])
+        begin = next(iter(log.read())).sequence
+        assert begin > 31
+        assert ship(path, server).status().lost == begin - 30
+        assert ship(path, server).status().lost == 0
+        with kvspool.open(root / "client") as journal:
+            assert gaps(journal) == [(30, begin - 1)]
+            assert {**contents(journal), **contents(log)} == contents(journal)
+
+
+def test_a_log_that_is_shipped_already_is_busy(server: HubServer, path: Path) -> None:
+    kvspool.create(path).close()
+    with Shipper(path, server.location, client="client"), pytest.raises(ReaderBusy):
+        Shipper(path, server.location, client="client")
+    Shipper(path, server.location, client="client").close()
+
+
+def test_a_queue_is_not_shipped(server: HubServer, path: Path) -> None:
+    ChunkQueue.create(path).close()
+    with pytest.raises(NotALog):
+        Shipper(path, server.location, client="client")
+
+
+def test_a_hub_that_is_there_later_gets_all(root: Path, path: Path) -> None:
+    with HubProcess(root) as hub, kvspool.create(path) as log:
+        hub.kill()
+        log.append_many([b"x"] * 100)
+        with shipping(path, hub.location) as shipper:
+            eventually(lambda: shipper.status().outages > 1)
+            assert shipper.status().state in ("waiting", "connecting") and shipper.status().behind == 100
+            hub.start()
+            eventually(lambda: shipper.status().behind == 0)
+        assert stored(root / "client") == contents(log)
+
+
+def test_a_log_that_was_made_anew_while_it_is_shipped_becomes_a_generation(server: HubServer, root: Path, path: Path) -> None:
+    log = kvspool.create(path)
+    log.append_many([b"old %d" % number for number in range(10)])
+    with shipping(path, server.location) as shipper:
+        eventually(lambda: shipper.status().behind == 0 and shipper.status().sent == 10)
+        log.append_many([b"last %d" % number for number in range(5)])
+        shutil.rmtree(path)
+        eventually(lambda: shipper.status().lanes[0].error)
+        assert "deleted" in shipper.status().lanes[0].error
+        with kvspool.create(path) as new:
+            new.append_many([b"new %d" % number for number in range(3)])
+            eventually(lambda: not shipper.status().lanes[0].error and shipper.status().lanes[0].acknowledged == 3)
+    log.close()
+    values = [row.value.partition(b" ")[0] for row in stored(root / "client").values()]
+    assert values == [b"old"] * 10 + [b"last"] * 5 + [b"new"] * 3
+
+
+def test_a_log_that_vanishes_does_not_stop_the_others(server: HubServer, root: Path, tmp_path: Path) -> None:
+    with shard.create(tmp_path / "set", bits=1) as logs, shipping(tmp_path / "set", server.location) as shipper:
+        for log in logs.shards:
+            log.append(b"one")
+        eventually(lambda: shipper.status().behind == 0 and shipper.status().sent == 2)
+        shutil.rmtree(logs.shards[0].path)
+        eventually(lambda: shipper.status().lanes[0].error)
+        logs.shards[1].append(b"two")
+        eventually(lambda: len(stored(root / "client.1.001")) == 2)
+        with kvspool.create(logs.shards[0].path) as new:
+            new.append(b"three")
+            eventually(lambda: len(stored(root / "client.1.000")) == 2)
+
+
+def test_until_empty_says_that_the_log_vanished(server: HubServer, path: Path) -> None:
+    kvspool.create(path).close()
+    with Shipper(path, server.location, client="client") as shipper:
+        shutil.rmtree(path)
+        shipper.lanes[0].fail(LogVanished("gone"))
+        with pytest.raises(LogVanished):
+            shipper.run(until_empty=True)
+
+
+def test_a_log_that_was_restored_is_refused_for_good(server: HubServer, root: Path, path: Path, tmp_path: Path) -> None:
+    with kvspool.create(path) as log:
+        log.append_many([b"one", b"two"])
+    shutil.copytree(path, tmp_path / "backup")
+    with kvspool.open(path) as log:
+        log.append(b"three")
+        ship(path, server)
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "backup", path)
+    with pytest.raises(Restored, match="older state"):
+        ship(path, server)
+    with kvspool.open(path) as log:
+        log.append(b"another third")
+    with pytest.raises(Conflict, match="record 2 came again"):
+        ship(path, server)
+    assert [row.value for row in stored(root / "client").values()] == [b"one", b"two", b"three"]
+
+
+def test_a_log_that_was_replaced_by_another_is_fenced(server: HubServer, root: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        with kvspool.create(tmp_path / name) as log:
+            log.append(name.encode())
+        ship(tmp_path / name, server)
+    with pytest.raises(Fenced):
+        ship(tmp_path / "one", server)
+    assert [row.value for row in stored(root / "client").values()] == [b"one", b"two"]
+
+
+def test_another_number_of_shards_is_a_conflict(server: HubServer, path: Path, tmp_path: Path) -> None:
+    kvspool.create(path).close()
+    ship(path, server)
+    shard.create(tmp_path / "set", bits=1).close()
+    with pytest.raises(Conflict, match="has 1 shards here, not 2"):
+        ship(tmp_path / "set", server)
+
+
+def test_a_shard_that_is_damaged_at_the_hub_stops_alone_and_goes_on_when_it_is_repaired(
+    server: HubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hub.lane.ASK_AGAIN", 0.2)
+    with shard.create(tmp_path / "set", bits=1) as logs:
+        for log in logs.shards:
+            log.append_many([b"one", b"two"])
+        ship(tmp_path / "set", server)
+        table = root / "client.1.000" / GENERATIONS
+        good = table.read_bytes()
+        table.write_bytes(b"garbage")
+        for log in logs.shards:
+            log.append(b"three")
+        with pytest.raises(ShardDamaged, match="table of generations"):
+            ship(tmp_path / "set", server)
+        assert len(stored(root / "client.1.001")) == 3
+        with shipping(tmp_path / "set", server.location) as shipper:
+            eventually(lambda: shipper.status().lanes[0].error)
+            table.write_bytes(good)
+            eventually(lambda: shipper.status().behind == 0)
+        assert stored(root / "client.1.000") == contents(logs.shards[0])
+
+
+def test_a_log_may_be_resized_while_it_is_shipped(server: HubServer, root: Path, path: Path) -> None:
+    with kvspool.create(path, capacity="64KiB") as log, shipping(path, server.location) as shipper:
+        for size in ("128KiB", "32KiB", "1MiB", "64KiB"):
+            log.append_many([b"x" * 50] * 100)
+            eventually(lambda: shipper.status().behind == 0)
+            kvspool.resize(path, size)
+        log.append_many([b"y"] * 10)
+        eventually(lambda: shipper.status().behind == 0)
+        assert list(stored(root / "client")) == list(range(410))
+
+
+@pytest.mark.parametrize("level", ["process", "disk"])
+def test_writers_that_wait_for_the_shipper_lose_nothing_through_an_outage(root: Path, path: Path, level: str) -> None:
+    """A ring of 4 KiB whose writers wait; the hub stands still, then is dead, for longer than a reader that says nothing is waited for."""
+    log = kvspool.create(path, capacity=4096, policy="block", reader_expiry=2)
+    with HubProcess(root, level) as hub, shipping(path, hub.location, silence=3) as shipper:
+        writing = start(lambda: write(path, 600))
+        eventually(lambda: shipper.status().sent > 100)
+        hub.stop()
+        eventually(lambda: shipper.status().outages)
+        hub.kill()
+        eventually(lambda: shipper.status().outages > 1)
+        assert shipper.status().behind > 0 and not log.readers()[0].expired
+        hub.start()
+        writing()
+        eventually(lambda: shipper.status().behind == 0)
+        assert shipper.status().lost == 0
+    assert [row.value for row in stored(root / "client").values()] == [b"%d" % number for number in range(600)]
+    log.close()
+
+
+def write(path: Path, count: int) -> None:
+    with kvspool.open(path, timeout=60) as log:
+        for number in range(count):
+            log.append(b"%d" % number)
+
+
+def test_synced_records_alone_are_shipped_to_a_hub_that_is_on_disk(root: Path, path: Path) -> None:
+    with kvspool.create(path) as log, HubServer(root, level="disk") as server:
+        log.append_many([b"%d" % number for number in range(100)])
+        ship(path, server)
+        assert log.stats().synced_sequence == 100
+        assert stored(root / "client") == contents(log)
+
+
+def test_shippers_and_hubs_that_are_killed_and_stopped_lose_nothing(root: Path, path: Path) -> None:
+    with kvspool.create(path, capacity="64KiB", policy="block", reader_expiry=60) as log, HubProcess(root) as hub:
+        ship(path, hub)
+        with Process("ship", path, hub.location, "client", 1) as shipper:
+            writing = start(lambda: write(path, 10_000))
+            for turn in range(4):
+                end = log.end()
+                eventually(lambda end=end: log.readers()[0].sequence > end or log.end() == 10_000)
+                (hub, shipper)[turn % 2].stop()
+                sleep(0.05)
+                (hub, shipper)[turn % 2].kill()
+                (hub, shipper)[turn % 2].start()
+            hub.stop()
+            sleep(1.5)  # longer than the shipper waits for it
+            hub.go_on()
+            writing()
+            eventually(lambda: log.readers()[0].sequence == 10_000)
+    assert [row.value for row in stored(root / "client").values()] == [b"%d" % number for number in range(10_000)]
