@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pyarrow as pa
 from pyarrow import flight
 
 from hub import wire
@@ -18,6 +20,7 @@ from hub.intake import Guard, Intake
 from hub.store import Store
 from hub.wire import LARGEST_BATCH, Level
 
+MOST_UNHEARD = 1000  # batches that a client may still send when its call was refused
 logger = logging.getLogger("kvspool.hub")
 
 
@@ -49,6 +52,15 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]
         except HubError as error:
             logger.warning("refused a call of %s: %s", context.peer(), error)
             writer.write_metadata(wire.encode(wire.refusal(error)))
+            _let_hear(reader)
+
+
+def _let_hear(reader: Any) -> None:
+    """Read on until the client has heard why it is refused, and ends the call: a client of Flight that can't write any more throws away
+    what it has not read yet."""
+    with suppress(pa.ArrowException, OSError, StopIteration):
+        for _ in range(MOST_UNHEARD):
+            reader.read_chunk()
 
 
 class HubServer:

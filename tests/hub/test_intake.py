@@ -15,6 +15,7 @@ from pyarrow import flight
 from shipping import LOG, OTHER, Row, batch, eventually, numbered, stored
 
 from hub import columns, wire
+from hub.connection import Security, connect
 from hub.server import HubServer
 from hub.wire import Done, Log, Opened, Opening, Ping, Put, Refused, Stored
 
@@ -38,7 +39,7 @@ class Call:
 
     def __init__(self, server: HubServer, opening: Opening | bytes = OPENING, schema: pa.Schema = columns.SCHEMA) -> None:
         command = opening if isinstance(opening, bytes) else wire.encode(opening)
-        self._client = flight.FlightClient(server.location)
+        self._client = connect(server.location, Security())
         options = flight.FlightCallOptions(timeout=30)
         self.writer, self.reader = self._client.do_exchange(flight.FlightDescriptor.for_command(command), options)
         with suppress(OSError):  # the hub may have ended the call already
