@@ -13,6 +13,11 @@ import threading
 from pathlib import Path
 from typing import Any, Self
 
+sys.path.append(str(Path(__file__).parent.parent.parent / "tools" / "faults"))
+
+from proxy import Fault as Fault
+from proxy import Proxy as Proxy
+
 
 class Process:
     """A process; it is gone behind the `with` block."""
