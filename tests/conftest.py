@@ -24,7 +24,7 @@ settings.load_profile("kvspool")
 # What speaks over the network has no loops of two twins; one run of it is enough, where there are two.
 OF_THE_NETWORK = (
     "access access_cli authentication certificates connection gate hub_protocol intake mirror network_faults outlet page page_browser "
-    "quotas remote shipper"
+    "quotas remote ship_cli shipper"
 )
 if os.environ.get("KVSPOOL_NO_EXTENSIONS") and importlib.util.find_spec("kvspool._frames_c") is not None:
     collect_ignore = [f"hub/test_{name}.py" for name in OF_THE_NETWORK.split()]

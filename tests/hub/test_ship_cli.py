@@ -1,0 +1,134 @@
+"""`kvspool hub serve` and `kvspool ship`, as processes: shipping, pulling, signals, wrong words."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hub
+import kvspool
+import shard
+
+KVSPOOL = [sys.executable, "-m", "kvspool.cli"]
+
+
+def run(*words: str | Path, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*KVSPOOL, *map(str, words)], capture_output=True, text=True, timeout=60, env={**os.environ, **variables})
+    assert done.returncode == code, done.stderr
+    return done
+
+
+class Hub:
+    """`kvspool hub serve`."""
+
+    def __init__(self, root: Path, *words: str | Path) -> None:
+        words = ("hub", "serve", "--root", root, "--listen", "127.0.0.1:0", "--least-free", "1MiB", "--no-page", "--json", *words)
+        self.process = subprocess.Popen([*KVSPOOL, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.location = json.loads(self.process.stdout.readline())["location"]
+
+    def end(self, number: int = signal.SIGTERM) -> str:
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=30)
+        assert self.process.returncode == (0 if number == signal.SIGTERM else -number)
+        return errors
+
+
+@pytest.fixture
+def anonymous(tmp_path: Path) -> Iterator[Hub]:
+    served = Hub(tmp_path / "root", "--anonymous")
+    yield served
+    served.end()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    with kvspool.create(tmp_path / "events", capacity="1MiB") as made:
+        made.append_many([f"record {number}" for number in range(100)])
+    return tmp_path / "events"
+
+
+def received(root: Path) -> list[tuple[str, int, int, bytes]]:
+    with hub.open(root) as found:
+        return sorted((record.client, record.shard, record.sequence, record.value) for record in found.read())
+
+
+def test_a_log_and_a_shard_set_are_shipped_and_pulled_again(anonymous: Hub, log: Path, tmp_path: Path) -> None:
+    with shard.create(tmp_path / "set", bits=1, capacity="1MiB") as made:
+        made.append_many([b"one", b"two"], keys=[b"1", b"2"])
+    run("ship", f"web={log}", f"set={tmp_path / 'set'}", anonymous.location, "--once")
+    there = received(tmp_path / "root")
+    assert len(there) == 102 and {client for client, *_ in there} == {"web", "set"}
+    assert "0 still to go" in run("ship", log, anonymous.location, "--client", "web", "--once").stderr
+    assert received(tmp_path / "root") == there
+    run("ship", anonymous.location, tmp_path / "mirror", "--once")
+    assert received(tmp_path / "mirror") == there
+    run("ship", anonymous.location, tmp_path / "part", "--once", "--only", "we*")
+    assert {client for client, *_ in received(tmp_path / "part")} == {"web"}
+
+
+def test_a_shipper_ends_at_a_signal_with_all_acknowledged(anonymous: Hub, log: Path, tmp_path: Path) -> None:
+    words = ["ship", str(log), anonymous.location, "--client", "web", "--json", "--interval", "0.05"]
+    with subprocess.Popen([*KVSPOOL, *words], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        status = next(found for found in map(json.loads, process.stdout) if found["sent"] == 100 and not found["behind"])
+        assert (status["client"], status["state"], status["lost"]) == ("web", "connected", 0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert len(received(tmp_path / "root")) == 100
+
+
+def test_a_secure_hub_lets_in_who_has_a_token(log: Path, tmp_path: Path) -> None:
+    run("hub", "certificate", "init", tmp_path / "pki", "--name", "127.0.0.1", "--name", "localhost")
+    run("hub", "token", "add", tmp_path / "access.toml", "--name", "web", "--output", tmp_path / "token")
+    pki, token = tmp_path / "pki", ["--token-file", tmp_path / "token"]
+    files = ["--certificate", pki / "server.pem", "--key", pki / "server.key"]
+    served = Hub(tmp_path / "root", "--access", tmp_path / "access.toml", *files)
+    assert served.location.startswith("grpc+tls://")
+    secure = ["--once", "--ca", pki / "ca.pem"]
+    run("ship", log, served.location, "--client", "web", *secure, *token)
+    assert len(received(tmp_path / "root")) == 100
+    # Another one's id, and nobody's token: both are tried again until a signal comes.
+    for words in (["--client", "other", *token], ["--client", "web"]):
+        refused = subprocess.Popen(
+            [*KVSPOOL, *map(str, ["ship", log, served.location, *words, *secure])], stderr=subprocess.PIPE, text=True
+        )
+        assert refused.stderr is not None
+        assert "doesn't let us in" in refused.stderr.readline()
+        refused.terminate()
+        refused.communicate(timeout=30)
+    assert len(received(tmp_path / "root")) == 100
+    log_of_the_hub = served.end()
+    assert "authentication failed" in log_of_the_hub and (tmp_path / "token").read_text().strip() not in log_of_the_hub
+
+
+def test_what_can_not_be_shipped_or_served_is_said(anonymous: Hub, log: Path, tmp_path: Path) -> None:
+    assert "client's id" in run("ship", log, anonymous.location, code=2).stderr
+    assert "same id" in run("ship", f"a={log}", f"a={log}", anonymous.location, code=2).stderr
+    assert "a hub is grpc" in run("ship", log, "http://x", "--client", "a", code=2).stderr
+    assert "--only" in run("ship", log, anonymous.location, "--client", "a", "--only", "b", code=2).stderr
+    assert "one root" in run("ship", anonymous.location, anonymous.location, code=2).stderr
+    assert "does not exist" in run("ship", tmp_path / "none", anonymous.location, "--client", "a", code=3).stderr
+    (tmp_path / "token").write_text("kvs")
+    (tmp_path / "token").chmod(0o644)
+    assert "chmod 600" in run("ship", log, anonymous.location, "--client", "a", "--token-file", tmp_path / "token", code=2).stderr
+    serve = ["hub", "serve", "--root", tmp_path / "other", "--no-page"]
+    assert "needs a certificate" in run(*serve, "--anonymous", "--listen", "0.0.0.0:0", code=2).stderr
+    assert "another hub serves" in run(*serve[:3], tmp_path / "root", "--no-page", "--anonymous", "--listen", "127.0.0.1:0", code=9).stderr
+
+
+def test_a_conflict_ends_the_command_with_its_code(anonymous: Hub, log: Path, tmp_path: Path) -> None:
+    run("ship", log, anonymous.location, "--client", "web", "--once")
+    with kvspool.create(tmp_path / "other", capacity="1MiB") as other:
+        other.append(b"of another log")
+    run("ship", tmp_path / "other", anonymous.location, "--client", "web", "--once")
+    fenced = run("ship", log, anonymous.location, "--client", "web", "--once", code=9)
+    assert "another log has taken this one's place" in fenced.stderr
+    assert len(received(tmp_path / "root")) == 101
