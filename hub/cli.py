@@ -1,4 +1,4 @@
-"""`kvspool hub`: make a hub root, and see whose shards lie there, and who reads them."""
+"""`kvspool hub`: make a hub root, see whose shards lie there and who reads them, serve it, and look after it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hub import ClientStats, HubReaderStats, HubRoot, access_commands
-from hub.commands import serve, ship
+from hub import ClientStats, HubReaderStats, HubRoot, figures
+from hub.commands import access, retention, serve, ship, trim, verify
+from hub.commands import stats as hub_stats
 from kvspool import sizes, system
 from kvspool.cli import options, output, stats
 from kvspool.cli.options import BadInput
@@ -23,8 +24,10 @@ of clients that come later too. `kvspool read`, `tail` and `stats` take a hub ro
 EXAMPLES = """\
   kvspool hub create flights
   kvspool shard create flights --prefix JFK --bits 2        a client of the hub root: the prefix is its id
+  kvspool hub serve --root flights --anonymous              the root over the network; --help says how to do that safely
   kvspool hub clients flights
   kvspool hub readers flights
+  kvspool hub retention flights --max-age 30d --by-readers
   kvspool tail flights --follow"""
 
 CREATE = """\
@@ -35,7 +38,8 @@ CREATE_EXAMPLES = """\
   kvspool hub create /dev/shm/flights --json        in memory"""
 
 CLIENTS = """\
-List the clients of a hub root: how many shards each has, how many records they hold, how full they are, and when the last record came.
+List the clients of a hub root: how many shards each has, how many logs were shipped to them one after the other (generations), how many
+records they hold, how full they are, and when the last record came. `kvspool hub stats` shows more of a hub that runs.
 With --json it is one list, with the field names of the library and each shard's own figures; times are ns since 1970."""
 CLIENTS_EXAMPLES = """\
   kvspool hub clients flights
@@ -53,7 +57,7 @@ READERS_EXAMPLES = """\
 def add_commands(subparsers: Any) -> None:
     """Add `kvspool hub` and its commands."""
     parser = subparsers.add_parser(
-        "hub", help="make a hub root, and list its clients and readers", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+        "hub", help="serve a hub, and look after its clients and readers", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
     )
     parser.set_defaults(run=lambda arguments: _help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -78,8 +82,8 @@ def add_commands(subparsers: Any) -> None:
     which.add_argument("--delete", metavar="NAME", help="forget this reader and its places")
     readers.set_defaults(run=_readers)
 
-    access_commands.add(commands)
-    serve.add(commands)
+    for command in (hub_stats, retention, trim, verify, access, serve):
+        command.add(commands)
     ship.add(subparsers)
 
 
@@ -180,16 +184,23 @@ def _table(clients: list[ClientStats]) -> Table:
 
     table = Table(header_style="bold cyan")
     table.add_column("client", overflow="fold")
-    for name in ("shards", "records", "used", "capacity"):
+    for name in ("shards", "generations", "records", "used", "capacity"):
         table.add_column(name, justify="right")
     table.add_column("last record")
     for client in clients:
         table.add_row(
             Text(client.client),
             f"{len(client.shards):,}" if len(client.shards) == 1 << client.bits else f"{len(client.shards):,} of {1 << client.bits:,}",
+            _generations(client),
             f"{client.records:,}",
             f"{sizes.show(client.used)} ({100 * client.used / max(1, client.capacity):.0f} %)",
             sizes.show(client.capacity),
             stats.when(client.last_timestamp),
         )
     return table
+
+
+def _generations(client: ClientStats) -> str:
+    """Return how many logs were shipped to the shard of which it is the most; "-" for a client of this host, which writes there itself."""
+    most = max((figures.generations(Path(one.path)) or 0 for one in client.shards), default=0)
+    return f"{most:,}" if most else "-"

@@ -34,19 +34,32 @@ class Held:
         A reader that has no position in the shard begins at its earliest record; one whose positions can't be read may stand anywhere:
         both hold back everything, from sequence 0 on.
         """
-        lowest: int | None = None
+        places = self.places(client, index).values()
+        return max(0, min(places)) if places else None
+
+    def places(self, client: str, index: int) -> dict[str, int]:
+        """Return the sequence of a shard that each reader has yet to read, by the reader's name; -1 where that isn't known."""
+        found = {}
         for name in positions.names(self._root):
             seen = self._look(name)
             if seen is not None:
-                sequence = 0 if seen.places is None else self._sequence(seen.places.get((client, index)), client, index)
-                lowest = sequence if lowest is None else min(lowest, sequence)
-        return lowest
+                found[name] = -1 if seen.places is None else self._sequence(seen.places.get((client, index)), client, index)
+        return found
+
+    def readers(self) -> dict[str, dict[Key, int]]:
+        """Return what each reader has yet to read, by its name: the sequence of each shard; nothing where that isn't known."""
+        found: dict[str, dict[Key, int]] = {}
+        for name in positions.names(self._root):
+            seen = self._look(name)
+            if seen is not None:
+                found[name] = {key: position.sequence for key, position in (seen.places or {}).items()}
+        return found
 
     def _sequence(self, position: Position | None, client: str, index: int) -> int:
         if position is None:
-            return 0
+            return -1
         directory = self._root / route.directory_name(client, position.bits, index)
-        return 0 if system.port.look_up(directory) is None else position.sequence  # else: of a client of the same name that is gone
+        return -1 if system.port.look_up(directory) is None else position.sequence  # else: of a client of the same name that is gone
 
     def _look(self, name: str) -> _Seen | None:
         path = positions.path_of(self._root, name)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -28,12 +29,15 @@ from hub.clients import Clients
 from hub.errors import HubError
 from hub.gate import Connection, Gate
 from hub.intake import Intake
+from hub.lags import Lags
 from hub.limits import Address, Limits, Reason
 from hub.outlet import Outlet
+from hub.owners import Owners
 from hub.quotas import Meters, Space
-from hub.status import ClientStatus, HubStatus, ReaderStatus, ShardStatus
+from hub.status import ClientStatus, HubStatus, ShardStatus
 from hub.store import Store
 from hub.survey import MayRead
+from hub.trimmer import Keeper
 from hub.wire import LARGEST_BATCH, Level
 from kvspool import system
 
@@ -139,6 +143,9 @@ class HubServer:
         self.store = Store(self.root, self.outlet.survey.note)
         self.space = Space(self.root, least_free)
         self.meters = Meters()
+        self.owners = Owners()
+        self.lags = Lags(self.root)
+        self.retention = Keeper(self.root, self._stored)
         self.gate = Gate(listen, limits=limits, on_event=_log_cut)
         self.authentication = Authentication(
             access, uses_certificates=certificates is not None and certificates.authority is not None, address=self._remote
@@ -161,7 +168,7 @@ class HubServer:
             self._backend.shutdown()
             raise
         self._started = system.port.now()
-        self.store.count()
+        self.store.count(0)
         self._keeper.start()
         return self
 
@@ -210,13 +217,17 @@ class HubServer:
         return "unknown" if connection is None else f"{connection.remote[0]} port {connection.remote[1]}"
 
     def _keep(self) -> None:
-        """Look at certificates and at what is stored, now and then."""
-        while not self._is_over.wait(ROUND):
-            try:
-                self._exchange_certificates()
-                self._count_stored()
-            except Exception:
-                logger.exception("looking after the hub failed; it goes on")
+        """Count what is stored; then look at certificates, quotas, readers and what may go, now and then."""
+        while self.store.count(COUNTED_AT_ONCE) and not self._is_over.is_set():
+            pass
+        while True:
+            for care in (self._exchange_certificates, self._count_stored, self._look_at_readers, self.retention.round):
+                try:
+                    care()
+                except Exception:
+                    logger.exception("looking after the hub failed; it goes on")
+            if self._is_over.wait(ROUND):
+                return
 
     def _exchange_certificates(self) -> None:
         """Let new connections have the new certificates, if there are any."""
@@ -231,10 +242,19 @@ class HubServer:
         """Look at some of the shards, and let the quotas know what is stored."""
         self.store.count(COUNTED_AT_ONCE)
         writers = self.authentication.access.writers()
-        stored = {client: sum(one.used for one in shards.values()) for client, shards in self.store.figures().items()}
+        stored = dict.fromkeys((principal.name for principal in writers), 0)
+        for client, used in self._stored().items():
+            for principal in self.owners.of(client, writers):
+                stored[principal.name] += used
         for principal in writers:
-            meter = self.meters.of(principal.name, principal.quota)
-            meter.stored = sum(size for client, size in stored.items() if principal.may_write(client))
+            self.meters.of(principal.name, principal.quota).stored = stored[principal.name]
+
+    def _look_at_readers(self) -> None:
+        self.lags.look(self.store.figures())
+
+    def _stored(self) -> dict[str, int]:
+        """Return how many bytes each client has, as far as it was counted."""
+        return {client: sum(one.used for one in shards.values()) for client, shards in self.store.figures().items()}
 
     # Looking after it.
 
@@ -255,21 +275,22 @@ class HubServer:
             least_free=self.space.low,
             certificate_expires=0 if self.certificates is None else self.certificates.not_after,
             connections=cut.open,
-            cut={str(reason): count for reason, count in {**cut.refused, **cut.cut}.items()},
+            cut={str(reason): count for reason, count in (Counter(cut.refused) + Counter(cut.cut)).items()},
             clients=self._client_statuses(),
-            readers=self._reader_statuses(),
-            error=self.authentication.access.error or "",
+            readers=self.lags.statuses,
+            error="; ".join(filter(None, (self.authentication.access.error, self.retention.error))),
         )
 
     def _client_statuses(self) -> list[ClientStatus]:
         known = {client.name: client for client in self.clients.all()}
+        writers = self.authentication.access.writers()
         found = []
         for name, shards in self.store.figures().items():
             client = known.get(name) or self.clients.of(name)
             found.append(
                 ClientStatus(
                     client=name,
-                    bits=len(shards).bit_length() - 1,
+                    bits=max(figures.bits for figures in shards.values()),
                     shards=[
                         ShardStatus(
                             index=index,
@@ -291,13 +312,10 @@ class HubServer:
                     gaps=client.lost.total(),
                     duplicates=client.duplicates,
                     refused=dict(client.refused),
-                    quota_bytes=0,
+                    quota_bytes=min((one.quota.bytes for one in self.owners.of(name, writers) if one.quota.bytes is not None), default=0),
                 )
             )
         return found
-
-    def _reader_statuses(self) -> list[ReaderStatus]:
-        return []
 
     def __enter__(self) -> HubServer:
         return self.start()

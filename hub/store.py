@@ -69,13 +69,15 @@ class Outcome(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What a shard holds. used: bytes on disk; generation: how often its log was made anew; last_timestamp: ns since 1970, 0 for none."""
+    """What a shard holds. used: bytes on disk; generation: how often its log was made anew; last_timestamp: ns since 1970, 0 for none;
+    bits: its client has 2^bits shards."""
 
     first: int = 0
     next: int = 0
     used: int = 0
     last_timestamp: int = 0
     generation: int = 0
+    bits: int = 0
 
 
 class Shard:
@@ -157,7 +159,7 @@ class Shard:
     def count(self) -> Figures:
         """Look at what the shard holds; between two such looks the figures are reckoned from what comes in."""
         with self.lock:
-            self.figures = count(self.journal)._replace(generation=max(0, len(self.generations) - 1))
+            self.figures = count(self.path, self.journal, self.generations)
             return self.figures
 
     def _note(self, rows: Rows) -> None:
@@ -221,10 +223,11 @@ class Shard:
         self.generations = generations
 
 
-def count(log: Log) -> Figures:
-    """Return what a log holds."""
+def count(path: Path, log: Log, generations: list[Generation]) -> Figures:
+    """Return what a shard holds."""
     stats = log.stats()
-    return Figures(stats.first_sequence, stats.next_sequence, stats.used, stats.last_timestamp)
+    generation = max(0, len(generations) - 1)
+    return Figures(stats.first_sequence, stats.next_sequence, stats.used, stats.last_timestamp, generation, _bits(path))
 
 
 class Store:
@@ -295,12 +298,14 @@ class Store:
 
     # Figures.
 
-    def count(self, most: int | None = None) -> None:
-        """Look at what some shards hold, `most` at once, each in turn; None: at all. Those of local clients are no journals of ours."""
+    def count(self, most: int | None = None) -> int:
+        """Look at what some shards hold, `most` at once, each in turn, and return how many are left of this turn; None: at all.
+
+        Those that were never looked at count as empty, but they are there. Shards of local clients are no journals of ours.
+        """
         if not self._to_count:
             self._to_count = list(self._paths())
-            there = {key for key, _ in self._to_count}
-            self._figures = {key: figures for key, figures in self._figures.items() if key in there}
+            self._figures = {key: self._figures.get(key, Figures(bits=_bits(path))) for key, path in self._to_count}
         for _ in range(len(self._to_count) if most is None else min(most, len(self._to_count))):
             key, path = self._to_count.pop()
             with suppress(KvspoolError, OSError):  # it is being made or removed, or damaged, which others say
@@ -310,7 +315,8 @@ class Store:
                     shard.count()
                 else:
                     with open_shard(path, TIMEOUT) as log:
-                        self._figures[key] = count(log)._replace(generation=max(0, len(load_generations(path / GENERATIONS)) - 1))
+                        self._figures[key] = count(path, log, load_generations(path / GENERATIONS))
+        return len(self._to_count)
 
     def figures(self) -> dict[str, dict[int, Figures]]:
         """Return what the shards of each client hold, as far as it was counted."""
@@ -372,6 +378,10 @@ def root_id(root: Path) -> str:
         raise Corruption(f"{path} is no id of a hub root; bring it back from a copy, or remove it: then mirrors take this for another hub")
     disk.replace(path, system.port.random(16).hex().encode(), 0o600)
     return root_id(root)
+
+
+def _bits(path: Path) -> int:
+    return (route.parse_name(path.name) or ("", 0, 0))[1]
 
 
 def load_generations(path: Path) -> list[Generation]:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hub.limits import Limits
 from hub.root import HubRoot
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
@@ -33,6 +34,11 @@ EXAMPLES = """\
   kvspool hub serve --root /var/lib/hub --listen 0.0.0.0:7070 --access /etc/kvspool/access.toml \\
       --certificate /etc/kvspool/server.pem --key /etc/kvspool/server.key
   kvspool hub serve --root flights --anonymous          for this host alone, at 127.0.0.1:7070"""
+
+LIMITS = (
+    f"what connections may cost: connections ({Limits().connections}), connections_per_address ({Limits().connections_per_address}), "
+    f"idle_seconds ({Limits().idle_seconds:g}), and others that docs/hub.md lists"
+)
 
 
 def add(commands: Any) -> None:
@@ -62,6 +68,10 @@ def add(commands: Any) -> None:
     page = parser.add_argument_group("the page")
     page.add_argument("--page", type=address, default=("127.0.0.1", 7071), metavar="HOST:PORT", help="default: 127.0.0.1:7071")
     page.add_argument("--no-page", action="store_true", help="serve no page")
+    page.add_argument(
+        "--page-name", action="append", default=[], metavar="NAME", help="a further name by which browsers or Prometheus ask for it; repeat"
+    )
+    parser.add_argument("--limits", type=limits, default=Limits(), metavar="NAME=N,...", help=LIMITS)
     options.add_json(parser, "say where it listens as a JSON object")
     parser.set_defaults(run=run)
 
@@ -72,6 +82,25 @@ def address(text: str) -> tuple[str, int]:
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"an address is HOST:PORT, not {text!r}")
     return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)
+
+
+def limits(text: str) -> Limits:
+    """Return what connections may cost."""
+    known = Limits()
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in Limits.__struct_fields__:
+            raise argparse.ArgumentTypeError(f"the limits are {', '.join(Limits.__struct_fields__)}, not {name!r}")
+        try:
+            found[name] = options.size(value) if name.endswith("_bytes") else type(getattr(known, name))(value)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{name} is a number, not {value!r}") from None
+    try:
+        return Limits(**found)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -113,6 +142,7 @@ def _server(arguments: argparse.Namespace) -> HubServer:
             certificates=certificates,
             listen=arguments.listen,
             level=arguments.level,
+            limits=arguments.limits,
             least_free=arguments.least_free,
             largest_batch=arguments.largest_batch,
         )
@@ -124,7 +154,7 @@ def _page(hub: HubServer, arguments: argparse.Namespace, stack: ExitStack) -> st
     """Serve the page, and return where."""
     from hub.page import Page
 
-    page = stack.enter_context(Page(hub.status, listen=arguments.page))
+    page = stack.enter_context(Page(hub.status, listen=arguments.page, names=arguments.page_name))
     return page.url
 
 

@@ -199,12 +199,16 @@ def _pause(runs: _Runs, seconds: float) -> None:
 
 def _names(status: ShipStatus | MirrorStatus) -> tuple[str, str]:
     """Return where from and where to."""
-    return (status.source, status.root) if hasattr(status, "source") else (status.client, status.hub)
+    from hub.mirror import MirrorStatus
+
+    return (status.source, status.root) if isinstance(status, MirrorStatus) else (status.client, status.hub)
 
 
 def _moved(status: ShipStatus | MirrorStatus) -> int:
     """Return how many records were moved."""
-    return status.pulled if hasattr(status, "pulled") else status.sent
+    from hub.mirror import MirrorStatus
+
+    return status.pulled if isinstance(status, MirrorStatus) else status.sent
 
 
 def _words(status: ShipStatus | MirrorStatus) -> str:

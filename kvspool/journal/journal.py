@@ -45,7 +45,7 @@ from kvspool.journal.repair import JournalRepairReport, repair_journal
 from kvspool.journal.retention import Retention
 from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.settings import Settings
-from kvspool.journal.trim import TrimReport
+from kvspool.journal.trim import Elsewhere, TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
 from kvspool.record import NO_TIME, Codec, encode
 from kvspool.spool.cursor import Isolation, check_isolation
@@ -634,17 +634,22 @@ class Journal:
         force: bool = False,
         dry_run: bool = False,
         timeout: float | None = None,
+        most: int | None = None,
+        elsewhere: Elsewhere = dict,
     ) -> TrimReport:
         """Remove the oldest segments, whole, that no rule keeps; never the last one. On disk when it returns.
 
         retention: the rules; None: those that the journal was given. before: what lies wholly before this sequence goes as well. force:
         what a durable reader has yet to read goes too, and it gets a Gap; the floor, also the journal's own one, holds all the same.
-        dry_run: only say what would go. Others append and read meanwhile.
+        dry_run: only say what would go. Others append and read meanwhile. most: segments that go at once.
+
+        elsewhere: returns the durable readers that the journal doesn't know of (a hub root's), where each stands by name: they hold back
+        as its own ones do; -1 holds back everything, and isn't left behind. It is asked again while the append lock is held.
 
         Raises ValueError if nothing says what is to go, OutOfRange, LockTimeout, Poisoned, Closed, or the system's OSError: what was
         removed before it stays removed.
         """
-        return trim.trim(self, retention, before, force, dry_run, self.timeout if timeout is None else timeout)
+        return trim.trim(self, retention, before, force, dry_run, self.timeout if timeout is None else timeout, most, elsewhere)
 
     def first(self) -> int:
         """Return the sequence of the oldest record."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from kvspool.journal.journal import Journal
     from kvspool.journal.offsets import Offsets
     from kvspool.journal.segments import Segments
+
+Elsewhere = Callable[[], Mapping[str, int]]
+"""Returns the durable readers that a journal does not know of, such as those of a hub root: where each stands, by name."""
 
 AT_ONCE = 8  # segments removed under one hold of the append lock, so that appenders get in between
 TAIL = 64  # bytes read to learn how long the last frame is
@@ -90,14 +93,21 @@ class Trim:
     """One application of rules to the segments of a journal. `end`: the sequence that the next record gets."""
 
     def __init__(
-        self, segments: Segments, offsets: Offsets, end: int, retention: Retention, before: int | None = None, own: Retention | None = None
+        self,
+        segments: Segments,
+        offsets: Offsets,
+        end: int,
+        retention: Retention,
+        before: int | None = None,
+        own: Retention | None = None,
+        elsewhere: Elsewhere = dict,
     ) -> None:
         self.segments = segments
         self.end = end
         self.retention = retention
         self.before = before
         self.floors = [rules.floors() for rules in (retention, own) if rules is not None]
-        self.readers = list(_readers(offsets))
+        self.readers = [*_readers(offsets), *elsewhere().items()]
         self.now = system.port.now()
 
     def decisions(self) -> Iterator[PlannedSegment]:
@@ -212,12 +222,21 @@ def own(journal: Journal) -> Retention | None:
     return None if found is None else found.retention
 
 
-def plan(journal: Journal, retention: Retention, before: int | None = None) -> TrimPlan:
+def plan(journal: Journal, retention: Retention, before: int | None = None, elsewhere: Elsewhere = dict) -> TrimPlan:
     """Return what a trim would do now. Takes no lock, and changes nothing."""
-    return Trim(journal.segments_apart(), journal.offsets, journal.end(), retention, before, own(journal)).plan()
+    return Trim(journal.segments_apart(), journal.offsets, journal.end(), retention, before, own(journal), elsewhere).plan()
 
 
-def trim(journal: Journal, retention: Retention | None, before: int | None, force: bool, dry_run: bool, timeout: float) -> TrimReport:
+def trim(
+    journal: Journal,
+    retention: Retention | None,
+    before: int | None,
+    force: bool,
+    dry_run: bool,
+    timeout: float,
+    most: int | None = None,
+    elsewhere: Elsewhere = dict,
+) -> TrimReport:
     """See `Journal.trim`."""
     kept = own(journal)
     if retention is None:
@@ -228,22 +247,36 @@ def trim(journal: Journal, retention: Retention | None, before: int | None, forc
         raise OutOfRange(f"sequence {before} has not been written yet; the next one of {journal.path} is {end}")
     if force:
         retention = msgspec.structs.replace(retention, force=True)
-    planned = plan(journal, retention, before)
-    going = planned.going if dry_run else _remove(journal, retention, before, kept, timeout)
-    first = next((one.base for one in planned.segments if not one.goes), 0) if dry_run else journal.first()
-    left = Trim(journal.segments_apart(), journal.offsets, first, retention).left_behind(first) if going else []
+    planned = plan(journal, retention, before, elsewhere)
+    going = planned.going[:most] if dry_run else _remove(journal, retention, before, kept, timeout, most, elsewhere)
+    first = _first_left(planned, len(going)) if dry_run else journal.first()
+    left = Trim(journal.segments_apart(), journal.offsets, first, retention, elsewhere=elsewhere).left_behind(first) if going else []
     totals = sum(one.records for one in going), sum(one.bytes for one in going)
     return TrimReport(str(journal.path), dry_run, len(going), *totals, first, left, planned)
 
 
-def _remove(journal: Journal, retention: Retention, before: int | None, kept: Retention | None, timeout: float) -> list[PlannedSegment]:
+def _first_left(planned: TrimPlan, gone: int) -> int:
+    """Return the sequence at which a journal begins when so many of its oldest segments are gone."""
+    return planned.segments[gone].base if planned.segments else 0
+
+
+def _remove(
+    journal: Journal,
+    retention: Retention,
+    before: int | None,
+    kept: Retention | None,
+    timeout: float,
+    most: int | None,
+    elsewhere: Elsewhere,
+) -> list[PlannedSegment]:
     """Remove what goes, a few at a time; who wants to append gets in between, and who commits is heard."""
     removed: list[PlannedSegment] = []
     while True:
+        batch = AT_ONCE if most is None else min(AT_ONCE, most - len(removed))
         with journal.appending(timeout) as (_, page):
-            some = Trim(journal.segments_apart(), journal.offsets, page.next_sequence, retention, before, kept).remove(AT_ONCE)
+            some = Trim(journal.segments_apart(), journal.offsets, page.next_sequence, retention, before, kept, elsewhere).remove(batch)
         removed += some
-        if len(some) < AT_ONCE:
+        if len(some) < batch or len(removed) == most:
             return removed
 
 

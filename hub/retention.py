@@ -1,0 +1,100 @@
+"""What a hub keeps of its clients: rules by pattern, in one file of the root, that a person or `kvspool hub retention` writes.
+
+    [root]/.hub/retention.json
+    {"version": 1, "rules": {"*": {"max_age": 2592000.0}, "jfk*": {"max_bytes": 10737418240, "by_consumers": true}, "lga": {}}}
+
+A pattern is a client's id, or how one begins and a *. The narrowest one that fits a client says what is kept of it, alone: its id, then the
+longest beginning. Rules without a limit keep everything. `max_bytes` is of all shards of a client together; a floor is of each shard.
+
+The file is replaced whole, on disk when that returns. It is believed if nobody else can have written it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from hub import access_file, private
+from hub.private import WatchedFile
+from kvspool import system
+from kvspool.disk import flush_directory
+from kvspool.errors import Corruption
+from kvspool.journal import Retention
+
+NAME = "retention.json"
+EVERYBODY = "*"
+
+
+class HubRetention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rules of a hub root, by pattern."""
+
+    version: Literal[1] = 1
+    rules: dict[str, Retention] = {}
+
+    def __post_init__(self) -> None:
+        for pattern in self.rules:
+            access_file.check_pattern(pattern)
+
+    def of(self, client: str) -> Retention | None:
+        """Return the rules of a client; None without any."""
+        if client in self.rules:
+            return self.rules[client]
+        beginnings = [pattern for pattern in self.rules if pattern.endswith("*") and client.startswith(pattern[:-1])]
+        return self.rules[max(beginnings, key=len)] if beginnings else None
+
+    def with_rules(self, pattern: str, rules: Retention | None) -> HubRetention:
+        """Return these rules, with others for a pattern; None: without any for it. Raises ValueError for what is no pattern."""
+        kept = {other: those for other, those in self.rules.items() if other != pattern}
+        return HubRetention(rules=kept if rules is None else {**kept, pattern: rules})
+
+
+def path_of(root: Path) -> Path:
+    """Return where the rules of a hub root lie."""
+    return root / ".hub" / NAME
+
+
+def load(root: Path) -> HubRetention:
+    """Return the rules of a hub root; none if there is no file. Raises Corruption, AccessError, and the system's OSError."""
+    return RetentionFile(root).load()
+
+
+def change(root: Path, how: Callable[[HubRetention], HubRetention]) -> HubRetention:
+    """Replace the rules of a hub root by what `how` makes of them, one at a time; on disk when it returns. Raises as `load`."""
+    path = path_of(root)
+    try:
+        system.port.make_directory(path.parent)
+        flush_directory(root)
+    except FileExistsError:
+        pass
+    private.edit(path, lambda data: msgspec.json.format(msgspec.json.encode(how(_parse(path, data)))) + b"\n")
+    return load(root)
+
+
+class RetentionFile:
+    """The file of a hub root, for who looks at it again and again."""
+
+    def __init__(self, root: Path) -> None:
+        self._file = WatchedFile(path_of(root), is_secret=False)
+        self._rules = HubRetention()
+
+    def load(self) -> HubRetention:
+        """Return what it says now; it is read if it has changed. Raises as the function `load`."""
+        if self._file.has_changed():
+            try:
+                data = self._file.read()
+            except FileNotFoundError:
+                data = b""
+            self._rules = _parse(self._file.path, data)
+        return self._rules
+
+
+def _parse(path: Path, data: bytes) -> HubRetention:
+    if not data:
+        return HubRetention()
+    try:
+        return msgspec.json.decode(data, type=HubRetention)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise Corruption(f"{path} doesn't say what is kept: {error}; put it right, or remove it to keep everything") from None
