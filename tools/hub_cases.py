@@ -1,0 +1,370 @@
+"""What a hub and its shippers do, beside what Flight alone, the disk alone and a hub of the old kind do: the cases of `tools/bench hub`.
+
+The hub is `kvspool hub serve`, each client a process with a Shipper, on loopback; the floor is a Flight server that reads what a `DoPut`
+sends and keeps nothing, and clients that send one batch of the same size over and over out of memory. Nothing is timed before all processes
+have started and imported what they need; connecting is timed, on both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+KVSPOOL = Path(sys.executable).with_name("kvspool")
+CLIENTS = 4
+RECORDS = 1_000_000  # of each client
+RESUMED = 2_000_000  # records that are there when an outage ends
+LARGE = 2000  # bytes of the records that the old kind of hub was measured with
+LARGE_RECORDS = 200_000
+OLD_BATCHES = 32, 512  # records in a request to it
+LATENCIES = 3000
+BATCH = 1 << 20  # bytes
+spawn = multiprocessing.get_context("spawn")
+
+
+class Run(NamedTuple):
+    """What some clients did. seconds: until the last one had ended; client, server: seconds of a processor, all clients together."""
+
+    rate: float
+    seconds: float
+    client: float
+    server: float
+
+
+class Server(NamedTuple):
+    """A server in another process."""
+
+    location: str
+    pid: int
+
+
+# Servers.
+
+
+@contextmanager
+def hub_server(folder: Path, pki: Path | None, level: str = "process") -> Iterator[Server]:
+    """Serve a hub with an empty root."""
+    root = folder / "hub"
+    shutil.rmtree(root, ignore_errors=True)
+    command = [str(KVSPOOL), "hub", "serve", "--root", str(root), "--listen", "127.0.0.1:0", "--anonymous", "--no-page", "--json"]
+    command += ["--least-free", "1MiB", "--level", level]
+    if pki is not None:
+        command += ["--certificate", str(pki / "server.pem"), "--key", str(pki / "server.key")]
+    with open(folder / "hub.log", "wb") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        said = process.stdout.readline()  # type: ignore[union-attr]
+        if not said:
+            raise SystemExit(f"the hub did not start:\n{(folder / 'hub.log').read_text()}")
+        yield Server(json.loads(said)["location"], process.pid)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _bare(pki: Path | None, ports: Any) -> None:
+    from pyarrow import flight
+
+    class Bare(flight.FlightServerBase):  # type: ignore[misc]
+        def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+            for _ in reader:
+                pass
+            writer.write(b"all")
+
+    secure = {} if pki is None else {"tls_certificates": [((pki / "server.pem").read_bytes(), (pki / "server.key").read_bytes())]}
+    server = Bare(f"{'grpc' if pki is None else 'grpc+tls'}://127.0.0.1:0", **secure)
+    ports.put(server.port)
+    server.serve()
+
+
+def _old(path: str, ports: Any) -> None:
+    """Do what the old hub does with a request: look at each message, append all, flush, acknowledge."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ports.put(listener.getsockname()[1])
+    connection, _ = listener.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    coming = connection.makefile("rb", BATCH)
+    with open(path, "wb", buffering=0) as file:
+        expected = 0
+        while head := coming.read(4):
+            data = coming.read(*struct.unpack(">I", head))
+            at = 0
+            while at < len(data):
+                offset, size = struct.unpack_from(">QI", data, at)
+                if offset != expected:
+                    raise SystemExit(f"offset {offset}, not {expected}")
+                expected += 1
+                at += 12 + size
+            file.write(data)
+            os.fdatasync(file.fileno())
+            connection.sendall(b"stored")
+
+
+@contextmanager
+def started(target: Callable[..., None], argument: object) -> Iterator[tuple[int, int]]:
+    """Run a server of ours; yield its port and process."""
+    ports = spawn.Queue()
+    process = spawn.Process(target=target, args=(argument, ports), daemon=True)
+    process.start()
+    try:
+        yield ports.get(timeout=60), process.pid or 0
+    finally:
+        process.kill()
+        process.join()
+
+
+@contextmanager
+def bare_server(pki: Path | None) -> Iterator[Server]:
+    """Serve a `DoPut` that keeps nothing."""
+    with started(_bare, pki) as (port, pid):
+        yield Server(f"{'grpc' if pki is None else 'grpc+tls'}://127.0.0.1:{port}", pid)
+
+
+# Clients.
+
+
+def _ship(source: Path, location: str, authorities: bytes | None, gate: Any, spent: Any) -> None:
+    from hub.connection import Security
+    from hub.shipper import Shipper
+
+    with Shipper(source, location, client=source.name, security=Security(authorities=authorities)) as shipper:
+        gate.wait()
+        before = time.process_time()
+        shipper.run(until_empty=True)
+        spent.put(time.process_time() - before)
+
+
+def _put(batches: int, rows: int, value: int, location: str, authorities: bytes | None, gate: Any, spent: Any) -> None:
+    import pyarrow as pa
+    from pyarrow import flight
+
+    from hub.columns import SCHEMA
+
+    columns = [[time.time_ns()] * rows, [0] * rows, [None] * rows, [b"x" * value] * rows, [0] * rows]
+    batch = pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+    message = b"a message"
+    client = flight.FlightClient(location, **({} if authorities is None else {"tls_root_certs": authorities}))
+    gate.wait()
+    before = time.process_time()
+    writer, answers = client.do_put(flight.FlightDescriptor.for_command(b"bench"), SCHEMA)
+    for _ in range(batches):
+        writer.write_with_metadata(batch, message)
+    writer.done_writing()
+    answers.read()
+    writer.close()
+    spent.put(time.process_time() - before)
+
+
+def together(targets: list[tuple[Callable[..., None], tuple[object, ...]]], records: int, server: Server) -> Run:
+    """Run clients at once, from the moment when all are ready."""
+    gate, spent = spawn.Barrier(len(targets) + 1), spawn.Queue()
+    processes = [spawn.Process(target=target, args=(*arguments, gate, spent)) for target, arguments in targets]
+    for process in processes:
+        process.start()
+    gate.wait(60)
+    before, start = used(server.pid), time.perf_counter()
+    client = sum(spent.get(timeout=300) for _ in processes)
+    seconds = time.perf_counter() - start
+    for process in processes:
+        process.join()
+    return Run(records / seconds, seconds, client, used(server.pid) - before)
+
+
+def used(pid: int) -> float:
+    """Return how many seconds of a processor a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Sources:
+    """Logs to ship. They are filled once; a new hub has none of it, so they are shipped from the beginning again."""
+
+    def __init__(self, folder: Path, clients: int, records: int, value: int = 100) -> None:
+        import kvspool
+
+        self.records, self.value = records, value
+        self.paths = [folder / f"source{records}x{value}n{number}" for number in range(clients)]
+        for path in self.paths:
+            with kvspool.create(path, capacity=records * (value + 64) + (16 << 20)) as log:
+                for _ in range(records // 10_000):
+                    log.append_many([b"x" * value] * 10_000)
+
+    def shipped(self, folder: Path, pki: Path | None, level: str = "process") -> Run:
+        """Ship all to an empty hub."""
+        self._forget()
+        authorities = None if pki is None else (pki / "ca.pem").read_bytes()
+        with hub_server(folder, pki, level) as server:
+            targets = [(_ship, (path, server.location, authorities)) for path in self.paths]
+            return together(targets, self.records * len(self.paths), server)  # type: ignore[arg-type]
+
+    def put(self, pki: Path | None) -> Run:
+        """Send as many records to a server that keeps nothing."""
+        authorities = None if pki is None else (pki / "ca.pem").read_bytes()
+        rows = BATCH // self.value
+        batches = -(-self.records // rows)
+        with bare_server(pki) as server:
+            targets = [(_put, (batches, rows, self.value, server.location, authorities)) for _ in self.paths]
+            return together(targets, batches * rows * len(self.paths), server)  # type: ignore[arg-type]
+
+    def remove(self) -> None:
+        """Give the room back."""
+        for path in self.paths:
+            shutil.rmtree(path)
+
+    def _forget(self) -> None:
+        import kvspool
+
+        for path in self.paths:
+            with kvspool.open(path) as log:
+                for reader in log.readers():
+                    log.delete_reader(reader.name)
+
+
+# Cases.
+
+
+def cases(folder: Path, rounds: int, wanted: Callable[[str], bool]) -> Iterator[dict[str, object]]:
+    """Yield the results of the cases that are wanted."""
+    pki = folder / "pki"
+    names = ["--name", "localhost", "--name", "127.0.0.1"]
+    subprocess.run([str(KVSPOOL), "hub", "certificate", "init", str(pki), *names], check=True, stdout=subprocess.DEVNULL)
+    for name, case in (("ingest", ingest), ("disk", disk), ("latency", latency), ("resume", resume)):
+        if wanted(f"hub {name}"):
+            yield from case(folder, pki, rounds)
+
+
+def ingest(folder: Path, pki: Path, rounds: int) -> Iterator[dict[str, object]]:
+    """Four clients with records of 100 bytes, over TLS."""
+    sources = Sources(folder, CLIENTS, RECORDS)
+    pairs = [(sources.shipped(folder, pki), sources.put(pki)) for _ in range(rounds + 1)][1:]
+    sources.remove()
+    yield compared(f"hub ingest: {CLIENTS} clients, TLS", "M/s", "Flight DoPut, kept nowhere", pairs)
+
+
+def disk(folder: Path, pki: Path, rounds: int) -> Iterator[dict[str, object]]:
+    """One client with records of 2000 bytes, plain, each batch on disk before it is acknowledged."""
+    sources = Sources(folder, 1, LARGE_RECORDS, LARGE)
+    for size in OLD_BATCHES:
+        pairs = [(sources.shipped(folder, None, "disk"), asked(folder, size)) for _ in range(rounds + 1)][1:]
+        yield compared("hub disk: 2000 bytes, plain", "k/s", f"old kind of hub, {size} a flush", pairs)
+    sources.remove()
+
+
+def asked(folder: Path, size: int) -> Run:
+    """Send records to a hub of the old kind, `size` in a request; the next one when that is acknowledged."""
+    file = folder / "old.jnl"
+    with started(_old, str(file)) as (port, pid), socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        value = b"x" * LARGE
+        count = min(LARGE_RECORDS, size * 1000) // size * size
+        start, before = time.perf_counter(), time.process_time()
+        for first in range(0, count, size):
+            data = b"".join(struct.pack(">QI", offset, LARGE) + value for offset in range(first, first + size))
+            connection.sendall(struct.pack(">I", len(data)) + data)
+            if connection.recv(6, socket.MSG_WAITALL) != b"stored":
+                raise SystemExit("the old kind of hub failed; see above")
+        seconds = time.perf_counter() - start
+        run = Run(count / seconds, seconds, time.process_time() - before, used(pid))
+    file.unlink()
+    return run
+
+
+def resume(folder: Path, pki: Path, rounds: int) -> Iterator[dict[str, object]]:
+    """One client that comes back after an outage, beside TLS alone and the disk alone."""
+    sources = Sources(folder, 1, RESUMED)
+    shipped = [sources.shipped(folder, pki) for _ in range(rounds + 1)][1:]
+    bare = [sources.put(pki) for _ in range(rounds + 1)][1:]
+    wrote = [written(folder, RESUMED) for _ in range(rounds + 1)][1:]
+    sources.remove()
+    name = f"hub resume: {RESUMED / 1e6:g} M records, TLS"
+    yield compared(name, "M/s", "Flight DoPut, kept nowhere", list(zip(shipped, bare, strict=True)))
+    yield compared(name, "M/s", "os.write of as many bytes", list(zip(shipped, wrote, strict=True)))
+
+
+def written(folder: Path, records: int) -> Run:
+    """Write as many bytes as a journal takes for so many records of 100 bytes, in pieces of 1 MiB."""
+    piece, file = bytes(BATCH), folder / "written"
+    before, start = time.process_time(), time.perf_counter()
+    with open(file, "wb", buffering=0) as out:
+        for _ in range(records * 128 // BATCH):
+            out.write(piece)
+    seconds = time.perf_counter() - start
+    file.unlink()
+    return Run(records / seconds, seconds, time.process_time() - before, 0.0)
+
+
+def _follow(path: Path, ready: Any, latencies: Any) -> None:
+    import kvspool
+
+    while True:
+        try:
+            log = kvspool.open(path)
+            break
+        except kvspool.LogNotFound:
+            time.sleep(0.01)
+    with log:
+        following = log.follow("latest", limit=LATENCIES)
+        ready.set()
+        latencies.put([-int(record.value) + time.monotonic_ns() for record in following])
+
+
+def latency(folder: Path, pki: Path, rounds: int) -> Iterator[dict[str, object]]:
+    """The time from an append at the client to a reader of the hub's journal, at one record a millisecond, over TLS."""
+    import kvspool
+
+    found = []
+    for number in range(rounds):
+        source = folder / f"slow{number}"
+        with ExitStack() as stack:
+            log = stack.enter_context(kvspool.create(source, capacity="16MiB"))
+            server = stack.enter_context(hub_server(folder, pki))
+            command = [str(KVSPOOL), "ship", str(source), server.location, "--client", "slow", "--ca", str(pki / "ca.pem")]
+            shipper = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            stack.callback(lambda shipper=shipper: (shipper.terminate(), shipper.wait()))
+            ready, latencies = spawn.Event(), spawn.Queue()
+            reader = spawn.Process(target=_follow, args=(folder / "hub" / "slow", ready, latencies), daemon=True)
+            reader.start()
+            if not ready.wait(60):
+                raise SystemExit("nothing came to the hub")
+            time.sleep(0.2)
+            for _ in range(LATENCIES):
+                time.sleep(0.001)
+                log.append(b"%d" % time.monotonic_ns())
+            found.append(sorted(latencies.get(timeout=60)))
+            reader.join()
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        rate = statistics.median(one[int(LATENCIES * share)] for one in found) / 1000
+        yield {"case": f"hub latency: append to store, {name}", "unit": "us", "rate": rate, "floor": "bar", "floor_rate": 5000, "ratio": rate / 5000}
+
+
+def compared(name: str, unit: str, floor_name: str, pairs: list[tuple[Run, Run]]) -> dict[str, object]:
+    """Return the medians, with the microseconds of a processor that a record took of the clients and the hub."""
+    ours, floors = ([pair[side] for pair in pairs] for side in (0, 1))
+
+    def microseconds(runs: list[Run], side: str) -> float:
+        return statistics.median(1e6 * getattr(run, side) / (run.rate * run.seconds) for run in runs)
+
+    return {
+        "case": name,
+        "unit": unit,
+        "rate": statistics.median(run.rate for run in ours),
+        "floor": floor_name,
+        "floor_rate": statistics.median(run.rate for run in floors),
+        "ratio": statistics.median(one.rate / other.rate for one, other in pairs),
+        "client_us": microseconds(ours, "client"),
+        "server_us": microseconds(ours, "server"),
+        "floor_client_us": microseconds(floors, "client"),
+        "floor_server_us": microseconds(floors, "server"),
+    }
