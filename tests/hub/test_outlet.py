@@ -25,9 +25,15 @@ from hub import outlet, tickets
 from hub.errors import Malformed
 from hub.server import HubServer
 from hub.shipper import Shipper
+from hub.wire import Level
 from kvspool import arrow
 from kvspool.journal.format import Batch
 from kvspool.record import Codec, Gap
+
+
+def serve(root: Path, level: Level = "process") -> HubServer:
+    """Return a hub that lets everybody in."""
+    return HubServer(root, level=level)
 
 
 @pytest.fixture
@@ -40,7 +46,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(root: Path) -> Iterator[HubServer]:
     """A hub that serves the root."""
-    with HubServer(root) as server:
+    with serve(root) as server:
         yield server
 
 
@@ -454,8 +460,9 @@ def test_the_actions_are_listed_and_others_refused(client: flight.FlightClient) 
 def test_a_hub_says_what_it_is_and_its_root_keeps_its_id(root: Path, tmp_path: Path) -> None:
     found = []
     hub.create(tmp_path / "other").close()
-    for path, level in ((root, "process"), (root, "disk"), (tmp_path / "other", "process")):
-        with HubServer(path, level=level) as server, flight.FlightClient(server.location) as client:  # type: ignore[arg-type]
+    places: list[tuple[Path, Level]] = [(root, "process"), (root, "disk"), (tmp_path / "other", "process")]
+    for path, level in places:
+        with serve(path, level) as server, flight.FlightClient(server.location) as client:
             (result,) = client.do_action(flight.Action("server", b""))
             found.append(json.loads(result.body.to_pybytes()))
     assert [answer["level"] for answer in found] == ["process", "disk", "process"]
@@ -515,7 +522,7 @@ def test_the_hub_does_not_wait_for_who_is_gone(root: Path, server: HubServer, cl
 
 
 def test_a_hub_that_is_closed_keeps_nobody_waiting(root: Path) -> None:
-    server = HubServer(root)
+    server = serve(root)
     server.start()
     with flight.FlightClient(server.location) as client:
         token = ask_changes(client)["token"]
