@@ -19,17 +19,17 @@ import pyarrow as pa
 
 import kvspool
 from hub import columns
+from hub.client import check_client
 from hub.columns import Rows
 from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, ShardDamaged, Unexpected
 from hub.remote import RemoteHub
-from hub.root import check_client
-from hub.store import GENERATIONS, MIRRORED, PRIVATE, load_generations, replace_file
+from hub.store import GENERATIONS, MIRRORED, PRIVATE, load_generations
 from hub.tickets import ShardState
 from hub.wire import LAST
-from kvspool import arrow, system
+from kvspool import arrow, disk, system
+from kvspool.disk import flush_directory
 from kvspool.errors import Corruption, KvspoolError, OutOfRange, Poisoned
 from kvspool.journal import Journal
-from kvspool.journal.appender import flush_directory
 from kvspool.record import Gap
 from kvspool.spool.cursor import Isolation
 from shard import route
@@ -152,7 +152,7 @@ class MirroredShard:
                 with suppress(FileExistsError):
                     system.port.make_directory(directory)
             kvspool.create(new, format="kvj").close()
-            replace_file(new / MIRRORED, msgspec.json.encode(Mark(self._source)))
+            disk.replace(new / MIRRORED, msgspec.json.encode(Mark(self._source)), 0o600)
             system.port.rename(new, self.path)
             flush_directory(self._root)
         except OSError as error:
@@ -194,7 +194,7 @@ class MirroredShard:
             )
         if theirs[: len(ours)] != ours:
             raise Fenced(f"{self.path.name}: the source's records come from another log than those that are here. Nothing was changed")
-        replace_file(self.path / GENERATIONS, msgspec.json.encode(theirs))
+        disk.replace(self.path / GENERATIONS, msgspec.json.encode(theirs), 0o600)
 
     # Storing.
 

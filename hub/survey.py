@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from hub.client import check_client
 from hub.errors import NotFound
-from hub.root import check_client
 from hub.store import GENERATIONS, Generation, load_generations, root_id
 from hub.tickets import Changes, ShardState
 from kvspool import system

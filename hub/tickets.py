@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
+from hub.client import check_client
 from hub.errors import HubError, Malformed
-from hub.root import check_client
 from hub.store import Generation
 from hub.wire import LAST, Level, Reason, error_of, refusal
 from hub.wire import Refused as _Refused

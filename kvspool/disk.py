@@ -1,0 +1,49 @@
+"""Small files, read and replaced whole, and the names in a directory, put on disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kvspool import system
+
+
+def read(path: Path, most: int, at: int = 0) -> bytes:
+    """Return the bytes of a file from `at` on, up to `most`. Raises the system's OSError."""
+    fd = system.port.open(path, os.O_RDONLY)
+    try:
+        return system.port.read(fd, most, at)
+    finally:
+        system.port.close(fd)
+
+
+def replace(path: Path, data: bytes, mode: int, *, rights: int | None = None, temporary: Path | None = None) -> None:
+    """Let a file have these bytes; on disk when it returns. After a crash it is the old one or the new one, whole.
+
+    mode: permission bits of the new file, less the umask; rights: the same, whatever the umask is. temporary: its name until then, on the
+    same file system; `NAME.tmp` beside it by default, and what a crash has left there is overwritten. Two at a time may not replace a file.
+    Raises the system's OSError.
+    """
+    if temporary is None:
+        temporary = path.with_name(f"{path.name}.tmp")
+    fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        if rights is not None:
+            system.port.set_mode(fd, rights)
+        system.port.write(fd, data, 0)
+        system.port.flush(fd)
+    finally:
+        system.port.close(fd)
+    system.port.rename(temporary, path)
+    flush_directory(path.parent)
+
+
+def flush_directory(path: Path, mode: int | None = None) -> None:
+    """Put the names in a directory on disk, after its permission bits were set if they are given."""
+    fd = system.port.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if mode is not None:
+            system.port.set_mode(fd, mode)
+        system.port.flush(fd)
+    finally:
+        system.port.close(fd)
