@@ -354,7 +354,7 @@ def test_a_mirror_may_die_at_every_call_of_the_system(
 def test_a_mirror_that_is_killed_goes_on_where_its_journals_end(source: Path, server: HubServer, tmp_path: Path) -> None:
     with kvspool.open(source / "EWR") as log:
         for number in range(2):
-            log.append_many([b"x" * 1000] * 20_000)
+            log.append_many([b"x" * 500] * 20_000)
             with process(PULL, server.location, tmp_path / "mirror") as (child, _):
                 until(lambda number=number: end_of(tmp_path / "mirror" / "EWR") > 62 + 20_000 * number)
                 kill(child)

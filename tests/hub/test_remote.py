@@ -180,7 +180,7 @@ time.sleep(600)
 
 
 def test_a_hub_that_dies_in_the_midst_gives_an_error_and_no_short_table(root: Path) -> None:
-    with kvspool.create(root / "LGA", format="kvj") as log:
+    with kvspool.create(root / "LGA", format="sej") as log:
         for _ in range(64):
             log.append_many([b"x" * 10_000] * 100)
     with subprocess.Popen([sys.executable, "-c", SERVE, str(root)], stdout=subprocess.PIPE, text=True) as child:
@@ -209,7 +209,7 @@ def test_a_stream_that_ends_without_a_word_was_cut() -> None:
 
 
 def test_a_stream_that_takes_too_long_is_cut(root: Path, server: HubServer, remote: RemoteHub) -> None:
-    with kvspool.create(root / "LGA", format="kvj") as log:
+    with kvspool.create(root / "LGA", format="sej") as log:
         for _ in range(64):
             log.append_many([b"x" * 10_000] * 100)
     batches = remote.batches("LGA", 0, timeout=0.2)
