@@ -8,9 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hub.errors import Malformed
-from hub.wire import BATCH_BYTES, LARGEST_BATCH, MOST_ROWS
-from kvspool import arrow
-from kvspool.record import Codec, Gap
+from hub.wire import LARGEST_BATCH, MOST_ROWS
+from kvspool.exchange import plain
+from kvspool.journal.format import Batch
+from kvspool.record import Codec, Gap, Record
 
 if TYPE_CHECKING:
     from kvspool.journal import Journal
@@ -73,15 +74,25 @@ def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> None:
 
 def append(journal: Journal, rows: Rows) -> None:
     """Append records with the sequences that they have. Raises OutOfRange if the journal is beyond the first, or the system's OSError."""
-    journal.append_arrow(rows.batch, at=rows.first)
+    timestamps, types, keys, values, codecs = rows.batch.columns
+    times = timestamps.cast(pa.int64()).to_pylist()
+    batch = Batch(values.to_pylist(), keys.to_pylist(), types=types.to_pylist(), timestamps=times, codecs=bytes(codecs.to_pylist()))
+    journal.append_batch(batch, at=rows.first)
 
 
-def next_rows(cursor: Cursor, most: int, size: int = BATCH_BYTES) -> Rows | Gap | None:
-    """Return the next records that are there now, up to `most` and `size` bytes; a Gap in their place; None where nothing is there."""
-    found = arrow.next_batch(cursor, most, coded=True, bytes=size)
-    if isinstance(found, Gap):
-        return found
-    return Rows(found.column("sequence")[0].as_py(), found.select(SCHEMA.names)) if found.num_rows else None
+def next_rows(cursor: Cursor, most: int) -> Rows | Gap | None:
+    """Return the next records that are there now, up to `most`; a Gap in their place; None where nothing is there."""
+    items = cursor.reading(Record).poll(most)
+    if not items or isinstance(items[0], Gap):
+        return items[0] if items else None
+    columns = [
+        pa.array([record.timestamp for record in items], pa.int64()).cast(SCHEMA.field("timestamp").type),
+        pa.array([record.type for record in items], pa.int32()),
+        pa.array([record.key for record in items], pa.binary()),
+        pa.array([plain(record) if record.codec == Codec.KEYED else record.value for record in items], pa.binary()),
+        pa.array([Codec.MSGPACK if record.codec == Codec.KEYED else record.codec for record in items], pa.uint8()),
+    ]
+    return Rows(items[0].sequence, pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
 
 
 def first_difference(journal: Journal, rows: Rows) -> int | None:

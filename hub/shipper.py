@@ -24,11 +24,11 @@ import msgspec
 import kvspool
 import shard
 from hub import hubs
-from hub.client import check_client
 from hub.columns import Rows
 from hub.connection import SILENCE, Connection, Security
 from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, Unexpected, Unreachable
 from hub.lane import Lane
+from hub.root import check_client
 from hub.wire import BATCH_BYTES, VERSION, Opening
 from hub.wire import Log as LogOnWire
 from kvspool import system
@@ -43,8 +43,8 @@ WINDOW = 8 << 20  # bytes
 MOST_ROWS = 16_384  # of a batch
 COMMIT_INTERVAL = 0.1  # seconds between two commits of the durable readers
 PING_INTERVAL = 5.0  # seconds without anything to send after which the hub is asked whether it is there
-IMPATIENT_POLL = 0.05  # seconds between two looks, for who ends when nothing more comes
-FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
+IMPATIENT_POLL = 0.05  # seconds between two looks at what the hub has acknowledged, where nothing is to be sent
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0  # seconds
 KEEP_ALIVE = 1.0  # seconds between two signs of life of the durable readers during an outage
 logger = logging.getLogger("kvspool.ship")
 
@@ -107,9 +107,9 @@ class Shipper:
         self.hub = hubs.chosen(client, [hub] if isinstance(hub, str) else list(hub), choose)
         self._security = security if callable(security) else lambda: security
         self._isolation = isolation
-        self.linger = linger
-        self.batch_bytes = batch_bytes
-        self.window = window
+        self._linger = linger
+        self._batch_bytes = batch_bytes
+        self._window = window
         self._silence = silence
         self._logs = open_source(Path(os.path.abspath(source)))
         self.lanes: list[Lane] = []
@@ -140,8 +140,7 @@ class Shipper:
                 with self._connect() as connection:
                     backoff = FIRST_BACKOFF
                     _Call(self, connection, self._open_lanes(connection), until_empty).run()
-                    connection.finish()
-                    self._live()
+                    connection.finish(self._silence)
                 break
             except HubError as error:
                 retry_after = self._note(error)
@@ -169,6 +168,7 @@ class Shipper:
     def _open_lanes(self, connection: Connection) -> Isolation:
         """Let the lanes begin where the hub says. Return what they may read."""
         opened = connection.opened
+        assert opened is not None
         self._state, self._error = "connected", ""
         isolation: Isolation = self._isolation or ("synced" if opened.level == "disk" else "appended")
         for place in opened.places:
@@ -191,7 +191,7 @@ class Shipper:
         self._error = str(error)
         logger.warning("%s", error)
         if isinstance(error, HubFull | QuotaExceeded):
-            return error.retry_after or LONGEST_BACKOFF
+            return error.retry_after
         if not isinstance(error, Unreachable | NotAllowed | Unexpected):
             self._state = "failed"
             raise error
@@ -256,6 +256,7 @@ class _Call:
         self._held: tuple[Lane, Rows] | None = None  # the batch that is to be sent next: it asks if it is the last one of a round
         self._unanswered: deque[int] = deque()  # bytes that each question without an answer covers
         self._unasked = 0
+        self._answered = 0
         self._committed = self._pinged = system.port.monotonic()
         self._must_sync = isolation == "synced"
         self._bed = _Bed(self._lanes)
@@ -263,13 +264,16 @@ class _Call:
     def run(self) -> None:
         """Send what comes, and note what was stored. Raises what the connection breaks with."""
         try:
-            while self._lanes and not self._shipper.is_stopping:
-                size = self._round()
-                is_full = sum(self._unanswered) >= self._shipper.window
-                if is_full or (size < self._shipper.batch_bytes and self._connection.is_owed):
-                    self._connection.hear()
+            while not self._shipper.is_stopping:
                 self._take_answers()
-                if size < self._shipper.batch_bytes and not is_full:
+                if not self._lanes:
+                    self._shipper._live()
+                    return
+                if sum(self._unanswered) >= self._shipper._window:
+                    self._wait_for_answers()
+                    continue
+                size = self._round()
+                if size < self._shipper._batch_bytes:
                     if not size and self._is_finished():
                         return
                     self._rest(is_idle=not size)
@@ -287,7 +291,7 @@ class _Call:
             rows = lane.next_rows(MOST_ROWS)
             if rows is not None:
                 size += rows.batch.nbytes
-                self._send_held(ask=self._unasked >= self._shipper.batch_bytes)
+                self._send_held(ask=self._unasked >= self._shipper._batch_bytes)
                 self._held = lane, rows
         self._send_held(ask=True)
         return size
@@ -306,13 +310,19 @@ class _Call:
 
     def _take_answers(self) -> None:
         """Note what the hub has stored and refused."""
-        stored, refused = self._connection.stored, self._connection.refused
-        while len(self._unanswered) > self._connection.asked - self._connection.answered:
+        self._connection.check()
+        with self._connection.changed:
+            stored, self._connection.stored = self._connection.stored, {}
+            refused, self._connection.refused = self._connection.refused, {}
+            answered = self._connection.answered
+        while self._answered < answered and self._unanswered:
             self._unanswered.popleft()
+            self._answered += 1
+        for lane in self._lanes:
+            lane.acked = max(lane.acked, stored.get(lane.index, 0))
         for lane in list(self._lanes):
-            lane.acked = max(lane.acked, stored.pop(lane.index, 0))
             if lane.index in refused:
-                self._refuse(lane, refused.pop(lane.index))
+                self._refuse(lane, refused[lane.index])
         now = system.port.monotonic()
         if now >= self._committed + COMMIT_INTERVAL:
             self._committed = now
@@ -327,6 +337,10 @@ class _Call:
         lane.error = error
         self._lanes.remove(lane)
 
+    def _wait_for_answers(self) -> None:
+        with self._connection.changed:
+            self._connection.changed.wait_for(lambda: self._connection.answered > self._answered or self._connection.is_broken, POLL)
+
     def _is_finished(self) -> bool:
         """Return whether all is acknowledged that there was to ship, for who waits for that."""
         return self._until_empty and not self._unanswered and all(lane.behind == 0 for lane in self._lanes)
@@ -339,9 +353,9 @@ class _Call:
                 self._pinged = now
                 self._unanswered.append(0)
                 self._connection.ping({lane.index: lane.log.end() for lane in self._lanes})
-            self._bed.sleep(IMPATIENT_POLL if self._until_empty else POLL)
-        if self._shipper.linger:
-            system.port.sleep(self._shipper.linger)
+            self._bed.sleep(IMPATIENT_POLL if self._unanswered or self._until_empty else POLL)
+        if self._shipper._linger:
+            system.port.sleep(self._shipper._linger)
 
 
 class _Bed:

@@ -30,13 +30,14 @@ import msgspec
 
 import kvspool
 from hub import columns
-from hub.client import check_client
 from hub.columns import Rows
 from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
+from hub.root import check_client
 from hub.wire import LAST
-from kvspool import disk, system
+from kvspool import system
 from kvspool.errors import Corruption, LogExists, OutOfRange, Poisoned
 from kvspool.journal import Journal
+from kvspool.journal.appender import flush_directory
 from shard import route
 from shard.errors import ShardError
 
@@ -165,7 +166,7 @@ class Shard:
             )
 
     def _store(self, generations: list[Generation]) -> None:
-        disk.replace(self.path / GENERATIONS, msgspec.json.encode(generations), 0o600)
+        replace_file(self.path / GENERATIONS, msgspec.json.encode(generations))
         self.generations = generations
 
 
@@ -260,18 +261,18 @@ def root_id(root: Path) -> str:
     with suppress(FileExistsError):
         system.port.make_directory(path.parent)
     with suppress(FileNotFoundError):
-        found = disk.read(path, 64).decode("ascii", "replace").strip()
+        found = _content(path, 64).decode("ascii", "replace").strip()
         if re.fullmatch("[0-9a-f]{32}", found):
             return found
         raise Corruption(f"{path} is no id of a hub root; bring it back from a copy, or remove it: then mirrors take this for another hub")
-    disk.replace(path, system.port.random(16).hex().encode(), 0o600)
+    replace_file(path, system.port.random(16).hex().encode())
     return root_id(root)
 
 
 def load_generations(path: Path) -> list[Generation]:
     """Return the table of generations that lies at a path; empty if there is none. Raises Corruption."""
     try:
-        data = disk.read(path, _LARGEST_FILE)
+        data = _content(path, _LARGEST_FILE)
     except FileNotFoundError:
         return []
     try:
@@ -281,3 +282,24 @@ def load_generations(path: Path) -> list[Generation]:
     if not found or any(one.base > next.base for one, next in zip(found, found[1:], strict=False)):
         raise Corruption(f"{path} is no table of generations: the bases are out of order; bring it back from a copy of the shard")
     return found
+
+
+def _content(path: Path, most: int) -> bytes:
+    fd = system.port.open(path, os.O_RDONLY)
+    try:
+        return system.port.read(fd, most, 0)
+    finally:
+        system.port.close(fd)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file, on disk, whole or not at all."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        system.port.write(fd, data, 0)
+        system.port.flush(fd)
+    finally:
+        system.port.close(fd)
+    system.port.rename(temporary, path)
+    flush_directory(path.parent)
