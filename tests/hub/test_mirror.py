@@ -354,7 +354,7 @@ def test_a_mirror_may_die_at_every_call_of_the_system(
 def test_a_mirror_that_is_killed_goes_on_where_its_journals_end(source: Path, server: HubServer, tmp_path: Path) -> None:
     with kvspool.open(source / "EWR") as log:
         for number in range(2):
-            log.append_many([b"x" * 500] * 20_000)
+            log.append_many([b"x" * 100] * 20_000)
             with process(PULL, server.location, tmp_path / "mirror") as (child, _):
                 until(lambda number=number: end_of(tmp_path / "mirror" / "EWR") > 62 + 20_000 * number)
                 kill(child)
@@ -407,8 +407,8 @@ def test_a_connection_that_is_cut_anywhere_loses_and_doubles_nothing(
     monkeypatch.setattr(mirrors, "FIRST_BACKOFF", 0.001)
     monkeypatch.setattr(mirrors, "LONGEST_BACKOFF", 0.01)
     with kvspool.open(source / "EWR") as log:
-        log.append_many([os.urandom(1000) for _ in range(5000)])
-    sizes = [*range(0, 3000, 120), *range(10_000, 3_000_000, 200_000)]
+        log.append_many([os.urandom(1000) for _ in range(1500)])
+    sizes = [*range(0, 3000, 120), *range(10_000, 1_000_000, 100_000)]
     with cutting(server.location, sizes) as location:
         status = pull(location, tmp_path / "mirror")
     assert status.outages > 20
