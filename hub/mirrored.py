@@ -141,8 +141,8 @@ class MirroredShard:
 
     def _make(self) -> None:
         """Make the journal, with its mark: under another name first, so that nobody ever sees it without."""
-        found = route.scan(self._root).get(self.state.client)
-        if found is not None and set(found.indexes) != {self.state.bits}:
+        others = [self._root / route.directory_name(self.state.client, bits, 0) for bits in range(route.MOST_BITS + 1)]
+        if any(system.port.look_up(path) is not None for bits, path in enumerate(others) if bits != self.state.bits):
             raise Conflict(f"client {self.state.client} has another number of shards in {self._root} than at the source; nothing was done")
         new = self._root / PRIVATE / "new" / self.path.name
         with suppress(FileNotFoundError):
@@ -177,7 +177,7 @@ class MirroredShard:
         if end <= journal.first():
             return None
         with closing(journal.cursor(end - 1, bounded=True)) as cursor:
-            found = arrow.next_batch(cursor, 1, coded=True)
+            found = arrow.next_batch(cursor, 1, coded=True, bytes=1 << 16)
         if isinstance(found, Gap) or not found.num_rows:
             return None
         return Rows(end - 1, found.select(columns.SCHEMA.names))

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyarrow import flight
 
 from hub import tickets
-from hub.errors import HubError, HubFull, Malformed, NotAllowed, QuotaExceeded, ShardDamaged, Unexpected
+from hub.errors import HubError, HubFull, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
 from hub.survey import SCARCE, MayRead, Survey, error_number, shown
 from hub.tickets import LONGEST_WAIT, Beside, ClientState, Query, ServerInfo, ShardState, Since, Ticket
 from hub.wire import BATCH_BYTES, VERSION, Level
@@ -71,16 +71,18 @@ class Outlet:
         with refusing(self.root):
             query = tickets.decode_query(descriptor.path or [], descriptor.command)
             _check_right(query.client, may_read)
-            paths = self.survey.path(query.client, query.shard)
-            states = self.survey.states(lambda client: client == query.client)[query.client]
-            return self._info(query, [state for state in states if state.shard in paths])
+            states = self.survey.states(lambda client: client == query.client).get(query.client, [])
+            wanted = [state for state in states if query.shard in (None, state.shard)]
+            if not wanted:
+                raise NotFound(f"there is no client {query.client} here, or not that shard of it")
+            return self._info(query, wanted)
 
     def read(self, ticket: bytes, may_read: MayRead) -> flight.FlightDataStream:
         """Return the stream of what a ticket asks for."""
         with refusing(self.root):
             wanted = tickets.decode_ticket(ticket)
             _check_right(wanted.client, may_read)
-            path = self.survey.path(wanted.client, wanted.shard)[wanted.shard]
+            path = self.survey.path(wanted.client, wanted.shard)
             schema = arrow.CODED_SCHEMA if wanted.coded else arrow.SCHEMA
             return flight.GeneratorStream(schema, self._stream(path, wanted, schema))
 
@@ -116,7 +118,7 @@ class Outlet:
     def _used(self, state: ShardState) -> int:
         """Return the bytes that a shard's records take; 0 of one that can't be read."""
         try:
-            with closing(open_shard(self.survey.path(state.client, state.shard)[state.shard], TIMEOUT)) as log:
+            with closing(open_shard(self.survey.path(state.client, state.shard), TIMEOUT)) as log:
                 return int(log.stats().used)
         except (KvspoolError, OSError):
             return 0  # its state says so

@@ -81,13 +81,17 @@ class Survey:
             found.setdefault(state.client, []).append(state)
         return found
 
-    def path(self, client: str, index: int | None = None) -> dict[int, Path]:
-        """Return the directories of a client's shards, or of one. Raises NotFound."""
-        found = self._scan().get(client)
-        paths = {} if found is None else {shard: path for shard, path in found.paths(self.root) if index is None or shard == index}
-        if not paths:
-            raise NotFound(f"there is no client {client} here" if found is None else f"client {client} has no shard {index} here")
-        return paths
+    def path(self, client: str, index: int) -> Path:
+        """Return the directory of a shard. Raises NotFound."""
+        key = client, index
+        with self._looking:
+            known = self._paths.get(key)
+            if known is not None and system.port.look_up(known[1]) is not None:
+                return known[1]
+            self._find_paths()
+            if key in self._paths:
+                return self._paths[key][1]
+        raise NotFound(f"there is no client {client} here, or it has no shard {index}")
 
     def close(self) -> None:
         """Let who waits go on, and give all files back."""
@@ -116,10 +120,7 @@ class Survey:
             noted, self._noted = self._noted, set()
         began = system.port.monotonic()
         if at_all or began >= self._next_look or not noted <= self._paths.keys():
-            self._paths = {
-                (client, index): (found.bits, path) for client, found in self._scan().items() for index, path in found.paths(self.root)
-            }
-            self._forget_removed()
+            self._find_paths()
             noted = set(self._paths)
         for key in noted & self._paths.keys():
             state = self._state(key, *self._paths[key])
@@ -131,21 +132,17 @@ class Survey:
             self._rest = max(LOOK, REST * (now - began))
             self._next_look = now + self._rest
 
-    def _scan(self) -> dict[str, route.Found]:
-        """Return the clients' shards that lie under the root, without those that make up no set."""
-        clients = {}
+    def _find_paths(self) -> None:
+        """Find the shards that lie under the root, and forget those that were removed. What makes up no set is left out."""
+        self._paths = {}
         for client, found in route.scan(self.root).items():
             try:
                 check_client(client)
-                _ = found.bits
-                clients[client] = found
+                self._paths |= {(client, index): (found.bits, path) for index, path in found.paths(self.root)}
             except ShardError as error:
                 logger.warning("%s: %s", self.root, error)
             except ValueError:
                 continue  # no client's
-        return clients
-
-    def _forget_removed(self) -> None:
         for key in [key for key in self._states if key not in self._paths]:
             del self._states[key]
         for key in [key for key in self._logs if key not in self._paths]:

@@ -73,6 +73,11 @@ def some_records(log: Journal, first: int, count: int) -> None:
         log.append(value, key=b"k%d" % (number % 5) if number % 4 else None, type=number % 7)
 
 
+def serve(root: Path) -> HubServer:
+    """Return a hub that lets everybody in."""
+    return HubServer(root)
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A hub root with two clients: one of two journals, one a journal with left-out sequences."""
@@ -90,7 +95,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(source: Path) -> Iterator[HubServer]:
     """A hub that serves the source."""
-    with HubServer(source) as server:
+    with serve(source) as server:
         yield server
 
 
@@ -167,7 +172,7 @@ def test_only_the_clients_that_are_wanted_are_pulled(server: HubServer, tmp_path
 
 def test_what_the_source_trimmed_before_it_was_pulled_is_a_gap(tmp_path: Path) -> None:
     hub.create(tmp_path / "source").close()
-    with kvspool.create(tmp_path / "source" / "JFK", format="kvj", segment_bytes=1000) as log, HubServer(tmp_path / "source") as server:
+    with kvspool.create(tmp_path / "source" / "JFK", format="kvj", segment_bytes=1000) as log, serve(tmp_path / "source") as server:
         some_records(log, 0, 100)
         log.trim(before=40)
         first = log.first()
@@ -265,7 +270,7 @@ def end_of(path: Path) -> int:
 def test_a_chain_of_three_hubs_with_deaths_in_the_middle(source: Path, tmp_path: Path) -> None:
     region, centre = tmp_path / "region", tmp_path / "centre"
     port = free_port()
-    with HubServer(source) as server, kvspool.open(source / "EWR") as log:
+    with serve(source) as server, kvspool.open(source / "EWR") as log:
         with process(PULL, server.location, region) as (first, _), process(SERVE, region, port) as (serving, location):
             with running(Mirror(location, centre)) as mirror:
                 for number in range(2000):
@@ -350,7 +355,7 @@ def test_a_mirror_may_die_at_every_call_of_the_system(
 def test_a_mirror_that_is_killed_goes_on_where_its_journals_end(source: Path, server: HubServer, tmp_path: Path) -> None:
     with kvspool.open(source / "EWR") as log:
         for number in range(2):
-            log.append_many([b"x" * 1000] * 20_000)
+            log.append_many([b"x" * 100] * 20_000)
             with process(PULL, server.location, tmp_path / "mirror") as (child, _):
                 until(lambda number=number: end_of(tmp_path / "mirror" / "EWR") > 62 + 20_000 * number)
                 kill(child)
@@ -403,8 +408,8 @@ def test_a_connection_that_is_cut_anywhere_loses_and_doubles_nothing(
     monkeypatch.setattr(mirrors, "FIRST_BACKOFF", 0.001)
     monkeypatch.setattr(mirrors, "LONGEST_BACKOFF", 0.01)
     with kvspool.open(source / "EWR") as log:
-        log.append_many([os.urandom(1000) for _ in range(5000)])
-    sizes = [*range(0, 3000, 120), *range(10_000, 3_000_000, 200_000)]
+        log.append_many([os.urandom(1000) for _ in range(1500)])
+    sizes = [*range(0, 3000, 120), *range(10_000, 1_000_000, 100_000)]
     with cutting(server.location, sizes) as location:
         status = pull(location, tmp_path / "mirror")
     assert status.outages > 20
@@ -425,6 +430,27 @@ def test_a_source_that_is_restarted_is_pulled_on(source: Path, tmp_path: Path, m
     assert contents(tmp_path / "mirror" / "EWR") == contents(source / "EWR")
 
 
+def test_of_many_shards_few_are_open(source: Path, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirrors, "MOST_OPEN", 1)
+    with Mirror(server.location, tmp_path / "mirror") as mirror:
+        for number in range(2):
+            for name in NAMES:
+                with kvspool.open(source / name) as log:
+                    log.append(b"%d" % number)
+            mirror.run(until_empty=True)
+            assert sum(str(tmp_path / "mirror") in file and file.endswith(".kvj") for file in open_files()) <= 2
+    for name in NAMES:
+        assert contents(tmp_path / "mirror" / name) == contents(source / name)
+
+
+def open_files() -> list[str]:
+    files = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            files.append(os.readlink(f"/proc/self/fd/{name}"))
+    return files
+
+
 # What must not be.
 
 
@@ -438,12 +464,12 @@ def refused(location: str, root: Path, kind: type[Exception]) -> str:
 
 
 def test_a_source_that_was_restored_from_an_older_state_is_refused(source: Path, tmp_path: Path) -> None:
-    with HubServer(source) as server:
+    with serve(source) as server:
         shutil.copytree(source, tmp_path / "older")  # with its id
         with kvspool.open(source / "EWR") as log:
             some_records(log, 62, 10)
         pull(server.location, tmp_path / "mirror")
-    with HubServer(tmp_path / "older") as server:
+    with serve(tmp_path / "older") as server:
         assert "older state" in refused(server.location, tmp_path / "mirror", Restored)
         with kvspool.open(tmp_path / "older" / "EWR") as log:
             some_records(log, 62, 20)  # it goes on with others
@@ -452,9 +478,9 @@ def test_a_source_that_was_restored_from_an_older_state_is_refused(source: Path,
 
 def test_another_hub_at_the_address_is_refused(source: Path, tmp_path: Path) -> None:
     shutil.copytree(source, tmp_path / "other")  # before it was served: it gets an id of its own
-    with HubServer(source) as server:
+    with serve(source) as server:
         pull(server.location, tmp_path / "mirror")
-    with HubServer(tmp_path / "other") as server:
+    with serve(tmp_path / "other") as server:
         assert "another hub" in refused(server.location, tmp_path / "mirror", Conflict)
 
 
@@ -496,7 +522,7 @@ def test_a_mirror_takes_no_records_of_its_clients_from_shippers(server: HubServe
     pull(server.location, tmp_path / "mirror")
     before = tree(tmp_path / "mirror" / "EWR")
     kvspool.create(tmp_path / "log", capacity="1MiB").close()
-    with HubServer(tmp_path / "mirror") as region:
+    with serve(tmp_path / "mirror") as region:
         with Shipper(tmp_path / "log", region.location, client="EWR") as shipper, pytest.raises(Fenced, match="mirrored"):
             shipper.run(until_empty=True)
         with Shipper(tmp_path / "log", region.location, client="LGA") as shipper:

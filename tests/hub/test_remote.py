@@ -40,6 +40,11 @@ from kvspool.journal.format import Batch
 from kvspool.record import Gap
 
 
+def serve(root: Path) -> HubServer:
+    """Return a hub that lets everybody in."""
+    return HubServer(root)
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A hub root with one client of two shards, and one with a Gap."""
@@ -57,7 +62,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(root: Path) -> Iterator[HubServer]:
     """A hub that serves the root."""
-    with HubServer(root) as server:
+    with serve(root) as server:
         yield server
 
 
@@ -176,7 +181,7 @@ time.sleep(600)
 
 
 def test_a_hub_that_dies_in_the_midst_gives_an_error_and_no_short_table(root: Path) -> None:
-    with kvspool.create(root / "LGA", format="kvj") as log:
+    with kvspool.create(root / "LGA", format="sej") as log:
         for _ in range(64):
             log.append_many([b"x" * 10_000] * 100)
     with subprocess.Popen([sys.executable, "-c", SERVE, str(root)], stdout=subprocess.PIPE, text=True) as child:
@@ -205,7 +210,7 @@ def test_a_stream_that_ends_without_a_word_was_cut() -> None:
 
 
 def test_a_stream_that_takes_too_long_is_cut(root: Path, server: HubServer, remote: RemoteHub) -> None:
-    with kvspool.create(root / "LGA", format="kvj") as log:
+    with kvspool.create(root / "LGA", format="sej") as log:
         for _ in range(64):
             log.append_many([b"x" * 10_000] * 100)
     batches = remote.batches("LGA", 0, timeout=0.2)
