@@ -239,6 +239,16 @@ def test_a_server_s_status_has_readers_quotas_bits_and_every_cut(root: Path, tmp
     assert status.error == ""
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
+def test_serve_refuses_plain_text_and_anybody_where_others_can_reach_it(root: Path, tmp_path: Path, capfd: Captured, address: str) -> None:
+    access = tmp_path / "access.toml"
+    access.write_text("")
+    access.chmod(0o600)
+    for who in (["--access", str(access)], ["--anonymous"]):
+        assert main(["hub", "serve", "--root", str(root), "--listen", address, "--no-page", *who]) == 2
+        assert "can be reached from elsewhere" in capfd.readouterr().err
+
+
 def test_limits_of_connections_are_given_by_name() -> None:
     given = serve.limits("idle-seconds=5,connections=7,progress_bytes=1MiB")
     assert given == Limits(idle_seconds=5.0, connections=7, progress_bytes=1 << 20)
