@@ -15,15 +15,19 @@ import msgspec
 from hub import positions, retention
 from hub.client import check_client
 from hub.root import HubRoot
-from hub.store import GENERATIONS, PRIVATE, load_generations
 from kvspool import VerifyReport, system
-from kvspool.errors import KvspoolError, LogNotFound
+from kvspool.errors import KvspoolError, LogNotFound, MissingExtra
 from kvspool.journal import Journal
 from kvspool.journal.verify import JournalVerifyReport
 from kvspool.spool.verify import Progress
 from shard import route
 from shard.errors import ShardError
 from shard.shardset import Log, open_shard
+
+try:
+    from hub.store import GENERATIONS, PRIVATE, load_generations
+except ModuleNotFoundError as error:
+    raise MissingExtra(f"a hub's shards are checked with the package pyarrow ({error}); pip install 'kvspool[hub]'") from error
 
 TIMEOUT = 10.0  # seconds to wait for a lock, where a log needs one to be opened
 BESIDE = (GENERATIONS, f"{GENERATIONS}.tmp", "mirror.json")  # what a hub puts into a shard's directory

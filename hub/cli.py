@@ -184,17 +184,17 @@ def _table(clients: list[ClientStats]) -> Table:
 
     table = Table(header_style="bold cyan")
     table.add_column("client", overflow="fold")
-    for name in ("shards", "generations", "records", "used", "capacity"):
+    for name in ("shards", "records", "used", "capacity", "generations"):
         table.add_column(name, justify="right")
     table.add_column("last record")
     for client in clients:
         table.add_row(
             Text(client.client),
             f"{len(client.shards):,}" if len(client.shards) == 1 << client.bits else f"{len(client.shards):,} of {1 << client.bits:,}",
-            _generations(client),
             f"{client.records:,}",
             f"{sizes.show(client.used)} ({100 * client.used / max(1, client.capacity):.0f} %)",
             sizes.show(client.capacity),
+            _generations(client),
             stats.when(client.last_timestamp),
         )
     return table

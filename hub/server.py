@@ -218,16 +218,23 @@ class HubServer:
 
     def _keep(self) -> None:
         """Count what is stored; then look at certificates, quotas, readers and what may go, now and then."""
-        while self.store.count(COUNTED_AT_ONCE) and not self._is_over.is_set():
-            pass
+        self._care(self._count_all)
         while True:
-            for care in (self._exchange_certificates, self._count_stored, self._look_at_readers, self.retention.round):
-                try:
-                    care()
-                except Exception:
-                    logger.exception("looking after the hub failed; it goes on")
+            for work in (self._exchange_certificates, self._count_stored, self._look_at_readers, self.retention.round):
+                self._care(work)
             if self._is_over.wait(ROUND):
                 return
+
+    def _care(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            logger.exception("looking after the hub failed; it goes on")
+
+    def _count_all(self) -> None:
+        """Look at every shard once, beside the first calls: until then, those that nobody ships to count as empty."""
+        while self.store.count(COUNTED_AT_ONCE) and not self._is_over.is_set():
+            pass
 
     def _exchange_certificates(self) -> None:
         """Let new connections have the new certificates, if there are any."""

@@ -22,9 +22,9 @@ Show what a hub keeps of its clients, or change it. The rules lie in the root, i
 some seconds, and `kvspool hub trim` does at once. Without rules everything is kept.
 
 A PATTERN is a client's id, or how one begins and a *; the narrowest one that fits a client says what is kept of it, alone. --max-bytes is
-of all shards of a client together: whatever is oldest goes first. --max-age, --by-readers and --floor are of each shard. A segment goes as
-a whole (64 MiB, as a rule), and the last one of a shard never does. Unless --force is given, what a durable reader has yet to read stays;
-nothing passes the floor. Readers get a gap for what went."""
+of all shards of a client together: whatever is oldest goes first. --max-age (since the hub last wrote to a segment), --by-readers and
+--floor are of each shard. A segment goes as a whole (64 MiB, as a rule), and the last one of a shard never does. Unless --force is given,
+what a durable reader has yet to read stays; nothing passes the floor. Readers get a gap for what went."""
 EXAMPLES = """\
   kvspool hub retention /var/lib/hub                                        show the rules
   kvspool hub retention /var/lib/hub --max-age 30d                          of all clients

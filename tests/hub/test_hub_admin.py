@@ -1,0 +1,265 @@
+"""What operators ask a hub: figures of a root and of a page, whether all is sound, what is to be kept; and the status of a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import hub_statuses as statuses
+import msgspec
+import pytest
+
+import hub
+import kvspool
+import shard
+from hub import retention
+from hub.access import Access
+from hub.commands import serve
+from hub.limits import Limits, Reason
+from hub.page import Page
+from hub.server import HubServer
+from kvspool.cli import main
+from kvspool.journal import Retention
+
+Captured = pytest.CaptureFixture[str]
+
+
+def objects(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root with a client of two shards, whose journals have small segments, and a reader that has read a part."""
+    path = tmp_path / "root"
+    with hub.create(path) as opened:
+        with opened.create_client("jfk", bits=1, format="kvj", segment_bytes=8192) as shards:
+            for at in range(400):
+                shards.append(b"%0100d" % at, key=b"%d" % at)
+        with opened.reader("spark") as reader:
+            for _ in reader.read(limit=300):
+                pass
+            reader.commit()
+    return path
+
+
+def give_generations(root: Path, *bases: int) -> Path:
+    """Let the first shard be one to which logs were shipped."""
+    table = root / "jfk.1.000" / "generations.json"
+    table.write_text(json.dumps([{"log": f"{number:032x}", "base": base} for number, base in enumerate(bases)]))
+    table.chmod(0o600)
+    return table
+
+
+# Figures.
+
+
+def test_stats_of_a_root(root: Path, capfd: Captured) -> None:
+    give_generations(root, 0, 10)
+    assert main(["hub", "stats", str(root)]) == 0
+    out = capfd.readouterr().out
+    assert "1 clients, 2 shards, 400 records" in out
+    (line,) = [line for line in out.splitlines() if "jfk" in line]
+    assert [cell.strip() for cell in line.strip("│").split("│")][:3] == ["jfk", "2", "400"]
+    assert [cell.strip() for cell in line.strip("│").split("│")][4:8] == ["2", "-", "-", "-"]
+    assert "spark" in out
+    assert main(["hub", "stats", str(root), "--shards"]) == 0
+    assert "jfk 1" in capfd.readouterr().out
+    assert main(["hub", "stats", str(root), "--json"]) == 0
+    (found,) = objects(capfd.readouterr().out)
+    assert [one["generations"] for one in found["clients"][0]["shards"]] == [2, 0]
+    assert found["readers"] == [{"name": "spark", "lag": 100}]
+    assert main(["hub", "clients", str(root)]) == 0
+    assert "generations" in capfd.readouterr().out
+
+
+def test_stats_of_a_hub_that_runs_come_from_its_page(capfd: Captured) -> None:
+    client = statuses.client("jfk", shards=[statuses.shard(0, lost=7, behind=-1), statuses.shard(1, behind=5)], quota_bytes=1 << 30)
+    told = statuses.Told(statuses.hub([client], readers=[statuses.ReaderStatus(name="spark", lag=12)]))
+    with Page(told) as page:
+        assert main(["hub", "stats", page.url, "--json"]) == 0
+        (found,) = objects(capfd.readouterr().out)
+        assert found["readers"] == [{"name": "spark", "lag": 12}]
+        assert [(one["lost"], one["behind"], one["generations"]) for one in found["clients"][0]["shards"]] == [(7, None, 2), (0, 5, 2)]
+        assert main(["hub", "stats", page.url]) == 0
+        assert "of 1.0 GiB" in capfd.readouterr().out
+    told = statuses.Told(statuses.hub([client], error="it has a cold"))
+    with Page(told) as page:
+        assert main(["hub", "stats", page.url]) == 1
+        assert "it has a cold" in capfd.readouterr().err
+        url = page.url
+    assert main(["hub", "stats", url]) == 9
+    assert "doesn't answer" in capfd.readouterr().err
+
+
+# Rules and trims.
+
+
+def test_rules_are_shown_and_changed(root: Path, capfd: Captured) -> None:
+    command = ["hub", "retention", str(root)]
+    assert main(command) == 0
+    assert capfd.readouterr().out == "everything is kept\n"
+    assert main([*command, "--max-age", "30d", "--floor", "records:10"]) == 0
+    assert main([*command, "--client", "jf*", "--max-bytes", "1MiB", "--json"]) == 0
+    assert objects(capfd.readouterr().out.splitlines()[-1])[0]["jf*"] == {"max_bytes": 1 << 20}
+    assert main([*command, "--client", "jfk"]) == 0
+    assert capfd.readouterr().out == "jfk: up to 1.0 MiB\n"
+    assert main([*command, "--client", "lga"]) == 0
+    assert "nothing older than 30.0 d, but at least 10 records of each shard" in capfd.readouterr().out
+    assert main([*command, "--client", "jf*", "--forget"]) == 0
+    assert main([*command, "--client", "jfk", "--none"]) == 0
+    assert retention.load(root).rules.keys() == {"*", "jfk"}
+    assert retention.load(root).of("jfk") == Retention()
+    for wrong in (["--floor", "3"], ["--none", "--max-bytes", "1"], ["--client", "a/b", "--none"], ["--client", "x", "--forget"]):
+        assert main([*command, *wrong]) == 2
+    assert main(["hub", "retention", str(root / "none")]) == 3
+
+
+def test_trim_says_what_would_go_and_why_and_then_does_it(root: Path, capfd: Captured) -> None:
+    command = ["hub", "trim", str(root)]
+    assert main(command) == 2
+    assert "kvspool hub retention" in capfd.readouterr().err
+    assert main([*command, "--max-bytes", "0", "--dry-run"]) == 0
+    out = capfd.readouterr().out
+    assert "would go" in out
+    assert "jfk has" in out
+    assert "hub:spark" in out
+    retention.change(root, lambda now: now.with_rules("*", Retention(by_consumers=True)))
+    assert main([*command, "--json"]) == 0
+    shards = objects(capfd.readouterr().out)
+    assert [(one["client"], one["shard"]) for one in shards] == [("jfk", 0), ("jfk", 1)]
+    gone = sum(one["removed_records"] for one in shards)
+    assert 0 < gone <= 300
+    with hub.open(root) as opened:
+        assert opened.stats().records == 400 - gone
+        with opened.reader("spark") as reader:
+            assert len(list(reader.read())) == 100
+    assert main([*command, "--client", "lga"]) == 2
+    assert main([*command, "--client", "jfk", "--max-bytes", "0", "--force"]) == 0
+    assert "loses sequences" in capfd.readouterr().out
+
+
+# Verify.
+
+
+def test_verify_finds_all_sound_and_nothing_foreign(root: Path, capfd: Captured) -> None:
+    give_generations(root, 0, 3)
+    assert main(["hub", "verify", str(root)]) == 0
+    assert capfd.readouterr().out.startswith("2 shards: 400 records are sound")
+    assert main(["hub", "verify", str(root), "--json"]) == 0
+    *shards, whole = objects(capfd.readouterr().out)
+    assert [one["report"]["foreign"] for one in shards] == [[], []]
+    assert whole["is_sound"]
+
+
+def damaged_segment(root: Path) -> None:
+    with kvspool.open(root / "jfk.1.001") as log:
+        path = log.segments_apart().path_of(log.bases()[0])
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+def bad_generations(root: Path) -> None:
+    give_generations(root, 5, 3)
+
+
+def generations_beyond_the_end(root: Path) -> None:
+    give_generations(root, 0, 5000)
+
+
+def bad_positions(root: Path) -> None:
+    (root / ".hub" / "readers" / "spark.positions").write_text("rubbish")
+
+
+def bad_rules(root: Path) -> None:
+    retention.path_of(root).write_text("{")
+
+
+def a_shard_is_missing(root: Path) -> None:
+    shard.create(root, prefix="lga", bits=1, capacity=4096).close()
+    for path in (root / "lga.1.000").iterdir():
+        path.unlink()
+    (root / "lga.1.000").rmdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (damaged_segment, "jfk shard 1:"),
+        (bad_generations, "generations.json"),
+        (generations_beyond_the_end, "it has lost records"),
+        (bad_positions, "spark.positions"),
+        (bad_rules, "retention.json"),
+        (a_shard_is_missing, "lga.1.000"),
+    ],
+)
+def test_verify_finds(root: Path, capfd: Captured, damage: Any, words: str) -> None:
+    damage(root)
+    assert main(["hub", "verify", str(root)]) == 5
+    assert words in capfd.readouterr().out
+
+
+def test_verify_looks_at_the_access_file_too(root: Path, tmp_path: Path, capfd: Captured) -> None:
+    access = tmp_path / "access.toml"
+    access.write_text("principals = 3")
+    access.chmod(0o600)
+    assert main(["hub", "verify", str(root), "--access", str(access)]) == 3
+    assert "access.toml" in capfd.readouterr().out
+    assert main(["hub", "verify", str(root), "--client", "nobody"]) == 2
+
+
+# The server.
+
+
+@pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), reason="servers are tested with the compiled twin")
+def test_a_server_s_status_has_readers_quotas_bits_and_every_cut(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    access = tmp_path / "access.toml"
+    access.write_text('[[principals]]\nname = "jfk"\nquota = { bytes = "1GiB" }\n')
+    access.chmod(0o600)
+    with HubServer(root, access=Access.load(access), listen=("127.0.0.1", 0), least_free=0) as server:
+        end = time.monotonic() + 30
+        while not server.status().readers:  # the keeper looks at them when it has counted all shards
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        both = {"refused": {Reason.SHUTDOWN: 2, Reason.IDLE: 1}, "cut": {Reason.SHUTDOWN: 3}}
+        stats = msgspec.structs.replace(server.gate.stats(), **both)
+        monkeypatch.setattr(server.gate, "stats", lambda: stats)
+        status = server.status()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server.retention, "error", "what is to be kept can't be looked after")
+            assert "looked after" in server.status().error
+    (client,) = status.clients
+    assert (client.client, client.bits, client.quota_bytes, client.stored) == ("jfk", 1, 1 << 30, 400)
+    assert [(one.name, one.lag) for one in status.readers] == [("spark", 100)]
+    assert status.cut == {Reason.SHUTDOWN: 5, Reason.IDLE: 1}
+    assert status.error == ""
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
+def test_serve_refuses_plain_text_and_anybody_where_others_can_reach_it(root: Path, tmp_path: Path, capfd: Captured, address: str) -> None:
+    access = tmp_path / "access.toml"
+    access.write_text("")
+    access.chmod(0o600)
+    for who in (["--access", str(access)], ["--anonymous"]):
+        assert main(["hub", "serve", "--root", str(root), "--listen", address, "--no-page", *who]) == 2
+        assert "can be reached from elsewhere" in capfd.readouterr().err
+
+
+def test_limits_of_connections_are_given_by_name() -> None:
+    given = serve.limits("idle-seconds=5,connections=7,progress_bytes=1MiB")
+    assert given == Limits(idle_seconds=5.0, connections=7, progress_bytes=1 << 20)
+    for wrong in ("idle=5", "connections=x", "connections=0", "progress_bytes=much", ""):
+        with pytest.raises(serve.argparse.ArgumentTypeError):
+            serve.limits(wrong)
+
+
+@pytest.mark.parametrize("command", ["stats", "trim", "retention", "verify", "serve", "readers"])
+def test_help_teaches_with_examples(command: str, capfd: Captured) -> None:
+    assert main(["hub", command, "--help"]) == 0
+    out = capfd.readouterr().out
+    assert "Examples:" in out
+    assert f"kvspool hub {command}" in out

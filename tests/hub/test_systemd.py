@@ -1,0 +1,37 @@
+"""The units of systemd in docs/systemd: what they run is what the commands take, and systemd understands them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+UNITS = Path(__file__).parents[2] / "docs" / "systemd"
+NAMES = sorted(path.name for path in UNITS.glob("*.service"))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
+@pytest.mark.parametrize("name", NAMES)
+def test_systemd_understands_the_unit(name: str) -> None:
+    done = subprocess.run(["systemd-analyze", "verify", str(UNITS / name)], capture_output=True, text=True, timeout=60)
+    words = [line for line in done.stderr.splitlines() if name.partition(".")[0].rstrip("@") in line]
+    assert (done.returncode, words) == (0, [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_unit_runs_a_command_that_there_is(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    from kvspool.cli import main
+
+    text = (UNITS / name).read_text().replace("\\\n", " ")
+    (line,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
+    words = line.partition("kvspool ")[2].split()
+    command = words[:2] if words[0] == "hub" else words[:1]
+    assert main([*command, "--help"]) == 0
+    out = capfd.readouterr().out
+    assert all(word in out for word in words if word.startswith("--"))
+
+
+def test_there_are_units_of_both() -> None:
+    assert NAMES == ["kvspool-hub.service", "kvspool-ship@.service"]
