@@ -45,6 +45,7 @@ COMMIT_INTERVAL = 0.1  # seconds between two commits of the durable readers
 PING_INTERVAL = 5.0  # seconds without anything to send after which the hub is asked whether it is there
 IMPATIENT_POLL = 0.05  # seconds between two looks, for who ends when nothing more comes
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
+LONGEST_BLIND_POLL = 0.05  # seconds between two looks where no event will come, after a while without any
 KEEP_ALIVE = 1.0  # seconds between two signs of life of the durable readers during an outage
 logger = logging.getLogger("kvspool.ship")
 
@@ -366,10 +367,26 @@ class _Bed:
             is_rung = is_rung and cursor.is_rung
         if timeout and any(lane.log.end() > lane.sent for lane in self._lanes):
             return
-        if self._watcher.wait(timeout if is_rung else min(timeout, BLIND_POLL)) is None:
+        if is_rung and not self._watcher.is_blind:
+            is_known = self._watcher.wait(timeout) is not None
+        else:
+            is_known = self._doze(timeout)
+        if not is_known:
             for lane in self._lanes:
                 if lane.cursor is not None:
                     lane.cursor.refuse_vanished()
+
+    def _doze(self, timeout: float) -> bool:
+        """Sleep where nobody wakes us, since the system has no watch left: only the ends are looked at, and more seldom as time goes by.
+
+        A process with many shippers would use a processor up by looking at everything every few milliseconds.
+        """
+        left, pause = timeout, BLIND_POLL
+        while left > 0 and not any(lane.log.end() > lane.sent for lane in self._lanes):
+            system.port.sleep(min(left, pause))
+            left -= pause
+            pause = min(2 * pause, LONGEST_BLIND_POLL)
+        return False
 
     def close(self) -> None:
         self._watcher.close()
