@@ -347,7 +347,8 @@ def latency(folder: Path, pki: Path, rounds: int) -> Iterator[dict[str, object]]
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         rate = statistics.median(one[int(LATENCIES * share)] for one in found) / 1000
         yield {
-            "case": f"hub latency: append to store, {name}", "unit": "us", "rate": rate, "floor": "bar for p50", "floor_rate": 5000, "ratio": rate / 5000,
+            "case": f"hub latency: append to store, {name}", "unit": "us", "rate": rate, "floor": "bar for p50", "floor_rate": 5000,
+            "ratio": rate / 5000,
         }  # fmt: skip
 
 
