@@ -44,8 +44,9 @@ WINDOW = 8 << 20  # bytes
 MOST_ROWS = 16_384  # of a batch
 COMMIT_INTERVAL = 0.1  # seconds between two commits of the durable readers
 PING_INTERVAL = 5.0  # seconds without anything to send after which the hub is asked whether it is there
-IMPATIENT_POLL = 0.05  # seconds between two looks at what the hub has acknowledged, where nothing is to be sent
-FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0  # seconds
+IMPATIENT_POLL = 0.05  # seconds between two looks, for who ends when nothing more comes
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
+LONGEST_BLIND_POLL = 0.05  # seconds between two looks where no event will come, after a while without any
 MOST_PATIENCE = 64  # times `silence`: how long to wait at most for an answer over a slow network
 KEEP_ALIVE = 1.0  # seconds between two signs of life of the durable readers during an outage
 logger = logging.getLogger("kvspool.ship")
@@ -473,7 +474,21 @@ class _Bed:
             is_rung = is_rung and cursor.is_rung
         if timeout and any(not lane.is_sent for lane in lanes):
             return
-        self._watcher.wait(timeout if is_rung else min(timeout, BLIND_POLL))
+        if is_rung and not self._watcher.is_blind:
+            self._watcher.wait(timeout)
+        else:
+            self._doze(lanes, timeout)
+
+    def _doze(self, lanes: list[Lane], timeout: float) -> None:
+        """Sleep where nobody wakes us, since the system has no watch left: only the ends are looked at, and more seldom as time goes by.
+
+        A process with many shippers would use a processor up by looking at everything every few milliseconds.
+        """
+        left, pause = timeout, BLIND_POLL
+        while left > 0 and all(lane.is_sent for lane in lanes):
+            system.port.sleep(min(left, pause))
+            left -= pause
+            pause = min(2 * pause, LONGEST_BLIND_POLL)
 
     def close(self) -> None:
         self._watcher.close()

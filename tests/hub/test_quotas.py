@@ -269,4 +269,4 @@ def test_every_error_of_a_hub_is_listed_and_says_when_to_try_again() -> None:
         assert one.__doc__ and 1 <= one.exit_code <= 9
         assert errors.__doc__ is not None and one.__name__ in errors.__doc__
     assert HubFull("x", 2.0).retry_after == 2.0
-    assert QuotaExceeded("a", "shards", 3).retry_after is None
+    assert QuotaExceeded("x").retry_after is None

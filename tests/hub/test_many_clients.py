@@ -1,0 +1,50 @@
+"""A slice of tools/faults/many_clients: many clients at one hub, alone and beside slow and hostile ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOOL = Path(__file__).resolve().parent.parent.parent / "tools" / "faults" / "many_clients"
+CLIENTS, SHARDS = 20, 4
+
+pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), reason="networks are tested with the compiled twin")
+
+
+@pytest.fixture(scope="module")
+def phases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Run the campaign once; return what each phase has found."""
+    folder = tmp_path_factory.mktemp("many")
+    command = [sys.executable, str(TOOL), "--clients", str(CLIENTS), "--shards", str(SHARDS), "--processes", "2", "--seconds", "0.5"]
+    done = subprocess.run([*command, "--directory", str(folder), "--json"], capture_output=True, text=True, timeout=85)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return {found["phase"]: found for found in map(json.loads, done.stdout.splitlines())}
+
+
+def test_everybody_is_served_alone_and_beside_hostile_clients(phases: dict[str, dict[str, Any]]) -> None:
+    for phase in ("load", "hostile"):
+        assert phases[phase]["least"] > 0
+        assert phases[phase]["outages"] == 0, phases[phase]["errors"]
+
+
+def test_the_hub_has_each_record_once_and_in_order(phases: dict[str, dict[str, Any]]) -> None:
+    assert phases["drain"]["wrong"] == []
+    assert phases["drain"]["records"] >= CLIENTS * SHARDS
+
+
+def test_threads_of_the_hub_are_bounded_by_its_calls(phases: dict[str, dict[str, Any]]) -> None:
+    calls_of_attackers = 4
+    others = 16  # the gate, the keeper, and Flight's own
+    assert phases["hostile"]["hub_threads"] <= CLIENTS + calls_of_attackers + others
+
+
+def test_silence_costs_no_connection(phases: dict[str, dict[str, Any]]) -> None:
+    assert phases["idle"]["outages"] == 0
+    assert phases["idle"]["most"] == 0, "nobody said anything"
