@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import kvspool
 from hub import columns, wire
-from hub.errors import Conflict, ShardDamaged
+from hub.errors import Conflict, HubError, ShardDamaged
 from hub.wire import Put
 from kvspool import system
 from kvspool.errors import KvspoolError, LogNotFound, LogVanished, NotALog, OutOfRange, TooLarge
@@ -148,13 +148,22 @@ class Lane:
         """Raise LogVanished if the log was deleted, or another one lies in its place."""
         assert self.cursor is not None
         self.cursor.refuse_vanished()
-        if isinstance(self.log, Journal):  # it reads what lies under its path, whatever that is
+        if isinstance(self.log, Journal) and self._is_replaced():  # it reads what lies under its path, whatever that is
+            raise LogVanished(f"{self.path} was deleted or replaced while it was shipped")
+
+    def _is_replaced(self) -> bool:
+        try:
             with _open(self.path) as now:
-                if _id(now) != self.id:
-                    raise LogVanished(f"{self.path} was replaced by another log while it was shipped")
+                return _id(now) != self.id
+        except LogNotFound:
+            return True
+        except (KvspoolError, OSError):
+            return False
 
     def fail(self, error: Exception) -> None:
-        """Ship it no more, for good or until `retry_at`; the others go on."""
+        """Ship it no more, for good or until `retry_at`; the others go on. Whatever is wrong with a log that was replaced, it is gone."""
+        if not isinstance(error, HubError | LogVanished) and self._is_replaced():
+            error = LogVanished(f"{self.path} was deleted or replaced while it was shipped: {error}")
         self.error = error
         wait = LOOK_AGAIN if isinstance(error, LogVanished | LogNotFound) else ASK_AGAIN if isinstance(error, ShardDamaged) else None
         self.retry_at = None if wait is None else system.port.monotonic() + wait

@@ -71,6 +71,22 @@ def test_keyed_records_arrive_as_messagepack(server: HubServer, root: Path, path
             assert [record.data for record in journal.read()] == [record.data for record in log.read()]
 
 
+@pytest.mark.parametrize("format", ["kvj", "sej"])
+def test_a_journal_is_shipped_and_made_anew(server: HubServer, root: Path, path: Path, format: Any) -> None:
+    with kvspool.create(path, format=format) as log:
+        log.append_many([b"%d" % number for number in range(3000)], keys=[b"key"] * 3000)
+        ship(path, server)
+        assert stored(root / "client") == contents(log)
+        with shipping(path, server.location) as shipper:
+            log.append(b"more", key=b"")
+            eventually(lambda: shipper.status().lanes[0].acknowledged == 3001)
+            shutil.rmtree(path)
+            with kvspool.create(path, format=format) as new:
+                new.append_many([b"new", b"newer"], keys=[b"key"] * 2)
+                eventually(lambda: shipper.status().lanes[0].acknowledged == 2)
+    assert [row.value for row in stored(root / "client").values()][3000:] == [b"more", b"new", b"newer"]
+
+
 def test_large_records_go_alone(server: HubServer, root: Path, path: Path) -> None:
     with kvspool.create(path, capacity="128MiB") as log:
         large = 30 << 20 if _frames.TWIN == "compiled" else 3 << 20  # the other twin takes a second for each MiB
