@@ -189,10 +189,11 @@ class Hub(RuleBasedStateMachine):
         call.heard.clear()
         self.lane.commit()
 
-    @precondition(lambda self: self.call is not None and len(self.call.sent) > 1)
     @rule(data=st.data())
     def mix_up(self, data: st.DataObject) -> None:
         """What was sent comes in another order, and not all of it: nothing is stored out of order, and the call is of no more use."""
+        self.append(3, 5)
+        self.ship(3, 1, 1 << 20, 0)
         call = self.call
         assert call is not None
         call.sent = data.draw(st.permutations(call.sent))[1:]
