@@ -1,8 +1,11 @@
 """The main job, end to end on real input: every flight that left New York City in 2013.
 
-Each airport is a client. Writer processes append all flights at once to the shards of the three clients under one hub root, while a
-follower reads along live. Then Spark reads the hub root, and computes flights, cancellations and delays for each carrier and month. In
-the end the same number of records must stand at every station, or the job fails.
+    writers -> spools of each airport -> a shipper for each airport -- TLS --> hub -> hub root -> follower, Spark
+
+Each airport is a client with a shard set of its own. Writer processes append all flights at once; a shipper for each airport sends them to
+the hub, which is a process of its own; a follower of the hub root reads along live. In the middle a shipper and the hub are killed and
+started again. Then Spark reads the hub root, and computes flights, cancellations and delays for each carrier and month. In the end the same
+number of records of each airport must stand at every station, each flight exactly once, or the job fails.
 
 Options are read before anything is installed; so nothing but the standard library is imported at the top. The processes that this one
 starts import it too, and start the faster for that.
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import ctypes
 import importlib.util
 import io
 import multiprocessing
@@ -21,9 +25,13 @@ import signal
 import sys
 import time
 import zipfile
-from contextlib import contextmanager
+from collections import Counter, deque
+from contextlib import ExitStack, contextmanager
 from itertools import count, islice
 from pathlib import Path
+
+from daemons import DaemonError, Hub, Security, Shipper
+from kills import Kills
 
 CLIENTS = ("EWR", "JFK", "LGA")
 TEXTS = {"carrier", "tailnum", "origin", "dest", "time_hour"}  # the other fields are whole numbers
@@ -32,27 +40,37 @@ COLUMNS = ("year month day dep_time sched_dep_time dep_delay arr_time sched_arr_
 MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 BATCH = 1000  # records for each append_many
 BLOCK = 4000  # lines of the file that a writer takes at once
-QUIET = 60.0  # seconds without a record after which the follower gives up
+QUIET = 60.0  # seconds without a record after which the job gives up
+LOOK = 0.02  # seconds between two looks at what all do
+REPORT = 1.0  # seconds between two lines about it, where there is no terminal
 MARK = ".made-by-kvspool-flights"
+PR_SET_PDEATHSIG = 1
+FOLDERS = ("spools", "hub", "security", "logs", "delays.parquet")
 
 DESCRIPTION = """\
 Take the 336,776 flights that left New York City in 2013 through the whole of kvspool:
 
-  writers    several processes at once append each flight, as JSON, to the shards of its airport
-  follower   one process reads all shards live, as they grow
+  writers    several processes at once append each flight, as JSON, to the spools of its airport: EWR, JFK or LGA
+  shippers   one process for each airport sends its records to the hub, over TLS, with a token of its own
+  hub        a process that stores them in its root, with a page to look at it
+  follower   one process reads the hub root live, as it grows
   Spark      reads the hub root: flights, cancellations and delays for each carrier and month
 
-The first call makes .venv and installs what it needs, which takes some minutes; Java 17 or newer must be there. In the end a
-table says how many records stand at every station; they must all be equal, or the exit code is 1."""
+In the middle one shipper and the hub are killed with SIGKILL, and started again. In the end a table says how many records of each
+airport stand at every station; they must all be equal, each flight there exactly once, or the exit code is 1.
+
+The first call makes .venv and installs what it needs, which takes some minutes; Java 17 or newer must be there."""
 
 EPILOG = """\
 What it leaves in the output folder:
-  hub/               the hub root: one directory for each shard of EWR, JFK and LGA
+  spools/            what the writers appended: a shard set for each airport
+  hub/               the hub root: what was shipped, a journal for each shard
+  security/          the hub's certificate, its access file, a token for each airport
+  logs/              what hub, shippers and Spark said
   delays.parquet/    what Spark computed
   delays.png         the same as a chart
-  spark.log          what Spark said
 
-A second call makes them anew. Look around with: .venv/bin/kvspool stats output/hub/EWR.2.000"""
+A second call makes them anew. Look around with: .venv/bin/kvspool hub clients output/hub"""
 
 
 class Failure(Exception):
@@ -64,12 +82,14 @@ def main() -> int:
     options = parse()
     from rich.console import Console
 
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
     try:
         return run(options, console)
-    except (Failure, OSError, ValueError) as error:
+    except (Failure, DaemonError, OSError, ValueError) as error:
         console.print(f"[bold red]tools/run:[/] {error}", highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         console.print("[bold red]tools/run:[/] interrupted")
@@ -81,9 +101,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tools/run", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--writers", type=_from_one, default=4, metavar="N", help="writer processes at once (default: 4)")
+    parser.add_argument("--writers", type=_count(256), default=4, metavar="N", help="writer processes at once (default: 4)")
     parser.add_argument("--bits", type=int, default=2, choices=range(11), metavar="N", help="2^N shards for each client (default: 2)")
     parser.add_argument("--capacity", default="64MiB", metavar="SIZE", help="size of each shard, reserved at once (default: 64MiB)")
+    parser.add_argument("--flights", type=_count(10_000_000), metavar="N", help="only the first N flights (default: all)")
+    kills = parser.add_mutually_exclusive_group()
+    kills.add_argument("--kills", type=_count(100), default=1, metavar="N", help="kill a shipper and the hub N times each (default: 1)")
+    kills.add_argument("--no-kills", dest="kills", action="store_const", const=0, help="kill nobody")
+    parser.add_argument("--no-spark", dest="spark", action="store_false", help="leave out Spark and its chart, and the need for Java")
     parser.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help="folder for all it makes (default: output)")
     return parser.parse_args()
 
@@ -91,20 +116,32 @@ def parse() -> argparse.Namespace:
 def run(options: argparse.Namespace, console) -> int:
     """Do one stage after the other, and compare their counts."""
     output = make_output(options.output)
-    root = output / "hub"
-    total = sum(1 for _ in _lines()) - 1
-    console.print(f"{total:,} flights, {len(CLIENTS)} clients of {1 << options.bits} shards, {options.writers} writers", highlight=False)
-    with _progress(console) as progress:
-        spread = Spread(root, options, total, progress)
-        spread.run()
-        stored = _stored(root)
-        timings = aggregate(root, output, progress)
-    rows = _read_parquet(output / "delays.parquet")
-    carriers = total_by_carrier(rows)
-    show_delays(carriers, console)
-    with _timed(timings, "chart"), console.status("Drawing the chart"):
-        draw(carriers, output / "delays.png")
-    return show_summary(spread, stored, rows, timings, output, console)
+    started = time.monotonic()
+    in_file = count_flights(options.flights)
+    total = sum(in_file.values())
+    writers = f"{options.writers} writer{'s' if options.writers > 1 else ''}"
+    console.print(f"{total:,} flights, {len(CLIENTS)} airports of {1 << options.bits} shards, {writers}", highlight=False)
+    stations = [Station("in the file", in_file)]
+    timings: dict = {}
+    rows: list = []
+    with _progress(console) as progress, Way(output, options, total, Reporter(console, progress, started)) as way:
+        way.run()
+        stations += way.stations()
+        with _timed(timings, "comparison"):
+            stations.append(Station("the same in spools and hub", compare(output)))
+        if options.spark:
+            timings |= aggregate(output / "hub", output, progress)
+            rows = _read_parquet(output / "delays.parquet")
+            stations.append(Station("counted by Spark", sum_up(rows, "airport", "flights"), timings["spark"]))
+            stations.append(Station("different flights in Spark", sum_up(rows, "airport", "different")))
+        way.hub.stop()
+    if options.spark:
+        carriers = total_by_carrier(rows)
+        show_delays(carriers, console)
+        with _timed(timings, "chart"), console.status("Drawing the chart"):
+            draw(carriers, output / "delays.png")
+    timings["all"] = time.monotonic() - started
+    return show_summary(way, stations, timings, output, console)
 
 
 def make_output(output: Path) -> Path:
@@ -114,104 +151,228 @@ def make_output(output: Path) -> Path:
     if output.exists() and not mark.exists() and (not output.is_dir() or any(output.iterdir())):
         raise Failure(f"{output} was not made by this job, and is not empty; name another one with --output")
     output.mkdir(parents=True, exist_ok=True)
-    mark.write_text("tools/run makes hub, delays.parquet, delays.png and spark.log in this folder, and deletes them at its next call.\n")
-    for name in ("hub", "delays.parquet"):
+    mark.write_text(f"tools/run makes {', '.join(FOLDERS)} and delays.png in this folder, and deletes them at its next call.\n")
+    for name in FOLDERS:
         if (output / name).exists():
             shutil.rmtree(output / name)
-    for name in ("delays.png", "spark.log"):
-        (output / name).unlink(missing_ok=True)
-    (output / "hub").mkdir()
+    (output / "delays.png").unlink(missing_ok=True)
+    for name in ("hub", "logs", "spools", "security"):
+        (output / name).mkdir(mode=0o700)
     return output
 
 
-# Writers and follower.
+# The way of the records to the hub root.
 
 
-class Spread:
-    """The first half: all writers at once, and the follower beside them."""
+class Way:
+    """Everything up to the hub root: writers, shippers, the hub, and the follower of its root. All of it ends with the `with` block."""
 
-    def __init__(self, root: Path, options: argparse.Namespace, total: int, progress) -> None:
-        self.root = root
+    def __init__(self, output: Path, options: argparse.Namespace, total: int, reporter: Reporter) -> None:
         self.options = options
         self.total = total
-        self.progress = progress
+        self.reporter = reporter
+        self.spools = output / "spools"
+        self.root = output / "hub"
+        self.security = Security(output / "security")
+        self.logs = output / "logs"
+        self.hub = Hub(self.root, self.security, self.logs / "hub.log")
+        self.shippers = [Shipper(client, self.spools / client, self.hub, self.logs / f"ship-{client}.log") for client in CLIENTS]
         context = multiprocessing.get_context("spawn")
-        self.written = context.RawArray("Q", options.writers)
-        self.times = context.RawArray("d", 2 * options.writers + 1)  # begin and end of each writer, end of the follower
-        self.seen = context.RawArray("Q", 3)  # records, gaps, records lost in gaps
-        self.follower = context.Process(
-            target=follow, args=(str(root), total, self.seen, self.times), name="the follower", daemon=True
-        )
+        self.ledger = Ledger(context, options.writers)
+        self.follower = context.Process(target=follow, args=(str(self.root), total, self.ledger), name="the follower", daemon=True)
         self.writers = [
             context.Process(
                 target=write,
-                args=(number, options.writers, str(root), self.written, self.times),
+                args=(number, options.writers, total, str(self.spools), self.ledger),
                 name=f"writer {number + 1} of {options.writers}",
                 daemon=True,
             )
             for number in range(options.writers)
         ]
+        self.shipped_at = 0.0
 
     def run(self) -> None:
-        """Start all, and wait until all have done their part. A process that dies ends the others and the job."""
+        """Start all, and wait until all have done their part. A process that dies without being told to ends the job."""
+        self.begin()
+        kills = Kills(self.hub, self.shippers, self.options.kills, self.reporter.say)
+        moved, last = time.monotonic(), None
+        while not (self.is_over and kills.are_over):
+            self._refuse_death()
+            appended = self.ledger.appended()
+            kills.look(appended, sum(appended.values()) / self.total)
+            self.ledger.allowed.value = kills.allowed
+            self._report(appended)
+            figures = (appended, self.acknowledged, self.ledger.followed())
+            if figures != last:
+                moved, last = time.monotonic(), figures
+            elif time.monotonic() - moved > QUIET:
+                raise Failure(f"nothing has moved for {QUIET:.0f} s; what hub and shippers said lies in {self.logs}")
+            time.sleep(LOOK)
+        self._report(self.ledger.appended())
+        for shipper in self.shippers:
+            shipper.stop()
+
+    def begin(self) -> None:
+        """Start writers, follower, hub and shippers."""
         from shard import ShardSet
 
-        processes = [self.follower, *self.writers]
-        appended = self.progress.add_task("writers append", total=self.total)
-        followed = self.progress.add_task("follower reads", total=self.total)
-        try:
-            self.follower.start()
-            for client in CLIENTS:  # which the follower must notice by itself
-                ShardSet.create(self.root, prefix=client, bits=self.options.bits, capacity=self.options.capacity).close()
-            for process in self.writers:
-                process.start()
-            while any(process.is_alive() for process in processes):
-                self._refuse_death(processes)
-                self.progress.update(appended, completed=sum(self.written))
-                self.progress.update(followed, completed=self.seen[0])
-                time.sleep(0.05)
-            self._refuse_death(processes)
-            self.progress.update(appended, completed=sum(self.written))
-            self.progress.update(followed, completed=self.seen[0])
-        finally:
-            for process in processes:
-                if process.is_alive():
-                    process.kill()
+        self.reporter.say("making certificates and tokens, starting the hub")
+        self.security.make(CLIENTS, self.logs / "security.log")
+        self.hub.start()
+        self.follower.start()
+        for client in CLIENTS:
+            ShardSet.create(self.spools / client, prefix=client, bits=self.options.bits, capacity=self.options.capacity).close()
+        for process in self.writers:  # they need no hub
+            process.start()
+        while not self.hub.is_ready:
+            self._refuse_death()
+            time.sleep(LOOK)
+        self.reporter.say(f"the hub listens at {self.hub.location}; its page, as long as this runs: [bold]{self.hub.page}[/]")
+        for shipper in self.shippers:
+            shipper.start()
 
     @property
-    def seconds(self) -> float:
+    def acknowledged(self) -> int:
+        """Return how many records the hub has acknowledged."""
+        return sum(shipper.acknowledged for shipper in self.shippers)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether all is written and acknowledged, and the follower has read it, or given up."""
+        if any(process.is_alive() for process in (self.follower, *self.writers)):
+            return False
+        appended = self.ledger.appended()
+        is_acknowledged = all(shipper.acknowledged == appended[shipper.client] for shipper in self.shippers)
+        if is_acknowledged and not self.shipped_at:
+            self.shipped_at = time.monotonic()
+        return is_acknowledged
+
+    def stations(self) -> list:
+        """Return how many records stand where."""
+        from hub import HubRoot
+
+        ledger = self.ledger
+        with HubRoot.open(self.root) as root:
+            stored = {client.client: client.records for client in root.stats().clients}
+        acknowledged = {shipper.client: shipper.acknowledged for shipper in self.shippers}
+        return [
+            Station(f"appended by {len(self.writers)} writers", ledger.appended(), ledger.writers_seconds),
+            Station("acknowledged by the hub", acknowledged, self.shipped_at - ledger.begin),
+            Station("stored in its root", stored),
+            Station("read live from there", ledger.followed(), ledger.follower_seconds),
+            Station("different flights read there", ledger.different()),
+        ]
+
+    def _report(self, appended: dict) -> None:
+        """Show how far all are."""
+        everything = sum(appended.values())
+        acknowledged, followed = self.acknowledged, sum(self.ledger.followed().values())
+        if not self.shipped_at and acknowledged == self.total:
+            self.shipped_at = time.monotonic()
+        states = Counter(shipper.said.get("state", "starting") for shipper in self.shippers)
+        connected = "" if states["connected"] == len(self.shippers) else f", connected: {states['connected']} of {len(self.shippers)}"
+        self.reporter.show(
+            {
+                "writers append": (everything, ""),
+                "hub acknowledges": (acknowledged, f"{everything - acknowledged:,} behind{connected}"),
+                "follower reads": (followed, f"{max(0, acknowledged - followed):,} behind"),
+            },
+            self.total,
+        )
+
+    def _refuse_death(self) -> None:
+        for process in (self.follower, *self.writers):
+            if process.exitcode:
+                how = signal.Signals(-process.exitcode).name if process.exitcode < 0 else f"exit code {process.exitcode}"
+                raise Failure(f"{process.name} died ({how}), so the output is incomplete. What it said, if anything, stands above")
+        self.hub.check()
+        for shipper in self.shippers:
+            if shipper.process is not None:
+                shipper.check()
+
+    def __enter__(self) -> Way:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ExitStack() as stack:
+            for daemon in (self.hub, *self.shippers):
+                stack.callback(daemon.end)
+            for process in (self.follower, *self.writers):
+                if process.is_alive():
+                    stack.callback(process.kill)
+
+
+class Ledger:
+    """What writers and follower have done, in memory that they share with us."""
+
+    def __init__(self, context, writers: int) -> None:
+        self.written = context.RawArray("Q", writers * len(CLIENTS))  # records, for each writer and client
+        self.begun = context.RawArray("d", writers)  # times on the monotonic clock
+        self.ended = context.RawArray("d", writers)
+        self.allowed = context.RawValue("d", 0.0)  # the share of its records up to which a writer may go for now
+        self.read = context.RawArray("Q", len(CLIENTS))  # by the follower, for each client
+        self.ticked = context.RawArray("Q", len(CLIENTS))  # the same, without what came again or doesn't belong there
+        self.gaps = context.RawArray("Q", 2)  # how many, and the records that they lost
+        self.followed_at = context.RawValue("d", 0.0)
+
+    def appended(self) -> dict:
+        """Return how many records of each client are appended."""
+        return {client: sum(self.written[place :: len(CLIENTS)]) for place, client in enumerate(CLIENTS)}
+
+    def count(self, writer: int, client: str, records: int) -> None:
+        """Count what a writer has appended."""
+        self.written[writer * len(CLIENTS) + CLIENTS.index(client)] += records
+
+    def await_leave(self, writer: int, whole: int) -> None:
+        """Wait until a writer, who has `whole` records to write, may go on."""
+        mine = slice(writer * len(CLIENTS), (writer + 1) * len(CLIENTS))
+        while sum(self.written[mine]) > self.allowed.value * whole:
+            time.sleep(LOOK)
+
+    def followed(self) -> dict:
+        """Return how many records of each client the follower has read."""
+        return dict(zip(CLIENTS, self.read, strict=True))
+
+    def different(self) -> dict:
+        """Return how many different flights of each client the follower has read."""
+        return dict(zip(CLIENTS, self.ticked, strict=True))
+
+    @property
+    def begin(self) -> float:
+        """Return when the first writer began."""
+        return min(self.begun)
+
+    @property
+    def writers_seconds(self) -> float:
         """Return the time from the first writer's begin to the last one's end."""
-        return max(self.times[1:-1:2]) - min(self.times[0:-1:2])
+        return max(self.ended) - self.begin
 
     @property
     def follower_seconds(self) -> float:
         """Return the time from the first writer's begin to the follower's end."""
-        return self.times[-1] - min(self.times[0:-1:2])
-
-    def _refuse_death(self, processes) -> None:
-        for process in processes:
-            if process.exitcode:
-                how = signal.Signals(-process.exitcode).name if process.exitcode < 0 else f"exit code {process.exitcode}"
-                raise Failure(f"{process.name} died ({how}), so the output is incomplete. What it said, if anything, stands above")
+        return self.followed_at.value - self.begin
 
 
-def write(number: int, writers: int, root: str, written, times) -> None:
+def write(number: int, writers: int, total: int, spools: str, ledger: Ledger) -> None:
     """In a process of its own: append one writer's share of the flights."""
-    _leave_interrupts_to_the_parent()
+    _belong_to_the_parent()
     from shard import ShardSet
 
-    times[2 * number] = time.monotonic()
-    shards = {client: ShardSet.open(root, prefix=client) for client in CLIENTS}
+    ledger.begun[number] = time.monotonic()
+    shards = {client: ShardSet.open(Path(spools, client), prefix=client) for client in CLIENTS}
     batches: dict = {client: [] for client in CLIENTS}
-    for flight in share(number, writers):
+    whole = share_size(number, writers, total)
+    for flight in share(number, writers, total):
         batch = batches[flight["origin"]]
         batch.append(flight)
         if len(batch) == BATCH:
-            written[number] += append(shards[flight["origin"]], batch)
+            ledger.await_leave(number, whole)
+            ledger.count(number, flight["origin"], append(shards[flight["origin"]], batch))
             batch.clear()
     for client, batch in batches.items():
-        written[number] += append(shards[client], batch)
-    times[2 * number + 1] = time.monotonic()
+        ledger.await_leave(number, whole)
+        ledger.count(number, client, append(shards[client], batch))
+    ledger.ended[number] = time.monotonic()
 
 
 def append(shards, flights: list) -> int:
@@ -220,40 +381,92 @@ def append(shards, flights: list) -> int:
     return sum(map(len, shards.append_many(flights, keys=keys).values()))
 
 
-def follow(root: str, total: int, seen, times) -> None:
-    """In a process of its own: read along until every record has come by, or been lost; give up when none comes for long."""
-    _leave_interrupts_to_the_parent()
+def follow(root: str, total: int, ledger: Ledger) -> None:
+    """In a process of its own: read along."""
+    _belong_to_the_parent()
+    tick_off(root, total, ledger)
+
+
+def tick_off(root: str, total: int, ledger: Ledger) -> None:
+    """Read until every record has come by, or been lost; give up when none comes for long.
+
+    Each flight is ticked off by its row in the file, and must come once, from its own airport.
+    """
+    import msgspec
+
     from hub import HubRoot
     from kvspool import Gap
 
-    records = lost = 0
+    decode = msgspec.json.Decoder(msgspec.defstruct("Flight", [("row", int), ("origin", str)])).decode
+    places = {client: place for place, client in enumerate(CLIENTS)}
+    is_ticked = bytearray(total)
+    left = total
     with HubRoot.open(root) as hub_root:
         for record in hub_root.follow("earliest", timeout=QUIET, on_gap="yield"):
             if isinstance(record, Gap):
-                lost += record.last - record.first + 1
-                seen[1] += 1
-                seen[2] = lost
+                ledger.gaps[0] += 1
+                ledger.gaps[1] += record.count
+                left -= record.count
             else:
-                records += 1
-                seen[0] = records
-            if records + lost >= total:
+                place = places[record.client]
+                flight = decode(record.value)
+                if flight.origin == record.client and 0 <= flight.row < total and not is_ticked[flight.row]:
+                    is_ticked[flight.row] = True
+                    ledger.ticked[place] += 1
+                ledger.read[place] += 1
+                left -= 1
+            if left <= 0:
                 break
-    times[len(times) - 1] = time.monotonic()
+    ledger.followed_at.value = time.monotonic()
 
 
-def share(number: int, writers: int):
-    """Yield the flights of one of the writers as dicts: blocks of lines go around."""
+def share(number: int, writers: int, total: int):
+    """Yield the flights of one of the writers, of the first `total`, as dicts with their rows in the file: blocks of lines go around."""
     lines = _lines()
     names = next(csv.reader([next(lines)]))
     if names != COLUMNS:
         raise Failure(f"the flights have other columns than this job knows: {', '.join(names)}")
+    lines = islice(lines, total)
     for block in count():
         taken = list(islice(lines, BLOCK))
         if not taken:
             return
         if block % writers == number:
-            for row in csv.reader(taken):
-                yield {name: _field(name, text) for name, text in zip(names, row, strict=True)}
+            for row, fields in enumerate(csv.reader(taken), block * BLOCK):
+                yield {"row": row, **{name: _field(name, text) for name, text in zip(names, fields, strict=True)}}
+
+
+def share_size(number: int, writers: int, total: int) -> int:
+    """Return how many flights `share` yields."""
+    return sum(min(BLOCK, total - begin) for begin in range(number * BLOCK, total, writers * BLOCK))
+
+
+def count_flights(most: int | None) -> dict:
+    """Return how many of the first `most` flights in the file, None: of all, left each airport."""
+    origin = COLUMNS.index("origin")
+    found = Counter(line.split(",", origin + 1)[origin] for line in islice(_lines(), 1, None if most is None else most + 1))
+    if set(found) - set(CLIENTS):
+        raise Failure(f"the flights have other airports than this job knows: {', '.join(sorted(found))}")
+    return {client: found[client] for client in CLIENTS}
+
+
+def compare(output: Path) -> dict:
+    """Return how many records of each client stand in its spools and in the hub's shards alike, each under the same sequence.
+
+    Sequence, timestamp, type, key and value are compared. A shard in which anything differs counts for nothing.
+    """
+    import kvspool
+    from shard import route
+
+    alike = dict.fromkeys(CLIENTS, 0)
+    for client in CLIENTS:
+        for path in sorted((output / "spools" / client).iterdir()):
+            if route.parse_name(path.name):
+                with kvspool.open(path) as spool, kvspool.open(output / "hub" / path.name) as journal:
+                    table = spool.read_arrow(on_gap="skip")
+                    if table.equals(journal.read_arrow(on_gap="skip")):
+                        alike[client] += table.num_rows
+    return alike
 
 
 def _field(name: str, text: str):
@@ -277,50 +490,52 @@ def _data(name: str) -> Path:
     return path
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _belong_to_the_parent() -> None:
+    """Leave interrupts to the parent, and end when it does, however that comes about."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _stored(root: Path):
-    from hub import HubRoot
-
-    with HubRoot.open(root) as hub_root:
-        return hub_root.stats()
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 # Spark.
 
 
 def aggregate(root: Path, output: Path, progress) -> dict:
-    """Let Spark compute a row for each carrier and month, write them as Parquet, and return the seconds that each part took."""
+    """Let Spark compute a row for each airport, carrier and month, write them as Parquet, and return the seconds that each part took."""
     os.environ["PYSPARK_PYTHON"] = sys.executable  # or the workers would be of whatever python3 is on the PATH
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
     timings: dict = {}
-    starting = progress.add_task("Spark starts", total=None)
-    log = output / "spark.log"
+    starting = progress.add_task("Spark starts", total=None, words="")
+    log = output / "logs" / "spark.log"
     try:
         with _timed(timings, "spark start"):
             spark = _session(log)
         progress.update(starting, total=1, completed=1)
-        computing = progress.add_task("Spark computes", total=None)
+        computing = progress.add_task("Spark computes", total=None, words="")
         with _timed(timings, "spark"):
             flights = (
                 spark.read.format("kvspool")
                 .load(str(root))
-                .select(F.from_json(F.col("value").cast("string"), _flight_schema(), {"mode": "FAILFAST"}).alias("flight"))
-                .select("flight.*")
+                .select(
+                    F.col("topic").alias("airport"),
+                    F.from_json(F.col("value").cast("string"), _flight_schema(), {"mode": "FAILFAST"}).alias("flight"),
+                )
+                .select("airport", "flight.*")
             )
             (
-                flights.groupBy("carrier", "month")
+                flights.groupBy("airport", "carrier", "month")
                 .agg(
                     F.count("*").alias("flights"),
+                    F.count_distinct("row").alias("different"),
                     F.count_if(F.col("dep_time").isNull()).alias("cancelled"),
                     F.sum("dep_delay").alias("delay_minutes"),
-                    F.avg("dep_delay").alias("mean_delay"),
                 )
-                .orderBy("carrier", "month")
+                .orderBy("airport", "carrier", "month")
                 .coalesce(1)
                 .write.parquet(str(output / "delays.parquet"))
             )
@@ -352,7 +567,7 @@ def _session(log: Path):
 def _flight_schema():
     from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-    return StructType([StructField(name, StringType() if name in TEXTS else IntegerType()) for name in COLUMNS])
+    return StructType([StructField(name, StringType() if name in TEXTS else IntegerType()) for name in ("row", *COLUMNS)])
 
 
 @contextmanager
@@ -384,16 +599,35 @@ def _interrupts_later():
 # What came of it.
 
 
+class Station:
+    """How many records of each airport stand at one place of the way."""
+
+    def __init__(self, name: str, counts: dict, seconds: float = 0.0) -> None:
+        self.name = name
+        self.counts = {client: counts.get(client, 0) for client in CLIENTS}
+        self.total = sum(counts.values())
+        self.seconds = seconds
+
+
 class Carrier:
-    """One carrier's year: a row for each month, and the sums."""
+    """One carrier's year: the mean delay of each month, and the sums."""
 
     def __init__(self, code: str, name: str, rows: list) -> None:
         self.code = code
         self.name = name
-        self.delays = {row["month"]: row["mean_delay"] for row in rows}
+        minutes, departed = sum_up(rows, "month", "delay_minutes"), sum_up(rows, "month", "departed")
+        self.delays = {month: minutes[month] / departed[month] for month in minutes if departed[month]}
         self.flights = sum(row["flights"] for row in rows)
         self.cancelled = sum(row["cancelled"] for row in rows)
-        self.mean_delay = sum(row["delay_minutes"] or 0 for row in rows) / max(1, self.flights - self.cancelled)
+        self.mean_delay = sum(minutes.values()) / max(1, sum(departed.values()))
+
+
+def sum_up(rows: list, name: str, value: str) -> dict:
+    """Return the sum of the column `value` for each value of the column `name`."""
+    sums: Counter = Counter()
+    for row in rows:
+        sums[row[name]] += row[value] or 0
+    return sums
 
 
 def total_by_carrier(rows: list) -> list:
@@ -402,7 +636,7 @@ def total_by_carrier(rows: list) -> list:
         names = {row["carrier"]: row["name"] for row in csv.DictReader(file)}
     months: dict = {}
     for row in rows:
-        months.setdefault(row["carrier"], []).append(row)
+        months.setdefault(row["carrier"], []).append({**row, "departed": row["flights"] - row["cancelled"]})
     carriers = [Carrier(code, _short_name(names.get(code, code)), found) for code, found in months.items()]
     return sorted(carriers, key=lambda carrier: -carrier.flights)
 
@@ -497,50 +731,44 @@ def draw(carriers: list, path: Path) -> None:
     pyplot.close(figure)
 
 
-def show_summary(spread: Spread, stored, rows: list, timings: dict, output: Path, console) -> int:
+def show_summary(way: Way, stations: list, timings: dict, output: Path, console) -> int:
     """Print what stands at every station, and return 0 if it is the same at all of them and nothing was lost, else 1."""
     from rich import box
     from rich.table import Table
 
-    parquet = sum(row["flights"] for row in rows)
-    appended, followed = sum(spread.written), spread.seen[0]
-    shards = sum(len(client.shards) for client in stored.clients)
-    size = sum(path.stat().st_size for path in (output / "delays.parquet").glob("*.parquet"))
     table = Table(title="Records at every station", box=box.SIMPLE_HEAD)
     table.add_column("station", no_wrap=True)
-    for name in ("records", "seconds", "records/s", "size"):
+    for name in (*CLIENTS, "all", "seconds", "records/s"):
         table.add_column(name, justify="right")
-    table.add_row("in the file", f"{spread.total:,}", "", "", _mebibytes(_data("flights.csv.zip").stat().st_size))
-    table.add_row(f"appended, writers at once: {len(spread.writers)}", f"{appended:,}", *_rate(appended, spread.seconds), "")
-    table.add_row(f"stored, shards: {shards}", f"{stored.records:,}", "", "", _mebibytes(stored.used))
-    table.add_row("read live by the follower", f"{followed:,}", *_rate(followed, spread.follower_seconds), "")
-    table.add_row("summed up in Spark's Parquet", f"{parquet:,}", *_rate(parquet, timings["spark"]), f"{size / 1024:.1f} KiB")
+    for station in stations:
+        counts = [f"{station.counts[client]:,}" for client in CLIENTS]
+        table.add_row(station.name, *counts, f"{station.total:,}", *_rate(station.total, station.seconds))
     console.print(table)
-    console.print(
-        f"Spark took {timings['spark start']:.1f} s to start, the chart {timings['chart']:.1f} s. All of it lies in {output}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    gaps, lost = spread.seen[1], spread.seen[2]
-    counts = {spread.total, appended, stored.records, followed, parquet}
-    if len(counts) == 1 and not gaps:
-        console.print(f"[bold green]All {spread.total:,} records are at every station; gaps: 0[/]", highlight=False)
+    console.print(f"{_timings(timings)}. All of it lies in {output}", highlight=False, soft_wrap=True)
+    gaps, lost = way.ledger.gaps
+    wrong = [station.name for station in stations if station.counts != stations[0].counts or station.total != stations[0].total]
+    if not wrong and not gaps and not any(shipper.lost for shipper in way.shippers):
+        killed = f", {way.options.kills} x a shipper and {way.options.kills} x the hub killed on the way" if way.options.kills else ""
+        console.print(f"[bold green]All {way.total:,} records are at every station, each once; gaps: 0[/]{killed}", highlight=False)
         return 0
     console.print(
-        f"[bold red]The counts differ, or records were lost:[/] gaps: {gaps:,}, with {lost:,} records. If the shards are too small to "
-        "keep them all, give a larger --capacity or more --bits",
+        f"[bold red]The counts differ, or records were lost:[/] {', '.join(wrong)}; gaps: {gaps:,}, with {lost:,} records. If the spools "
+        "are too small to keep what the hub has not acknowledged yet, give a larger --capacity or more --bits",
         highlight=False,
         soft_wrap=True,
     )
     return 1
 
 
+def _timings(timings: dict) -> str:
+    words = [f"The whole took {timings['all']:.1f} s", f"the comparison of spools and hub {timings['comparison']:.1f} s"]
+    if "chart" in timings:
+        words += [f"Spark's start {timings['spark start']:.1f} s", f"the chart {timings['chart']:.1f} s"]
+    return ", ".join(words)
+
+
 def _rate(records: int, seconds: float) -> tuple:
-    return f"{seconds:.1f}", f"{records / max(seconds, 0.001):,.0f}"
-
-
-def _mebibytes(size: int) -> str:
-    return f"{size / (1 << 20):.1f} MiB"
+    return (f"{seconds:.1f}", f"{records / seconds:,.0f}") if seconds > 0 else ("", "")
 
 
 def _read_parquet(path: Path) -> list:
@@ -549,11 +777,46 @@ def _read_parquet(path: Path) -> list:
     return parquet.read_table(path).to_pylist()
 
 
+class Reporter:
+    """Says what happens, and shows how far everybody is: as bars on a terminal, elsewhere as a line now and then."""
+
+    def __init__(self, console, progress, started: float) -> None:
+        self._console = console
+        self._progress = progress
+        self._started = started
+        self._tasks: dict = {}
+        self._marks: deque = deque([(started, {})])  # counts of the last second, for the rates
+        self._said_at = started
+
+    def say(self, words: str) -> None:
+        """Print a line, with the time since the beginning."""
+        self._progress.console.print(f"{time.monotonic() - self._started:5.1f} s  {words}", highlight=False, soft_wrap=True)
+
+    def show(self, counts: dict, total: int) -> None:
+        """Show how many records each stage has behind it, of how many, and a few words more."""
+        now = time.monotonic()
+        self._marks.append((now, {name: done for name, (done, _) in counts.items()}))
+        while now - self._marks[1][0] > 1.0:
+            self._marks.popleft()
+        words = {name: ", ".join(filter(None, (self._speed(name), more))) for name, (_, more) in counts.items()}
+        for name, (done, _) in counts.items():
+            if name not in self._tasks:
+                self._tasks[name] = self._progress.add_task(name, total=total, words="")
+            self._progress.update(self._tasks[name], completed=done, words=words[name])
+        if not self._console.is_terminal and now - self._said_at >= REPORT:
+            self._said_at = now
+            self.say("; ".join(f"{name} {done:,} ({words[name]})" for name, (done, _) in counts.items()))
+
+    def _speed(self, name: str) -> str:
+        (before, first), (now, last) = self._marks[0], self._marks[-1]
+        return f"{max(0, last[name] - first.get(name, 0)) / max(now - before, LOOK):,.0f}/s"
+
+
 def _progress(console):
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
+    columns = (TextColumn("{task.description:<16}"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[words]}"))
+    return Progress(*columns, TimeElapsedColumn(), console=console)
 
 
 @contextmanager
@@ -563,10 +826,15 @@ def _timed(timings: dict, name: str):
     timings[name] = time.monotonic() - started
 
 
-def _from_one(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 256:
-        raise argparse.ArgumentTypeError("1 to 256")
-    return int(text)
+def _count(most: int):
+    """Return what reads a number from 1 to `most`."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"1 to {most}")
+        return int(text)
+
+    return read
 
 
 if __name__ == "__main__":

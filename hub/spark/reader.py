@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType, TimestampType
 
-import kvspool
 from kvspool import Gap, KvspoolError, Spool
 from kvspool.errors import LogNotFound
+from kvspool.journal import files as journals
 from kvspool.spool.format import CONTROL_FILE
+from kvspool.spool.spool import TIMEOUT
 from shard import route
+from shard.shardset import Log, open_shard
 
 if TYPE_CHECKING:
     import pyarrow
@@ -33,6 +35,8 @@ COLUMNS: dict[str, DataType] = {
     "timestamp": TimestampType(),
     "type": IntegerType(),
 }
+
+KNOWN = ("machine restart", "missing")  # reasons of Gaps that were there when the query was planned
 
 _logger = logging.getLogger("kvspool")
 _logs: dict[str, Spool] = {}  # a worker process serves many tasks; its logs stay open between them
@@ -72,7 +76,7 @@ class ShardReader(DataSourceReader):
         """Return a range for each shard that holds records."""
         ranges: list[InputPartition] = []
         for topic, partition, path in find_logs(self.path, self.prefix):
-            with kvspool.open(path, format="spool") as log:
+            with open_shard(path, TIMEOUT) as log:
                 stats = log.stats()
                 if stats.records:
                     ranges.append(ShardRange(str(path), log.log_id, topic, partition, stats.first_sequence, stats.next_sequence))
@@ -93,7 +97,7 @@ class ShardReader(DataSourceReader):
                 yield rows.of(batch)
 
     def _report(self, gap: Gap, partition: ShardRange) -> None:
-        if gap.reason == "machine restart":  # it was there when the query was planned
+        if gap.reason in KNOWN:
             _logger.warning("topic %s, partition %s: %s", partition.topic, partition.partition, gap)
             return
         message = (
@@ -140,7 +144,7 @@ def find_logs(path: Path, prefix: str | None) -> list[tuple[str, int, Path]]:
 
     Raises LogNotFound, ShardError for shards that make up no set, ValueError for a prefix that isn't one.
     """
-    if (path / CONTROL_FILE).exists():
+    if (path / CONTROL_FILE).exists() or path.is_dir() and journals.find(path) is not None:
         if prefix is not None:
             raise ValueError(f"{path} is one log, not a root of shards: option prefix has no meaning there")
         return [(path.name, 0, path)]
@@ -160,12 +164,14 @@ def find_logs(path: Path, prefix: str | None) -> list[tuple[str, int, Path]]:
     return logs
 
 
-def _open(partition: ShardRange) -> Spool:
-    """Return the open log of a range, one handle for all tasks of this process."""
-    log = _logs.get(partition.path)
+def _open(partition: ShardRange) -> Log:
+    """Return the open log of a range, one handle of a spool for all tasks of this process; a journal costs little to open."""
+    log: Log | None = _logs.get(partition.path)
     if log is None or log.closed or log.has_vanished():
-        log = _logs[partition.path] = kvspool.open(partition.path, format="spool")
-    if log.log_id != partition.log_id:
+        log = open_shard(Path(partition.path), TIMEOUT)
+        if isinstance(log, Spool):
+            _logs[partition.path] = log
+    if log.log_id != partition.log_id or log.end() < partition.end:  # a journal may have no id
         raise DataLossError(
             f"[KVSPOOL_LOG_REPLACED] {partition.path} is another log than when the query was planned; run the query again"
         )

@@ -194,6 +194,47 @@ def test_a_hub_root_is_read_with_the_client_as_topic(spark: SparkSession, tmp_pa
             assert rows(load(spark, root.path, prefix="jfk")) == expected(shards, "jfk")
 
 
+def test_journals_under_a_root_are_read_as_spools_are(spark: SparkSession, tmp_path: Path) -> None:
+    for name, first in (("JFK.1.000", 0), ("JFK.1.001", 7)):
+        with kvspool.create(tmp_path / name, format="kvj", first_sequence=first) as journal:
+            fill(journal, 5)
+    shard.create(tmp_path, prefix="EWR", bits=0, capacity=4096).append_many([b"spool"])
+    found = sorted(load(spark, tmp_path).select("topic", "partition", "offset").collect())
+    assert found == [("EWR", 0, 0), *(("JFK", 0, at) for at in range(5)), *(("JFK", 1, at) for at in range(7, 12))]
+    assert load(spark, tmp_path / "JFK.1.001").count() == 5
+
+
+def test_sequences_that_a_journal_leaves_out_are_no_loss_of_the_query(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import pyarrow
+
+    with kvspool.create(tmp_path / "log", format="kvj") as journal:
+        fill(journal, 3)
+        journal.append_arrow(pyarrow.table({"value": [b"later"]}), at=10)
+    ours = reader(tmp_path / "log")
+    (partition,) = ours.partitions()
+    with caplog.at_level(logging.WARNING, logger="kvspool"):
+        assert [at for batch in ours.read(partition) for at in batch.column("offset").to_pylist()] == [0, 1, 2, 10]
+    assert "7 records lost (missing)" in caplog.text
+
+
+def test_a_journal_that_was_replaced_between_planning_and_reading_fails_the_task(spark: SparkSession, tmp_path: Path) -> None:
+    from hub.spark.reader import DataLossError
+
+    ours = reader(tmp_path / "log")
+    for count in (5, 9):
+        shutil.rmtree(tmp_path / "log", ignore_errors=True)
+        with kvspool.create(tmp_path / "log", format="kvj") as log:
+            fill(log, count)
+        (partition,) = ours.partitions()
+        assert sum(batch.num_rows for batch in ours.read(partition)) == count
+    shutil.rmtree(tmp_path / "log")
+    kvspool.create(tmp_path / "log", format="kvj").close()
+    with pytest.raises(DataLossError, match="KVSPOOL_LOG_REPLACED"):
+        list(ours.read(partition))
+
+
 def test_fewer_columns_in_another_order_are_read(spark: SparkSession, tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=65536) as log:
         fill(log, 10)

@@ -1,0 +1,209 @@
+"""The hub and the shippers of the job: each a process of the command `kvspool`, which can be killed and started again.
+
+What they report, as lines of JSON, is taken by a thread for each. Whatever happens to this process, they end with it: the kernel sees to
+that, for a process that is killed can't.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import redirect_stdout
+from pathlib import Path
+
+KILLED = -signal.SIGKILL
+PATIENCE = 20.0  # seconds that a process has to end by itself
+HOST = "127.0.0.1"
+REPORTS = 0.1  # seconds between two reports of a shipper
+LEAST_FREE = "64MiB"  # of the disk: the job has reserved the rest of what it needs by itself
+
+# A process that becomes the command, unless its parent is gone already. PR_SET_PDEATHSIG is 1, and outlives execv.
+BECOME = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
+    "os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+class DaemonError(Exception):
+    """A process of the command ended, or can't do its work; the message says which one and what it said."""
+
+
+class Daemon:
+    """One process of the command, under a name that people read. It says more in the file `log`."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self.name = name
+        self.log = log
+        self.said: dict = {}  # its last report
+        self.process: subprocess.Popen | None = None
+        self._listener: threading.Thread | None = None
+
+    def arguments(self) -> list:
+        """Return what follows the command's name."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start it; it says by itself when it is ready."""
+        command = str(Path(sys.executable).parent / "kvspool")
+        self.said = {}
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", BECOME, str(os.getpid()), command, *map(str, self.arguments())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                process_group=0,  # Ctrl-C comes to us alone, who end it
+            )
+        self._listener = threading.Thread(target=self._listen, args=(self.process,), daemon=True)
+        self._listener.start()
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL: it can do nothing about it, and nothing more. Raises DaemonError if it was dead already."""
+        self.check()
+        self.process.kill()
+        self._join()
+        if self.process.returncode != KILLED:
+            raise DaemonError(f"{self.name} was dead before it could be killed: {self._last_words()}")
+
+    def stop(self) -> None:
+        """End it in good order. Raises DaemonError if it doesn't, or is not well."""
+        self.check()
+        self.process.terminate()
+        try:
+            self._join(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise DaemonError(f"{self.name} does not end: {self._last_words()}") from None
+        if self.process.returncode:
+            raise DaemonError(f"{self.name} ended with {_how(self.process.returncode)}: {self._last_words()}")
+
+    def end(self) -> None:
+        """End it in whatever state it is, at once."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self._join()
+
+    def check(self) -> None:
+        """Raise DaemonError if it ended by itself."""
+        if self.process.poll() is not None:
+            raise DaemonError(f"{self.name} ended by itself ({_how(self.process.returncode)}): {self._last_words()}")
+
+    @property
+    def pid(self) -> int:
+        """Return the number of its process."""
+        return self.process.pid
+
+    def _join(self, timeout: float | None = None) -> None:
+        self.process.wait(timeout)
+        self._listener.join()
+        self.process.stdout.close()
+
+    def _listen(self, process: subprocess.Popen) -> None:
+        """Keep its last report, for as long as it is this process that reports."""
+        for line in process.stdout:
+            if line.endswith(b"\n") and process is self.process:  # one that is killed may leave half a line
+                self.said = json.loads(line)
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return f"{lines[-1] if lines else 'it said nothing'} ({self.log})"
+
+
+class Hub(Daemon):
+    """The hub: `kvspool hub serve`, over TLS, with its page. Started again, it listens where it did before."""
+
+    def __init__(self, root: Path, security: Security, log: Path) -> None:
+        super().__init__("the hub", log)
+        self.root = root
+        self.security = security
+        self.location = f"grpc+tls://{HOST}:0"
+        self.page = f"http://{HOST}:0"
+
+    def arguments(self) -> list:
+        """Return what follows the command's name."""
+        listen, page = (url.rstrip("/").rpartition("/")[2] for url in (self.location, self.page))
+        security = self.security
+        return [
+            *("hub", "serve", "--root", self.root, "--listen", listen, "--page", page, "--json", "--least-free", LEAST_FREE),
+            *("--access", security.access, "--certificate", security.certificate, "--key", security.key),
+        ]
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether it listens; then `location` and `page` are where."""
+        self.check()
+        said = self.said
+        if said:
+            self.location, self.page = said["location"], said["page"]
+        return bool(said)
+
+
+class Shipper(Daemon):
+    """One airport's shipper: `kvspool ship`."""
+
+    def __init__(self, client: str, spools: Path, hub: Hub, log: Path) -> None:
+        super().__init__(f"the shipper of {client}", log)
+        self.client = client
+        self.spools = spools
+        self.hub = hub
+
+    def arguments(self) -> list:
+        """Return what follows the command's name."""
+        security = self.hub.security
+        return [
+            *("ship", f"{self.client}={self.spools}", self.hub.location, "--json", "--interval", REPORTS),
+            *("--ca", security.authority, "--token-file", security.token(self.client)),
+        ]
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether it is in touch with the hub, as far as it has said."""
+        return self.said.get("state") == "connected"
+
+    @property
+    def acknowledged(self) -> int:
+        """Return how many records the hub has acknowledged to it, as far as it has said."""
+        return sum(lane["acknowledged"] for lane in self.said.get("lanes", ()))
+
+    @property
+    def lost(self) -> int:
+        """Return how many records were overwritten before it could send them."""
+        return self.said.get("lost", 0)
+
+
+class Security:
+    """Certificates for TLS, and a token for each client, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = folder / "ca.pem"
+        self.certificate = folder / "server.pem"
+        self.key = folder / "server.key"
+        self.access = folder / "access.toml"
+
+    def token(self, client: str) -> Path:
+        """Return the file of a client's token."""
+        return self.folder / f"{client}.token"
+
+    def make(self, clients: tuple, log: Path) -> None:
+        """Make all of it, with the commands that are there for that. Raises DaemonError."""
+        command(["hub", "certificate", "init", self.folder, "--name", HOST], log)
+        for client in clients:
+            command(["hub", "token", "add", self.access, "--name", client, "--output", self.token(client)], log)
+
+
+def command(arguments: list, log: Path) -> None:
+    """Run a command of kvspool in this process; what it says goes to a file. Raises DaemonError if it fails."""
+    from kvspool.cli import main
+
+    with open(log, "a", encoding="utf-8") as said, redirect_stdout(said):
+        code = main([str(argument) for argument in arguments])
+    if code:
+        raise DaemonError(f"kvspool {' '.join(map(str, arguments))} ended with exit code {code}")
+
+
+def _how(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
