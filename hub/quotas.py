@@ -22,6 +22,7 @@ from kvspool import sizes, system
 BURST = 1.0  # seconds of its rate that a client may take at once
 INTERVAL = 0.1  # seconds between two looks at the disk
 LATER = 1.0  # seconds after which one who was refused for want of room, or of a connection, may try again
+MOST_CALLS = 1024  # of a principal at one time, where its quota doesn't say: each has a thread of the server
 LEAST_FILES = 256  # files that the disk must have room for, where it counts them
 _logger = logging.getLogger("kvspool.hub")
 
@@ -29,7 +30,8 @@ _logger = logging.getLogger("kvspool.hub")
 class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a principal may have; None: as much as there is.
 
-    bytes: stored at one time. rate: bytes a second, in the mean. shards: of all its client ids. connections: at one time.
+    bytes: stored at one time. rate: bytes a second, in the mean. shards: of all its client ids. connections: at one time; 1024 in
+    all, unless the quota says more.
     """
 
     bytes: int | None = None
@@ -136,8 +138,8 @@ class Meter:
     def connection(self) -> Iterator[None]:
         """Count a connection, or a call that lasts, while the `with` block runs. Raises QuotaExceeded if it is one too many."""
         with self._lock:
-            limit = self.quota.connections
-            if limit is not None and self.connections >= limit:
+            limit = MOST_CALLS if self.quota.connections is None else self.quota.connections
+            if self.connections >= limit:
                 raise self._exceeded("connections", limit, LATER)
             self.connections += 1
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import kvspool
 from hub import errors
 from hub.errors import HubError, HubFull, QuotaExceeded
-from hub.quotas import INTERVAL, LEAST_FILES, Meter, Meters, Quota, Space, TokenBucket
+from hub.quotas import INTERVAL, LEAST_FILES, MOST_CALLS, Meter, Meters, Quota, Space, TokenBucket
 from kvspool import system
 
 GIB = 1 << 30
@@ -270,3 +271,14 @@ def test_every_error_of_a_hub_is_listed_and_says_when_to_try_again() -> None:
         assert errors.__doc__ is not None and one.__name__ in errors.__doc__
     assert HubFull("x", 2.0).retry_after == 2.0
     assert QuotaExceeded("x").retry_after is None
+
+
+def test_nobody_has_calls_without_end(disk: Disk) -> None:
+    meter = Meter("jfk")
+    with ExitStack() as calls:
+        for _ in range(MOST_CALLS):
+            calls.enter_context(meter.connection())
+        with pytest.raises(QuotaExceeded, match="quota is 1024"), meter.connection():
+            pass
+    with meter.connection():
+        assert meter.connections == 1
