@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import hub
 import kvspool
 from hub import columns, retention, trimmer
 from hub.access import Access
+from hub.audit import Audit
 from hub.columns import Rows
 from hub.errors import AccessError
 from hub.retention import HubRetention
@@ -311,3 +313,41 @@ def test_trimming_meets_writers_and_readers_without_harm(root: Path) -> None:
         assert [item.last for item in following if isinstance(item, Gap) and item.reason != "trimmed"] == []
         following.close()
         assert shard.next(LOG) == 1500
+
+
+def test_an_audit_beside_writers_trims_and_commits_has_no_false_alarm(root: Path) -> None:
+    is_over, problems = threading.Event(), []
+
+    def write() -> None:
+        with Store(root) as store:
+            for number in range(1000):
+                shard, log = store.take("jfk", 1, 1), b"%016d" % number  # each a log that was made anew
+                shard.enter(log, 60)
+                shard.put(log, rows(0, 60), 0)
+                store.give_back("jfk", 1)
+                if is_over.is_set():
+                    break
+
+    def trim_and_read() -> None:
+        with hub.open(root) as opened, opened.reader("spark") as reader:
+            while not is_over.is_set():
+                for _ in reader.read(limit=100, on_gap="skip"):
+                    pass
+                reader.commit()
+                retention.change(root, lambda now: now.with_rules("*", Retention(max_bytes=0, force=True)))
+                Trimmer(root).trim("jfk", Retention(max_bytes=0, force=True))
+
+    threads = [threading.Thread(target=each) for each in (write, trim_and_read)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(100):
+            audit = Audit(root)
+            problems += [audit.look(*each, lambda done, all: None) for each in audit.paths()]
+            assert audit.problems() == []
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert len(problems) == 200
+    assert [one for one in problems if one is None or not one.is_sound] == []

@@ -438,3 +438,28 @@ def test_a_reader_that_commits_meanwhile_is_heard(log: Journal, monkeypatch: pyt
     monkeypatch.setattr(trim, "drop", drop)
     log.trim(Retention(by_consumers=True))
     assert bases(log) == [20, 30, 40]
+
+
+# Readers that the journal doesn't know of.
+
+
+def test_readers_elsewhere_hold_back_as_its_own_do_and_are_told_of(log: Journal) -> None:
+    own, places = Retention(by_consumers=True), {"hub:a": 25, "hub:b": 12}
+    assert [one.base for one in log.trim(own, dry_run=True, elsewhere=lambda: places).plan.going] == [0]
+    stand(log, "near", 5)
+    assert log.trim(own, dry_run=True, elsewhere=lambda: places).removed_segments == 0
+    log.delete_reader("near")
+    report = log.trim(Retention(max_bytes=0, force=True), elsewhere=lambda: {**places, "hub:unknown": -1})
+    assert [(one.name, one.first, one.last) for one in report.left_behind] == [("hub:a", 25, 39), ("hub:b", 12, 39)]
+    assert report.plan.segments[0].held_by == ["hub:unknown"]
+
+
+def test_readers_elsewhere_are_asked_again_under_the_lock(log: Journal) -> None:
+    answers = iter([{"hub:a": 40}, {"hub:a": 15}])
+    assert log.trim(Retention(by_consumers=True), elsewhere=lambda: next(answers, {"hub:a": 15})).removed_segments == 1
+
+
+def test_no_more_go_at_once_than_was_said(log: Journal) -> None:
+    assert log.trim(Retention(max_bytes=0), most=3, dry_run=True).first_sequence == 30
+    assert [log.trim(Retention(max_bytes=0), most=3).removed_segments for _ in range(3)] == [3, 1, 0]
+    assert bases(log) == [40]

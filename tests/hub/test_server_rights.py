@@ -1,0 +1,170 @@
+"""What a server holds its clients to, call by call and batch by batch: rights, quotas, room on the disk; and new certificates."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import hub
+from hub import authority, columns
+from hub.access import Access
+from hub.certificates import Certificates
+from hub.connection import Connection, Security
+from hub.errors import HubFull, NotAllowed, QuotaExceeded
+from hub.server import HubServer
+from hub.wire import Log, Opening, Put
+from kvspool.cli import main
+
+pytestmark = pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), reason="servers are tested with the compiled twin")
+LOG = b"a" * 16
+PATIENCE = 30.0  # seconds after which a test gives up
+
+
+def batch(size: int = 100) -> pa.RecordBatch:
+    """One record, as a shipper sends it."""
+    values = [[1], [1], [b"k"], [b"x" * size], [0]]
+    arrays = [pa.array(value, field.type) for value, field in zip(values, columns.SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMA)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    hub.create(tmp_path / "root").close()
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> Path:
+    """An access file with a token for jfk, in jfk.token, and a quota of 100 KiB."""
+    path = tmp_path / "access.toml"
+    assert main(["hub", "token", "add", str(path), "--name", "jfk", "--output", str(tmp_path / "jfk.token")]) == 0
+    path.write_text(path.read_text() + '\n[quota]\nbytes = "100KiB"\n')
+    return path
+
+
+@pytest.fixture
+def security(access: Path, tmp_path: Path) -> Security:
+    return Security(token=(tmp_path / "jfk.token").read_text().strip())
+
+
+@pytest.fixture
+def server(root: Path, access: Path, security: Security) -> Iterator[HubServer]:
+    server = HubServer(root, access=Access.load(access), listen=("127.0.0.1", 0), least_free=0).start()
+    yield server
+    server.close(grace=0.1)
+
+
+def connection(server: HubServer, client: str, security: Security, end: int = 0) -> Connection:
+    """Open a call for a log that has `end` records."""
+    return Connection(server.location, security, Opening(1, client, 0, [Log(0, LOG, end)]))
+
+
+def send(call: Connection, number: int, size: int = 100) -> None:
+    """Send record `number`, and wait for the answer."""
+    call.put(Put(0, number, number, number + 1, True), batch(size))
+    while call.is_owed and not call.refused:
+        call.hear()
+
+
+def test_a_client_ships_its_own_id_alone(server: HubServer, root: Path, security: Security) -> None:
+    with connection(server, "jfk", security) as call:
+        send(call, 0)
+        assert (call.stored, call.refused) == ({0: 1}, {})
+    for client in ("lga", "jf", "jfkx"):
+        with pytest.raises(NotAllowed):
+            connection(server, client, security)
+    assert sorted(path.name for path in root.iterdir()) == [".hub", "jfk"]
+
+
+def test_a_right_that_is_taken_away_ends_with_the_next_batches(
+    server: HubServer, access: Path, security: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hub.admission.RENEWAL", 0.0)
+    monkeypatch.setattr("hub.access.INTERVAL", 0.0)
+    with connection(server, "jfk", security) as call:
+        send(call, 0)
+        assert security.token is not None
+        assert main(["hub", "token", "revoke", str(access), security.token.split("_")[1]]) == 0
+        with pytest.raises(NotAllowed):
+            for number in range(1, 500):
+                send(call, number)
+                if call.refused:
+                    raise call.refused[0]
+                time.sleep(0.02)
+    with pytest.raises(NotAllowed):
+        connection(server, "jfk", security)
+    stored = server.store.figures()["jfk"][0].next
+    assert stored < 500
+
+
+def test_a_quota_is_held_batch_by_batch(server: HubServer, security: Security) -> None:
+    with connection(server, "jfk", security) as call:
+        send(call, 0, 60_000)
+        send(call, 1, 60_000)
+        assert isinstance(call.refused[0], QuotaExceeded)
+        assert call.stored == {0: 1}
+    assert server.status().clients[0].refused == {"quota": 1}
+
+
+def test_without_room_a_hub_refuses_and_goes_on_by_itself(
+    server: HubServer, security: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connection(server, "jfk", security) as call:
+        send(call, 0)
+        monkeypatch.setattr(server.space, "low", 1 << 62)
+        monkeypatch.setattr(server.space, "high", 1 << 62)
+        time.sleep(0.2)  # until the disk is looked at again
+        send(call, 1)
+        assert isinstance(call.refused[0], HubFull)
+        assert call.refused[0].retry_after
+    assert any("nothing is taken in" in trouble for trouble in server.status().troubles())
+    monkeypatch.undo()
+
+    def is_taken() -> bool:
+        try:
+            with connection(server, "jfk", security, 2) as call:
+                send(call, 1)
+                return call.stored == {0: 2}
+        except (HubFull, OSError):  # gRPC may say that the call is over before it says why
+            return False
+
+    until(is_taken)
+
+
+def test_new_certificates_are_served_without_a_restart_and_calls_go_on(
+    root: Path, access: Path, security: Security, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hub.server.ROUND", 0.05)
+    pki = tmp_path / "pki"
+    authority.make_authority(pki, ["127.0.0.1"])
+    certificates = Certificates(pki / "server.pem", pki / "server.key")
+    monkeypatch.setattr(Certificates, "refresh", lambda self: self._take())  # without waiting for the second look
+    secure = Security(token=security.token, authorities=(pki / "ca.pem").read_bytes())
+    server = HubServer(root, access=Access.load(access), certificates=certificates, listen=("127.0.0.1", 0), least_free=0).start()
+    try:
+        first = ssl.get_server_certificate(server.gate.address)
+        with connection(server, "jfk", secure) as call:
+            send(call, 0)
+            authority.make_server(pki, ["127.0.0.1"], replaces=True)
+            until(lambda: ssl.get_server_certificate(server.gate.address) != first)
+            send(call, 1)
+            assert call.stored == {0: 2}
+            call.finish()
+        with connection(server, "jfk", secure, 3) as call:
+            send(call, 2)
+            assert call.stored == {0: 3}
+    finally:
+        server.close(grace=0.1)
