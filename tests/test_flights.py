@@ -13,8 +13,10 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -81,16 +83,34 @@ def test_records_that_are_overwritten_before_they_are_shipped_make_the_job_fail(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_everything_that_it_starts_ends_with_it(tmp_path: Path, number: signal.Signals) -> None:
-    mark = f"KVSPOOL_TEST_MARK={uuid.uuid4()}"
-    command = [sys.executable, str(TOOLS / "flights.py"), "--output", str(tmp_path / "output"), *SMALL, "--no-spark", "--kills", "9"]
-    environment = dict(os.environ, **dict([mark.split("=")]))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        assert any("all shippers are connected" in line for line in process.stdout)
+    with under_way(tmp_path) as (process, mark):
         assert len(list(marked(mark))) >= 6  # the job, the hub, the shippers, the follower, and writers
         process.send_signal(number)
         process.stdout.read()
         assert process.wait() == (-signal.SIGKILL if number == signal.SIGKILL else 1)
+
+
+@pytest.mark.parametrize(("word", "name"), [("serve", "the hub"), ("ship", "the shipper of ")])
+def test_a_process_that_somebody_else_kills_makes_the_job_fail(tmp_path: Path, word: str, name: str) -> None:
+    with under_way(tmp_path) as (process, mark):
+        pid = next(pid for pid in marked(mark) if f"\0{word}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(pid, signal.SIGKILL)
+        said = process.stdout.read()
+        assert process.wait() == 1
+        assert f"tools/run: {name}" in said
+        assert "SIGKILL" in said.partition("tools/run: ")[2] or "before it could be killed" in said
+
+
+@contextmanager
+def under_way(folder: Path) -> Iterator[tuple[Any, str]]:
+    """Start a long job; yield it, and what its processes have in their environment, once records flow. In the end all must be gone."""
+    mark = f"KVSPOOL_TEST_MARK={uuid.uuid4()}"
+    command = [sys.executable, str(TOOLS / "flights.py"), "--output", str(folder / "output"), *SMALL, "--no-spark", "--kills", "9"]
+    environment = dict(os.environ, **dict([mark.split("=")]))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert any("all shippers are connected" in line for line in process.stdout)
+        yield process, mark
     while list(marked(mark)):  # the test's timeout is the limit
         time.sleep(0.05)
 
