@@ -307,12 +307,13 @@ def written(folder: Path, records: int) -> Run:
 
 def _follow(path: Path, ready: Any, latencies: Any) -> None:
     import kvspool
+    from kvspool.errors import LogNotFound
 
     while True:
         try:
             log = kvspool.open(path)
             break
-        except kvspool.LogNotFound:
+        except LogNotFound:
             time.sleep(0.01)
     with log:
         following = log.follow("latest", limit=LATENCIES)
