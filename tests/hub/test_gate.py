@@ -482,6 +482,17 @@ def test_a_stranger_that_has_to_wait_and_resets_is_noticed(street: Street) -> No
     assert is_reset(server)
 
 
+def test_a_stranger_that_has_to_wait_hears_why_it_is_refused(street: Street) -> None:
+    street.build(Limits(authentication_bytes=10))
+    client, server, _ = street.pair()
+    client.sendall(b"x" * 20)
+    assert read(server, 10) == b"x" * 10
+    server.sendall(b"who are you")
+    reset(server)
+    assert read(client, 11) == b"who are you"
+    assert is_reset(client)
+
+
 def test_who_sends_more_than_a_batch_may_have_is_cut_and_the_server_never_gets_it(street: Street) -> None:
     street.build(Limits(progress_bytes=100_000))
     client, server, connection = street.pair()
@@ -530,6 +541,25 @@ def test_who_sends_nothing_is_cut_and_a_byte_now_and_then_is_enough(street: Stre
         gate.close()
 
 
+def test_who_can_send_nothing_since_the_server_takes_nothing_is_not_idle(street: Street) -> None:
+    clock = Clock()
+    with system.replaced(clock):
+        gate = street.build(Limits(idle_seconds=60, authentication_seconds=0.04))
+        client, server, connection = street.pair()
+        connection.authenticated("known")
+        sent = fill(client)
+        for _ in range(3):
+            clock.time += 50
+            time.sleep(0.05)  # the gate looks at the clock several times
+        assert gate.stats().open == 1
+        assert len(read(server, sent)) == sent
+        wait_until(lambda: gate.stats().bytes_in == sent)
+        clock.time += 61
+        assert is_reset(client)
+        street.wait_for(Reason.IDLE)
+        gate.close()
+
+
 def test_without_descriptors_clients_wait_and_the_gate_rests(street: Street, caplog: pytest.LogCaptureFixture) -> None:
     gate = street.build()
     old, to_old, _ = street.pair()
@@ -552,7 +582,7 @@ def test_a_client_for_whom_there_is_no_second_descriptor_is_refused(street: Stre
     street.build()
     client = street.stack.enter_context(socket.socket())
     client.settimeout(GUARD)
-    with few_descriptors(1):
+    with few_descriptors(1), contextlib.suppress(ConnectionResetError):
         client.connect(street.gate.address)
         assert is_reset(client)
     street.wait_for(Reason.EXHAUSTED)
@@ -615,9 +645,16 @@ def test_a_close_cuts_who_stays_longer_than_the_grace(street: Street) -> None:
     assert is_reset(client)
     assert is_reset(server)
     assert [reason for reason, _ in street.events] == [Reason.SHUTDOWN]
-    gate.close()
+    gate.close()  # twice is no harm
     with pytest.raises(Closed):
         gate.start()
+
+
+def test_a_second_start_changes_nothing(street: Street) -> None:
+    gate = street.build()
+    address = gate.address
+    assert gate.start().address == address
+    street.pair()
 
 
 def test_a_gate_that_was_never_started_can_be_closed() -> None:
