@@ -12,7 +12,6 @@ import errno
 import fcntl
 import os
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -82,8 +81,8 @@ class Buffer:
 class Carriers:
     """Lends carriers to the flows of one thread."""
 
-    def __init__(self, can_splice: Callable[[], bool] | None = None) -> None:
-        self._has_pipes = (can_splice or sockets_can_splice)()
+    def __init__(self) -> None:
+        self._has_pipes = sockets_can_splice()
         self._spare: list[Pipe] = []
 
     def take(self) -> Carrier:

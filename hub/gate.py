@@ -126,7 +126,9 @@ class Connection:
         """Return which limit of time the connection exceeds."""
         if self.name is None and now - self.opened > limits.authentication_seconds:
             return Reason.AUTHENTICATION_SECONDS
-        if now - self.heard > limits.idle_seconds:
+        if self.inward.is_stalled:
+            self.heard = now  # it may have sent more, but the server takes nothing
+        elif now - self.heard > limits.idle_seconds:
             return Reason.IDLE
         return None
 
@@ -171,9 +173,14 @@ class Gate:
         self._thread: threading.Thread | None = None
 
     def start(self) -> Gate:
-        """Listen, and begin to pass on. Raises OSError, with the address, where nobody may listen; Closed if it was closed."""
+        """Listen at what is `address` from then on, and begin to pass on; a second call changes nothing.
+
+        Raises OSError, with the address, where nobody may listen; Closed if the gate was closed.
+        """
         if self._ends_at is not None:
             raise Closed("the gate was closed; make a new one")
+        if self._thread is not None:
+            return self
         self._now = self._next_tick = system.port.monotonic()
         with ExitStack() as undo:
             self._listener = undo.enter_context(_listen(self._listen_at))
@@ -282,7 +289,8 @@ class Gate:
             connection.is_reached = True
         is_client = fd == connection.client.fileno()
         coming, going = (connection.inward, connection.outward) if is_client else (connection.outward, connection.inward)
-        if mask & select.EPOLLERR and (coming.has_ended or not connection.allowance(self.limits)):
+        is_waiting = is_client and not connection.allowance(self.limits)
+        if mask & select.EPOLLERR and (coming.has_ended or is_waiting):
             self._fail(connection)  # which nobody would notice by reading
             return
         if mask & _INCOMING:
