@@ -207,6 +207,7 @@ class Store:
             system.port.close(self._lock_fd)
             raise RootInUse(f"another hub serves {root}; stop it first")
         self._lock = threading.Lock()
+        self._making: dict[str, threading.Lock] = {}  # by client
         self._open: OrderedDict[tuple[str, int], Shard] = OrderedDict()
         self._used: dict[tuple[str, int], int] = {}
         self._figures: dict[tuple[str, int], Figures] = {}
@@ -219,7 +220,7 @@ class Store:
             names = [route.directory_name(client, bits, index) for index in range(1 << route.check_bits(bits))]
         except ValueError as error:
             raise Malformed(str(error)) from None
-        with self._lock:
+        with self._making_of(client):
             found = route.scan(self.root).get(client)
             try:
                 if found is not None and found.bits != bits:
@@ -229,6 +230,11 @@ class Store:
             for index in found.missing if found is not None else range(1 << bits):
                 with suppress(LogExists):
                     kvspool.create(self.root / names[index], format="kvj").close()
+
+    def _making_of(self, client: str) -> threading.Lock:
+        """Return what is held while a client's shards are made: a thousand take seconds, in which the others go on."""
+        with self._lock:
+            return self._making.setdefault(client, threading.Lock())
 
     def take(self, client: str, bits: int, index: int) -> Shard:
         """Return a shard, open until it is given back. Raises LogNotFound."""
