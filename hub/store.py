@@ -245,6 +245,7 @@ class Store:
             system.port.close(self._lock_fd)
             raise RootInUse(f"another hub serves {root}; stop it first")
         self._lock = threading.Lock()
+        self._making: dict[str, threading.Lock] = {}  # by client
         self._open: OrderedDict[tuple[str, int], Shard] = OrderedDict()
         self._used: dict[tuple[str, int], int] = {}
         self._figures: dict[tuple[str, int], Figures] = {}
@@ -257,7 +258,7 @@ class Store:
             names = [route.directory_name(client, bits, index) for index in range(1 << route.check_bits(bits))]
         except ValueError as error:
             raise Malformed(str(error)) from None
-        with self._lock:
+        with self._making_of(client):
             try:
                 found = route.scan(self.root).get(client)
                 if found is not None and found.bits != bits:
@@ -274,6 +275,11 @@ class Store:
                 raise
             except OSError as error:
                 raise HubFull(f"no shards can be made for {client}: {error}") from error
+
+    def _making_of(self, client: str) -> threading.Lock:
+        """Return what is held while a client's shards are made: a thousand take seconds, in which the others go on."""
+        with self._lock:
+            return self._making.setdefault(client, threading.Lock())
 
     def take(self, client: str, bits: int, index: int) -> Shard:
         """Return a shard, open until it is given back. Raises LogNotFound."""
