@@ -2,13 +2,14 @@
 
 The hub says `Opened` first. Then each `Put` is stored, or `Refused`: then nothing more of its shard is taken in this call, the other shards
 go on. What was stored is acknowledged when the client asks for it, or when `UNASKED` bytes have come without that; at the level "disk"
-after one flush of each shard that something came for.
+after one flush of each shard that something came for, on a thread of its own: meanwhile more comes in, and the next flush covers all of it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -57,12 +58,16 @@ class Intake:
         self._pending: dict[int, int] = {}  # shard: the sequence below which all is stored, not acknowledged yet
         self._unasked = 0
         self._asked = 0
+        self._flushes: Flushes | None = None
         self.is_done = False
 
     def run(self, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter) -> None:
         """Take in what comes until the client ends the call, or is gone."""
+        writer = _OneAtATime(writer)
         with ExitStack() as taken:
             self._open(writer, taken)
+            if self._level == "disk":
+                self._flushes = taken.enter_context(Flushes(lambda places, asked: self._flush(places, asked, writer)))
             for message, batch in self._messages(reader) if self._has_schema(reader) else ():
                 if isinstance(message, Done):
                     self.is_done = True
@@ -167,22 +172,82 @@ class Intake:
 
     def _acknowledge(self, writer: Any) -> None:
         """Say what is stored; at the level "disk" once it is there."""
-        if self._level == "disk":
-            for index in list(self._pending):
-                self._sync(index, writer)
-        writer.write_metadata(wire.encode(Stored(list(self._pending.items()), self._asked)))
-        self._pending.clear()
-        self._unasked = 0
+        places, self._pending, self._unasked = self._pending, {}, 0
+        if self._flushes is not None:
+            self._flushes.ask(places, self._asked)
+        else:
+            writer.write_metadata(wire.encode(Stored(list(places.items()), self._asked)))
 
-    def _sync(self, index: int, writer: Any) -> None:
+    def _flush(self, places: dict[int, int], asked: int, writer: Any) -> None:
+        """Put shards on disk, and say so."""
+        stored = [(index, place) for index, place in places.items() if self._is_synced(index, writer)]
+        writer.write_metadata(wire.encode(Stored(stored, asked)))
+
+    def _is_synced(self, index: int, writer: Any) -> bool:
         try:
             self._shards[index].sync()
         except HubError as error:
-            del self._pending[index]
             self._refuse(writer, error, index)
         except KvspoolError as error:
-            del self._pending[index]
             self._refuse(writer, self._damaged(index, error), index)
+        else:
+            return True
+        return False
+
+
+class Flushes:
+    """Does flushes that are asked for, one after the other, on a thread of its own; those asked for during one are done together."""
+
+    def __init__(self, flush: Callable[[dict[int, int], int], None]) -> None:
+        """flush: called with the place of each shard that was asked for since, and the last number of a question."""
+        self._flush = flush
+        self._places: dict[int, int] = {}
+        self._asked: int | None = None
+        self._is_over = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="hub flushes", daemon=True)
+
+    def ask(self, places: dict[int, int], asked: int) -> None:
+        """Have these shards flushed, soon."""
+        with self._changed:
+            self._places |= places
+            self._asked = asked
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked is not None or self._is_over)
+                if self._asked is None:
+                    return
+                places, asked, self._places, self._asked = self._places, self._asked, {}, None
+            try:
+                self._flush(places, asked)
+            except (pa.ArrowException, OSError):
+                return  # the client is gone; whoever reads from it finds out
+
+    def __enter__(self) -> Flushes:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do what is left, and end."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self._thread.join()
+
+
+class _OneAtATime:
+    """A writer that two threads may use: Flight's takes one message at a time."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._lock = threading.Lock()
+
+    def write_metadata(self, data: bytes) -> None:
+        with self._lock:
+            self._writer.write_metadata(data)
 
 
 @contextmanager
