@@ -89,7 +89,7 @@ class Lane:
         assert self.cursor is not None
         found: Rows | Gap | None = self._surplus
         while found is None or isinstance(found, Gap):
-            found = columns.next_rows(self.cursor, most)
+            found = columns.next_rows(self.cursor, most, max(1, size * 3 // 4))  # the rest is for sequences, times and keys
             if found is None:
                 return None
         rows, self._surplus = found.cut(size)

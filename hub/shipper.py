@@ -324,13 +324,13 @@ class _Call:
         while self._to_refuse:
             self._hear()
         while self._lanes and not self._shipper.is_stopping and not self._is_time_for_others():
-            size = self._round()
+            size, has_more = self._round()
             is_full = sum(self._unanswered) >= self._shipper.window
-            if is_full or (size < self._batch_bytes and self._connection.is_owed):
+            if is_full or (not has_more and self._connection.is_owed):
                 self._hear()
             else:
                 self._commit_now_and_then()
-            if size < self._batch_bytes and not is_full:
+            if not has_more and not is_full:
                 if not size and self._is_finished():
                     return
                 self._rest(is_idle=not size)
@@ -345,9 +345,12 @@ class _Call:
             with self._shipper.leaving_aside(lane):
                 lane.commit()
 
-    def _round(self) -> int:
-        """Send a batch of each lane that has one; return their bytes. The last one asks for an acknowledgement of all."""
-        size = 0
+    def _round(self) -> tuple[int, bool]:
+        """Send a batch of each lane that has one; return their bytes, and whether more is likely to be there, since a batch was full.
+
+        The last one asks for an acknowledgement of all.
+        """
+        size, has_more = 0, False
         for lane in self._lanes:
             rows = None
             with self._shipper.leaving_aside(lane):
@@ -356,11 +359,12 @@ class _Call:
                 rows = lane.next_rows(MOST_ROWS, self._batch_bytes)
             if rows is not None:
                 size += rows.batch.nbytes
+                has_more = has_more or rows.batch.num_rows == MOST_ROWS or rows.batch.nbytes > self._batch_bytes // 2
                 self._send_held(ask=self._unasked >= self._batch_bytes)
                 self._held = lane, rows
         self._send_held(ask=True)
         self._drop_failed()
-        return size
+        return size, has_more
 
     def _send_held(self, *, ask: bool) -> None:
         if self._held is None:
