@@ -51,7 +51,13 @@ class Call:
         self.writer.write_with_metadata(rows, put if isinstance(put, bytes) else wire.encode(put))
 
     def hear(self) -> Any:
-        return wire.decode_from_hub(self.reader.read_chunk().app_metadata.to_pybytes())
+        """Return the hub's next word. The last one of a call comes as its error, too: that is what is left to a client that can't write."""
+        try:
+            return wire.decode_from_hub(self.reader.read_chunk().app_metadata.to_pybytes())
+        except flight.FlightServerError as error:
+            told = tickets.error_in(error.extra_info)
+            assert told is not None
+            return wire.refusal(told)
 
     def end(self) -> None:
         """The client says no more; nor does the hub, at last, or it says once more what it refused."""
