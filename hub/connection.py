@@ -65,6 +65,11 @@ def error_of(location: str, error: Exception) -> HubError:
     return Unreachable(f"{location}: {text}")
 
 
+def jittered(seconds: float) -> float:
+    """Return from half as long up to one and a half times, so that those who lost a hub at once don't all come back at once."""
+    return seconds * (0.5 + int.from_bytes(system.port.random(4), "little") / (1 << 32))
+
+
 class Connection:
     """One open call, used by one thread.
 

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from hub import hubs
-from hub.connection import Security
+from hub.connection import Security, jittered
 from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, QuotaExceeded, RootInUse, Unreachable
 from hub.mirrored import MirroredShard, check_state
 from hub.remote import RemoteHub
@@ -136,7 +136,7 @@ class Mirror:
             except HubError as error:
                 if self._state == "connected":
                     backoff = FIRST_BACKOFF
-                self._rest(max(self._note(error), backoff * (0.5 + _random())))
+                self._rest(max(self._note(error), jittered(backoff)))
                 backoff = min(2 * backoff, LONGEST_BACKOFF)
         self._state = "stopped"
         errors = [shard.error for shard in self._shards.values() if shard.error is not None]
@@ -300,8 +300,3 @@ class Mirror:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _random() -> float:
-    """Return a number from 0 up to 1."""
-    return int.from_bytes(system.port.random(4), "little") / (1 << 32)

@@ -289,11 +289,10 @@ class HubServer:
         )
 
     def _client_statuses(self) -> list[ClientStatus]:
-        known = {client.name: client for client in self.clients.all()}
         writers = self.authentication.access.writers()
         found = []
         for name, shards in self.store.figures().items():
-            client = known.get(name) or self.clients.of(name)
+            client = self.clients.of(name)
             found.append(
                 ClientStatus(
                     client=name,

@@ -27,7 +27,7 @@ import shard
 from hub import hubs
 from hub.client import check_client
 from hub.columns import Rows
-from hub.connection import SILENCE, Connection, Security
+from hub.connection import SILENCE, Connection, Security, jittered
 from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, Silent, Unexpected, Unreachable
 from hub.lane import LOOK_AGAIN, Lane
 from hub.wire import BATCH_BYTES, VERSION, Opening
@@ -175,7 +175,7 @@ class Shipper:
                 elif isinstance(error, Silent):
                     patience = min(2 * patience, MOST_PATIENCE)
                 backoff = min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF)
-                self._rest(max(self._note(error), backoff * (0.5 + _random())))
+                self._rest(max(self._note(error), jittered(backoff)))
         errors = [lane.error for lane in self.lanes if lane.error is not None]
         if until_empty and errors and not self._stop.is_set():
             raise errors[0]
@@ -508,8 +508,3 @@ def open_source(path: Path) -> list[Log]:
         log.close()
         raise NotALog(f"{path} is a queue; only logs that keep sequences can be shipped")
     return [log]
-
-
-def _random() -> float:
-    """Return a number from 0 up to 1."""
-    return int.from_bytes(system.port.random(4), "little") / (1 << 32)
