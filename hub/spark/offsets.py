@@ -23,7 +23,6 @@ from typing import Any, Literal, NamedTuple
 from hub.spark.shards import Extent, ShardKey
 
 EARLIEST, LATEST = -2, -1
-WORDS = {"earliest": EARLIEST, "latest": LATEST}
 LARGEST = (1 << 63) - 1
 LOGS = "/logs"  # a topic is a file's name or a part of one, so it has no slash
 DIGITS = 8  # of a log's id; they are random, so one replaced log in four billion would go unnoticed
@@ -115,149 +114,134 @@ def go_on(noted: Offsets, extents: Mapping[ShardKey, Extent], report: Report) ->
     return places
 
 
-@dataclass(frozen=True)
-class Edge:
-    """Where a query starts, or ends, as one of its options says: `at` is EARLIEST or LATEST for all shards, offsets of each one, a time for
-    all, or a time of each one (ms since 1970, as Kafka has it).
+def spans(start: Offsets, end: Offsets, extents: Mapping[ShardKey, Extent], report: Report) -> dict[ShardKey, tuple[int, int]]:
+    """Return the first and the end sequence of what a micro-batch reads of each shard: from what was noted before it to what was noted for
+    it, so a batch that is run again reads the same. What is gone since is reported; if `report` returns, it is left out.
 
-    or_latest: whether a shard without a record of that time starts at its end; otherwise that is an error.
+    A shard that only `end` has was new: it is noted at its first sequence, and read from there on by the batch after.
     """
-
-    option: str
-    at: int | Offsets
-    kind: Literal["word", "offsets", "timestamp", "timestamps"] = "word"
-    or_latest: bool = False
-
-    def sequences(self, extents: Mapping[ShardKey, Extent], sequence_at: SequenceAt, report: Report) -> dict[ShardKey, int]:
-        """Return the sequence of each shard. Raises ValueError for shards that the option leaves out or that there are not, and for a time
-        that no record has; reports an offset that is gone, or not there yet, or of another log."""
-        if self.kind in ("offsets", "timestamps"):
-            self._check_shards(extents)
-        return {key: self._sequence(key, extent, sequence_at, report) for key, extent in sorted(extents.items())}
-
-    def _check_shards(self, extents: Mapping[ShardKey, Extent]) -> None:
-        assert isinstance(self.at, Offsets)
-        unknown, missing = sorted(self.at.next.keys() - extents.keys()), sorted(extents.keys() - self.at.next.keys())
-        if unknown or missing:
-            code = "OFFSETS" if self.kind == "offsets" else "TIMESTAMPS"
-            found = "; ".join(
-                f"{word}: {_few(keys)}" for word, keys in (("there is no such shard", unknown), ("missing", missing)) if keys
+    places = go_on(Offsets({key: at for key, at in start.next.items() if key in end.next}, start.logs), extents, report)
+    found = {}
+    for key, at in places.items():
+        stop, extent = end.next[key], extents[key]
+        if not is_same_log(end.logs.get(key, ""), extent.log_id):
+            report(
+                f"[KVSPOOL_LOG_REPLACED] {name(key)}: another log has taken the place of the one of which offsets {at} to {stop - 1} were "
+                "to be read"
             )
-            hint = " Use -1 for latest, -2 for earliest." if self.kind == "offsets" else ""
-            raise ValueError(
-                f"[KVSPOOL_{code}_DO_NOT_MATCH] {self.option} must name every shard that is read, and no other; {found}.{hint}"
+        elif stop > extent.end:
+            report(
+                f"[KVSPOOL_OFFSET_CHANGED] {name(key)}: offsets up to {stop - 1} were to be read, but the log ends at {extent.end} "
+                "(PARTITION_OFFSET_CHANGED); some records may have been missed"
             )
+            found[key] = (at, max(at, extent.end))
+        else:
+            found[key] = (at, max(at, stop))
+    return found
 
-    def _sequence(self, key: ShardKey, extent: Extent, sequence_at: SequenceAt, report: Report) -> int:
-        at = self.at if isinstance(self.at, int) else self.at.next[key]
-        if self.kind in ("timestamp", "timestamps"):
-            return self._of_time(key, at, extent, sequence_at)
+
+@dataclass(frozen=True)
+class Bound:
+    """Where a query begins or ends, as its options say: the first of these that isn't None. Times are ns since 1970; an offset may be
+    EARLIEST or LATEST, and so is `everywhere`, which holds for all shards."""
+
+    timestamp: int | None = None
+    timestamps: Mapping[ShardKey, int] | None = None
+    offsets: Offsets | None = None
+    everywhere: int | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether an option says anything."""
+        return any(one is not None for one in (self.timestamp, self.timestamps, self.offsets, self.everywhere))
+
+    def sequences(
+        self, side: Side, extents: Mapping[ShardKey, Extent], sequence_at: SequenceAt, report: Report, *, is_lenient_on_time: bool = False
+    ) -> dict[ShardKey, int]:
+        """Return the sequence of each shard. is_lenient_on_time: a shard without a record of a time, or a later one, starts at its end and
+        is no error; a query always ends there.
+
+        Raises ValueError for shards that are missing in the option or that there are not, and for a time that no record has; reports an
+        offset that is gone, or is not there yet, or is one of another log.
+        """
+        if self.timestamp is not None or self.timestamps is not None:
+            is_lenient = is_lenient_on_time or side == "ending"
+            return self._of_times(side, extents, sequence_at, is_lenient)
+        if self.offsets is not None:
+            _check_shards(f"{side}Offsets", self.offsets.next, extents)
+            return {key: self._of_offset(side, key, self.offsets, extent, report) for key, extent in sorted(extents.items())}
+        assert self.everywhere in (EARLIEST, LATEST)
+        return {key: _at_edge(self.everywhere, extent) for key, extent in sorted(extents.items())}
+
+    def _of_times(
+        self, side: Side, extents: Mapping[ShardKey, Extent], sequence_at: SequenceAt, is_lenient: bool
+    ) -> dict[ShardKey, int]:
+        times = self.timestamps
+        if self.timestamp is not None:
+            times = dict.fromkeys(extents, self.timestamp)
+        assert times is not None
+        _check_shards(f"{side}OffsetsByTimestamp", times, extents)
+        found = {}
+        for key, extent in sorted(extents.items()):
+            at = sequence_at(key, times[key])
+            if at is None and not is_lenient:
+                raise ValueError(
+                    f"[KVSPOOL_NO_OFFSET_AT_TIMESTAMP] {name(key)} has no record of time {times[key] // 1_000_000} ms or later; option "
+                    "startingOffsetsByTimestampStrategy=latest starts at its end"
+                )
+            # Records come and go after the look at the extents.
+            found[key] = extent.end if at is None else max(extent.first, min(at, extent.end))
+        return found
+
+    def _of_offset(self, side: Side, key: ShardKey, asked: Offsets, extent: Extent, report: Report) -> int:
+        at = asked.next[key]
         if at in (EARLIEST, LATEST):
-            return extent.first if at == EARLIEST else extent.end
-        assert isinstance(self.at, Offsets)
-        return self._of_offset(Offsets({key: at}, self.at.logs), extent, report)
-
-    def _of_offset(self, asked: Offsets, extent: Extent, report: Report) -> int:
-        (key, at), = asked.next.items()  # fmt: skip
-        if self.option.startswith("ending") and at < extent.first and is_same_log(asked.logs.get(key, ""), extent.log_id):
-            return at  # what is gone is missed at the start of the range, if at all
+            return _at_edge(at, extent)
+        if side == "ending" and at < extent.first and is_same_log(asked.logs.get(key, ""), extent.log_id):
+            return at  # what is gone is missed at the start, if at all
 
         def named(loss: str) -> None:
-            report(f"{loss}; option {self.option} asks for offset {at}")
+            report(f"{loss}; option {side}Offsets asks for offset {at}")
 
-        return go_on(asked, {key: extent}, named)[key]
-
-    def _of_time(self, key: ShardKey, at: int, extent: Extent, sequence_at: SequenceAt) -> int:
-        found = sequence_at(key, at * 1_000_000)
-        if found is None and not self.or_latest:
-            raise ValueError(
-                f"[KVSPOOL_NO_OFFSET_AT_TIMESTAMP] {self.option}: {name(key)} has no record of timestamp {at} or later; "
-                "option startingOffsetsByTimestampStrategy=latest starts at its end"
-            )
-        # Records come and go after the look at the extents.
-        return extent.end if found is None else max(extent.first, min(found, extent.end))
+        return go_on(Offsets({key: at}, asked.logs), {key: extent}, named)[key]
 
 
-def edge(side: Side, given: Mapping[str, str], *, default: int, streaming: bool) -> Edge:
-    """Return where a query starts or ends. given: the options by their names in small letters; others are ignored. The order of
-    precedence is Kafka's: a time for all shards, times of each one, offsets.
+def ranges(starts: Mapping[ShardKey, int], ends: Mapping[ShardKey, int]) -> dict[ShardKey, tuple[int, int]]:
+    """Return the first and the end sequence of what a batch query reads of each shard.
 
-    Raises ValueError for an option that is wrong, or has no meaning in such a query.
+    Raises ValueError where the end is before the start.
     """
-    if side == "ending" and streaming:
-        refuse_ending(given)
-    offsets, by_time, time = f"{side}Offsets", f"{side}OffsetsByTimestamp", f"{side}Timestamp"
-    or_latest = side == "ending" or _strategy(given) == "latest"
-    if (text := given.get(time.lower())) is not None:
-        return Edge(time, _milliseconds(text.strip(), time), "timestamp", or_latest)
-    if (text := given.get(by_time.lower())) is not None:
-        times = parse(_loaded(text, by_time), by_time)
-        for key, at in times.next.items():
-            _milliseconds(str(at), f"{by_time}, {name(key)}")
-        return Edge(by_time, times, "timestamps", or_latest)
-    if (text := given.get(offsets.lower())) is None:
-        return Edge(offsets, default)
-    return _of_offsets(side, offsets, text.strip(), streaming)
-
-
-def refuse_ending(given: Mapping[str, str]) -> None:
-    """Raise ValueError for an option that says where a stream ends."""
-    for option, what in (("endingOffsets", "offset"), ("endingOffsetsByTimestamp", "timestamp"), ("endingTimestamp", "timestamp")):
-        if option.lower() in given:
-            raise ValueError(f"[KVSPOOL_INVALID_OPTION] ending {what} not valid in streaming queries: option {option}")
-
-
-def ranges(
-    start: Edge, end: Edge, extents: Mapping[ShardKey, Extent], sequence_at: SequenceAt, report: Report
-) -> dict[ShardKey, tuple[int, int]]:
-    """Return the first and the end sequence of what a batch query reads of each shard; see `Edge.sequences`.
-
-    Raises ValueError too where the end lies before the start.
-    """
-    starts, ends = start.sequences(extents, sequence_at, report), end.sequences(extents, sequence_at, report)
     for key, at in starts.items():
         if at > ends[key]:
             raise ValueError(
-                f"[KVSPOOL_START_OFFSET_GREATER_THAN_END_OFFSET] {name(key)}: {start.option} gives {at}, and {end.option} {ends[key]}"
+                f"[KVSPOOL_START_OFFSET_GREATER_THAN_END_OFFSET] {name(key)}: the start is at offset {at}, and the end at {ends[key]}"
             )
     return {key: (at, ends[key]) for key, at in starts.items()}
 
 
-def _of_offsets(side: Side, option: str, text: str, streaming: bool) -> Edge:
-    wrong = LATEST if side == "starting" and not streaming else EARLIEST if side == "ending" else None
-    word = next((word for word, sentinel in WORDS.items() if sentinel == wrong), "")
-    if text.lower() in WORDS:
-        if text.lower() == word:
-            raise ValueError(f"[KVSPOOL_INVALID_OPTION] {side} offset can't be {word} for batch queries: option {option}")
-        return Edge(option, WORDS[text.lower()])
-    offsets = parse(_loaded(text, option), option, least=EARLIEST)
-    for key, at in offsets.next.items():
-        if at == wrong:
-            raise ValueError(f"[KVSPOOL_INVALID_OPTION] {option}: {name(key)} can't be {word} ({wrong}) for batch queries")
-    return Edge(option, offsets, "offsets")
+def _at_edge(which: int | None, extent: Extent) -> int:
+    return extent.first if which == EARLIEST else extent.end
 
 
-def _strategy(given: Mapping[str, str]) -> str:
-    option = "startingOffsetsByTimestampStrategy"
-    strategy = given.get(option.lower(), "error").strip().lower()
-    if strategy not in ("error", "latest"):
-        raise ValueError(f"[KVSPOOL_INVALID_OPTION] option {option} is error or latest, not {_short(strategy)}")
-    return strategy
+def _check_shards(option: str, named: Mapping[ShardKey, int], extents: Mapping[ShardKey, Extent]) -> None:
+    unknown, missing = sorted(named.keys() - extents.keys()), sorted(extents.keys() - named.keys())
+    if unknown or missing:
+        code = "TIMESTAMPS" if option.endswith("ByTimestamp") else "OFFSETS"
+        lists = (("there is no such shard", unknown), ("missing", missing))
+        found = "; ".join(f"{word}: {_few(keys)}" for word, keys in lists if keys)
+        hint = "; -1 is latest, -2 earliest" if code == "OFFSETS" else ""
+        raise ValueError(f"[KVSPOOL_{code}_DO_NOT_MATCH] option {option} names every shard that is read, and no other; {found}{hint}")
 
 
-def _milliseconds(text: str, option: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII) or int(text) > LARGEST // 1_000_000:
-        raise ValueError(f"[KVSPOOL_INVALID_OPTION] {option} is a time in milliseconds since 1970, not {_short(text)}")
-    return int(text)
-
-
-def _loaded(text: str, option: str) -> object:
+def parse_text(text: str, what: str, least: int = 0) -> Offsets:
+    """Return the offsets of a user's JSON; see `parse`. Raises ValueError, also for a name that stands there twice."""
     try:
-        return json.loads(text, object_pairs_hook=_no_duplicates)
+        given = json.loads(text, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"[KVSPOOL_INVALID_OFFSETS] {option} is JSON like {{\"topic\": {{\"0\": 23, \"1\": -2}}}}, not {_short(text)}: {error}"
+            f"[KVSPOOL_INVALID_OFFSETS] {what} is JSON like {{\"topic\": {{\"0\": 23, \"1\": 45}}}}, not {_short(text)}: {error}"
         ) from None
+    return parse(given, what, least)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

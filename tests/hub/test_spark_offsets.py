@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.spark import offsets
-from hub.spark.offsets import EARLIEST, LATEST, Edge, Offsets
+from hub.spark.offsets import EARLIEST, LATEST, Bound, Offsets
 from hub.spark.shards import Extent, ShardKey
 
 A0, A1, B0 = ShardKey("a", 0), ShardKey("a", 1), ShardKey("b", 0)
@@ -38,22 +38,22 @@ def fail(loss: str) -> None:
     raise Lost(loss)
 
 
-def nothing_older(key: ShardKey, timestamp: int) -> int | None:
-    """Return the sequence as if each record's timestamp were its sequence in milliseconds."""
-    at = max(-(-timestamp // 1_000_000), SHARDS[key].first)
+def sequence_at(key: ShardKey, timestamp: int) -> int | None:
+    """Return the sequence as if each record's timestamp were its sequence."""
+    at = max(timestamp, SHARDS[key].first)
     return at if at < SHARDS[key].end else None
 
 
-def sequences(edge: Edge, report: offsets.Report = fail) -> dict[ShardKey, int]:
-    return edge.sequences(SHARDS, nothing_older, report)
+def starting(bound: Bound, report: offsets.Report = fail, is_lenient_on_time: bool = False) -> dict[ShardKey, int]:
+    return bound.sequences("starting", SHARDS, sequence_at, report, is_lenient_on_time=is_lenient_on_time)
 
 
-def starting(streaming: bool = True, **options: str) -> Edge:
-    return offsets.edge("starting", options, default=LATEST if streaming else EARLIEST, streaming=streaming)
+def ending(bound: Bound) -> dict[ShardKey, int]:
+    return bound.sequences("ending", SHARDS, sequence_at, fail)
 
 
-def ending(**options: str) -> Edge:
-    return offsets.edge("ending", options, default=LATEST, streaming=False)
+def asked(text: str) -> Bound:
+    return Bound(offsets=offsets.parse_text(text, "startingOffsets", EARLIEST))
 
 
 def test_offsets_are_noted_as_kafka_writes_them_with_the_ids_of_the_logs_in_front() -> None:
@@ -155,123 +155,131 @@ def test_a_query_goes_on_within_what_is_there_and_never_earlier_in_the_same_log(
     assert len(losses) == len(changed)
 
 
-def test_words_stand_for_the_ends_of_every_shard_and_kafkas_defaults_hold() -> None:
-    firsts, ends = {A0: 10, A1: 0, B0: 7}, {A0: 20, A1: 5, B0: 7}
-    assert sequences(starting(startingoffsets=" Earliest ")) == firsts
-    assert sequences(starting(startingoffsets="latest")) == ends
-    assert sequences(starting()) == ends
-    assert sequences(starting(streaming=False)) == firsts
-    assert sequences(ending()) == ends
-    assert list(sequences(starting())) == sorted(ends)
+@given(st.dictionaries(keys, st.tuples(st.integers(0, 90), st.integers(0, 90), ids, ids), max_size=6), shards)
+def test_a_batch_that_is_run_again_reads_the_same_or_says_what_is_gone(
+    noted: dict[ShardKey, tuple[int, int, str, str]], found: dict[ShardKey, Extent]
+) -> None:
+    start, end = Offsets({}, {}), Offsets({}, {})
+    for key, (at, stop, log_before, log_after) in noted.items():
+        start.next[key], start.logs[key] = at, log_before
+        end.next[key], end.logs[key] = max(at, stop), log_after
+    losses: list[str] = []
+    spans = offsets.spans(start, end, found, losses.append)
+    for key, (at, stop) in spans.items():
+        assert found[key].first <= at <= stop <= max(found[key].end, at)
+    if not losses:
+        assert spans == {key: (at, end.next[key]) for key, at in start.next.items()}
+        assert offsets.spans(start, end, found, fail) == spans
+
+
+def test_a_shard_that_is_new_in_a_batch_is_noted_and_not_read_yet() -> None:
+    assert offsets.spans(Offsets({A1: 2}, {}), Offsets({A0: 10, A1: 3}, {}), SHARDS, fail) == {A1: (2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("end", "logs", "code", "then"),
+    [
+        (25, {A0: ID[:8]}, "OFFSET_CHANGED", {A0: (12, 20)}),
+        (18, {A0: OTHER[:8]}, "LOG_REPLACED", {}),
+    ],
+)
+def test_the_end_of_a_batch_that_is_no_more_there_is_a_loss(
+    end: int, logs: dict[ShardKey, str], code: str, then: dict[ShardKey, tuple[int, int]]
+) -> None:
+    noted = Offsets({A0: 12}, {A0: ID[:8]}), Offsets({A0: end}, logs)
+    with pytest.raises(Lost, match=rf"^\[KVSPOOL_{code}\].*topic 'a', partition 0"):
+        offsets.spans(*noted, SHARDS, fail)
+    assert offsets.spans(*noted, SHARDS, print) == then
+
+
+def test_words_stand_for_the_ends_of_every_shard() -> None:
+    assert starting(Bound(everywhere=EARLIEST)) == {A0: 10, A1: 0, B0: 7}
+    assert ending(Bound(everywhere=LATEST)) == {A0: 20, A1: 5, B0: 7}
+    assert list(ending(Bound(everywhere=LATEST))) == sorted(SHARDS)
 
 
 def test_offsets_may_be_sentinels_and_may_have_the_ids_of_a_progress_report() -> None:
-    text = '{"a": {"0": 15, "1": -2}, "b": {"0": -1}}'
-    assert sequences(starting(startingoffsets=text)) == {A0: 15, A1: 0, B0: 7}
+    assert starting(asked('{"a": {"0": 15, "1": -2}, "b": {"0": -1}}')) == {A0: 15, A1: 0, B0: 7}
     copied = json.dumps(offsets.note({A0: 15, A1: 5, B0: 7}, SHARDS))
-    assert sequences(starting(startingoffsets=copied)) == {A0: 15, A1: 5, B0: 7}
-    replaced = copied.replace(ID[:8], "00000000")
+    assert starting(asked(copied)) == {A0: 15, A1: 5, B0: 7}
     with pytest.raises(Lost, match=r"KVSPOOL_LOG_REPLACED.*option startingOffsets asks for offset 15"):
-        sequences(starting(startingoffsets=replaced))
+        starting(asked(copied.replace(ID[:8], "00000000")))
 
 
 def test_a_time_for_all_shards_comes_before_times_of_each_and_those_before_offsets() -> None:
-    options = {"startingoffsets": "earliest"}
-    options["startingoffsetsbytimestamp"] = '{"a": {"0": 12, "1": 3}, "b": {"0": 0}}'
-    options["startingoffsetsbytimestampstrategy"] = "latest"
-    assert sequences(starting(**options)) == {A0: 12, A1: 3, B0: 7}
-    options["startingtimestamp"] = "4"
-    assert sequences(starting(**options)) == {A0: 10, A1: 4, B0: 7}
-    options["startingtimestamp"] = "5"
-    assert sequences(starting(**options)) == {A0: 10, A1: 5, B0: 7}
+    bound = asked('{"a": {"0": 11, "1": 1}, "b": {"0": 7}}')
+    assert bound.is_given and not Bound().is_given
+    assert starting(bound) == {A0: 11, A1: 1, B0: 7}
+    bound = replace(bound, timestamps={A0: 12, A1: 3, B0: 0})
+    assert starting(bound, is_lenient_on_time=True) == {A0: 12, A1: 3, B0: 7}
+    bound = replace(bound, timestamp=4)
+    assert starting(bound, is_lenient_on_time=True) == {A0: 10, A1: 4, B0: 7}
 
 
 def test_a_time_that_no_record_has_is_an_error_or_the_end() -> None:
-    with pytest.raises(ValueError, match=r"KVSPOOL_NO_OFFSET_AT_TIMESTAMP.*topic 'b', partition 0 has no record of timestamp 2 or later"):
-        sequences(starting(startingtimestamp="2"))
-    assert sequences(starting(startingtimestamp="2", startingoffsetsbytimestampstrategy="LATEST")) == {A0: 10, A1: 2, B0: 7}
-    assert sequences(ending(endingtimestamp="12")) == {A0: 12, A1: 5, B0: 7}
-    assert sequences(ending(endingoffsetsbytimestamp='{"a": {"0": 1, "1": 1}, "b": {"0": 1}}')) == {A0: 10, A1: 1, B0: 7}
+    with pytest.raises(ValueError, match=r"KVSPOOL_NO_OFFSET_AT_TIMESTAMP\] topic 'b', partition 0 has no record of time 2 ms or later"):
+        Bound(timestamp=2_000_000).sequences("starting", {B0: SHARDS[B0]}, sequence_at, fail)
+    assert starting(Bound(timestamp=2), is_lenient_on_time=True) == {A0: 10, A1: 2, B0: 7}
+    assert ending(Bound(timestamp=12)) == {A0: 12, A1: 5, B0: 7}
+    assert ending(Bound(timestamps={A0: 1, A1: 1, B0: 1})) == {A0: 10, A1: 1, B0: 7}
 
 
-@given(shards, st.integers(0, 10**12), st.none() | st.integers(0, 200))
-def test_a_time_gives_a_sequence_that_is_there_whatever_comes_or_goes_meanwhile(
-    found: dict[ShardKey, Extent], milliseconds: int, answer: int | None
-) -> None:
-    edge = offsets.edge("ending", {"endingtimestamp": str(milliseconds)}, default=LATEST, streaming=False)
-    then = edge.sequences(found, lambda key, timestamp: answer, fail)
+@given(shards, st.none() | st.integers(0, 200))
+def test_a_time_gives_a_sequence_that_is_there_whatever_comes_or_goes_meanwhile(found: dict[ShardKey, Extent], answer: int | None) -> None:
+    then = Bound(timestamp=1).sequences("ending", found, lambda key, timestamp: answer, fail)
     assert then.keys() == found.keys()
     assert all(found[key].first <= at <= found[key].end for key, at in then.items())
 
 
 @pytest.mark.parametrize(
-    ("side", "streaming", "options", "words"),
+    ("text", "words"),
     [
-        ("starting", False, {"startingoffsets": "latest"}, "starting offset can't be latest for batch queries"),
-        ("starting", False, {"startingoffsets": '{"a": {"0": -1}}'}, "topic 'a', partition 0 can't be latest (-1) for batch queries"),
-        ("ending", False, {"endingoffsets": "earliest"}, "ending offset can't be earliest for batch queries"),
-        ("ending", False, {"endingoffsets": '{"a": {"0": -2}}'}, "can't be earliest (-2) for batch queries"),
-        ("ending", True, {"endingoffsets": "latest"}, "ending offset not valid in streaming queries"),
-        ("ending", True, {"endingoffsetsbytimestamp": "{}"}, "ending timestamp not valid in streaming queries"),
-        ("ending", True, {"endingtimestamp": "1"}, "ending timestamp not valid in streaming queries"),
-        ("starting", True, {"startingoffsets": "soon"}, "startingOffsets is JSON like"),
-        ("starting", True, {"startingoffsets": '{"a": {"0": 1}, "a": {"0": 2}}'}, "a name stands there twice"),
-        ("starting", True, {"startingoffsets": '{"a": {"0": -3}}'}, "is a number -2..2^63-1, not -3"),
-        ("starting", True, {"startingoffsets": "[" * 10_000}, "startingOffsets is JSON like"),
-        ("starting", True, {"startingtimestamp": "soon"}, "startingTimestamp is a time in milliseconds since 1970, not 'soon'"),
-        ("starting", True, {"startingtimestamp": "-1"}, "is a time in milliseconds"),
-        ("starting", True, {"startingtimestamp": "9223372036855"}, "is a time in milliseconds"),
-        ("starting", True, {"startingoffsetsbytimestamp": '{"a": {"0": 9223372036855}}'}, "partition 0 is a time in milliseconds"),
-        ("starting", True, {"startingoffsetsbytimestamp": '{"a": {"0": -1}}'}, "is a number 0..2^63-1, not -1"),
-        ("starting", True, {"startingoffsetsbytimestampstrategy": "first"}, "is error or latest, not 'first'"),
+        ("soon", "startingOffsets is JSON like"),
+        ('{"a": {"0": 1}, "a": {"0": 2}}', "a name stands there twice"),
+        ('{"a": {"0": -3}}', "is a number -2..2^63-1, not -3"),
+        ("[" * 10_000, "startingOffsets is JSON like"),
+        ('{"a": {"0": %s}}' % ("9" * 5000), "startingOffsets is JSON like"),
     ],
 )
-def test_an_option_that_is_wrong_is_named(side: offsets.Side, streaming: bool, options: Mapping[str, str], words: str) -> None:
-    with pytest.raises(ValueError, match=r"^\[KVSPOOL_INVALID_O") as failure:
-        offsets.edge(side, options, default=LATEST, streaming=streaming)
-    assert words in str(failure.value)
+def test_what_is_wrong_with_a_users_offsets_is_said(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=r"^\[KVSPOOL_INVALID_OFFSETS\]") as failure:
+        asked(text)
+    assert words in str(failure.value) and len(str(failure.value)) < 400
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "words"),
+    ("bound", "code", "words"),
     [
-        ({"startingoffsets": '{"a": {"0": 1, "1": 1}}'}, "OFFSETS", "missing: topic 'b', partition 0. Use -1 for latest"),
+        (asked('{"a": {"0": 1, "1": 1}}'), "OFFSETS", "missing: topic 'b', partition 0; -1 is latest, -2 earliest"),
         (
-            {"startingoffsets": '{"a": {"0": 1, "1": 1, "2": 1}, "b": {"0": 1}, "c": {"0": 1}}'},
+            asked('{"a": {"0": 1, "1": 1, "2": 1}, "b": {"0": 1}, "c": {"0": 1}}'),
             "OFFSETS",
-            "there is no such shard: topic 'a', partition 2, topic 'c', partition 0.",
+            "there is no such shard: topic 'a', partition 2, topic 'c', partition 0;",
         ),
-        ({"startingoffsetsbytimestamp": '{"a": {"0": 1}}'}, "TIMESTAMPS", "missing: topic 'a', partition 1, topic 'b', partition 0."),
+        (Bound(timestamps={A0: 1}), "TIMESTAMPS", "missing: topic 'a', partition 1, topic 'b', partition 0"),
+        (Bound(offsets=Offsets({ShardKey("x", at): 1 for at in range(100)}, {})), "OFFSETS", "partition 4 and 95 more; missing"),
     ],
 )
-def test_options_must_name_every_shard_and_no_other(options: dict[str, str], code: str, words: str) -> None:
+def test_options_name_every_shard_and_no_other(bound: Bound, code: str, words: str) -> None:
     with pytest.raises(ValueError, match=rf"^\[KVSPOOL_{code}_DO_NOT_MATCH\]") as failure:
-        sequences(starting(**options))
+        starting(bound)
     assert words in str(failure.value)
 
 
-def test_a_long_list_of_shards_is_cut() -> None:
-    text = json.dumps({"x": {str(at): 1 for at in range(100)}})
-    with pytest.raises(ValueError, match="partition 4 and 95 more; missing"):
-        sequences(starting(startingoffsets=text))
-
-
 def test_an_offset_that_is_gone_or_not_there_yet_is_a_loss() -> None:
-    text = '{"a": {"0": %d, "1": 0}, "b": {"0": 7}}'
+    gone, beyond = (Bound(offsets=Offsets({A0: at, A1: 0, B0: 7}, {})) for at in (3, 21))
     with pytest.raises(Lost, match=r"KVSPOOL_DATA_LOSS.*offsets 3 to 9 are gone.*option startingOffsets asks for offset 3"):
-        sequences(starting(startingoffsets=text % 3))
+        starting(gone)
     with pytest.raises(Lost, match=r"KVSPOOL_OFFSET_CHANGED.*ends at 20"):
-        sequences(starting(startingoffsets=text % 21))
-    assert sequences(starting(startingoffsets=text % 3), print)[A0] == 10
-    assert sequences(starting(startingoffsets=text % 21), print)[A0] == 20
+        starting(beyond)
+    assert starting(gone, print)[A0] == 10
+    assert starting(beyond, print)[A0] == 20
 
 
-def test_a_batch_reads_from_one_edge_to_the_other_and_not_backwards() -> None:
-    begin = starting(streaming=False, startingoffsets='{"a": {"0": 15, "1": -2}, "b": {"0": 7}}')
-    assert offsets.ranges(begin, ending(), SHARDS, nothing_older, fail) == {A0: (15, 20), A1: (0, 5), B0: (7, 7)}
-    end = ending(endingoffsets='{"a": {"0": 14, "1": -1}, "b": {"0": -1}}')
-    with pytest.raises(ValueError, match=r"START_OFFSET_GREATER.*partition 0: startingOffsets gives 15, and endingOffsets 14"):
-        offsets.ranges(begin, end, SHARDS, nothing_older, fail)
-    gone = ending(endingoffsets='{"a": {"0": 4, "1": -1}, "b": {"0": -1}}')
-    with pytest.raises(ValueError, match="startingOffsets gives 10, and endingOffsets 4"):
-        offsets.ranges(starting(streaming=False), gone, SHARDS, nothing_older, fail)
+def test_a_batch_reads_from_one_bound_to_the_other_and_not_backwards() -> None:
+    begin = starting(asked('{"a": {"0": 15, "1": -2}, "b": {"0": 7}}'))
+    assert offsets.ranges(begin, ending(Bound(everywhere=LATEST))) == {A0: (15, 20), A1: (0, 5), B0: (7, 7)}
+    with pytest.raises(ValueError, match=r"START_OFFSET_GREATER.*partition 0: the start is at offset 15, and the end at 14"):
+        offsets.ranges(begin, ending(asked('{"a": {"0": 14, "1": -1}, "b": {"0": -1}}')))
+    with pytest.raises(ValueError, match="the start is at offset 10, and the end at 4"):
+        offsets.ranges(starting(Bound(everywhere=EARLIEST)), ending(asked('{"a": {"0": 4, "1": -1}, "b": {"0": -1}}')))
