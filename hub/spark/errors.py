@@ -1,4 +1,4 @@
-"""What can go wrong in a query. Spark keeps the words of an error and loses its class, so each begins with a code in brackets that stays."""
+"""What can go wrong in a query. Spark keeps the words of an error and loses its class, so each begins with a code in brackets."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,7 +26,7 @@ from hub.spark.errors import DataLossError
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey, ShardRange
 from kvspool import Gap, Spool, logs, system
-from kvspool.errors import LogNotFound, NotALog, OutOfRange
+from kvspool.errors import LogNotFound, NotALog
 from kvspool.journal import Journal
 from kvspool.journal import files as journals
 from kvspool.journal.files import LEFTOVERS
@@ -159,10 +158,9 @@ class LocalShards:
         """See `Shards.sequence_at`. Raises OutOfRange for a format whose records have no times."""
         log = self._log(key)
         moment = EPOCH + timedelta(microseconds=timestamp // 1000)
-        with suppress(OutOfRange if isinstance(log, Spool) else ()):
-            for record in log.read(moment, on_gap="skip", isolation=self._isolation):
-                if record.timestamp >= timestamp:
-                    return record.sequence
+        for record in log.read(moment, on_gap="skip", isolation=self._isolation):
+            if record.timestamp >= timestamp:  # a moment has microseconds
+                return int(record.sequence)
         return None
 
     def range(self, key: ShardKey, first: int, end: int) -> LocalRange:
