@@ -11,13 +11,13 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hub import hubs
-from hub.spark.offsets import EARLIEST, LATEST, Bound, parse_text
+from hub.spark.offsets import EARLIEST, LARGEST, LATEST, Bound, parse_text
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import ShardKey
 from kvspool.journal.offsets import check_name
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from hub.connection import Security
 
 NANOSECONDS = 1_000_000  # of a millisecond, in which Kafka's options tell times
-TOKEN = "KVSPOOL_TOKEN"  # the environment variable
-LARGEST = (1 << 63) - 1
 LATEST_TIME = LARGEST // NANOSECONDS  # some time in 2262
+TOKEN = "KVSPOOL_TOKEN"  # the environment variable
 
 NAMES = (
     "path",
@@ -184,9 +183,9 @@ class ReadOptions:
         for name in OF_STREAMS:
             if name in self.given:
                 raise ValueError(f"option {name} is for streams: spark.readStream; leave it out of a batch query")
-        if self.starting.everywhere == LATEST or LATEST in _offsets_of(self.starting):
+        if _has(self.starting, LATEST):
             raise ValueError("option startingOffsets can't be latest (-1) in a batch query, which would read nothing")
-        if self.ending.everywhere == EARLIEST or EARLIEST in _offsets_of(self.ending):
+        if _has(self.ending, EARLIEST):
             raise ValueError("option endingOffsets can't be earliest (-2), which would read nothing")
         return replace(self, starting=_or(self.starting, EARLIEST), ending=_or(self.ending, LATEST))
 
@@ -202,12 +201,12 @@ class ReadOptions:
         return replace(self, starting=_or(self.starting, LATEST))
 
 
-def _offsets_of(bound: Bound) -> Collection[int]:
-    return () if bound.offsets is None else bound.offsets.next.values()
-
-
 def _or(bound: Bound, everywhere: int) -> Bound:
     return bound if bound.is_given else Bound(everywhere=everywhere)
+
+
+def _has(bound: Bound, edge: int) -> bool:
+    return bound.everywhere == edge or (bound.offsets is not None and edge in bound.offsets.next.values())
 
 
 def _named(given: Mapping[str, str]) -> dict[str, str]:
@@ -310,26 +309,21 @@ def _assigned(text: str) -> frozenset[ShardKey]:
 def _bound(options: Mapping[str, str], offsets: str, timestamp: str, timestamps: str) -> Bound:
     """Return what the three options say; each is checked, also where another one comes before it."""
     time = _whole(options, timestamp, 0, "ms since 1970", LATEST_TIME)
+    times = parse_text(options[timestamps], f"option {timestamps}").next if timestamps in options else None
+    if any(one > LATEST_TIME for one in (times or {}).values()):
+        raise ValueError(f"option {timestamps} is times in ms since 1970, not {options[timestamps]!r}")
     word = options.get(offsets, "").strip().lower()
-    everywhere = {"earliest": EARLIEST, "latest": LATEST}.get(word)
-    places = None
-    if offsets in options and everywhere is None:
-        places = parse_text(options[offsets], f"option {offsets}, if not earliest or latest,", EARLIEST)
+    if word in ("earliest", "latest"):
+        everywhere, places = (EARLIEST if word == "earliest" else LATEST), None
+    else:
+        known = f"option {offsets}, if it is neither earliest nor latest,"
+        everywhere, places = None, parse_text(options[offsets], known, EARLIEST) if offsets in options else None
     return Bound(
         timestamp=None if time is None else time * NANOSECONDS,
-        timestamps=_times(options, timestamps),
+        timestamps=None if times is None else {key: value * NANOSECONDS for key, value in times.items()},
         offsets=places,
         everywhere=everywhere,
     )
-
-
-def _times(options: Mapping[str, str], name: str) -> dict[ShardKey, int] | None:
-    if name not in options:
-        return None
-    found = parse_text(options[name], f"option {name}, in ms since 1970,")
-    if any(time > LATEST_TIME for time in found.next.values()):
-        raise ValueError(f"option {name} is times in ms since 1970, not {options[name]!r}")
-    return {key: time * NANOSECONDS for key, time in found.next.items()}
 
 
 def _json(text: str, told: str) -> dict[str, Any]:
