@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from hub.commands import access, retention, serve, ship, trim, verify
 from hub.commands import stats as hub_stats
 from kvspool import sizes, system
 from kvspool.cli import options, output, stats
+from kvspool.cli.checks import Check
 from kvspool.cli.options import BadInput
 from kvspool.errors import KvspoolError
 
@@ -97,6 +99,17 @@ def open_log(path: Path) -> HubRoot | None:
         return root
     root.close()
     return None
+
+
+def checks() -> Iterator[Check]:
+    """Yield what `kvspool doctor` looks at for us. Only Spark needs Java, so nothing fails without it."""
+    from hub.spark.java import JavaNotFound, find_java
+
+    try:
+        yield Check("Java", "ok", str(find_java()))
+    except JavaNotFound as error:
+        found, _, advice = str(error).partition(". ")
+        yield Check("Java", "warn", found, advice)
 
 
 class _ShardByShard(HubRoot):
