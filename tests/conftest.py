@@ -28,7 +28,7 @@ OF_THE_NETWORK = (
     "systemd"
 )
 if os.environ.get("KVSPOOL_NO_EXTENSIONS") and importlib.util.find_spec("kvspool._frames_c") is not None:
-    collect_ignore_glob = ["test_flights.py", *(f"hub/test_{name}.py" for name in OF_THE_NETWORK.split())]
+    collect_ignore_glob = ["test_flights.py", "test_fuzz.py", *(f"hub/test_{name}.py" for name in OF_THE_NETWORK.split())]
 
 
 def _twins() -> list[ModuleType]:
