@@ -3,10 +3,10 @@
     .venv/bin/python tools/faults/fuzz.py TARGET[,TARGET...] SECONDS [CORPUS]
 
 Several targets are fuzzed one after the other, so many seconds each. Targets: reader and writer (a ring and a control block, a page of
-each fuzzed), header (both files' headers), checkpoint, slots, keys (the key table), keyed (decoding a keyed value), lines (the input of `kvspool append`); sej, kvj, fixed (a journal of that format, with one file
-fuzzed: a segment, the lock file, the settings, a reader's place, a sparse index; the whole of it is read, verified and appended to). It
-runs on the interpreted twin, in which atheris sees the branches, and begins with the golden bytes of tests/formats, or a journal's own. The
-last line counts the inputs.
+each fuzzed), header (both files' headers), checkpoint, slots, keys (the key table), keyed (decoding a keyed value), lines (the input of
+`kvspool append`); sej, kvj, fixed (a journal of that format, with one file fuzzed: a segment, the lock file, the settings, a reader's
+place, a sparse index; the whole of it is read, verified and appended to). It runs on the interpreted twin, in which atheris sees the
+branches, and begins with the golden bytes of tests/formats, or a journal's own. The last line counts the inputs.
 """
 
 from __future__ import annotations
