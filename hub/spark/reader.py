@@ -32,13 +32,14 @@ class ShardReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the tasks. Raises LogNotFound for what was asked for by name and isn't there."""
-        shards = open_shards(self.options)
+        shards = open_shards(self.options, reading.columns_of(self.schema))
         try:
             extents = shards.look()
             missing = self.options.selection.missing(extents)
             if missing:
                 there = ", ".join(sorted({repr(key.topic) for key in extents})) or "none"
-                raise LogNotFound(f"{self.options.path} has no {', '.join(map(repr, missing))}; of what was asked for it has {there}")
+                where = self.options.path or ", ".join(self.options.hubs)
+                raise LogNotFound(f"{where} has no {', '.join(map(repr, missing))}; of what was asked for it has {there}")
             ranges = [shards.range(key, extent.first, extent.end) for key, extent in extents.items() if extent.first < extent.end]
         finally:
             shards.close()
