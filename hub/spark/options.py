@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hub.connection import Security
 
 NANOSECONDS = 1_000_000  # of a millisecond, in which Kafka's options tell times
+LATEST_TIME = LARGEST // NANOSECONDS  # some time in 2262
 TOKEN = "KVSPOOL_TOKEN"  # the environment variable
 
 NAMES = (
@@ -201,7 +202,8 @@ class ReadOptions:
         have."""
         for name in ENDING:
             if name in self.given:
-                raise ValueError(f"option {name} is for batch queries: a stream has no end; Trigger.AvailableNow stops at what is there")
+                what = "offset" if name == "endingOffsets" else "timestamp"
+                raise ValueError(f"option {name}: ending {what} not valid in streaming queries; Trigger.AvailableNow ends them")
         if self.push_filters:
             raise ValueError("option filterPushdown is for batch queries: Spark pushes no filters into a stream")
         return replace(self, starting=_or(self.starting, LATEST))
@@ -314,8 +316,10 @@ def _assigned(text: str) -> frozenset[ShardKey]:
 
 def _bound(options: Mapping[str, str], offsets: str, timestamp: str, timestamps: str) -> Bound:
     """Return what the three options say; each is checked, also where another one comes before it."""
-    time = _whole(options, timestamp, 0, "ms since 1970")
+    time = _whole(options, timestamp, 0, "ms since 1970", LATEST_TIME)
     times = parse_text(options[timestamps], f"option {timestamps}").next if timestamps in options else None
+    if any(one > LATEST_TIME for one in (times or {}).values()):
+        raise ValueError(f"option {timestamps} is times in ms since 1970, not {options[timestamps]!r}")
     word = options.get(offsets, "").strip().lower()
     if word in ("earliest", "latest"):
         everywhere, places = (EARLIEST if word == "earliest" else LATEST), None
@@ -344,11 +348,11 @@ def _is_number(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST
 
 
-def _whole(options: Mapping[str, str], name: str, least: int, kind: str) -> int | None:
+def _whole(options: Mapping[str, str], name: str, least: int, kind: str, most: int = LARGEST) -> int | None:
     if name not in options:
         return None
     text = options[name].strip()
-    if not re.fullmatch("[0-9]{1,19}", text) or not least <= int(text) <= LARGEST:
+    if not re.fullmatch("[0-9]{1,19}", text) or not least <= int(text) <= most:
         raise ValueError(f"option {name} is {kind}, not {options[name]!r}")
     return int(text)
 
