@@ -63,7 +63,7 @@ def session(
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("kvspool")` known to a session that doesn't find the package `pyspark_kvspool` by itself; where it does, Spark warns that
+    """Make `format("kvspool")` known to a session that doesn't find the package `pyspark_kvspool` by itself; one that does warns that
     the one replaces the other."""
     from hub.spark.source import KvspoolDataSource
 
