@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from kvspool.errors import MissingExtra
@@ -35,8 +36,7 @@ def session(
     local_checkpoints: see `session_settings`. settings: more of Spark's, which go before ours.
 
     JAVA_HOME is set, or unset, as `hub.spark.java.use_java` does it; PYSPARK_PYTHON becomes the running Python for a local master, if it
-    isn't set. A session that runs already is returned, with the format known to it. Raises MissingExtra without PySpark, JavaNotFound
-    without Java.
+    isn't set. A session that runs already is returned as it is. Raises MissingExtra without PySpark, JavaNotFound without Java.
     """
     try:
         from pyspark.sql import SparkSession
@@ -57,12 +57,14 @@ def session(
         if (master or "").startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         spark = builder.getOrCreate()
-    register(spark)
+    if find_spec("pyspark_kvspool") is None:  # otherwise Spark finds the format by itself
+        register(spark)
     return spark
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("kvspool")` known to a session, where Spark doesn't find the package `pyspark_kvspool` by itself."""
+    """Make `format("kvspool")` known to a session that doesn't find the package `pyspark_kvspool` by itself; one that does warns that
+    the one replaces the other."""
     from hub.spark.source import KvspoolDataSource
 
     spark.dataSource.register(KvspoolDataSource)
