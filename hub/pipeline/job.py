@@ -28,6 +28,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 DURATION = re.compile(r"(\d+) (millisecond|second|minute|hour|day|week)s?")
 _SECONDS = {"millisecond": 0.001, "second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 AVAILABLE_NOW = "available-now"
+PATHS = {"path", "tokenFile", "caFile", "certificateFile", "keyFile"}  # options of the source that are files of this host
 RECORD = "record"  # the column that has what is known of a record besides its value
 TIME = "event_time"  # the column with a record's time
 
@@ -212,6 +213,13 @@ def parse(document: Mapping[str, Any], path: Path) -> Job:
     return job
 
 
+def source_options(job: Job) -> dict[str, str]:
+    """Return the options of the source; a pipeline begins at the beginning if nothing else is said, for it is to have everything."""
+    options = job.source.options
+    begins = any(name.lower().startswith("starting") for name in options)
+    return dict(options) if begins else {**options, "startingOffsets": "earliest"}
+
+
 def _table(document: Mapping[str, Any], name: str, kind: type[msgspec.Struct], path: Path) -> Any:
     if name not in document:
         return None if name in OPTIONAL else kind()
@@ -250,8 +258,8 @@ def _source(table: Any, path: Path) -> Source:
             raise JobError(f"{path}: [source] {key}: a string, a number, true, false, a list or a table, not {value!r}")
     if ("path" in options) == ("hub" in options):
         raise JobError(f"{path}: [source] has either path (a log, a shard set or a hub root) or hub (addresses of hub servers)")
-    if "path" in options:
-        options["path"] = _beside(path, options["path"])
+    for key in PATHS & set(options):
+        options[key] = _beside(path, options[key])
     return Source(options)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hub.pipeline.decode import Plan
-from hub.pipeline.job import Job, Window
+from hub.pipeline.job import Job, Window, source_options
 from hub.pipeline.schema import Field
 
 if TYPE_CHECKING:
@@ -20,13 +20,6 @@ COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "type")
 def stream(job: Job, spark: SparkSession) -> DataFrame:
     """Return the job's source as a stream."""
     return spark.readStream.format("kvspool").options(**source_options(job)).load()
-
-
-def source_options(job: Job) -> dict[str, str]:
-    """Return the options of the source; a pipeline begins at the beginning if nothing else is said, for it is to have everything."""
-    options = job.source.options
-    begins = any(name.lower().startswith("starting") for name in options)
-    return dict(options) if begins else {**options, "startingOffsets": "earliest"}
 
 
 def plan(job: Job, fields: tuple[Field, ...]) -> Plan:

@@ -11,6 +11,8 @@ from hub.pipeline.errors import SchemaError
 from hub.pipeline.infer import Inferred, infer
 from hub.pipeline.job import Job
 from hub.pipeline.keytables import KeyTables
+from hub.spark.opening import open_shards
+from hub.spark.options import ReadOptions
 from hub.spark.shards import ShardKey, Shards
 from kvspool import Gap, keyed
 from kvspool.keyed import Keys
@@ -37,9 +39,7 @@ def _decode_keyed(row: tuple[bytes, Keys]) -> Any:
 
 def _values(job: Job) -> Iterator[tuple[ShardKey, bytes]]:
     """Yield the first values of each shard, as many of each, so that every client has its say."""
-    from hub.spark.source import shards_of
-
-    shards = shards_of(job.source.options)
+    shards = open_shards(ReadOptions.parse(job.source.options))
     try:
         found = {key: extent for key, extent in shards.look().items() if extent.end > extent.first}
         most = -(-job.decode.sample // max(1, len(found)))
