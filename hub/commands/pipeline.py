@@ -256,7 +256,7 @@ def _plan(job: Job) -> Iterator[str]:
     yield f"  batches    {'one run over what is there' if job.interval is None else f'every {job.sink.trigger}'}"
     yield f"  checkpoint {job.checkpoint}"
     if job.compact is not None:
-        yield f"  compacts   {job.compact.files} files of one magnitude, up to {job.compact.target}; the small ones after {job.compact.after}"
+        yield f"  compacts   {job.compact.files} files of one magnitude up to {job.compact.target}; the small ones after {job.compact.after}"
 
 
 def _public(source: dict[str, str]) -> dict[str, str]:
