@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hub import hubs
+from hub.spark.offsets import EARLIEST, LARGEST, LATEST, Bound, parse_text
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import ShardKey
 from kvspool.journal.offsets import check_name
@@ -26,10 +27,9 @@ from shard import route
 if TYPE_CHECKING:
     from hub.connection import Security
 
-EARLIEST, LATEST = -2, -1  # in place of an offset, as in Kafka's JSON
 NANOSECONDS = 1_000_000  # of a millisecond, in which Kafka's options tell times
+LATEST_TIME = LARGEST // NANOSECONDS  # some time in 2262
 TOKEN = "KVSPOOL_TOKEN"  # the environment variable
-LARGEST = (1 << 63) - 1
 
 NAMES = (
     "path",
@@ -81,22 +81,6 @@ _REFUSED = {
 }
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"([0-9]{1,12})\s*([a-z]*)")
-
-
-@dataclass(frozen=True)
-class Bound:
-    """Where reading begins or ends: the first of these that isn't None says it. Times are ns since 1970; an offset may be EARLIEST or
-    LATEST."""
-
-    timestamp: int | None = None
-    timestamps: Mapping[ShardKey, int] | None = None
-    offsets: Mapping[ShardKey, int] | None = None
-    everywhere: int | None = None  # EARLIEST or LATEST in all shards
-
-    @property
-    def is_given(self) -> bool:
-        """Return whether an option says anything."""
-        return any(one is not None for one in (self.timestamp, self.timestamps, self.offsets, self.everywhere))
 
 
 @dataclass(frozen=True)
@@ -199,9 +183,9 @@ class ReadOptions:
         for name in OF_STREAMS:
             if name in self.given:
                 raise ValueError(f"option {name} is for streams: spark.readStream; leave it out of a batch query")
-        if self.starting.everywhere == LATEST or LATEST in (self.starting.offsets or {}).values():
+        if _has(self.starting, LATEST):
             raise ValueError("option startingOffsets can't be latest (-1) in a batch query, which would read nothing")
-        if self.ending.everywhere == EARLIEST or EARLIEST in (self.ending.offsets or {}).values():
+        if _has(self.ending, EARLIEST):
             raise ValueError("option endingOffsets can't be earliest (-2), which would read nothing")
         return replace(self, starting=_or(self.starting, EARLIEST), ending=_or(self.ending, LATEST))
 
@@ -210,7 +194,8 @@ class ReadOptions:
         have."""
         for name in ENDING:
             if name in self.given:
-                raise ValueError(f"option {name} is for batch queries: a stream has no end; Trigger.AvailableNow stops at what is there")
+                what = "offset" if name == "endingOffsets" else "timestamp"
+                raise ValueError(f"option {name}: ending {what} not valid in streaming queries; Trigger.AvailableNow ends them")
         if self.push_filters:
             raise ValueError("option filterPushdown is for batch queries: Spark pushes no filters into a stream")
         return replace(self, starting=_or(self.starting, LATEST))
@@ -218,6 +203,10 @@ class ReadOptions:
 
 def _or(bound: Bound, everywhere: int) -> Bound:
     return bound if bound.is_given else Bound(everywhere=everywhere)
+
+
+def _has(bound: Bound, edge: int) -> bool:
+    return bound.everywhere == edge or (bound.offsets is not None and edge in bound.offsets.next.values())
 
 
 def _named(given: Mapping[str, str]) -> dict[str, str]:
@@ -319,35 +308,22 @@ def _assigned(text: str) -> frozenset[ShardKey]:
 
 def _bound(options: Mapping[str, str], offsets: str, timestamp: str, timestamps: str) -> Bound:
     """Return what the three options say; each is checked, also where another one comes before it."""
-    time = _whole(options, timestamp, 0, "ms since 1970")
-    times = _by_shard(options, timestamps, 0, '{"topic": {"0": 1700000000000}}, ms since 1970') if timestamps in options else None
+    time = _whole(options, timestamp, 0, "ms since 1970", LATEST_TIME)
+    times = parse_text(options[timestamps], f"option {timestamps}").next if timestamps in options else None
+    if any(one > LATEST_TIME for one in (times or {}).values()):
+        raise ValueError(f"option {timestamps} is times in ms since 1970, not {options[timestamps]!r}")
     word = options.get(offsets, "").strip().lower()
     if word in ("earliest", "latest"):
         everywhere, places = (EARLIEST if word == "earliest" else LATEST), None
     else:
-        known = 'earliest, latest or {"topic": {"0": 23, "1": -2}}, where -2 is earliest and -1 latest'
-        everywhere, places = None, _by_shard(options, offsets, EARLIEST, known) if offsets in options else None
+        known = f"option {offsets}, if it is neither earliest nor latest,"
+        everywhere, places = None, parse_text(options[offsets], known, EARLIEST) if offsets in options else None
     return Bound(
         timestamp=None if time is None else time * NANOSECONDS,
         timestamps=None if times is None else {key: value * NANOSECONDS for key, value in times.items()},
         offsets=places,
         everywhere=everywhere,
     )
-
-
-def _by_shard(options: Mapping[str, str], name: str, least: int, known: str) -> dict[ShardKey, int]:
-    told = f"option {name} is {known}, not {options[name]!r}"
-    found = {}
-    for topic, partitions in _json(options[name], told).items():
-        if not isinstance(partitions, dict):
-            raise ValueError(told)
-        for partition, value in partitions.items():
-            if not re.fullmatch("[0-9]{1,9}", partition) or not _is_number(value, least):
-                raise ValueError(told)
-            found[ShardKey(topic, int(partition))] = value
-    if not found:
-        raise ValueError(told)
-    return dict(sorted(found.items()))
 
 
 def _json(text: str, told: str) -> dict[str, Any]:
@@ -364,11 +340,11 @@ def _is_number(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST
 
 
-def _whole(options: Mapping[str, str], name: str, least: int, kind: str) -> int | None:
+def _whole(options: Mapping[str, str], name: str, least: int, kind: str, most: int = LARGEST) -> int | None:
     if name not in options:
         return None
     text = options[name].strip()
-    if not re.fullmatch("[0-9]{1,19}", text) or not least <= int(text) <= LARGEST:
+    if not re.fullmatch("[0-9]{1,19}", text) or not least <= int(text) <= most:
         raise ValueError(f"option {name} is {kind}, not {options[name]!r}")
     return int(text)
 

@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from hub.spark.options import ReadOptions, local_path
 from hub.spark.reader import ShardReader
+from hub.spark.stream import StreamReader
 from hub.spark.writer import ShardWriter
 
 SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, type int"
@@ -79,6 +80,10 @@ class KvspoolDataSource(DataSource):
     def reader(self, schema: StructType) -> ShardReader:
         """Return the batch reader."""
         return ShardReader(ReadOptions.parse(self.options).for_batch(), schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        """Return the stream reader."""
+        return StreamReader(ReadOptions.parse(self.options).for_stream(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> ShardWriter:
         """Return the batch writer. Only mode append is possible: a log isn't replaced by a query."""
