@@ -30,6 +30,7 @@ from hub.errors import HubError
 from hub.gate import Connection, Gate
 from hub.intake import Intake
 from hub.lags import Lags
+from hub.pipelines import Pipelines
 from hub.limits import Address, Limits, Reason
 from hub.outlet import Outlet
 from hub.owners import Owners
@@ -145,6 +146,7 @@ class HubServer:
         self.meters = Meters()
         self.owners = Owners()
         self.lags = Lags(self.root)
+        self.pipelines = Pipelines(self.root)
         self.retention = Keeper(self.root, self._stored)
         self.gate = Gate(listen, limits=limits, on_event=_log_cut)
         self.authentication = Authentication(
@@ -258,6 +260,7 @@ class HubServer:
 
     def _look_at_readers(self) -> None:
         self.lags.look(self.store.figures())
+        self.pipelines.look()
 
     def _stored(self) -> dict[str, int]:
         """Return how many bytes each client has, as far as it was counted."""
@@ -285,6 +288,7 @@ class HubServer:
             cut={str(reason): count for reason, count in (Counter(cut.refused) + Counter(cut.cut)).items()},
             clients=self._client_statuses(),
             readers=self.lags.statuses,
+            pipelines=self.pipelines.statuses,
             error="; ".join(filter(None, (self.authentication.access.error, self.retention.error))),
         )
 
