@@ -118,7 +118,8 @@ class HubCollector(Collector):
         for name, text, figure in PIPELINE_GAUGES:
             yield _of_pipelines(name, text, found, figure)
         known = [(name, one) for name, one in found if one.lag >= 0]
-        yield _of_pipelines("lag_records", "Records that the pipeline has yet to read; none where that isn't known.", known, lambda one: one.lag)
+        text = "Records that the pipeline has yet to read; none where that isn't known."
+        yield _of_pipelines("lag_records", text, known, lambda one: one.lag)
 
 
 def _of_pipelines(name: str, text: str, found: Iterable[tuple[str, PipelineStatus]], figure: Callable[[PipelineStatus], float]) -> Metric:

@@ -30,10 +30,10 @@ from hub.errors import HubError
 from hub.gate import Connection, Gate
 from hub.intake import Intake
 from hub.lags import Lags
-from hub.pipelines import Pipelines
 from hub.limits import Address, Limits, Reason
 from hub.outlet import Outlet
 from hub.owners import Owners
+from hub.pipelines import Pipelines
 from hub.quotas import Meters, Space
 from hub.status import ClientStatus, HubStatus, ShardStatus
 from hub.store import Store

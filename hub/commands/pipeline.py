@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,7 @@ Run a job until Ctrl-C or SIGTERM, which let the batch under way come to its end
 step. What can't be decoded goes to the folder of bad records, with the reason, and is counted. If the query fails, its cause is said in
 one sentence; Spark's own words are in the log file whose name is said too.
 
-With --json each batch is a line."""
+With --json each batch, and each change of the pipeline's state, is a line."""
 RUN_EXAMPLES = """\
   kvspool pipeline run late.toml
   kvspool pipeline run late.toml --once --json | jq '{batch, records, lag}'
@@ -118,6 +119,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from hub.pipeline.errors import PipelineFailed
     from hub.pipeline.run import Run
 
+    warnings.filterwarnings("ignore", ".*pandas", FutureWarning)  # said by PySpark of a package that nothing here uses
     with _shown(job, arguments.json) as report:
         running = Run(job, once=arguments.once, report=report)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -158,14 +160,14 @@ class _Status:
 
 
 class _JsonLines:
-    """Prints a batch once."""
+    """Prints a batch, or another state, once."""
 
     def __init__(self) -> None:
-        self._batch = -1
+        self._said: tuple[str, int] | None = None
 
     def __call__(self, progress: Progress) -> None:
-        if progress.batch != self._batch or not progress.is_live:
-            self._batch = progress.batch
+        if (progress.state, progress.batch) != self._said:
+            self._said = progress.state, progress.batch
             output.print_json(progress)
             sys.stdout.flush()
 
@@ -256,7 +258,8 @@ def _plan(job: Job) -> Iterator[str]:
     yield f"  batches    {'one run over what is there' if job.interval is None else f'every {job.sink.trigger}'}"
     yield f"  checkpoint {job.checkpoint}"
     if job.compact is not None:
-        yield f"  compacts   {job.compact.files} files of one magnitude up to {job.compact.target}; the small ones after {job.compact.after}"
+        rules = job.compact
+        yield f"  compacts   {rules.files} files of one magnitude up to {rules.target}; the small ones after {rules.after}"
 
 
 def _public(source: dict[str, str]) -> dict[str, str]:

@@ -282,7 +282,9 @@ def snapshot(path: str | os.PathLike[str]) -> Path:
 
 
 def read_manifest(folder: Path) -> Version:
-    """Return what a version's manifest says. Raises SinkError for one that can't be trusted."""
+    """Return what a version's manifest says, of the version that a table shows or of a snapshot. Raises SinkError for one that can't be
+    trusted."""
+    folder = Path(os.path.realpath(folder))
     path = folder / MANIFEST
     try:
         version = msgspec.json.decode(disk.read(path, LARGEST_MANIFEST), type=Version)
@@ -292,7 +294,7 @@ def read_manifest(folder: Path) -> Version:
         parts = file.name.split("/")
         if any(part in ("", ".", "..") for part in parts) or file.rows < 0 or file.size < 0:
             raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {path} names the file {file.name!r}, which can't be one of its own")
-    if version.number != int(folder.name):
+    if folder.name != f"{version.number:010}":
         raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {path} is of version {version.number}")
     return version
 
