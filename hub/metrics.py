@@ -12,11 +12,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hub.status import ClientStatus, HubStatus
+from hub.status import ClientStatus, HubStatus, PipelineStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_CLIENTS = 1000  # with series of their own
 MOST_READERS = 100  # with series of their own
+MOST_PIPELINES = 100  # with series of their own
 MOST_REASONS = 20  # of one kind, with series of their own
 NS = 1e9  # of a second
 
@@ -35,6 +36,17 @@ CLIENT_GAUGES: tuple[tuple[str, str, Figure], ...] = (
     ("stored_bytes", "Bytes that the client's shards take on disk.", lambda client: client.used),
     ("lost_records", "Sequences of the client that lie in Gaps: lost before they reached the hub.", lambda client: client.lost),
     ("last_seen_timestamp_seconds", "When the client last sent anything, in seconds since 1970.", lambda client: client.last_seen / NS),
+)
+
+PIPELINE_GAUGES: tuple[tuple[str, str, Callable[[PipelineStatus], float]], ...] = (
+    ("up", "1 if the pipeline runs and says so, 0 otherwise.", lambda one: one.state in ("starting", "running")),
+    ("failed", "1 if the pipeline ended with an error, 0 otherwise.", lambda one: one.state == "failed"),
+    ("records_read", "Records that the pipeline has read since it started.", lambda one: one.records),
+    ("records_per_second", "Records a second of the pipeline's last batch.", lambda one: one.rate),
+    ("bad_records", "Records that the pipeline could not decode, since it started.", lambda one: one.bad),
+    ("last_batch_seconds", "What the pipeline's last batch took.", lambda one: one.batch_seconds),
+    ("last_batch_timestamp_seconds", "When the pipeline's last batch ended, in seconds since 1970.", lambda one: one.batch_ended / NS),
+    ("heard_timestamp_seconds", "When the pipeline last said anything, in seconds since 1970.", lambda one: one.updated / NS),
 )
 
 
@@ -59,6 +71,7 @@ class HubCollector(Collector):
         yield from self._disk()
         yield from self._client_metrics()
         yield self._readers()
+        yield from self._pipelines()
 
     def _hub(self) -> Iterator[Metric]:
         status = self._status
@@ -99,6 +112,21 @@ class HubCollector(Collector):
         for name, reader in sorted({reader.name: reader for reader in self._status.readers}.items())[:MOST_READERS]:
             lag.add_metric([name], reader.lag)
         return lag
+
+    def _pipelines(self) -> Iterator[Metric]:
+        found = sorted({one.name: one for one in self._status.pipelines}.items())[:MOST_PIPELINES]
+        for name, text, figure in PIPELINE_GAUGES:
+            yield _of_pipelines(name, text, found, figure)
+        known = [(name, one) for name, one in found if one.lag >= 0]
+        text = "Records that the pipeline has yet to read; none where that isn't known."
+        yield _of_pipelines("lag_records", text, known, lambda one: one.lag)
+
+
+def _of_pipelines(name: str, text: str, found: Iterable[tuple[str, PipelineStatus]], figure: Callable[[PipelineStatus], float]) -> Metric:
+    metric = GaugeMetricFamily(f"kvspool_hub_pipeline_{name}", text, labels=["pipeline"])
+    for pipeline, status in found:
+        metric.add_metric([pipeline], float(figure(status)))
+    return metric
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -34,6 +34,7 @@ from hub.lags import Lags
 from hub.limits import Address, Limits, Reason
 from hub.outlet import Outlet
 from hub.owners import Owners
+from hub.pipelines import Pipelines
 from hub.quotas import Meters, Space
 from hub.status import ClientStatus, HubStatus, ShardStatus
 from hub.store import Store
@@ -147,6 +148,7 @@ class HubServer:
         self.meters = Meters()
         self.owners = Owners()
         self.lags = Lags(self.root)
+        self.pipelines = Pipelines(self.root)
         self.retention = Keeper(self.root, self._stored)
         self.gate = Gate(listen, limits=limits, on_event=_log_cut)
         self.authentication = Authentication(
@@ -267,6 +269,7 @@ class HubServer:
 
     def _look_at_readers(self) -> None:
         self.lags.look(self.store.figures())
+        self.pipelines.look()
 
     def _stored(self) -> dict[str, int]:
         """Return how many bytes each client has, as far as it was counted."""
@@ -294,6 +297,7 @@ class HubServer:
             cut={str(reason): count for reason, count in (Counter(cut.refused) + Counter(cut.cut)).items()},
             clients=self._client_statuses(),
             readers=self.lags.statuses,
+            pipelines=self.pipelines.statuses,
             error="; ".join(filter(None, (self.authentication.access.error, self.retention.error))),
         )
 

@@ -69,6 +69,22 @@ class ReaderStatus(msgspec.Struct, frozen=True, kw_only=True):
     lag: int  # records that it hasn't committed yet
 
 
+class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline that reads the hub's root, as it said last; on this host, and for nobody to trust."""
+
+    name: str
+    state: str  # starting, running, stopped, done, failed; silent: it should have said something since
+    records: int  # read since it started
+    rate: float  # records a second of its last batch
+    lag: int  # records that it hasn't read yet; -1 if that isn't known
+    bad: int  # records that it could not decode, since it started
+    batch: int  # number of its last batch; -1 before the first
+    batch_seconds: float  # that the last batch took
+    batch_ended: int  # when; 0 before the first
+    updated: int  # when it last said anything
+    error: str  # why it failed
+
+
 class HubStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A hub server."""
 
@@ -87,6 +103,7 @@ class HubStatus(msgspec.Struct, frozen=True, kw_only=True):
     cut: dict[str, int]  # connections that the server ended, by reason
     clients: list[ClientStatus]
     readers: list[ReaderStatus]
+    pipelines: list[PipelineStatus] = []  # that read the root
     error: str = ""  # why the server can't do its work, in a sentence; empty if it can
 
     def troubles(self) -> list[str]:

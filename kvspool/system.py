@@ -135,6 +135,10 @@ class Port:
         """Give a file one more name."""
         os.link(source, target, follow_symlinks=False)
 
+    def symlink(self, target: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+        """Make a symbolic link at the path, which leads to the target."""
+        os.symlink(target, path)
+
     def remove(self, path: str | os.PathLike[str]) -> None:
         os.unlink(path)
 

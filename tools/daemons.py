@@ -1,4 +1,4 @@
-"""The hub and the shippers of the job: each a process of the command `kvspool`, which can be killed and started again.
+"""The hub, the shippers and the pipeline of the job: each a process of the command `kvspool`, which can be killed and started again.
 
 What they report, as lines of JSON, is taken by a thread for each. Whatever happens to this process, they end with it: the kernel sees to
 that, for a process that is killed can't.
@@ -172,6 +172,32 @@ class Shipper(Daemon):
     def lost(self) -> int:
         """Return how many records were overwritten before it could send them."""
         return self.said.get("lost", 0)
+
+
+class Pipeline(Daemon):
+    """Spark, reading the hub root as it grows: `kvspool pipeline run`. It ends its batch before it ends."""
+
+    def __init__(self, job: Path, log: Path) -> None:
+        super().__init__("the pipeline", log)
+        self.job = job
+
+    def arguments(self) -> list:
+        """Return what follows the command's name."""
+        return ["pipeline", "run", self.job, "--json"]
+
+    def read(self, client: str) -> int:
+        """Return how many of a client's records its last batch, and those before, had, as far as it has said."""
+        return sum(shard["next"] for shard in self.said.get("shards", ()) if shard["topic"] == client)
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether it has had a batch."""
+        return self.said.get("batch", -1) >= 0
+
+    @property
+    def words(self) -> str:
+        """Return how it is, in a few words."""
+        return f"batch {self.said['batch'] + 1}" if self.is_ready else "Spark starts"
 
 
 class Security:

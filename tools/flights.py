@@ -1,11 +1,12 @@
 """The main job, end to end on real input: every flight that left New York City in 2013.
 
-    writers -> spools of each airport -> a shipper for each airport -- TLS --> hub -> hub root -> follower, Spark
+    writers -> spools of each airport -> a shipper for each airport -- TLS --> hub -> hub root -> follower, pipeline
 
 Each airport is a client with a shard set of its own. Writer processes append all flights at once; a shipper for each airport sends them to
-the hub, which is a process of its own; a follower of the hub root reads along live. In the middle a shipper and the hub are killed and
-started again. Then Spark reads the hub root, and computes flights, cancellations and delays for each carrier and month. In the end the same
-number of records of each airport must stand at every station, each flight exactly once, or the job fails.
+the hub, which is a process of its own; a follower of the hub root reads along live. So does a pipeline, a process with Spark in it, which
+computes flights, cancellations and delays for each carrier and month as they come. In the middle a shipper and the hub are killed and
+started again. In the end the same number of records of each airport must stand at every station, each flight exactly once, and what the
+pipeline has computed must be what the file says, or the job fails.
 
 Options are read before anything is installed; so nothing but the standard library is imported at the top. The processes that this one
 starts import it too, and start the faster for that.
@@ -30,22 +31,25 @@ from contextlib import ExitStack, contextmanager
 from itertools import count, islice
 from pathlib import Path
 
-from daemons import DaemonError, Hub, Security, Shipper
+from daemons import DaemonError, Hub, Pipeline, Security, Shipper
 from kills import Kills
 
 CLIENTS = ("EWR", "JFK", "LGA")
 TEXTS = {"carrier", "tailnum", "origin", "dest", "time_hour"}  # the other fields are whole numbers
 COLUMNS = ("year month day dep_time sched_dep_time dep_delay arr_time sched_arr_time arr_delay carrier flight tailnum origin dest "
            "air_time distance hour minute time_hour").split()
+ABSENT = ("NA", "")
 MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 BATCH = 1000  # records for each append_many
 BLOCK = 4000  # lines of the file that a writer takes at once
 QUIET = 60.0  # seconds without a record after which the job gives up
+START = 240.0  # the same, before Spark's first batch
 LOOK = 0.02  # seconds between two looks at what all do
 REPORT = 1.0  # seconds between two lines about it, where there is no terminal
 MARK = ".made-by-kvspool-flights"
 PR_SET_PDEATHSIG = 1
-FOLDERS = ("spools", "hub", "security", "logs", "delays.parquet")
+DELAYS = "delays.parquet"
+FOLDERS = ("spools", "hub", "security", "logs", DELAYS, f".{DELAYS}", f"{DELAYS}_bad")
 
 DESCRIPTION = """\
 Take the 336,776 flights that left New York City in 2013 through the whole of kvspool:
@@ -54,10 +58,11 @@ Take the 336,776 flights that left New York City in 2013 through the whole of kv
   shippers   one process for each airport sends its records to the hub, over TLS, with a token of its own
   hub        a process that stores them in its root, with a page to look at it
   follower   one process reads the hub root live, as it grows
-  Spark      reads the hub root: flights, cancellations and delays for each carrier and month
+  pipeline   Spark reads the hub root live, too: flights, cancellations and delays for each carrier and month
 
 In the middle one shipper and the hub are killed with SIGKILL, and started again. In the end a table says how many records of each
-airport stand at every station; they must all be equal, each flight there exactly once, or the exit code is 1.
+airport stand at every station; they must all be equal, each flight there exactly once, and the pipeline's figures those of the file, or
+the exit code is 1.
 
 The first call makes .venv and installs what it needs, which takes some minutes; a Java for Spark too, where there is none."""
 
@@ -66,8 +71,9 @@ What it leaves in the output folder:
   spools/            what the writers appended: a shard set for each airport
   hub/               the hub root: what was shipped, a journal for each shard
   security/          the hub's certificate, its access file, a token for each airport
-  logs/              what hub, shippers and Spark said
-  delays.parquet/    what Spark computed
+  logs/              what hub, shippers and pipeline said
+  delays.toml        the pipeline's job
+  delays.parquet     what it computed
   delays.png         the same as a chart
 
 A second call makes them anew. Look around with: .venv/bin/kvspool hub clients output/hub"""
@@ -129,11 +135,14 @@ def run(options: argparse.Namespace, console) -> int:
         stations += way.stations()
         with _timed(timings, "comparison"):
             stations.append(Station("the same in spools and hub", compare(output)))
+        differs = ""
         if options.spark:
-            timings |= aggregate(output / "hub", output, progress)
-            rows = _read_parquet(output / "delays.parquet")
-            stations.append(Station("counted by Spark", sum_up(rows, "airport", "flights"), timings["spark"]))
+            rows = _read_parquet(output / DELAYS)
+            stations.append(Station("counted by Spark", sum_up(rows, "airport", "flights")))
             stations.append(Station("different flights in Spark", sum_up(rows, "airport", "different")))
+            with _timed(timings, "check"):
+                differs = difference(rows, options.flights)
+            timings["drain"] = way.drained_at - way.shipped_at
         way.hub.stop()
     if options.spark:
         carriers = total_by_carrier(rows)
@@ -141,7 +150,7 @@ def run(options: argparse.Namespace, console) -> int:
         with _timed(timings, "chart"), console.status("Drawing the chart"):
             draw(carriers, output / "delays.png")
     timings["all"] = time.monotonic() - started
-    return show_summary(way, stations, timings, output, console)
+    return show_summary(way, stations, differs, timings, output, console)
 
 
 def make_output(output: Path) -> Path:
@@ -151,11 +160,14 @@ def make_output(output: Path) -> Path:
     if output.exists() and not mark.exists() and (not output.is_dir() or any(output.iterdir())):
         raise Failure(f"{output} was not made by this job, and is not empty; name another one with --output")
     output.mkdir(parents=True, exist_ok=True)
-    mark.write_text(f"tools/run makes {', '.join(FOLDERS)} and delays.png in this folder, and deletes them at its next call.\n")
+    mark.write_text(f"tools/run makes {', '.join(FOLDERS)}, delays.toml, delays.png in this folder, and deletes them at its next call.\n")
     for name in FOLDERS:
-        if (output / name).exists():
+        if (output / name).is_symlink():
+            (output / name).unlink()
+        elif (output / name).exists():
             shutil.rmtree(output / name)
-    (output / "delays.png").unlink(missing_ok=True)
+    for name in ("delays.png", "delays.toml"):
+        (output / name).unlink(missing_ok=True)
     for name in ("hub", "logs", "spools", "security"):
         (output / name).mkdir(mode=0o700)
     return output
@@ -165,7 +177,7 @@ def make_output(output: Path) -> Path:
 
 
 class Way:
-    """Everything up to the hub root: writers, shippers, the hub, and the follower of its root. All of it ends with the `with` block."""
+    """Everything that runs: writers, shippers, the hub, the follower and the pipeline that read its root. It ends with the `with` block."""
 
     def __init__(self, output: Path, options: argparse.Namespace, total: int, reporter: Reporter) -> None:
         self.options = options
@@ -189,7 +201,9 @@ class Way:
             )
             for number in range(options.writers)
         ]
+        self.pipeline = Pipeline(make_job(output), self.logs / "pipeline.log") if options.spark else None
         self.shipped_at = 0.0
+        self.drained_at = 0.0
 
     def run(self) -> None:
         """Start all, and wait until all have done their part. A process that dies without being told to ends the job."""
@@ -202,24 +216,28 @@ class Way:
             kills.look(appended, sum(appended.values()) / self.total)
             self.ledger.allowed.value = kills.allowed
             self._report(appended)
-            figures = (appended, self.acknowledged, self.ledger.followed())
+            figures = (appended, self.acknowledged, self.ledger.followed(), self.computed())
             if figures != last:
                 moved, last = time.monotonic(), figures
-            elif time.monotonic() - moved > QUIET:
-                raise Failure(f"nothing has moved for {QUIET:.0f} s; what hub and shippers said lies in {self.logs}")
+            elif time.monotonic() - moved > (QUIET if self.pipeline is None or self.pipeline.is_ready else START):
+                raise Failure(f"nothing has moved for {time.monotonic() - moved:.0f} s; what everybody said lies in {self.logs}")
             time.sleep(LOOK)
         self._report(self.ledger.appended())
         for shipper in self.shippers:
             shipper.stop()
+        if self.pipeline is not None:
+            self.pipeline.stop()
 
     def begin(self) -> None:
-        """Start writers, follower, hub and shippers."""
+        """Start writers, follower, pipeline, hub and shippers."""
         from shard import ShardSet
 
         self.reporter.say("making certificates and tokens, starting the hub")
         self.security.make(CLIENTS, self.logs / "security.log")
         self.hub.start()
         self.follower.start()
+        if self.pipeline is not None:
+            self.pipeline.start()
         for client in CLIENTS:
             ShardSet.create(self.spools / client, prefix=client, bits=self.options.bits, capacity=self.options.capacity).close()
         for process in self.writers:  # they need no hub
@@ -236,15 +254,22 @@ class Way:
         """Return how many records the hub has acknowledged."""
         return sum(shipper.acknowledged for shipper in self.shippers)
 
+    def computed(self) -> dict:
+        """Return how many records of each client the pipeline has behind it."""
+        return {client: 0 if self.pipeline is None else self.pipeline.read(client) for client in CLIENTS}
+
     @property
     def is_over(self) -> bool:
-        """Return whether all is written and acknowledged, and the follower has read it, or given up."""
+        """Return whether all is written and acknowledged, the follower has read it, or given up, and the pipeline has."""
         if any(process.is_alive() for process in (self.follower, *self.writers)):
             return False
         appended = self.ledger.appended()
         is_acknowledged = all(shipper.acknowledged == appended[shipper.client] for shipper in self.shippers)
         if is_acknowledged and not self.shipped_at:
             self.shipped_at = time.monotonic()
+        if self.pipeline is not None and self.computed() != appended:
+            return False
+        self.drained_at = self.drained_at or time.monotonic()
         return is_acknowledged
 
     def stations(self) -> list:
@@ -255,13 +280,16 @@ class Way:
         with HubRoot.open(self.root) as root:
             stored = {client.client: client.records for client in root.stats().clients}
         acknowledged = {shipper.client: shipper.acknowledged for shipper in self.shippers}
-        return [
+        stations = [
             Station(f"appended by {len(self.writers)} writers", ledger.appended(), ledger.writers_seconds),
             Station("acknowledged by the hub", acknowledged, self.shipped_at - ledger.begin),
             Station("stored in its root", stored),
             Station("read live from there", ledger.followed(), ledger.follower_seconds),
             Station("different flights read there", ledger.different()),
         ]
+        if self.pipeline is not None:
+            stations.append(Station("read live by the pipeline", self.computed(), self.drained_at - ledger.begin))
+        return stations
 
     def _report(self, appended: dict) -> None:
         """Show how far all are."""
@@ -271,14 +299,15 @@ class Way:
             self.shipped_at = time.monotonic()
         states = Counter(shipper.said.get("state", "starting") for shipper in self.shippers)
         connected = "" if states["connected"] == len(self.shippers) else f", connected: {states['connected']} of {len(self.shippers)}"
-        self.reporter.show(
-            {
-                "writers append": (everything, ""),
-                "hub acknowledges": (acknowledged, f"{everything - acknowledged:,} behind{connected}"),
-                "follower reads": (followed, f"{max(0, acknowledged - followed):,} behind"),
-            },
-            self.total,
-        )
+        stages = {
+            "writers append": (everything, ""),
+            "hub acknowledges": (acknowledged, f"{everything - acknowledged:,} behind{connected}"),
+            "follower reads": (followed, f"{max(0, acknowledged - followed):,} behind"),
+        }
+        if self.pipeline is not None:
+            computed = sum(self.computed().values())
+            stages["Spark computes"] = (computed, f"{max(0, acknowledged - computed):,} behind, {self.pipeline.words}")
+        self.reporter.show(stages, self.total)
 
     def _refuse_death(self) -> None:
         for process in (self.follower, *self.writers):
@@ -289,13 +318,15 @@ class Way:
         for shipper in self.shippers:
             if shipper.process is not None:
                 shipper.check()
+        if self.pipeline is not None and self.pipeline.process is not None:
+            self.pipeline.check()
 
     def __enter__(self) -> Way:
         return self
 
     def __exit__(self, *_: object) -> None:
         with ExitStack() as stack:
-            for daemon in (self.hub, *self.shippers):
+            for daemon in (self.hub, *self.shippers, *([self.pipeline] if self.pipeline is not None else [])):
                 stack.callback(daemon.end)
             for process in (self.follower, *self.writers):
                 if process.is_alive():
@@ -470,7 +501,7 @@ def compare(output: Path) -> dict:
 
 
 def _field(name: str, text: str):
-    if text in ("NA", ""):
+    if text in ABSENT:
         return None
     return text if name in TEXTS else int(text)
 
@@ -503,97 +534,64 @@ def _interrupt(*_: object) -> None:
 # Spark.
 
 
-def aggregate(root: Path, output: Path, progress) -> dict:
-    """Let Spark compute a row for each airport, carrier and month, write them as Parquet, and return the seconds that each part took."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # or the workers would be of whatever python3 is on the PATH
-    from pyspark.errors import PySparkException
-    from pyspark.sql import functions as F
+JOB = """\
+# The pipeline of tools/run: started before there is a record, it reads the hub root as it grows.
+[source]
+path = "hub"
 
-    timings: dict = {}
-    starting = progress.add_task("Spark starts", total=None, words="")
-    log = output / "logs" / "spark.log"
-    try:
-        with _timed(timings, "spark start"):
-            spark = _session(log)
-        progress.update(starting, total=1, completed=1)
-        computing = progress.add_task("Spark computes", total=None, words="")
-        with _timed(timings, "spark"):
-            flights = (
-                spark.read.format("kvspool")
-                .load(str(root))
-                .select(
-                    F.col("topic").alias("airport"),
-                    F.from_json(F.col("value").cast("string"), _flight_schema(), {"mode": "FAILFAST"}).alias("flight"),
-                )
-                .select("airport", "flight.*")
-            )
-            (
-                flights.groupBy("airport", "carrier", "month")
-                .agg(
-                    F.count("*").alias("flights"),
-                    F.count_distinct("row").alias("different"),
-                    F.count_if(F.col("dep_time").isNull()).alias("cancelled"),
-                    F.sum("dep_delay").alias("delay_minutes"),
-                )
-                .orderBy("airport", "carrier", "month")
-                .coalesce(1)
-                .write.parquet(str(output / "delays.parquet"))
-            )
-        progress.update(computing, total=1, completed=1)
-        spark.stop()
-    except PySparkException as error:
-        raise Failure(f"Spark failed; its log is {log}. {str(error).strip().splitlines()[0]}") from error
-    return timings
+[decode]
+codec = "json"
+schema = "{schema}"
+
+[window]                                          # over all time: the state is a row for each group
+group = ["record.topic AS airport", "carrier", "month"]
+aggregates = [
+  "count(*) AS flights",
+  "size(collect_set(row)) AS different",
+  "count_if(dep_time IS NULL) AS cancelled",
+  "sum(dep_delay) AS delay_minutes",
+]
+
+[sink]                                            # each batch replaces the last one's figures
+path = "{sink}"
+trigger = "500 milliseconds"
+"""
 
 
-def _session(log: Path):
-    """Start a local session whose JVM writes what it has to say to a file."""
-    from pyspark.sql import SparkSession
-
-    from hub.spark import register, session_settings
-
-    builder = SparkSession.builder.master("local[*]").appName("kvspool: flights")
-    builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-    builder = builder.config("spark.driver.host", "127.0.0.1")
-    for name, value in session_settings().items():
-        builder = builder.config(name, value)
-    with _errors_to(log), _interrupts_later():
-        spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    register(spark)
-    return spark
+def make_job(output: Path) -> Path:
+    """Write the pipeline's job file."""
+    fields = ", ".join(f"{name} {'string' if name in TEXTS else 'int'}" for name in ("row", *COLUMNS))
+    path = output / "delays.toml"
+    path.write_text(JOB.format(schema=fields, sink=DELAYS), encoding="utf-8")
+    return path
 
 
-def _flight_schema():
-    from pyspark.sql.types import IntegerType, StringType, StructField, StructType
-
-    return StructType([StructField(name, StringType() if name in TEXTS else IntegerType()) for name in ("row", *COLUMNS)])
-
-
-@contextmanager
-def _errors_to(log: Path):
-    """Let processes that start meanwhile inherit a file as their standard error."""
-    saved = os.dup(2)
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+def difference(rows: list, most: int | None) -> str:
+    """Return how the pipeline's figures differ from those of the file, computed here without it; nothing if they are equal."""
+    expected = figures_of_file(most)
+    found = {
+        (row["airport"], row["carrier"], row["month"]): (row["flights"], row["cancelled"], row["delay_minutes"] or 0) for row in rows
+    }
+    groups = sorted(key for key in {*expected, *found} if expected.get(key) != found.get(key))
+    if not groups:
+        return ""
+    airport, carrier, month = groups[0]
+    return (
+        f"{len(groups):,} of {len(expected):,} groups; for {carrier} from {airport} in month {month} the file says "
+        f"{expected.get(groups[0])}, the pipeline {found.get(groups[0])} (flights, cancelled, minutes)"
+    )
 
 
-@contextmanager
-def _interrupts_later():
-    """Hold back an interrupt to the end of the block: a JVM that is left alone while it starts would never end."""
-    came: list = []
-    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
+def figures_of_file(most: int | None) -> dict:
+    """Return flights, cancellations and minutes of delay for each airport, carrier and month of the first `most` flights in the file."""
+    lines = csv.reader(_lines())
+    places = {name: place for place, name in enumerate(next(lines))}
+    airport, carrier, month, departed, delay = (places[name] for name in ("origin", "carrier", "month", "dep_time", "dep_delay"))
+    figures: dict = {}
+    for line in islice(lines, most):
+        flights, cancelled, minutes = figures.get(key := (line[airport], line[carrier], int(line[month])), (0, 0, 0))
+        figures[key] = (flights + 1, cancelled + (line[departed] in ABSENT), minutes + (0 if line[delay] in ABSENT else int(line[delay])))
+    return figures
 
 
 # What came of it.
@@ -731,8 +729,11 @@ def draw(carriers: list, path: Path) -> None:
     pyplot.close(figure)
 
 
-def show_summary(way: Way, stations: list, timings: dict, output: Path, console) -> int:
-    """Print what stands at every station, and return 0 if it is the same at all of them and nothing was lost, else 1."""
+def show_summary(way: Way, stations: list, differs: str, timings: dict, output: Path, console) -> int:
+    """Print what stands at every station, and return 0 if it is the same at all of them and nothing was lost, else 1.
+
+    differs: how the pipeline's figures differ from the file's.
+    """
     from rich import box
     from rich.table import Table
 
@@ -747,12 +748,15 @@ def show_summary(way: Way, stations: list, timings: dict, output: Path, console)
     console.print(f"{_timings(timings)}. All of it lies in {output}", highlight=False, soft_wrap=True)
     gaps, lost = way.ledger.gaps
     wrong = [station.name for station in stations if station.counts != stations[0].counts or station.total != stations[0].total]
-    if not wrong and not gaps and not any(shipper.lost for shipper in way.shippers):
+    if way.pipeline is not None and not differs:
+        console.print("The pipeline's flights, cancellations and delays are those of the file", highlight=False)
+    if not wrong and not differs and not gaps and not any(shipper.lost for shipper in way.shippers):
         killed = f", {way.options.kills} x a shipper and {way.options.kills} x the hub killed on the way" if way.options.kills else ""
         console.print(f"[bold green]All {way.total:,} records are at every station, each once; gaps: 0[/]{killed}", highlight=False)
         return 0
+    told = ", ".join(wrong) or differs
     console.print(
-        f"[bold red]The counts differ, or records were lost:[/] {', '.join(wrong)}; gaps: {gaps:,}, with {lost:,} records. If the spools "
+        f"[bold red]The counts differ, or records were lost:[/] {told}; gaps: {gaps:,}, with {lost:,} records. If the spools "
         "are too small to keep what the hub has not acknowledged yet, give a larger --capacity or more --bits",
         highlight=False,
         soft_wrap=True,
@@ -763,7 +767,8 @@ def show_summary(way: Way, stations: list, timings: dict, output: Path, console)
 def _timings(timings: dict) -> str:
     words = [f"The whole took {timings['all']:.1f} s", f"the comparison of spools and hub {timings['comparison']:.1f} s"]
     if "chart" in timings:
-        words += [f"Spark's start {timings['spark start']:.1f} s", f"the chart {timings['chart']:.1f} s"]
+        words += [f"the pipeline was done {max(0.0, timings['drain']):.1f} s after the hub", f"its check took {timings['check']:.1f} s"]
+        words += [f"the chart {timings['chart']:.1f} s"]
     return ", ".join(words)
 
 

@@ -446,6 +446,28 @@ function showReaders({ readers }) {
   });
 }
 
+const PIPELINE_CELLS = ["", "", "number", "number", "number", "number", ""]; // classes
+
+function showPipelines({ pipelines, now }) {
+  by("pipelines").hidden = !pipelines.length;
+  const body = by("pipelines").querySelector("tbody");
+  while (body.rows.length > pipelines.length) body.lastChild.remove();
+  pipelines.forEach((one, index) => {
+    const row = body.rows[index] || body.appendChild(make("tr", {}, ...PIPELINE_CELLS.map((name) => make("td", { class: name }))));
+    const [name, state, rate, lag, records, bad, batch] = row.cells;
+    const isLive = one.state === "running" || one.state === "starting";
+    set(row, "data-state", isLive ? "live" : one.state);
+    say(name, one.name);
+    say(state, one.state === "silent" ? `silent since ${when(one.updated)}` : isLive ? one.state : `${one.state} ${ago(one.updated, now)}`);
+    set(state, "title", one.error);
+    say(rate, count(one.rate));
+    say(lag, one.lag < 0 ? "–" : count(one.lag));
+    say(records, count(one.records));
+    say(bad, count(one.bad));
+    say(batch, one.batch < 0 ? "none yet" : `${ago(one.batch_ended, now)}, ${one.batch_seconds.toFixed(1)} s`);
+  });
+}
+
 function showTroubles(troubles) {
   const list = by("troubles");
   if (list.textContent === troubles.join("")) return;
@@ -476,6 +498,7 @@ function show() {
   showCharts();
   showClients(news);
   showReaders(status);
+  showPipelines(status);
 }
 
 // News.

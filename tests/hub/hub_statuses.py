@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hub.status import ClientStatus, HubStatus, ReaderStatus, ShardStatus
+from hub.status import ClientStatus, HubStatus, PipelineStatus, ReaderStatus, ShardStatus
 
 AIRPORTS = ("JFK", "LGA", "EWR", "ATL", "BOS", "CLT", "DEN", "DFW", "IAH", "LAX", "MCO", "MIA", "ORD", "PHX", "SEA", "SFO")
 SECOND = 10**9
@@ -28,6 +28,13 @@ def client(name: str, bits: int = 1, **fields: Any) -> ClientStatus:
     known: dict[str, Any] = dict(shards=[shard(index) for index in range(1 << bits)], connections=1, last_seen=0, records=0, bytes=0)
     known |= dict(gaps=0, duplicates=0, refused={}, quota_bytes=0)
     return ClientStatus(client=name, bits=bits, **{**known, **fields})
+
+
+def pipeline(name: str, **fields: Any) -> PipelineStatus:
+    """A pipeline that runs, with nothing wrong."""
+    known: dict[str, Any] = dict(state="running", records=5000, rate=250.5, lag=12, bad=3, batch=7, batch_seconds=1.5, error="")
+    now = time.time_ns()
+    return PipelineStatus(name=name, **{**known, "batch_ended": now - 2 * SECOND, "updated": now, **fields})
 
 
 def hub(clients: list[ClientStatus] | tuple[ClientStatus, ...] = (), **fields: Any) -> HubStatus:
@@ -78,7 +85,9 @@ class Busy:
             self._sent[number] += 0 if number % 11 == 5 else elapsed * wave * (1 + (number * 7919) % 4000)
         clients = [self._client(number, now) for number in range(len(self._sent))]
         readers = [ReaderStatus(name="spark-flights", lag=1523), ReaderStatus(name="archive", lag=0)]
-        return hub(clients, started=self._started, now=now, readers=readers, cut={"idle": 4, "handshake": 31} if len(clients) > 3 else {})
+        pipelines = [pipeline("delays"), pipeline("late", state="silent", updated=now - 600 * SECOND)]
+        cut = {"idle": 4, "handshake": 31} if len(clients) > 3 else {}
+        return hub(clients, started=self._started, now=now, readers=readers, pipelines=pipelines, cut=cut)
 
     def _client(self, number: int, now: int) -> ClientStatus:
         bits = 1 if len(self._sent) <= 3 else 3

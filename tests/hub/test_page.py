@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hub_statuses import DAY, GIB, SECOND, Told, client, hub, shard
+from hub_statuses import DAY, GIB, SECOND, Told, client, hub, pipeline, shard
 from prometheus_client.parser import text_string_to_metric_families
 
 import hub as hub_package
@@ -290,9 +290,23 @@ def test_every_figure_has_a_metric() -> None:
     assert found["kvspool_hub_connections"] == {(): 2} and found["kvspool_hub_secure"] == {(): 1}
 
 
+def test_pipelines_have_metrics() -> None:
+    running = pipeline("delays", updated=5 * 10**9)
+    found = scraped(metrics.exposition(hub([], pipelines=[running, pipeline("dead", state="silent", lag=-1)])).decode())
+    assert found["kvspool_hub_pipeline_up"] == {("delays",): 1, ("dead",): 0}
+    assert found["kvspool_hub_pipeline_failed"] == {("delays",): 0, ("dead",): 0}
+    assert found["kvspool_hub_pipeline_lag_records"] == {("delays",): 12}
+    assert found["kvspool_hub_pipeline_records_read"][("delays",)] == 5000
+    assert found["kvspool_hub_pipeline_records_per_second"][("delays",)] == 250.5
+    assert found["kvspool_hub_pipeline_bad_records"][("delays",)] == 3
+    assert found["kvspool_hub_pipeline_last_batch_seconds"][("delays",)] == 1.5
+    assert found["kvspool_hub_pipeline_heard_timestamp_seconds"][("delays",)] == 5
+
+
 def test_the_docs_name_every_metric() -> None:
     text = (ROOT / "docs" / "hub-page.md").read_text(encoding="utf-8")
-    status = hub([client("JFK", quota_bytes=1, refused={"quota": 1})], cut={"idle": 1}, readers=[ReaderStatus(name="spark", lag=1)])
+    one = client("JFK", quota_bytes=1, refused={"quota": 1})
+    status = hub([one], cut={"idle": 1}, readers=[ReaderStatus(name="spark", lag=1)], pipelines=[pipeline("delays")])
     for name in scraped(metrics.exposition(status).decode()):
         short = name.removeprefix("kvspool_hub").removeprefix("_client" if "_client_" in name else "")
         assert f"`{short}`" in text or f"`{name}`" in text, name

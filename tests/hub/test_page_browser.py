@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hub_statuses import GIB, SECOND, Busy, Told, client, hub, shard
+from hub_statuses import GIB, SECOND, Busy, Told, client, hub, pipeline, shard
 from playwright.sync_api import Browser, Locator, expect, sync_playwright
 from playwright.sync_api import Page as Tab
 
@@ -237,6 +237,21 @@ def test_trouble_is_readable_too_and_nothing_moves_for_who_wants_no_motion(look:
         texts, poor = tab.evaluate(POOR_CONTRASTS)
         assert texts > 50 and poor == []
         assert tab.evaluate("document.getAnimations().length") == 0
+
+
+def test_pipelines_are_shown_and_a_dead_one_is_said_to_be_silent(look: Callable[..., Tab]) -> None:
+    dead = pipeline("dead", state="silent", lag=-1, batch=-1)
+    told = Told(hub([], pipelines=[pipeline("delays", records=5000), dead, pipeline("broken", state="failed", error=HOSTILE[0])]))
+    with Page(told) as page:
+        tab = look(page)
+        rows = tab.locator("#pipelines tbody tr")
+        expect(rows).to_have_count(3)
+        assert rows.nth(0).locator("td").all_text_contents()[:6] == ["delays", "running", "251", "12", "5,000", "3"]
+        expect(rows.nth(1).locator("td").nth(1)).to_contain_text("silent since")
+        assert rows.nth(1).locator("td").nth(3).text_content() == "–"
+        expect(rows.nth(2).locator("td").nth(1)).to_have_attribute("title", HOSTILE[0])
+        told.tell(hub([client("JFK")]))
+        expect(tab.locator("#pipelines")).to_be_hidden()
 
 
 def test_what_clients_are_called_is_only_ever_text(look: Callable[..., Tab]) -> None:

@@ -1,0 +1,15 @@
+"""Declared jobs: from logs, through Spark, to Parquet, Delta or other logs, exactly once. See docs/pipeline.md.
+
+    from hub.pipeline import load
+    from hub.pipeline.run import Run
+
+    progress = Run(load(Path("delays.toml")), once=True).run()
+
+A table of Parquet that a pipeline writes is read by anything that reads Parquet; `snapshot` names the version of this moment.
+"""
+
+from hub.pipeline.errors import BadRecords, JobError, PipelineFailed, PipelineRuns, SchemaError, SinkError
+from hub.pipeline.job import Job, load
+from hub.pipeline.table import Table, snapshot
+
+__all__ = ["BadRecords", "Job", "JobError", "PipelineFailed", "PipelineRuns", "SchemaError", "SinkError", "Table", "load", "snapshot"]

@@ -1,0 +1,141 @@
+"""Small files become large ones, of one partition each, while readers read.
+
+A stream leaves a few files a batch, and a folder of ten thousand small ones takes longer to list than to read. Files are put together
+by magnitude: `files` of them that are within a factor of 8 become one of the next magnitude, up to the target, so that a row is rewritten
+once for each magnitude and not with every batch. A partition in which nothing has come for `after` is closed: all its small files
+become as few as the target allows, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from hub.pipeline.job import Compact, seconds
+from hub.pipeline.table import DataFile, Table
+from kvspool import system
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FACTOR = 8  # between two magnitudes
+ROWS = 65_536  # that are in memory at a time
+MOST = 1024  # files that become one at once
+
+
+class Compacted(NamedTuple):
+    """What a compaction did."""
+
+    before: int  # files that were put together
+    after: int  # what they became
+
+
+def compact(table: Table, rules: Compact, *, everything: bool = False) -> Compacted:
+    """Put small files together by the rules, or `everything` that is small; each group makes a version of its own.
+
+    Raises the system's OSError; the table is then as it was, or as one of those versions.
+    """
+    before = after = 0
+    for group in list(plan(table, rules, everything=everything)):
+        made = _merge(table, group)
+        if made:
+            before, after = before + len(group), after + made
+    return Compacted(before, after)
+
+
+def plan(table: Table, rules: Compact, *, everything: bool = False) -> Iterator[list[DataFile]]:
+    """Yield groups of files that are to become one each."""
+    if table.version is None:
+        return
+    closed = system.port.now() - int(seconds(rules.after) * 1e9)
+    folders: dict[str, list[DataFile]] = {}
+    for file in table.version.files:
+        folders.setdefault(file.folder, []).append(file)
+    for _, files in sorted(folders.items()):
+        small = [file for file in files if file.size < rules.target_bytes // 2]
+        if everything or max(file.made for file in files) <= closed:
+            yield from _filled(small, rules.target_bytes, 2)
+        else:
+            yield from _by_magnitude(small, rules)
+
+
+def _by_magnitude(files: list[DataFile], rules: Compact) -> Iterator[list[DataFile]]:
+    magnitudes: dict[int, list[DataFile]] = {}
+    for file in files:
+        magnitudes.setdefault((max(1, file.size).bit_length() - 1) // (FACTOR.bit_length() - 1), []).append(file)
+    for _, group in sorted(magnitudes.items()):
+        if len(group) >= rules.files:
+            yield from _filled(group, rules.target_bytes, rules.files)
+
+
+def _filled(files: Iterable[DataFile], target: int, least: int) -> Iterator[list[DataFile]]:
+    """Yield groups up to the target, in the order in which the files came."""
+    group: list[DataFile] = []
+    size = 0
+    for file in sorted(files, key=lambda file: (file.made, file.name)):
+        if group and (size + file.size > target or len(group) >= MOST):
+            if len(group) >= min(least, 2):
+                yield group
+            group, size = [], 0
+        group.append(file)
+        size += file.size
+    if len(group) >= least:
+        yield group
+
+
+def _merge(table: Table, group: list[DataFile]) -> int:
+    """Write one file with the rows of several, and let the table show it in their place; one for each set of columns, where they differ.
+
+    Returns how many were made: 0, and nothing was done, if there would be as many as before.
+    """
+    version = table.version
+    assert version is not None
+    shown = table.path.resolve()
+    alike = _alike(shown, group)
+    if len(alike) == len(group):
+        return 0
+    staging = table.fresh_staging()
+    system.port.make_directory(staging)
+    made: list[tuple[Path, DataFile]] = []
+    for place, files in enumerate(alike):
+        target = staging / f"{place}.parquet"
+        rows = _write(target, [shown / file.name for file in files])
+        if rows != sum(file.rows for file in files):
+            raise OSError(f"{target}: {rows} rows of files that have {sum(file.rows for file in files)}; nothing was changed")
+        name = f"part-{version.batch:010}-{table.next_number:010}-{place:05}.parquet"
+        folder = files[0].folder
+        newest = max(file.made for file in files)  # so that a partition counts as closed once
+        made.append((target, DataFile(f"{folder}/{name}" if folder else name, rows, target.stat().st_size, newest)))
+    table.replace_files(group, made)
+    return len(made)
+
+
+def _alike(shown: Path, group: list[DataFile]) -> list[list[DataFile]]:
+    """Return the files of a group by their columns, which a change of the job may have changed."""
+    from pyarrow import parquet
+
+    kinds: list[tuple[object, list[DataFile]]] = []
+    for file in group:
+        schema = parquet.read_schema(shown / file.name)
+        for known, files in kinds:
+            if schema.equals(known):
+                files.append(file)
+                break
+        else:
+            kinds.append((schema, [file]))
+    return [files for _, files in kinds]
+
+
+def _write(target: Path, sources: list[Path]) -> int:
+    """Write the rows of some files into one, and return how many there are."""
+    from pyarrow import parquet
+
+    rows = 0
+    with parquet.ParquetWriter(target, parquet.read_schema(sources[0]), compression="snappy") as writer:
+        for source in sources:
+            with parquet.ParquetFile(source) as file:
+                for batch in file.iter_batches(ROWS):
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+    target.chmod(0o600)
+    return rows

@@ -1,0 +1,271 @@
+"""Values become columns: what a task does with each batch of records before Spark's own work begins.
+
+A row that can't be decoded is never dropped in silence. It goes, with where it stood and why, to the *bad* folder: a Parquet file for each
+task that found any, named after the batch and the task. A task that runs again, or a batch that is replayed after a crash, finds the
+same rows bad and replaces that file by an equal one, so that each is there once and no commit is needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from hub.pipeline.errors import BadRecords
+from hub.pipeline.keytables import KeyTables
+from hub.pipeline.schema import Field, Kind, ddl
+from kvspool import keyed
+
+RECORD_FIELDS = (
+    Field("key", Kind("binary")),
+    Field("topic", Kind("string")),
+    Field("partition", Kind("int")),
+    Field("offset", Kind("bigint")),
+    Field("timestamp", Kind("timestamp")),
+    Field("type", Kind("int")),
+)
+RECORD = Kind("struct", RECORD_FIELDS)
+LONGEST_REASON = 300  # characters
+BAD_SCHEMA = pa.schema(
+    [
+        *(pa.field(field.name, field.kind.arrow) for field in RECORD_FIELDS),
+        pa.field("value", pa.binary()),
+        pa.field("reason", pa.string()),
+    ]
+)
+"""What is kept of a row that can't be decoded."""
+
+_FIXED = {"text": (Field("text", Kind("string")),), "raw": (Field("value", Kind("binary")),)}
+_WRONG = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+
+Decoded = tuple[list[Any], list[int], list[str]]  # the good rows; the numbers of the bad ones, and why
+
+
+class Plan(NamedTuple):
+    """How values are decoded: what a task is told, so it is small and can be pickled.
+
+    path: of a local source, whose key tables codec "keyed" needs. time: "record.timestamp" or a field. fails: on a record that can't be
+    decoded, rather than keep it in the folder `bad`.
+    """
+
+    codec: str
+    fields: tuple[Field, ...]
+    time: str
+    bad: str
+    fails: bool
+    path: str | None
+
+    @property
+    def columns(self) -> tuple[Field, ...]:
+        """The columns that come out, `record` and `event_time` included."""
+        return (*(_FIXED.get(self.codec) or self.fields), Field("record", RECORD), Field("event_time", Kind("timestamp")))
+
+    @property
+    def ddl(self) -> str:
+        """The same as Spark writes it."""
+        return ddl(self.columns)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Decode the batches of a task of Spark."""
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        assert task is not None
+        batch = task.getLocalProperty("streaming.sql.batchId") or "0"
+        kept = BadFile(Path(self.bad), int(batch), task.partitionId())
+        yield from self.decode(batches, kept)
+
+    def decode(self, batches: Iterable[pa.RecordBatch], kept: BadFile) -> Iterator[pa.RecordBatch]:
+        """Yield the good rows, and keep the bad ones. Raises BadRecords if there are any and the job is to fail."""
+        decoder = Decoder(self)
+        with kept:
+            for batch in batches:
+                good, bad = decoder.split(batch)
+                if bad.num_rows:
+                    self._refuse(bad)
+                    kept.add(bad)
+                if good.num_rows:
+                    yield good
+
+    def _refuse(self, bad: pa.RecordBatch) -> None:
+        if not self.fails:
+            return
+        first = {name: bad.column(name)[0].as_py() for name in ("topic", "partition", "offset", "reason")}
+        raise BadRecords(
+            f"[KVSPOOL_BAD_RECORD] topic {first['topic']}, partition {first['partition']}, offset {first['offset']}: {first['reason']}. "
+            'With [decode] bad = "keep" such records go to a folder of their own and the others go on.'
+        )
+
+
+class BadFile:
+    """The file with the bad rows of one task. Nothing of it is seen before the task has come to its end."""
+
+    def __init__(self, folder: Path, batch: int, task: int) -> None:
+        self.path = folder / f"{batch:010}-{task:05}.parquet"
+        self._rows: list[pa.RecordBatch] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Take rows of `BAD_SCHEMA`."""
+        self._rows.append(rows)
+
+    def __enter__(self) -> BadFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self._replace()
+
+    def _replace(self) -> None:
+        from pyarrow import parquet
+
+        if not self._rows:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                self.path.unlink()  # an earlier run of this batch, with another schema, found some
+            return
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        building = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        parquet.write_table(pa.Table.from_batches(self._rows, BAD_SCHEMA), building)
+        building.chmod(0o600)
+        with building.open("rb") as file:
+            os.fsync(file.fileno())
+        building.replace(self.path)
+
+
+def count_bad(folder: Path, batch: int) -> int:
+    """Return how many bad rows a batch had."""
+    from pyarrow import parquet
+
+    return sum(parquet.read_metadata(path).num_rows for path in folder.glob(f"{batch:010}-*.parquet"))
+
+
+class Decoder:
+    """Splits batches of the source into those rows whose values it can decode, as columns, and the others."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._schema = pa.schema([pa.field(field.name, field.kind.arrow) for field in plan.columns])
+        self._bytes = len(RECORD_FIELDS)
+
+    def split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Return the good rows with the plan's columns, and the bad ones with `BAD_SCHEMA`. The rows stay in order."""
+        columns, wrong, reasons = self._columns(batch)
+        good = batch
+        if wrong:
+            is_wrong = set(wrong)
+            good = batch.take(pa.array([row for row in range(batch.num_rows) if row not in is_wrong], pa.int64()))
+        record = pa.StructArray.from_arrays([_column(good, field) for field in RECORD_FIELDS], fields=list(RECORD.arrow))
+        time = record.field("timestamp") if self._plan.time == "record.timestamp" else columns[self._time]
+        arrays = [*columns, record, time]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema), _bad(batch, wrong, reasons)
+
+    @cached_property
+    def _time(self) -> int:
+        return next(place for place, field in enumerate(self._plan.fields) if field.name == self._plan.time)
+
+    def _columns(self, batch: pa.RecordBatch) -> tuple[list[pa.Array], list[int], list[str]]:
+        if self._plan.codec == "raw":
+            return [batch.column("value").cast(pa.binary())], [], []
+        if self._plan.codec == "text":
+            return self._texts(batch.column("value"))
+        rows, wrong, reasons = self._decoded(batch)
+        try:
+            return self._arrays(rows), wrong, reasons
+        except _WRONG:
+            return self._one_by_one(rows, batch.num_rows, wrong, reasons)
+
+    def _texts(self, values: pa.Array) -> tuple[list[pa.Array], list[int], list[str]]:
+        try:
+            return [values.cast(pa.string())], [], []
+        except pa.ArrowInvalid:
+            rows, wrong, reasons = _each(values.to_pylist(), bytes.decode)
+            return [pa.array(rows, pa.string())], wrong, reasons
+
+    def _decoded(self, batch: pa.RecordBatch) -> Decoded:
+        values = batch.column("value").to_pylist()
+        if self._plan.codec != "keyed":
+            return _each(values, self._decode)
+        places = zip(batch.column("topic").to_pylist(), batch.column("partition").to_pylist(), values, strict=True)
+        return _each(list(places), self._decode_keyed)
+
+    @cached_property
+    def _decode(self) -> Callable[[bytes], Any]:
+        decoder: Any = msgspec.json.Decoder if self._plan.codec == "json" else msgspec.msgpack.Decoder
+        decode: Callable[[bytes], Any] = decoder(self._row).decode
+        return decode
+
+    @cached_property
+    def _decode_keyed(self) -> Callable[[tuple[str, int, bytes]], Any]:
+        tables = KeyTables(self._plan.path)
+        convert = partial(msgspec.convert, type=self._row)
+
+        def decode(place: tuple[str, int, bytes]) -> Any:
+            topic, partition, value = place
+            return convert(keyed.unpack(value, tables.of(topic, partition)))
+
+        return decode
+
+    @cached_property
+    def _row(self) -> type:
+        """What a value is decoded to. Its attributes have names of their own, for a field may be called anything."""
+        fields = [
+            (f"f{place}", field.kind.python | None, msgspec.field(default=None, name=field.name))
+            for place, field in enumerate(self._plan.fields)
+        ]
+        return msgspec.defstruct("Row", fields, gc=False)
+
+    def _arrays(self, rows: list[Any]) -> list[pa.Array]:
+        return [
+            pa.array([getattr(row, name) for row in rows], field.kind.arrow)
+            for name, field in zip(self._row.__struct_fields__, self._plan.fields, strict=True)  # type: ignore[attr-defined]
+        ]
+
+    def _one_by_one(self, rows: list[Any], count: int, wrong: list[int], reasons: list[str]) -> tuple[list[pa.Array], list[int], list[str]]:
+        """Do as `_columns` where a value was decoded that no column takes, such as half a surrogate: such rows are bad, too."""
+        numbers = [row for row in range(count) if row not in set(wrong)]
+        bad = dict(zip(wrong, reasons, strict=True))
+        kept = []
+        for number, row in zip(numbers, rows, strict=True):
+            try:
+                self._arrays([row])
+            except _WRONG as error:
+                bad[number] = _reason(error)
+            else:
+                kept.append(row)
+        return self._arrays(kept), sorted(bad), [bad[row] for row in sorted(bad)]
+
+
+def _each(values: list[Any], decode: Callable[[Any], Any]) -> Decoded:
+    """Return what became of each value."""
+    try:
+        return list(map(decode, values)), [], []
+    except _WRONG:
+        pass
+    rows, wrong, reasons = [], [], []
+    for number, value in enumerate(values):
+        try:
+            rows.append(decode(value))
+        except _WRONG as error:
+            wrong.append(number)
+            reasons.append(_reason(error))
+    return rows, wrong, reasons
+
+
+def _reason(error: BaseException) -> str:
+    words = "nested too deep" if isinstance(error, RecursionError) else str(error) or type(error).__name__
+    return words[:LONGEST_REASON].encode(errors="backslashreplace").decode()
+
+
+def _bad(batch: pa.RecordBatch, rows: list[int], reasons: list[str]) -> pa.RecordBatch:
+    taken = batch.take(pa.array(rows, pa.int64()))
+    arrays = [*(_column(taken, field) for field in RECORD_FIELDS), taken.column("value").cast(pa.binary()), pa.array(reasons, pa.string())]
+    return pa.RecordBatch.from_arrays(arrays, schema=BAD_SCHEMA)
+
+
+def _column(batch: pa.RecordBatch, field: Field) -> pa.Array:
+    return batch.column(field.name).cast(field.kind.arrow, safe=False)

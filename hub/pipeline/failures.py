@@ -1,0 +1,37 @@
+"""Why a query failed, in a sentence: of a Java trace with a Python trace in it, the line that somebody can act on."""
+
+from __future__ import annotations
+
+import re
+
+LONGEST = 2000  # characters
+_OURS = re.compile(r"\[KVSPOOL_[A-Z_.]+\][^\n]*")
+_SPARKS = re.compile(r"\[[A-Z][A-Z0-9_.]+\][^\n]*")
+_PYTHON = re.compile(r"^(?:[a-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit)): ([^\n]+)", re.MULTILINE)
+_WRAPPERS = tuple(
+    f"[{name}]"
+    for name in "STREAM_FAILED PYTHON_EXCEPTION FOREACH_BATCH_USER_FUNCTION_ERROR PYTHON_DATA_SOURCE_ERROR TASK_WRITE_FAILED".split()
+)
+
+
+def cause(error: BaseException) -> str:
+    """Return the cause: ours with its code if there is one, then a Python error, then what Spark says."""
+    text = f"{error}\n{_java_message(error)}"
+    ours = _OURS.findall(text)
+    if ours:
+        return _short(ours[-1])
+    python = [f"{name}: {words}" for name, words in _PYTHON.findall(text) if not name.startswith("Py4J")]
+    if python and any(wrapper in text for wrapper in _WRAPPERS):
+        return _short(python[-1])
+    sparks = [line for line in _SPARKS.findall(text) if not line.startswith(_WRAPPERS)]
+    return _short(sparks[0] if sparks else next(iter(text.strip().splitlines()), type(error).__name__))
+
+
+def _java_message(error: BaseException) -> str:
+    found = getattr(error, "java_exception", None)
+    return "" if found is None else str(found)
+
+
+def _short(line: str) -> str:
+    line = line.strip().rstrip("'\"")
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"

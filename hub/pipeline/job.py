@@ -1,0 +1,378 @@
+"""A declared job: a TOML file, read into frozen structs, with errors that name the file, the table and the key.
+
+Nothing here needs Spark, and nothing is opened but the file itself. Relative paths in it are relative to its own folder, so that a job does
+the same wherever it is started.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from hub.pipeline.errors import JobError, SchemaError
+from hub.pipeline.schema import INFER, Field, parse_schema
+from kvspool import sizes
+
+Codec = Literal["json", "msgpack", "keyed", "text", "raw"]
+Format = Literal["parquet", "delta", "kvspool"]
+OnBad = Literal["keep", "fail"]
+Mode = Literal["append", "complete"]
+
+LARGEST = 1 << 20  # bytes of a job file
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+DURATION = re.compile(r"(\d+) (millisecond|second|minute|hour|day|week)s?")
+_SECONDS = {"millisecond": 0.001, "second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
+AVAILABLE_NOW = "available-now"
+PATHS = {"path", "tokenFile", "caFile", "certificateFile", "keyFile"}  # options of the source that are files of this host
+RECORD = "record"  # the column that has what is known of a record besides its value
+TIME = "event_time"  # the column with a record's time
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where records come from. options: the connector's own, as text; `path` or `hub` is one of them."""
+
+    options: dict[str, str]
+
+    @property
+    def root(self) -> Path | None:
+        """The local log, shard set or hub root; None for hub servers."""
+        return Path(self.options["path"]) if "path" in self.options else None
+
+
+class Decode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What values are. schema: as Spark writes it, or "infer". sample: records that are looked at for that. time: the record's own
+    timestamp, or a field. bad: what becomes of records that can't be decoded, and bad_path where they are kept."""
+
+    codec: Codec = "json"
+    schema: str = ""
+    sample: int = 1000
+    time: str = "record.timestamp"
+    bad: OnBad = "keep"
+    bad_path: str = ""
+
+
+class Select(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Spark SQL: which rows, and what becomes of each."""
+
+    columns: tuple[str, ...] = ("*",)
+    where: str = ""
+
+
+class Watermark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How late a record may come. column: a timestamp."""
+
+    delay: str
+    column: str = TIME
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Aggregates, in Spark SQL. Without a size they are over all time."""
+
+    aggregates: tuple[str, ...]
+    group: tuple[str, ...] = ()
+    column: str = TIME
+    size: str = ""
+    slide: str = ""
+
+
+class Sink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where rows go. mode "complete": each batch replaces all of it. options: of the format `delta` or `kvspool`."""
+
+    path: str
+    format: Format = "parquet"
+    mode: Mode | Literal[""] = ""
+    partition_by: tuple[str, ...] = ()
+    trigger: str = "10 seconds"
+    checkpoint: str = ""
+    snapshots: str = "10 minutes"
+    options: dict[str, str] = {}
+
+
+class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When small files become large ones. target: of a file, a size. files: so many of one magnitude are put together. after: a folder in
+    which nothing has come for so long is put together whatever their number."""
+
+    target: str = "128MiB"
+    files: int = 8
+    after: str = "1 hour"
+
+    @property
+    def target_bytes(self) -> int:
+        """The size of a file that is large enough."""
+        return sizes.parse(self.target)
+
+
+class Spark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The session. conf: further settings of Spark."""
+
+    master: str = "local[*]"
+    memory: str = "1g"
+    conf: dict[str, str] = {}
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. path: of the file. select, watermark, window, compact: None where the file has no such table."""
+
+    name: str
+    path: Path
+    source: Source
+    decode: Decode
+    sink: Sink
+    spark: Spark
+    select: Select | None = None
+    watermark: Watermark | None = None
+    window: Window | None = None
+    compact: Compact | None = None
+
+    @property
+    def fields(self) -> tuple[Field, ...] | None:
+        """The fields of the schema; None if it is to be inferred."""
+        return None if self.decode.schema == INFER else parse_schema(self.decode.schema) if self.decode.schema else ()
+
+    @property
+    def mode(self) -> Mode:
+        """What a batch does to the sink: aggregates that never close can only be written whole."""
+        if self.sink.mode:
+            return self.sink.mode
+        is_closed = self.window is None or bool(self.window.size and self.watermark)
+        return "append" if is_closed else "complete"
+
+    @property
+    def state(self) -> Path:
+        """The folder beside the sink with what the pipeline keeps for itself."""
+        sink = Path(self.sink.path)
+        return sink.parent / f".{sink.name}"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Spark's checkpoint."""
+        return Path(self.sink.checkpoint) if self.sink.checkpoint else self.state / "checkpoint"
+
+    @property
+    def bad_path(self) -> Path:
+        """Where records go that can't be decoded."""
+        sink = Path(self.sink.path)
+        return Path(self.decode.bad_path) if self.decode.bad_path else sink.parent / f"{sink.name}_bad"
+
+    @property
+    def interval(self) -> float | None:
+        """Seconds from one batch to the next; None: one run up to what is there now."""
+        return None if self.sink.trigger == AVAILABLE_NOW else seconds(self.sink.trigger)
+
+
+TABLES: dict[str, type[msgspec.Struct]] = {
+    "decode": Decode,
+    "select": Select,
+    "watermark": Watermark,
+    "window": Window,
+    "sink": Sink,
+    "compact": Compact,
+    "spark": Spark,
+}
+OPTIONAL = ("select", "watermark", "window", "compact")
+
+
+def seconds(text: str) -> float:
+    """Return a duration written as "10 seconds". Raises ValueError."""
+    found = DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(f'a duration is written as "10 seconds", "5 minutes" or "1 hour", not {text!r}')
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def load(path: Path) -> Job:
+    """Return the job that a file declares. Raises JobError, and the system's OSError."""
+    with path.open("rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise JobError(f"{path}: larger than {LARGEST} bytes")
+    try:
+        return parse(tomllib.loads(data.decode()), path.absolute())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise JobError(f"{path}: no TOML: {error}") from None
+
+
+def parse(document: Mapping[str, Any], path: Path) -> Job:
+    """Return the job that a document declares, of the file at an absolute path. Raises JobError."""
+    unknown = sorted(set(document) - {"name", "source", *TABLES})
+    if unknown:
+        raise JobError(f"{path}: there is no [{unknown[0]}]; a job has name, [source], {', '.join(f'[{name}]' for name in TABLES)}")
+    missing = [name for name in ("source", "sink") if name not in document]
+    if missing:
+        raise JobError(f"{path}: [{missing[0]}] is missing")
+    tables: dict[str, Any] = {name: _table(document, name, kind, path) for name, kind in TABLES.items()}
+    name = document.get("name", path.stem)
+    job = Job(name=name, path=path, source=_source(document["source"], path), **{**tables, "sink": _sink(tables["sink"], path)})
+    job = msgspec.structs.replace(job, decode=_decode(job.decode, path))
+    _check(job)
+    return job
+
+
+def source_options(job: Job) -> dict[str, str]:
+    """Return the options of the source; a pipeline begins at the beginning if nothing else is said, for it is to have everything."""
+    options = job.source.options
+    begins = any(name.lower().startswith("starting") for name in options)
+    return dict(options) if begins else {**options, "startingOffsets": "earliest"}
+
+
+def _table(document: Mapping[str, Any], name: str, kind: type[msgspec.Struct], path: Path) -> Any:
+    if name not in document:
+        return None if name in OPTIONAL else kind()
+    try:
+        return msgspec.convert(document[name], kind)
+    except msgspec.ValidationError as error:
+        raise JobError(f"{path}: [{name}]{_place(str(error))}") from None
+
+
+def _place(message: str) -> str:
+    """Return msgspec's message with the key in front: " codec: Invalid enum value 'xml'"."""
+    words, at, place = message.partition(" - at `$")
+    key = place.removesuffix("`").lstrip(".") if at else ""
+    unknown = re.search(r"unknown field `([^`]*)`", words)
+    if unknown:
+        return f" {unknown[1]}: there is no such key"
+    missing = re.search(r"missing required field `([^`]*)`", words)
+    if missing:
+        return f" {missing[1]}: missing"
+    return f" {key}: {words}" if key else f": {words}"
+
+
+def _source(table: Any, path: Path) -> Source:
+    if not isinstance(table, dict):
+        raise JobError(f"{path}: [source] is a table")
+    options = {}
+    for key, value in table.items():
+        if isinstance(value, bool):
+            options[key] = str(value).lower()
+        elif isinstance(value, (str, int, float)):
+            options[key] = str(value)
+        elif isinstance(value, (dict, list)):  # offsets, which the connector takes as JSON; names, which it takes with commas
+            is_names = isinstance(value, list) and all(isinstance(item, str) for item in value)
+            options[key] = ",".join(value) if is_names else msgspec.json.encode(value).decode()
+        else:
+            raise JobError(f"{path}: [source] {key}: a string, a number, true, false, a list or a table, not {value!r}")
+    if ("path" in options) == ("hub" in options):
+        raise JobError(f"{path}: [source] has either path (a log, a shard set or a hub root) or hub (addresses of hub servers)")
+    for key in PATHS & set(options):
+        options[key] = _beside(path, options[key])
+    return Source(options)
+
+
+def _sink(sink: Sink, path: Path) -> Sink:
+    if not sink.path:
+        raise JobError(f"{path}: [sink] path: missing")
+    checkpoint = _beside(path, sink.checkpoint) if sink.checkpoint else ""
+    return msgspec.structs.replace(sink, path=_beside(path, sink.path), checkpoint=checkpoint)
+
+
+def _decode(decode: Decode, path: Path) -> Decode:
+    return msgspec.structs.replace(decode, bad_path=_beside(path, decode.bad_path)) if decode.bad_path else decode
+
+
+def _beside(job: Path, text: str) -> str:
+    return text if "://" in text else str(job.parent / text)
+
+
+def _check(job: Job) -> None:
+    """Refuse what each table alone can't tell."""
+    if not isinstance(job.name, str) or not NAME.fullmatch(job.name):
+        raise JobError(f"{job.path}: name: up to 64 letters, digits, _ and -, the first no _ or -, not {job.name!r}")
+    _check_decode(job)
+    _check_window(job)
+    _check_sink(job)
+    if job.select is not None and not all(column.strip() for column in job.select.columns or ("",)):
+        raise JobError(f"{job.path}: [select] columns: each is an expression, and there is at least one")
+    if job.compact is not None:
+        _check_compact(job, job.compact)
+
+
+def _check_decode(job: Job) -> None:
+    decode = job.decode
+    if decode.codec in ("text", "raw") and decode.schema:
+        name = "text" if decode.codec == "text" else "value"
+        raise JobError(f"{job.path}: [decode] schema: codec {decode.codec} has one column, named {name}")
+    if decode.codec not in ("text", "raw") and not decode.schema:
+        raise JobError(f'{job.path}: [decode] schema: missing; the fields as "carrier string, dep_delay int", or "infer"')
+    if not 1 <= decode.sample <= 1_000_000:
+        raise JobError(f"{job.path}: [decode] sample: 1 to 1,000,000 records, not {decode.sample}")
+    try:
+        fields = job.fields
+    except SchemaError as error:
+        raise JobError(f"{job.path}: [decode] schema: {error}") from None
+    if fields is None or decode.time == "record.timestamp":
+        return
+    kinds = {field.name: field.kind.ddl for field in fields}
+    if kinds.get(decode.time) != "timestamp":
+        has = f"is {kinds[decode.time]}" if decode.time in kinds else "is no field"
+        raise JobError(f"{job.path}: [decode] time: record.timestamp, or a field that is a timestamp; {decode.time!r} {has}")
+
+
+def _check_window(job: Job) -> None:
+    if job.watermark is not None:
+        _check_duration(job, "watermark", "delay", job.watermark.delay)
+        if not job.watermark.column:
+            raise JobError(f"{job.path}: [watermark] column: missing")
+    window = job.window
+    if window is None:
+        return
+    if not window.aggregates:
+        raise JobError(f'{job.path}: [window] aggregates: at least one, such as "count(*) AS records"')
+    if window.slide and not window.size:
+        raise JobError(f"{job.path}: [window] slide: only with size")
+    for key in ("size", "slide"):
+        if getattr(window, key):
+            _check_duration(job, "window", key, getattr(window, key))
+    if window.slide and seconds(window.slide) > seconds(window.size):
+        raise JobError(f"{job.path}: [window] slide: at most size, or records lie in no window")
+
+
+def _check_sink(job: Job) -> None:
+    sink = job.sink
+    if sink.trigger != AVAILABLE_NOW:
+        _check_duration(job, "sink", "trigger", sink.trigger, may_be_0=True)
+    _check_duration(job, "sink", "snapshots", sink.snapshots, may_be_0=True)
+    if "://" in sink.path and sink.format == "parquet":
+        raise JobError(f"{job.path}: [sink] path: parquet is for a file system that all tasks reach; use delta for an object store")
+    if "://" in sink.path and not (sink.checkpoint and job.decode.bad_path):
+        raise JobError(f"{job.path}: [sink] path: an object store needs [sink] checkpoint and [decode] bad_path beside it")
+    if sink.options and sink.format == "parquet":
+        raise JobError(f"{job.path}: [sink] options: format parquet has none")
+    if sink.partition_by and sink.format == "kvspool":
+        raise JobError(f"{job.path}: [sink] partition_by: shards are chosen by the column key")
+    if job.window is None and sink.mode == "complete":
+        raise JobError(f'{job.path}: [sink] mode: "complete" is for a job with [window]')
+    if job.mode == "append" and job.window is not None and not (job.window.size and job.watermark):
+        raise JobError(f'{job.path}: [sink] mode: "append" needs [window] size and [watermark], or no aggregate is ever final')
+    if job.mode == "complete" and sink.format == "kvspool":
+        raise JobError(f"{job.path}: [sink] mode: a log can't be replaced by each batch")
+    if job.compact is not None and sink.format != "parquet":
+        raise JobError(f"{job.path}: [compact] is for format parquet")
+
+
+def _check_compact(job: Job, compact: Compact) -> None:
+    try:
+        is_large = compact.target_bytes >= 1 << 16
+    except ValueError as error:
+        raise JobError(f"{job.path}: [compact] target: {error}") from None
+    if not is_large:
+        raise JobError(f"{job.path}: [compact] target: at least 64KiB, not {compact.target}")
+    if compact.files < 2:
+        raise JobError(f"{job.path}: [compact] files: at least 2, not {compact.files}")
+    _check_duration(job, "compact", "after", compact.after, may_be_0=True)
+
+
+def _check_duration(job: Job, table: str, key: str, text: str, *, may_be_0: bool = False) -> None:
+    try:
+        length = seconds(text)
+    except ValueError as error:
+        raise JobError(f"{job.path}: [{table}] {key}: {error}") from None
+    if length == 0 and not may_be_0:
+        raise JobError(f"{job.path}: [{table}] {key}: longer than nothing")
+
+
+assert {"json", "msgpack", "keyed"} < set(get_args(Codec))

@@ -1,0 +1,53 @@
+"""The key tables of a local source: what turns keyed MessagePack back into maps with names.
+
+Only a spool has such a table. What a hub takes in from a shipper, or a journal keeps, is plain MessagePack, which reads the same without.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvspool import Spool, logs
+from kvspool.keyed import Keys
+from kvspool.spool.cursor import Cursor
+from kvspool.spool.spool import TIMEOUT
+from shard import route
+from shard.shardset import open_shard
+
+
+class KeyTables:
+    """Looks keys up by topic and partition. One process, one thread."""
+
+    def __init__(self, path: str | None) -> None:
+        """Take the path of the log, the shard set or the root; None for a source on other hosts."""
+        self._path = None if path is None else Path(path)
+        self._known: dict[tuple[str, int], Keys] = {}
+        self._cursors: list[tuple[Spool, Cursor]] = []  # that keep the tables open, which are looked at again for a key that is new
+
+    def of(self, topic: str, partition: int) -> Keys:
+        """Return the keys of a shard; those of a log without a table know no name. Raises KvspoolError for one that can't be opened."""
+        key = topic, partition
+        if key not in self._known:
+            path = self._find(topic, partition)
+            self._known[key] = Keys() if path is None else self._keys(path)
+        return self._known[key]
+
+    def _find(self, topic: str, partition: int) -> Path | None:
+        if self._path is None:
+            return None
+        if logs.is_log(self._path):
+            return self._path
+        found = route.scan(self._path).get(topic)
+        return None if found is None else dict(found.paths(self._path)).get(partition)
+
+    def _keys(self, path: Path) -> Keys:
+        log = open_shard(path, TIMEOUT)
+        if not isinstance(log, Spool):
+            log.close()
+            return Keys()
+        cursor = log.cursor("latest")
+        self._cursors.append((log, cursor))
+        if cursor.key_table is None:
+            return Keys()
+        cursor.key_table.look()
+        return cursor.key_table.keys

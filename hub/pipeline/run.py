@@ -1,0 +1,243 @@
+"""A pipeline that runs: one query of Spark, watched from the process that started it.
+
+**Stopping.** `stop` lets the batch that is under way come to its end. A process that is killed in the midst of one leaves what the last
+batch had committed; the next run does the batch again, with the same records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hub.pipeline import failures, query, session
+from hub.pipeline import progress as progresses
+from hub.pipeline.decode import count_bad
+from hub.pipeline.errors import PipelineFailed, SchemaError
+from hub.pipeline.job import Job
+from hub.pipeline.progress import Progress, ShardProgress
+from hub.pipeline.schema import Field, ddl, parse_schema
+from hub.pipeline.sinks import Sink, open_sink
+from kvspool import disk, logs, system
+from kvspool.errors import KvspoolError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+LOOK = 0.25  # seconds between two looks at the query
+SAY = 1.0  # seconds between two words in the progress files
+PATIENCE = 60.0  # seconds that a stop waits for the batch under way
+LONGEST_SCHEMA = 1 << 20  # bytes of the file beside the checkpoint
+
+Report = Callable[[Progress], None]
+
+
+class Run:
+    """One run of a job. `run` it once; `stop` may be called from a signal's handler."""
+
+    def __init__(self, job: Job, *, once: bool = False, report: Report = lambda progress: None) -> None:
+        """Take the job, whether it is to end when all that is there now is read, and what is to be told how far it is."""
+        self.job = job
+        self.log = job.state / "spark.log"
+        self._is_once = once or job.interval is None
+        self._report = report
+        self._stop = threading.Event()
+        self._started = threading.Event()  # the query has an id
+        self._query: StreamingQuery | None = None
+        now = system.port.now()
+        self._progress = Progress(
+            name=job.name, job=str(job.path), sink=job.sink.path, state="starting", pid=os.getpid(), started=now, updated=now
+        )
+        self._said_at = 0.0
+
+    def stop(self) -> None:
+        """Let `run` return after the batch that is under way."""
+        self._stop.set()
+
+    def run(self, spark: SparkSession | None = None) -> Progress:
+        """Run until all is read (`once`), or until told to stop; return how far it came.
+
+        spark: a session to run in, which stays; without one a session is started and stopped. Raises PipelineFailed, and what opening the
+        source, the sink and the schema raises; what was committed before stays.
+        """
+        with ExitStack() as stack:
+            sink = open_sink(self.job)
+            stack.callback(sink.close)
+            self._say()
+            try:
+                fields = pinned_fields(self.job)
+                if spark is None:
+                    spark = session.start(self.job, self.log)
+                    stack.callback(spark.stop)
+                self._start(spark, sink, fields)
+                self._watch()
+            except BaseException as error:
+                self._note(state="failed", error=failures.cause(error))
+                raise
+            self._note(state="stopped" if self._stop.is_set() else "done")
+        return self._progress
+
+    # The query.
+
+    def _start(self, spark: SparkSession, sink: Sink, fields: tuple[Field, ...]) -> None:
+        from pyspark.errors import PySparkException
+
+        job = self.job
+        try:
+            rows = query.rows(job, fields, query.stream(job, spark))
+            writer = sink.attach(rows.writeStream, self._id, self._clear_bad)
+            writer = writer.outputMode(job.mode).queryName(job.name).option("checkpointLocation", str(job.checkpoint))
+            interval = job.interval or 0.0
+            if self._is_once:
+                writer = writer.trigger(availableNow=True)
+            else:
+                writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
+            self._query = writer.start()
+        except PySparkException as error:
+            raise PipelineFailed(failures.cause(error)) from error
+        self._started.set()
+        self._note(state="running")
+
+    def _id(self) -> str:
+        """Return the query's id, in the thread of its first batch too."""
+        self._started.wait()
+        assert self._query is not None
+        return str(self._query.id)
+
+    def _clear_bad(self, batch: int) -> None:
+        """Remove what an earlier try of a batch has left in the bad folder: with another schema it may have had other tasks."""
+        for path in self.job.bad_path.glob(f"{batch:010}-*.parquet"):
+            path.unlink(missing_ok=True)
+
+    def _watch(self) -> None:
+        from pyspark.errors import StreamingQueryException
+
+        assert self._query is not None
+        try:
+            while not self._query.awaitTermination(LOOK):  # type: ignore[arg-type]
+                self._look()
+                if self._stop.is_set():
+                    self._end()
+            self._look()
+        except StreamingQueryException as error:
+            self._look()
+            raise PipelineFailed(failures.cause(error)) from error
+
+    def _end(self) -> None:
+        """Stop the query when no batch is under way, or its batch has ended."""
+        assert self._query is not None
+        batch, end = self._progress.batch, time.monotonic() + PATIENCE
+        while self._query.isActive and self._query.status["isTriggerActive"] and time.monotonic() < end:
+            self._look()
+            if self._progress.batch != batch:
+                break
+            time.sleep(LOOK / 10)
+        self._query.stop()
+
+    # How far it is.
+
+    def _look(self) -> None:
+        """Take in what the query has done since the last look."""
+        assert self._query is not None
+        for found in self._query.recentProgress:
+            told = json.loads(found.json)
+            if told["batchId"] > self._progress.batch or (told["batchId"] == self._progress.batch and told["numInputRows"] == 0):
+                self._take(told)
+        if time.monotonic() - self._said_at >= SAY:
+            self._note()
+
+    def _take(self, told: dict[str, Any]) -> None:
+        is_new = told["batchId"] > self._progress.batch
+        records = int(told["numInputRows"]) if is_new else 0
+        shards = shards_of(told["sources"][0]) if told["sources"] else ()
+        lags = [shard.lag for shard in shards if shard.lag >= 0]
+        changes: dict[str, Any] = {"shards": shards, "lag": sum(lags) if lags else -1}
+        if is_new:
+            duration = told.get("durationMs", {})
+            changes |= {
+                "batch": told["batchId"],
+                "batch_ended": system.port.now(),
+                "records": self._progress.records + records,
+                "batch_records": records,
+                "bad": self._progress.bad + (count_bad(self.job.bad_path, told["batchId"]) if records else 0),
+                "durations": {name: int(value) for name, value in duration.items()},
+            }
+            if records:
+                changes["rate"] = 1000 * records / max(1, duration.get("triggerExecution", 1))
+        self._note(**changes)
+
+    def _note(self, **changes: Any) -> None:
+        self._progress = msgspec.structs.replace(self._progress, updated=system.port.now(), **changes)
+        self._say()
+
+    def _say(self) -> None:
+        """Write how far it is. A disk that is full must not end a query that writes elsewhere."""
+        self._said_at = time.monotonic()
+        for path in progress_paths(self.job):
+            with suppress(OSError):
+                progresses.write(path, self._progress)
+        self._report(self._progress)
+
+
+def progress_paths(job: Job) -> list[Path]:
+    """Return where a job's progress is written: beside the sink, and in the hub root that it reads. The folders are made."""
+    paths = []
+    if "://" not in job.sink.path:
+        job.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.append(job.state / "progress.json")
+    root = job.source.root
+    if root is not None and root.is_dir() and not logs.is_log(root):
+        with suppress(OSError):
+            progresses.make_directory(root)
+            paths.append(progresses.path_in(root, job.name))
+    return paths
+
+
+def shards_of(source: dict[str, Any]) -> tuple[ShardProgress, ...]:
+    """Return what the report of a source says of its shards."""
+    from hub.spark import offsets
+
+    try:
+        done = offsets.parse(source.get("endOffset") or {}, "the end of the batch").next
+        ends = offsets.parse(source.get("latestOffset") or {}, "the latest offsets").next
+    except ValueError:
+        return ()
+    return tuple(ShardProgress(key.topic, key.partition, place, ends.get(key, -1)) for key, place in sorted(done.items()))
+
+
+def pinned_fields(job: Job) -> tuple[Field, ...]:
+    """Return the fields to decode to. What is inferred is written down beside the checkpoint, and is the same ever after.
+
+    Raises SchemaError, and KvspoolError for a source that can't be read.
+    """
+    fields = job.fields
+    if fields is not None:
+        return fields
+    path = schema_path(job)
+    with suppress(FileNotFoundError):
+        try:
+            return parse_schema(disk.read(path, LONGEST_SCHEMA).decode())
+        except (UnicodeDecodeError, SchemaError) as error:
+            raise SchemaError(f"[KVSPOOL_NO_SCHEMA] {path} holds no schema: {error}; give [decode] schema") from None
+    from hub.pipeline.sample import infer_job
+
+    found = infer_job(job)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    disk.replace(path, ddl(found.fields).encode(), 0o600)
+    return found.fields
+
+
+def schema_path(job: Job) -> Path:
+    """Return where an inferred schema is pinned."""
+    return job.checkpoint.with_name(f"{job.checkpoint.name}.schema")
+
+
+assert issubclass(PipelineFailed, KvspoolError)

@@ -1,0 +1,56 @@
+"""The first records of a source, read without Spark: what a schema is inferred from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from hub.pipeline.errors import SchemaError
+from hub.pipeline.infer import Inferred, infer
+from hub.pipeline.job import Job
+from hub.pipeline.keytables import KeyTables
+from hub.spark.opening import open_shards
+from hub.spark.options import ReadOptions
+from hub.spark.shards import ShardKey, Shards
+from kvspool import Gap, keyed
+from kvspool.keyed import Keys
+
+
+def infer_job(job: Job) -> Inferred:
+    """Return the schema of what the job's source has now. Raises SchemaError if that is nothing, KvspoolError for what can't be read."""
+    if job.decode.codec in ("text", "raw"):
+        raise SchemaError(f"{job.path}: [decode] codec {job.decode.codec} has one column, and nothing to infer")
+    tables = KeyTables(job.source.options.get("path"))
+    decode = _decode_keyed if job.decode.codec == "keyed" else _plain(job.decode.codec)
+    rows = ((value, tables.of(*key) if job.decode.codec == "keyed" else Keys()) for key, value in _values(job))
+    return infer(rows, decode)  # type: ignore[arg-type]
+
+
+def _plain(codec: str) -> Callable[[tuple[bytes, Keys]], Any]:
+    decoder: Any = msgspec.json.Decoder() if codec == "json" else msgspec.msgpack.Decoder()
+    return lambda row: decoder.decode(row[0])
+
+
+def _decode_keyed(row: tuple[bytes, Keys]) -> Any:
+    return keyed.unpack(*row)
+
+
+def _values(job: Job) -> Iterator[tuple[ShardKey, bytes]]:
+    """Yield the first values of each shard, as many of each, so that every client has its say."""
+    shards = open_shards(ReadOptions.parse(job.source.options))
+    try:
+        found = {key: extent for key, extent in shards.look().items() if extent.end > extent.first}
+        most = -(-job.decode.sample // max(1, len(found)))
+        for key, extent in found.items():
+            yield from _first(shards, key, extent.first, min(extent.end, extent.first + most))
+    finally:
+        shards.close()
+
+
+def _first(shards: Shards, key: ShardKey, first: int, end: int) -> Iterator[tuple[ShardKey, bytes]]:
+    for batch in shards.range(key, first, end).batches():
+        if not isinstance(batch, Gap):
+            for value in batch.column("value").to_pylist():
+                yield key, value

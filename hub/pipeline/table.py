@@ -1,0 +1,324 @@
+"""A folder of Parquet files that changes in one step: what it shows is always one whole version.
+
+    [path] -> .[name]/versions/0000000012    a link, replaced atomically: the commit
+    .[name]/versions/[number]/               the files of a version, hard links; what is in several versions is on disk once
+    .[name]/versions/[number]/_kvspool.json  the version's manifest, which readers of Parquet leave out
+    .[name]/staging/[random]/                what this process's batch is writing
+    .[name]/lock                             held by the one process that changes it
+
+**Versions.** A batch that adds files, one that replaces all, and a compaction that puts many into one all make the next version beside the
+one that is shown, put it on disk, and move the link. A plain reader of [path] finds the old version or the new one. Files have names that
+are never used again, and are never changed.
+
+**Exactly once.** The manifest holds the query and its last batch, and becomes visible with that batch's rows. A batch that is replayed
+because Spark died before it heard of the commit is known, and adds nothing.
+
+**Snapshots.** A reader that lists files now and opens them later may find some replaced by then. One that resolves the link first
+(`os.path.realpath`, or `snapshot`) reads one version for as long as that is kept.
+
+**Durability.** What `commit` and `compact` return for is on disk. **Recovery.** Killed at any point, the link shows the version before or
+the one after; `open` removes what was under way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from hub.pipeline.errors import PipelineRuns, SinkError
+from kvspool import disk, system
+
+MANIFEST = "_kvspool.json"
+LARGEST_MANIFEST = 1 << 28  # bytes
+MOST_VERSIONS = 100  # that are kept, however young
+_NUMBER = re.compile(r"\d{10}")
+
+
+class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A Parquet file of the table. name: its path in a version, with its partition's folders; made: when, ns since 1970."""
+
+    name: str
+    rows: int
+    size: int
+    made: int
+
+    @property
+    def folder(self) -> str:
+        """The partition that it belongs to; "" without any."""
+        return self.name.rpartition("/")[0]
+
+
+class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is shown at a moment. query: whose batches these are; batch: the last of them; -1 before the first."""
+
+    number: int
+    query: str
+    batch: int
+    files: tuple[DataFile, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files."""
+        return sum(file.rows for file in self.files)
+
+
+class Table:
+    """The table at a path, to be changed by one process; use it in a `with` statement. Readers need nothing of this."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the table, make an empty one where nothing is, and clear away what a killed process had begun.
+
+        Raises SinkError for what isn't a table, PipelineRuns if another process has it open, and the system's OSError.
+        """
+        self.path = Path(os.path.abspath(path))
+        self.state = self.path.parent / f".{self.path.name}"
+        self._stagings = self.state / "staging"
+        # Of this process alone: tasks that a killed one has left behind may still write to theirs.
+        self.staging = self._stagings / system.port.random(8).hex()
+        self._versions = self.state / "versions"
+        self._check_place()
+        for folder in (self.path.parent, self.state, self._versions):
+            _make(folder)
+        self._lock = self._locked()
+        try:
+            self.version = self._shown()
+            self._clear()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process have it. May be called again."""
+        if self._lock >= 0:
+            system.port.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # Changing it.
+
+    def has(self, query: str, batch: int) -> bool:
+        """Return whether a batch is in already. Raises SinkError if other batches are than those of this query."""
+        if self.version is None or not self.version.query:
+            return False
+        if self.version.query != query:
+            raise SinkError(
+                f"[KVSPOOL_SINK_OF_ANOTHER_QUERY] {self.path} holds what the query {self.version.query} wrote, and this is {query}: its "
+                f"checkpoint is another one. Bring the checkpoint back, or move {self.path} and {self.state} away to begin anew"
+            )
+        return batch <= self.version.batch
+
+    def commit(self, query: str, batch: int, *, replace: bool = False) -> Version | None:
+        """Show the Parquet files that lie under `staging`, added to what there is or in its place; on disk when this returns.
+
+        Files without rows are left out, but for the first one, which says what the columns are. Returns the new version; None if nothing
+        has changed.
+        """
+        found = list(self._staged())
+        added = [place for place in found if place[1] > 0]
+        if not added and (replace or self.version is None):
+            added = found[:1]
+        if not added:
+            self._discard(self.staging)
+            return None
+        live = () if replace or self.version is None else self.version.files
+        number = self.next_number
+        now = system.port.now()
+        names: list[tuple[Path, DataFile]] = []
+        for place, (path, rows, size) in enumerate(added):
+            folder = path.parent.relative_to(self.staging)
+            name = str(folder / f"part-{batch:010}-{number:010}-{place:05}.parquet")
+            names.append((path, DataFile(name, rows, size, now)))
+        version = self._publish(Version(number, query, batch, (*live, *(file for _, file in names))), live, names)
+        self._discard(self.staging)
+        return version
+
+    def replace_files(self, gone: Iterable[DataFile], made: Iterable[tuple[Path, DataFile]]) -> Version:
+        """Show a version in which some files are replaced by others, which hold the same rows and lie under `staging`."""
+        assert self.version is not None
+        gone_names = {file.name for file in gone}
+        live = tuple(file for file in self.version.files if file.name not in gone_names)
+        made = list(made)
+        old = self.version
+        number = self.next_number
+        version = self._publish(Version(number, old.query, old.batch, (*live, *(file for _, file in made))), live, made)
+        self._discard(self.staging)
+        return version
+
+    def fresh_staging(self) -> Path:
+        """Return the staging folder, which is not there: Spark makes it."""
+        self._discard(self.staging)
+        _make(self._stagings)
+        return self.staging
+
+    def prune(self, seconds: float) -> int:
+        """Remove versions that have not been shown for so long; return how many. Their files go with the last version that has them."""
+        assert self.version is not None or not self._numbers()
+        numbers = [number for number in self._numbers() if self.version is not None and number < self.version.number]
+        oldest = system.port.now() - int(seconds * 1e9)
+        removed = 0
+        for place, number in enumerate(numbers):
+            after = self._folder(numbers[place + 1]) if place + 1 < len(numbers) else self._folder(self.version.number)  # type: ignore[union-attr]
+            status = system.port.look_up(after / MANIFEST)  # it is not shown since the next one is
+            if len(numbers) - place > MOST_VERSIONS or status is None or status.st_mtime_ns < oldest:
+                self._discard(self._folder(number))
+                removed += 1
+        return removed
+
+    # How a version comes about.
+
+    def _publish(self, version: Version, live: Iterable[DataFile], added: Iterable[tuple[Path, DataFile]]) -> Version:
+        """Build the folder of a version, put it on disk, and let the link show it."""
+        folder = self._folder(version.number)
+        system.port.make_directory(folder)
+        folders = {""}
+        if self.version is not None:
+            shown = self._folder(self.version.number)
+            for file in live:
+                self._make_folders(folder, file.folder, folders)
+                system.port.link(shown / file.name, folder / file.name)
+        for path, file in added:
+            self._make_folders(folder, file.folder, folders)
+            _flush(path)
+            system.port.rename(path, folder / file.name)
+        disk.replace(folder / MANIFEST, msgspec.json.encode(version), 0o600)
+        for name in sorted(folders, reverse=True):
+            disk.flush_directory(folder / name)
+        disk.flush_directory(self._versions)
+        self._show(version.number)
+        self.version = version
+        return version
+
+    def _show(self, number: int) -> None:
+        link = self.state / "next"
+        with suppress(FileNotFoundError):
+            system.port.remove(link)
+        system.port.symlink(self._folder(number).relative_to(self.path.parent), link)
+        system.port.rename(link, self.path)
+        disk.flush_directory(self.path.parent)
+
+    def _make_folders(self, version: Path, name: str, known: set[str]) -> None:
+        if name in known:
+            return
+        self._make_folders(version, name.rpartition("/")[0], known)
+        system.port.make_directory(version / name)
+        known.add(name)
+
+    def _staged(self) -> Iterator[tuple[Path, int, int]]:
+        """Yield path, rows and bytes of each Parquet file of the batch, in the order of their names."""
+        from pyarrow import parquet
+
+        for path in sorted(self.staging.rglob("*.parquet")):
+            if not path.name.startswith(("_", ".")):
+                yield path, parquet.read_metadata(path).num_rows, path.stat().st_size
+
+    # What is there.
+
+    def _check_place(self) -> None:
+        status = _look_up(self.path)
+        if status is not None and not stat.S_ISLNK(status.st_mode):
+            raise SinkError(f"[KVSPOOL_SINK_TAKEN] {self.path} is there already, and no pipeline made it; name another path")
+
+    def _locked(self) -> int:
+        fd = system.port.open(self.state / "lock", os.O_RDWR | os.O_CREAT)
+        if not system.port.try_lock_file(fd, shared=False):
+            system.port.close(fd)
+            raise PipelineRuns(f"another process is changing {self.path}; a pipeline that runs compacts by itself")
+        return fd
+
+    def _shown(self) -> Version | None:
+        """Return the version that the link shows. Raises SinkError for what can't be one."""
+        try:
+            target = Path(os.readlink(self.path))
+        except FileNotFoundError:
+            return None
+        if target.parent != self._versions.relative_to(self.path.parent) or not _NUMBER.fullmatch(target.name):
+            raise SinkError(f"[KVSPOOL_SINK_TAKEN] {self.path} is a link to {target}, which no pipeline made; name another path")
+        return read_manifest(self.path.parent / target)
+
+    def _clear(self) -> None:
+        """Remove what was under way when a process died."""
+        self._discard(self._stagings)
+        with suppress(FileNotFoundError):
+            system.port.remove(self.state / "next")
+        for number in self._numbers():
+            if self.version is None or number > self.version.number:
+                self._discard(self._folder(number))
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(name) for name in system.port.names(self._versions) if _NUMBER.fullmatch(name))
+
+    @property
+    def next_number(self) -> int:
+        """The number of the version that comes next, which no file's name has yet."""
+        return 1 if self.version is None else self.version.number + 1
+
+    def _folder(self, number: int) -> Path:
+        return self._versions / f"{number:010}"
+
+    def _discard(self, folder: Path) -> None:
+        """Remove a folder that nobody is shown any more. Its manifest goes first, so that half of it never looks like a version."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            system.port.remove(folder / MANIFEST)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def snapshot(path: str | os.PathLike[str]) -> Path:
+    """Return the folder of the version that a table shows now, which stays as it is for as long as the job keeps snapshots."""
+    return Path(os.path.realpath(path))
+
+
+def read_manifest(folder: Path) -> Version:
+    """Return what a version's manifest says, of the version that a table shows or of a snapshot. Raises SinkError for one that can't be
+    trusted."""
+    folder = Path(os.path.realpath(folder))
+    path = folder / MANIFEST
+    try:
+        version = msgspec.json.decode(disk.read(path, LARGEST_MANIFEST), type=Version)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {path} doesn't name the version's files: {error}; restore it, or begin anew") from None
+    for file in version.files:
+        parts = file.name.split("/")
+        if any(part in ("", ".", "..") for part in parts) or file.rows < 0 or file.size < 0:
+            raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {path} names the file {file.name!r}, which can't be one of its own")
+    if folder.name != f"{version.number:010}":
+        raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {path} is of version {version.number}")
+    return version
+
+
+def _make(folder: Path) -> None:
+    try:
+        system.port.make_directory(folder)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make(folder.parent)
+        system.port.make_directory(folder)
+    disk.flush_directory(folder.parent)
+
+
+def _look_up(path: Path) -> Any:
+    with suppress(FileNotFoundError):
+        return os.lstat(path)
+    return None
+
+
+def _flush(path: Path) -> None:
+    fd = system.port.open(path, os.O_RDONLY)
+    try:
+        system.port.flush(fd)
+    finally:
+        system.port.close(fd)

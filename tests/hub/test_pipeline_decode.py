@@ -1,0 +1,202 @@
+"""Values become columns: good rows in order, bad ones kept with where they stood and why."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvspool
+import shard
+from hub.pipeline import BadRecords
+from hub.pipeline.decode import BAD_SCHEMA, BadFile, Decoder, Plan, count_bad
+from hub.pipeline.schema import ddl, parse_schema
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
+SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("type", pa.int32()),
+    ]
+)
+EVERYTHING = (
+    "i tinyint, j smallint, k int, l bigint, f float, d double, s string, b boolean, x binary, t timestamp, day date, "
+    "a array<int>, m map<string, double>, st struct<lat: double, name: string>"
+)
+
+
+def batch_of(values: list[bytes], topic: str = "JFK", partition: int = 0) -> Any:
+    rows = [
+        {"key": b"k", "value": value, "topic": topic, "partition": partition, "offset": offset, "timestamp": AT, "type": 0}
+        for offset, value in enumerate(values)
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def plan_of(codec: str, schema: str = "", *, time: str = "record.timestamp", bad: str = "", fails: bool = False, path: Any = None) -> Plan:
+    fields = parse_schema(schema) if schema else ()
+    return Plan(codec, fields, time, bad, fails, None if path is None else str(path))
+
+
+def split(plan: Plan, values: list[bytes]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    good, bad = Decoder(plan).split(batch_of(values))
+    assert bad.schema == BAD_SCHEMA and ddl(plan.columns) == plan.ddl
+    return good.to_pylist(), bad.to_pylist()
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+def test_every_kind_of_field_comes_back(codec: str) -> None:
+    row = {"i": -128, "j": 32767, "k": -(1 << 31), "l": 1 << 62, "f": 0.5, "d": 1e300, "s": "é", "b": True, "x": b"\xff", "t": AT}
+    row |= {"day": date(2026, 1, 31), "a": [1, None], "m": {"p": 1.0}, "st": {"lat": 1.5, "name": None}, "other": 7}
+    encode = msgspec.json.encode if codec == "json" else msgspec.msgpack.encode
+    (found,), bad = split(plan_of(codec, EVERYTHING), [encode(row)])
+    assert bad == []
+    assert found.pop("m") == [("p", 1.0)] and row.pop("m") and row.pop("other")
+    assert {name: found[name] for name in row} == row
+    assert found["record"] == {"key": b"k", "topic": "JFK", "partition": 0, "offset": 0, "timestamp": AT, "type": 0}
+    assert found["event_time"] == AT
+
+
+def test_what_is_missing_or_null_is_null() -> None:
+    good, bad = split(plan_of("json", EVERYTHING), [b"{}", msgspec.json.encode(dict.fromkeys("ijklfdsbxtam"))])
+    assert bad == [] and all(row[name] is None for row in good for name in row if name not in ("record", "event_time"))
+
+
+BAD = [
+    b"",
+    b"{",
+    b"[1]",
+    b"null",
+    b'{"k": "seven"}',
+    b'{"k": 2147483648}',
+    b'{"k": 1.5}',
+    b'{"i": 128}',
+    b'{"t": "yesterday"}',
+    b'{"x": "not base64!"}',
+    b'{"st": {"lat": "north"}}',
+    b'{"s": "\xff"}',
+    b'{"a": ' + b"[" * 100_000,
+    b'{"k": 1}{"k": 2}',
+]
+
+
+def test_bad_rows_are_told_from_good_ones_and_both_stay_in_order() -> None:
+    values = [b'{"k": %d}' % place if place % 2 else BAD[place // 2] for place in range(2 * len(BAD))]
+    good, bad = split(plan_of("json", EVERYTHING), values)
+    assert [row["k"] for row in good] == list(range(1, 2 * len(BAD), 2))
+    assert [row["record"]["offset"] for row in good] == list(range(1, 2 * len(BAD), 2))
+    assert [row["value"] for row in bad] == BAD
+    assert [row["offset"] for row in bad] == list(range(0, 2 * len(BAD), 2))
+    assert all(row["reason"] and row["topic"] == "JFK" and row["timestamp"] == AT for row in bad)
+    assert "$.k" in bad[4]["reason"]
+
+
+@given(st.lists(st.binary(max_size=40) | st.sampled_from([b'{"k": 1}', b'{"s": "x"}', b'{"s": "\\ud800"}']), max_size=20))
+def test_every_row_is_either_good_or_bad_whatever_the_values_are(values: list[bytes]) -> None:
+    for codec in ("json", "msgpack", "keyed", "text", "raw"):
+        good, bad = split(plan_of(codec, "k int, s string, t timestamp" if codec not in ("text", "raw") else ""), values)
+        assert sorted([row["record"]["offset"] for row in good] + [row["offset"] for row in bad]) == list(range(len(values)))
+
+
+def test_text_and_raw_values_are_one_column() -> None:
+    good, bad = split(plan_of("text"), [b"caf\xc3\xa9", b"\xff", b""])
+    assert [row["text"] for row in good] == ["café", ""] and [row["value"] for row in bad] == [b"\xff"]
+    good, bad = split(plan_of("raw"), [b"\xff", b""])
+    assert [row["value"] for row in good] == [b"\xff", b""] and bad == []
+
+
+def test_the_time_of_a_row_may_be_a_field() -> None:
+    (found,), _ = split(plan_of("json", "at timestamp", time="at"), [b'{"at": "2020-02-02T02:02:02Z"}'])
+    assert found["event_time"] == datetime(2020, 2, 2, 2, 2, 2, tzinfo=UTC)
+
+
+def test_a_field_may_be_called_anything() -> None:
+    plan = plan_of("json", "`flight-no` int, `class` string, f0 int, `a b` int")
+    (found,), bad = split(plan, [b'{"flight-no":1,"class":"x","f0":2,"a b":3}'])
+    assert (found["flight-no"], found["class"], found["f0"], found["a b"], bad) == (1, "x", 2, 3, [])
+
+
+def test_keyed_values_of_spools_are_read_with_their_key_tables_also_new_keys(tmp_path: Path) -> None:
+    with shard.create(tmp_path, prefix="JFK", bits=1, capacity="64KiB", codec="keyed") as shards:
+        shards.append_many([{"row": row, "carrier": "AA"} for row in range(20)], keys=[b"%d" % row for row in range(20)])
+        decoder = Decoder(plan_of("keyed", "row int, carrier string, late boolean", path=tmp_path))
+        found = []
+        for index in range(2):
+            with kvspool.open(tmp_path / f"JFK.1.00{index}") as log:
+                values = log.read_arrow().column("value").to_pylist()
+            good, bad = decoder.split(batch_of(values, partition=index))
+            found += [(row["row"], row["carrier"]) for row in good.to_pylist()]
+            assert bad.num_rows == 0
+        assert sorted(found) == [(row, "AA") for row in range(20)]
+        shards.append({"row": 20, "late": True}, key=b"0")
+        index = shard.route.shard_of(b"0", 1)
+        with kvspool.open(tmp_path / f"JFK.1.00{index}") as log:
+            value = log.read_arrow().column("value").to_pylist()[-1]
+        good, bad = decoder.split(batch_of([value], partition=index))
+        assert (good.to_pylist()[0]["late"], bad.num_rows) == (True, 0)
+
+
+def test_keyed_values_without_a_table_are_plain_messagepack() -> None:
+    packed = msgspec.msgpack.encode({"k": 7})
+    good, bad = split(plan_of("keyed", "k int"), [packed, msgspec.msgpack.encode({0: 7})])
+    assert [row["k"] for row in good] == [7]
+    assert "key table" in bad[0]["reason"]
+
+
+# The folder of bad rows.
+
+
+def test_bad_rows_lie_in_a_file_of_their_task_and_a_replay_replaces_it(tmp_path: Path) -> None:
+    plan = plan_of("json", "k int", bad=str(tmp_path / "bad"))
+    for _ in range(2):
+        kept = BadFile(tmp_path / "bad", 12, 3)
+        (good,) = plan.decode([batch_of([b'{"k": 1}', b"x"]), batch_of([b"y"])], kept)
+        assert good.num_rows == 1
+    assert [path.name for path in (tmp_path / "bad").iterdir()] == ["0000000012-00003.parquet"]
+    assert [row["value"] for row in parquet.read_table(kept.path).to_pylist()] == [b"x", b"y"]
+    assert kept.path.stat().st_mode & 0o777 == 0o600
+    assert (count_bad(tmp_path / "bad", 12), count_bad(tmp_path / "bad", 11), count_bad(tmp_path / "none", 0)) == (2, 0, 0)
+    assert len(list(plan.decode([batch_of([b'{"k": 1}'])], kept))) == 1
+    assert parquet.read_table(kept.path).num_rows == 2  # of the same object, which has them; a new run has none
+    list(plan.decode([batch_of([b'{"k": 1}'])], BadFile(tmp_path / "bad", 12, 3)))
+    assert list((tmp_path / "bad").iterdir()) == []
+
+
+def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    plan = plan_of("json", "k int", bad=str(tmp_path / "bad"))
+
+    def batches() -> Any:
+        yield batch_of([b"x", b'{"k": 1}'])
+        raise OSError("the log is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        list(plan.decode(batches(), BadFile(tmp_path / "bad", 0, 0)))
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_job_may_fail_instead(tmp_path: Path) -> None:
+    plan = plan_of("json", "k int", bad=str(tmp_path / "bad"), fails=True)
+    with pytest.raises(BadRecords, match=r"\[KVSPOOL_BAD_RECORD\] topic JFK, partition 0, offset 1: "):
+        list(plan.decode([batch_of([b'{"k": 1}', b"x"])], BadFile(tmp_path / "bad", 0, 0)))
+
+
+def test_a_large_batch_with_one_bad_row(tmp_path: Path) -> None:
+    values = [b'{"k": %d}' % place for place in range(5000)]
+    place = random.Random(7).randrange(5000)
+    values[place] = b"x"
+    good, bad = split(plan_of("json", "k int"), values)
+    assert (len(good), [row["offset"] for row in bad]) == (4999, [place])

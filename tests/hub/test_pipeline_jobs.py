@@ -1,0 +1,300 @@
+"""Job files, schemas and samples, without Spark: what is wrong is said with file, table and key."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from hub.pipeline import JobError, SchemaError, load
+from hub.pipeline.failures import cause
+from hub.pipeline.infer import infer
+from hub.pipeline.job import parse, seconds, source_options
+from hub.pipeline.schema import Kind, ddl, parse_schema
+from kvspool.cli import main
+
+LEAST = """
+[source]
+path = "root"
+
+[decode]
+schema = "row bigint, carrier string"
+
+[sink]
+path = "out"
+"""
+ALL = """
+name = "delays"
+
+[source]
+hub = "grpc+tls://one:7070,grpc+tls://two:7070"
+subscribe = ["EWR", "JFK"]
+tokenFile = "reader.token"
+startingOffsets = { JFK = { 0 = 23 } }
+maxOffsetsPerTrigger = 100_000
+failOnDataLoss = false
+
+[decode]
+codec = "msgpack"
+schema = "at timestamp, carrier string, delay int"
+time = "at"
+bad = "fail"
+bad_path = "wrong"
+
+[select]
+columns = ["*", "upper(carrier) AS code"]
+where = "delay > 0"
+
+[watermark]
+delay = "10 minutes"
+
+[window]
+size = "1 hour"
+slide = "30 minutes"
+group = ["code"]
+aggregates = ["count(*) AS flights"]
+
+[sink]
+path = "late"
+partition_by = ["code"]
+trigger = "5 seconds"
+checkpoint = "/data/late.checkpoint"
+
+[compact]
+target = "64MiB"
+files = 4
+after = "2 hours"
+
+[spark]
+master = "spark://host:7077"
+memory = "2g"
+conf = { "spark.cores.max" = "4" }
+"""
+
+
+def job_of(text: str, folder: Path = Path("/jobs")) -> Any:
+    return parse(tomllib.loads(text), folder / "delays.toml")
+
+
+def test_a_job_of_the_least_has_defaults_and_paths_beside_its_file() -> None:
+    job = job_of(LEAST)
+    assert (job.name, job.mode, job.interval) == ("delays", "append", 10.0)
+    assert (job.source.options, job.source.root) == ({"path": "/jobs/root"}, Path("/jobs/root"))
+    assert (job.sink.path, job.bad_path) == ("/jobs/out", Path("/jobs/out_bad"))
+    assert (job.checkpoint, job.state) == (Path("/jobs/.out/checkpoint"), Path("/jobs/.out"))
+    assert [field.name for field in job.fields] == ["row", "carrier"]
+    assert source_options(job)["startingOffsets"] == "earliest"
+    assert job.select is job.watermark is job.window is job.compact is None
+
+
+def test_a_job_with_everything() -> None:
+    job = job_of(ALL)
+    assert job.source.options == {
+        "hub": "grpc+tls://one:7070,grpc+tls://two:7070",
+        "subscribe": "EWR,JFK",
+        "tokenFile": "/jobs/reader.token",
+        "startingOffsets": '{"JFK":{"0":23}}',
+        "maxOffsetsPerTrigger": "100000",
+        "failOnDataLoss": "false",
+    }
+    assert source_options(job) == job.source.options and job.source.root is None
+    assert (job.mode, job.interval, job.bad_path) == ("append", 5.0, Path("/jobs/wrong"))
+    assert job.checkpoint == Path("/data/late.checkpoint")
+    assert job.compact.target_bytes == 64 << 20
+
+
+def test_aggregates_that_never_close_replace_the_sink() -> None:
+    never = LEAST + '[window]\ngroup = ["carrier"]\naggregates = ["count(*) AS n"]\n'
+    assert job_of(never).mode == "complete"
+    assert job_of(never + 'size = "1 hour"\n').mode == "complete"
+    assert job_of(never + 'size = "1 hour"\n[watermark]\ndelay = "1 minute"\n').mode == "append"
+
+
+def changed(text: str, **tables: Any) -> dict[str, Any]:
+    """Return a document with keys replaced: `source={"path": ...}`; None takes one away."""
+    document = tomllib.loads(text)
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            document[name] = table
+            continue
+        for key, value in table.items():
+            if value is None:
+                document[name].pop(key)
+            else:
+                document.setdefault(name, {})[key] = value
+    return {name: table for name, table in document.items() if table is not None}
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    (LEAST, {"sinks": {"path": "x"}}, "there is no [sinks]"),
+    (LEAST, {"source": None}, "[source] is missing"),
+    (LEAST, {"sink": None}, "[sink] is missing"),
+    (LEAST, {"source": 7}, "[source] is a table"),
+    (LEAST, {"source": {"path": None}}, "[source] has either path"),
+    (LEAST, {"source": {"hub": "grpc://h:1"}}, "[source] has either path"),
+    (LEAST, {"name": "a/b"}, "name: up to 64 letters"),
+    (LEAST, {"name": 7}, "name: up to 64 letters"),
+    (LEAST, {"decode": {"codec": "xml"}}, "[decode] codec: Invalid enum value 'xml'"),
+    (LEAST, {"decode": {"skema": "a int"}}, "[decode] skema: there is no such key"),
+    (LEAST, {"decode": {"schema": None}}, "[decode] schema: missing"),
+    (LEAST, {"decode": {"schema": "row bigint carrier"}}, "[decode] schema: a comma or the end expected at character 12, not 'carrier'"),
+    (LEAST, {"decode": {"schema": "row number"}}, "[decode] schema: a type (bigint, binary"),
+    (LEAST, {"decode": {"schema": "a int, A int"}}, "is there twice"),
+    (LEAST, {"decode": {"schema": "record string"}}, "can't be named 'record'"),
+    (LEAST, {"decode": {"codec": "raw"}}, "codec raw has one column, named value"),
+    (LEAST, {"decode": {"sample": 0}}, "[decode] sample: 1 to 1,000,000"),
+    (LEAST, {"decode": {"time": "at"}}, "[decode] time: record.timestamp, or a field that is a timestamp; 'at' is no field"),
+    (LEAST, {"decode": {"time": "row"}}, "'row' is bigint"),
+    (LEAST, {"decode": {"bad": "drop"}}, "[decode] bad: Invalid enum value 'drop'"),
+    (LEAST, {"select": {"columns": [""]}}, "[select] columns: each is an expression"),
+    (LEAST, {"watermark": {"column": "at"}}, "[watermark] delay: missing"),
+    (LEAST, {"watermark": {"delay": "soon"}}, '[watermark] delay: a duration is written as "10 seconds"'),
+    (LEAST, {"window": {"aggregates": []}}, "[window] aggregates: at least one"),
+    (LEAST, {"window": {"size": "1 hour"}}, "[window] aggregates: missing"),
+    (LEAST, {"window": {"aggregates": ["count(*) AS n"], "slide": "1 hour"}}, "[window] slide: only with size"),
+    (ALL, {"window": {"slide": "2 hours"}}, "[window] slide: at most size"),
+    (ALL, {"window": {"size": "0 hours"}}, "[window] size: longer than nothing"),
+    (LEAST, {"sink": {"path": ""}}, "[sink] path: missing"),
+    (LEAST, {"sink": {"format": "orc"}}, "[sink] format: Invalid enum value 'orc'"),
+    (LEAST, {"sink": {"path": "s3a://bucket/out"}}, "[sink] path: parquet is for a file system"),
+    (LEAST, {"sink": {"path": "s3a://bucket/out", "format": "delta"}}, "[sink] path: an object store needs [sink] checkpoint"),
+    (LEAST, {"sink": {"trigger": "often"}}, "[sink] trigger: a duration"),
+    (LEAST, {"sink": {"options": {"a": "b"}}}, "[sink] options: format parquet has none"),
+    (LEAST, {"sink": {"mode": "complete"}}, '[sink] mode: "complete" is for a job with [window]'),
+    (LEAST, {"window": {"aggregates": ["count(*) AS n"]}, "sink": {"mode": "append"}}, '[sink] mode: "append" needs [window] size'),
+    (LEAST, {"window": {"aggregates": ["count(*) AS n"]}, "sink": {"format": "kvspool"}}, "[sink] mode: a log can't be replaced"),
+    (LEAST, {"sink": {"format": "kvspool", "partition_by": ["a"]}}, "[sink] partition_by: shards are chosen by"),
+    (LEAST, {"sink": {"format": "kvspool"}, "compact": {"files": 4}}, "[compact] is for format parquet"),
+    (LEAST, {"compact": {"target": "large"}}, "[compact] target"),
+    (LEAST, {"compact": {"target": "1KiB"}}, "[compact] target: at least 64KiB"),
+    (LEAST, {"compact": {"files": 1}}, "[compact] files: at least 2"),
+    (LEAST, {"spark": {"master": 7}}, "[spark] master: Expected `str`, got `int`"),
+]
+
+
+@pytest.mark.parametrize(("text", "tables", "words"), WRONG, ids=[words[:40] for _, _, words in WRONG])
+def test_what_is_wrong_is_said_with_file_table_and_key(text: str, tables: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError) as caught:
+        parse(changed(text, **tables), Path("/jobs/delays.toml"))
+    assert str(caught.value).startswith("/jobs/delays.toml: ")
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"= 1", b"\xff", b"a = [" * 5000, b"#" * ((1 << 20) + 1)])
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "job.toml").write_bytes(content)
+    with pytest.raises(JobError, match=r"job\.toml"):
+        load(tmp_path / "job.toml")
+
+
+def test_durations() -> None:
+    assert [seconds(text) for text in ("1 second", "250 milliseconds", "2 hours", "1 week")] == [1, 0.25, 7200, 604800]
+
+
+# Schemas.
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("a int", "a int"),
+        ("  a:LONG ,b  Integer", "a bigint, b int"),
+        ("`flight-no` string, `a``b` date", "`flight-no` string, `a``b` date"),
+        ("a array<map<string, struct<x: int, y: array<double>>>>", "a array<map<string, struct<x: int, y: array<double>>>>"),
+    ],
+)
+def test_a_schema_is_read_as_spark_writes_it(text: str, written: str) -> None:
+    fields = parse_schema(text)
+    assert ddl(fields) == written
+    assert parse_schema(written) == fields
+    assert str(fields[0].kind.arrow)
+
+
+@pytest.mark.parametrize("text", ["", ",", "a", "a int,", "a array", "a array<int", "a map<int, int>", "a struct<x int>", "é int"])
+def test_a_schema_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(SchemaError):
+        parse_schema(text)
+
+
+def test_a_schema_is_no_way_to_the_end_of_the_stack() -> None:
+    with pytest.raises(SchemaError, match="inside of each other"):
+        parse_schema("a " + "array<" * 5000)
+
+
+def inferred(*values: Any) -> Any:
+    return infer([json.dumps(value).encode() for value in values], msgspec.json.decode)
+
+
+def test_a_schema_is_inferred_from_what_most_records_have() -> None:
+    found = inferred({"a": 1, "b": 1, "c": None}, {"a": 2, "b": 2.5, "d": [None, "x"]}, {"a": "two", "e": {"f": True}})
+    assert found.ddl == "a bigint, b double, d array<string>, e struct<f: boolean>"
+    assert found.records == 3
+    assert any("a is string, and bigint in most" in note for note in found.notes)
+
+
+def test_records_that_are_no_maps_are_noted() -> None:
+    found = infer([b'{"a": 1}', b"{", b"7"], msgspec.json.decode)
+    assert found.fields[0].kind == Kind("bigint")
+    assert len(found.notes) == 2
+
+
+@pytest.mark.parametrize("values", [[], [b"7"], [b'{"a": null}'], [b'{"record": 1}'], [b'{"a": 1, "A": 2}']])
+def test_a_sample_that_says_nothing_is_refused(values: list[bytes]) -> None:
+    with pytest.raises(SchemaError):
+        infer(values, msgspec.json.decode)
+
+
+# Commands that need no Spark.
+
+
+def test_check_says_what_a_job_will_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "late.toml"
+    path.write_text(ALL)
+    assert main(["pipeline", "check", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "aggregates count(*) AS flights by code of 1 hour every 30 minutes" in said
+    assert f"adds to    parquet at {tmp_path}/late, partitioned by code" in said
+    assert "bad record ends the query" in said
+    path.write_text(LEAST.replace('path = "root"', 'path = "root"\nsubscribbe = "JFK"'))
+    assert main(["pipeline", "check", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"{path}: [source]" in said and "did you mean subscribe?" in said
+
+
+def test_check_does_not_repeat_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "late.toml"
+    path.write_text(ALL.replace('tokenFile = "reader.token"', 'token = "secret"'))
+    for form in ([], ["--json"]):
+        assert main(["pipeline", "check", str(path), *form]) == 0
+        said = capsys.readouterr()
+        assert "(hidden)" in said.out and "secret" not in said.out + said.err
+
+
+def test_status_of_a_job_that_has_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "late.toml").write_text(LEAST)
+    assert main(["pipeline", "status", str(tmp_path / "late.toml")]) == 0
+    assert "has not run yet" in capsys.readouterr().err
+
+
+# The cause of a failure.
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "[STREAM_FAILED] Query x\n  File a\nhub.x.DataLossError: [KVSPOOL_DATA_LOSS] topic JFK, partition 0: gone\n\tat org.x",
+            "[KVSPOOL_DATA_LOSS] topic",
+        ),
+        ("[STREAM_FAILED] Query\n[PYTHON_EXCEPTION] Traceback:\n  File\nValueError: it is odd\n\tat java", "ValueError: it is odd"),
+        ("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column named `x`. SQLSTATE: 42703;\n'Project", "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A"),
+        ("just words\nand more", "just words"),
+    ],
+)
+def test_the_cause_comes_first(text: str, words: str) -> None:
+    assert cause(RuntimeError(text)).startswith(words)
+    assert "\n" not in cause(RuntimeError(text))

@@ -1,0 +1,106 @@
+"""How far a pipeline is, as a file that anybody could have written: what is shown of it is checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from clocks import StoppedClock
+
+import hub
+from hub.pipeline import progress
+from hub.pipeline.progress import Progress, ShardProgress
+from hub.pipelines import Pipelines
+from kvspool import system
+
+KNOWN: dict[str, Any] = dict(name="delays", job="/jobs/delays.toml", sink="/out", state="running", pid=7, started=1, updated=2)
+HOSTILE = [
+    b"",
+    b"null",
+    b"[" * 100_000,
+    b"\xff",
+    msgspec.json.encode(Progress(**{**KNOWN, "name": "../../etc"})),
+    msgspec.json.encode(Progress(**{**KNOWN, "name": "<img src=x>"})),
+    msgspec.json.encode(Progress(**{**KNOWN, "records": -1})),
+    msgspec.json.encode(Progress(**{**KNOWN, "batch": 1 << 63})),
+    msgspec.json.encode({**KNOWN, "state": "<b>fine</b>"}),
+    msgspec.json.encode({**KNOWN, "rate": "fast"}),
+    msgspec.json.encode(KNOWN)[:-1] + b',"rate":1e999}',
+    msgspec.json.encode({**KNOWN, "error": "x" * progress.LARGEST}),
+]
+
+
+@pytest.fixture
+def clock() -> Iterator[StoppedClock]:
+    with system.replaced(StoppedClock()) as clock:
+        assert isinstance(clock, StoppedClock)
+        yield clock
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    hub.create(tmp_path / "root").close()
+    progress.make_directory(tmp_path / "root")
+    return tmp_path / "root"
+
+
+def test_what_was_written_is_read(root: Path) -> None:
+    shards = (ShardProgress("JFK", 0, 5, 9), ShardProgress("JFK", 1, 5, -1))
+    told = Progress(**KNOWN, lag=4, rate=2.5, durations={"addBatch": 12}, shards=shards)
+    progress.write(progress.path_in(root, "delays"), told)
+    assert progress.read(progress.path_in(root, "delays")) == told
+    assert [one.lag for one in shards] == [4, -1]
+    assert progress.path_in(root, "delays").stat().st_mode & 0o777 == 0o600
+    assert progress.all_of(root) == [told]
+
+
+@pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_no_pipeline_wrote_is_left_out(root: Path, content: bytes) -> None:
+    path = progress.path_in(root, "delays")
+    path.write_bytes(content)
+    with pytest.raises(ValueError):
+        progress.read(path)
+    assert progress.all_of(root) == []
+
+
+def test_a_file_of_another_name_a_link_and_a_pipe_are_left_out(root: Path) -> None:
+    folder = progress.directory_of(root)
+    progress.write(folder / "other.json", Progress(**KNOWN))
+    progress.write(folder / "delays.json.tmp", Progress(**KNOWN))
+    os.symlink(folder / "other.json", folder / "delays.json")
+    os.mkfifo(folder / "pipe.json")
+    (folder / "folder.json").mkdir()
+    assert progress.all_of(root) == []
+
+
+def test_a_hub_looks_at_so_many_and_no_more(root: Path) -> None:
+    for number in range(progress.MOST + 5):
+        name = f"job{number:03}"
+        path = progress.path_in(root, name)
+        path.write_bytes(msgspec.json.encode(Progress(**{**KNOWN, "name": name})))
+    assert len(progress.all_of(root)) == progress.MOST
+
+
+def test_a_pipeline_that_says_nothing_any_more_is_silent(root: Path, clock: StoppedClock) -> None:
+    progress.write(progress.path_in(root, "delays"), Progress(**{**KNOWN, "updated": clock.now()}, error="x" * 9999, batch_ended=1 << 62))
+    seen = Pipelines(root)
+    seen.look()
+    (found,) = seen.statuses
+    assert (found.state, found.batch_ended, len(found.error)) == ("running", clock.now(), 500)
+    clock.pass_(progress.SILENT + 1)
+    seen.look()
+    assert [one.state for one in seen.statuses] == ["silent"]
+    progress.write(progress.path_in(root, "delays"), Progress(**{**KNOWN, "state": "done"}))
+    clock.pass_(2)
+    seen.look()
+    assert [one.state for one in seen.statuses] == ["done"]
+
+
+def test_a_root_without_pipelines_has_none(tmp_path: Path) -> None:
+    seen = Pipelines(tmp_path / "nowhere")
+    seen.look()
+    assert seen.statuses == []
