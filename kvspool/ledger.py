@@ -258,7 +258,9 @@ class Ledger:
 
     def copy_to(self, directory: Path) -> None:
         """Make the same list in another directory of the log, on disk when this returns."""
-        disk.replace(directory / NAME, system.port.read(self._fd, BLOCK * (1 + len(self)), 0), 0o600)
+        data = system.port.read(self._fd, BLOCK * (1 + len(self)), 0)
+        status = system.port.status(self._fd)
+        disk.replace(directory / NAME, data, 0o600, rights=status.st_mode & 0o777)
 
     def flush(self) -> None:
         """Put all of it on disk."""

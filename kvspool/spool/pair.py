@@ -423,6 +423,18 @@ class Pair:
         if self.can_ask and not self.is_closed:
             rates.count_gap(self.control.cast("Q"), system.port.now())
 
+    def copy_accounts(self, successor: Pair) -> None:
+        """Under all locks, for who resizes: give the new files the list of producers too, on disk, after what a killed one has left was
+        accounted for."""
+        pending = self._words[frames.PENDING]
+        if pending:
+            ledger.settle(self.path, self.origin, pending - 1, self.reader(0, 0).mark()[1])
+            self._words[frames.PENDING] = 0
+        found = ledger.Ledger.open(self.path, self.origin, to_read=True)
+        if found is not None:
+            with found:
+                found.copy_to(successor.path)
+
     def has_vanished(self) -> bool:
         """Return whether the log's files were deleted; what is mapped can still be read."""
         if system.port.status(self.control_fd).st_nlink and system.port.status(self.data_fd).st_nlink:

@@ -29,7 +29,7 @@ import msgspec
 import posix_ipc
 
 from kvspool import _frames_py as frames
-from kvspool import _machine, disk, holders, ledger, locks, system
+from kvspool import _machine, disk, holders, locks, system
 from kvspool.errors import Corruption, Poisoned, SpoolFull
 from kvspool.spool import epochs, format, search, seats, slots, turns
 from kvspool.spool import pair as pairs
@@ -250,7 +250,7 @@ class _Resizing:
             old.key_table.copy_to(new.key_table)
         new.control[format.RATES_AT : format.SLOTS_AT] = old.control[format.RATES_AT : format.SLOTS_AT]
         self._copy_slots(reader, kept)
-        self._copy_accounts()
+        old.copy_accounts(new)
         self._flush()
         return Resized(str(old.path), old.header.capacity, self.capacity, next_sequence - kept, max(0, kept - first))
 
@@ -277,19 +277,6 @@ class _Resizing:
                 position = 0 if commit.sequence < kept else search.find(reader, min(commit.sequence, next_sequence))[0]
                 place = position, commit.sequence
             ours.slot(slot.number).adopt(slot, commit, place)
-
-    def _copy_accounts(self) -> None:
-        """Take the list of producers along, after a batch that a killed one has left was accounted for."""
-        old, words = self.old, self.old.control.cast("Q")
-        if words[frames.PENDING]:
-            ledger.settle(old.path, old.origin, words[frames.PENDING] - 1, old.reader(0, 0).mark()[1])
-            words[frames.PENDING] = 0
-        found = ledger.Ledger.open(old.path, old.origin, to_read=True)
-        if found is None:
-            return
-        with found:
-            found.copy_to(self.new.path)
-        _give_rights(old.path / ledger.NAME, self.new.path / ledger.NAME)
 
     def _flush(self) -> None:
         """Put the new pair on disk."""

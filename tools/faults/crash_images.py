@@ -145,6 +145,9 @@ class Disk:
     def account(self, kept: Any, *, is_forced: bool) -> None:
         """Tell producers what is lost: there are none."""
 
+    def copy_accounts(self, successor: Any) -> None:
+        """Take the list of producers along: there is none."""
+
     def count_gap(self) -> None:
         """Count a Gap in the rates: there are none."""
 
