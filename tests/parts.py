@@ -14,15 +14,17 @@ class Killed(BaseException):
 
 
 def leave_part(log: Any, name: str, values: list[Any], batch: int, count: int, keys: list[bytes | None] | None = None) -> None:
-    """Leave in the log what a producer leaves that is killed when it has appended `count` records of a batch that is new, or comes again
-    with what is not there yet."""
+    """Leave in the log what a producer leaves that is killed when it has appended `count` records of a batch, or of the rest of one that
+    it has begun."""
     producer = log.producer(name)
     rows = producer._log.prepared_rows(values, keys, 0, None)
     seen = producer._look(None)
     account = seen or new_account(producer_id(name), name)
-    if account.batch != batch or seen is None:
+    if seen is None or seen.batch != batch:
         account = account.with_runs([])._replace(batch=batch)
-    booking = Booking(producer_id(name), seen, account, len(values), False)
+    elif seen.stored:
+        rows = producer._left(rows, seen, "raise")
+    booking = Booking(producer_id(name), seen, account, rows.count, False)
     store = Ledger.store
 
     def killed_at_the_end(self: Ledger, number: int, account: Account) -> None:
