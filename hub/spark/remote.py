@@ -262,6 +262,7 @@ class _Hub:
 
     def _let_go(self) -> None:
         hub, self._hub = self._hub, None
+        self._everything_at = 0.0  # we may be somebody else the next time, and so may the hub
         if hub is not None:
             hub.close()
 
