@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from processes_of_a_hub import Fault, HubProcess, Proxy
+from processes_of_a_hub import Fault, Proxy
 from serving import HubServer
 from shipping import eventually
 
