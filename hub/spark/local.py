@@ -59,7 +59,8 @@ class LocalRange(ShardRange):
         try:
             cursor = log.cursor(self.first, bounded=True, end=self.end)
             try:
-                yield from arrow.batches(cursor)
+                count = self.end - self.first
+                yield from arrow.batches(cursor, count, min(count, arrow.BATCH))
             finally:
                 cursor.close()
         finally:
