@@ -123,6 +123,26 @@ def test_an_idle_look_is_one_small_call(server: HubServer, monkeypatch: pytest.M
     ours.close()
 
 
+def test_a_query_that_has_nothing_to_do_waits_at_the_hub_and_one_that_reads_does_not(
+    server: HubServer, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    ask = RemoteHub.changes
+    monkeypatch.setattr(RemoteHub, "changes", lambda self, since="", wait=0.0: waits.append(wait) or ask(self, since, wait))
+    monkeypatch.setattr(remote, "IDLE", 2)
+    monkeypatch.setattr(remote, "WAIT", 30.0)
+    ours = shards(server.location)
+    for _ in range(3):
+        ours.look()
+    fill(root / "JFK", 1)  # or the next one would wait for long
+    assert ours.look()[JFK].end == 101
+    for _ in range(5):
+        ours.look()
+        ours.range(JFK, 0, 1)
+    assert waits == [0.0] * 3 + [30.0] + [0.0] * 5
+    ours.close()
+
+
 def test_only_what_is_asked_for_is_seen(server: HubServer, root: Path) -> None:
     fill(root / "E.1.000", 1)
     for selection, topics in (
