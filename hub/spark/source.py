@@ -15,7 +15,6 @@ Spark's Python API doesn't tell a source which columns a query uses; `.schema("o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,43 +23,41 @@ from typing import Any
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from hub.spark.options import ReadOptions, local_path
 from hub.spark.reader import ShardReader
+from hub.spark.stream import StreamReader
 from hub.spark.writer import ShardWriter
 
 SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, type int"
-READING = frozenset({"path", "prefix", "failondataloss"})
 WRITING = frozenset({"path", "prefix", "bits", "capacity", "codec"})
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a read or a write, parsed and checked.
+    """The options of a write, parsed and checked; those of a read: `ReadOptions`.
 
-    path: a log, or a root of shards. prefix: of the shard set; None: all that there are (reading), the only one (writing).
-    failOnDataLoss: whether records that are gone before they were read fail the query (default) or are left out with a warning.
-    bits, capacity: make the shard set if it isn't there; of each shard. codec: what a written value is: raw, text, json, msgpack.
+    path: a log, or a root of shards. prefix: of the shard set; None: the only one. bits, capacity: make the shard set if it isn't
+    there; of each shard. codec: what a written value is: raw, text, json, msgpack.
     """
 
     path: Path
     prefix: str | None = None
-    fail_on_data_loss: bool = True
     bits: int | None = None
     capacity: str = "64MiB"
     codec: str | None = None
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], known: frozenset[str]) -> Options:
-        """Return the options of a job; ValueError names one that is unknown, missing or wrong."""
+    def parse(cls, given: Mapping[str, str]) -> Options:
+        """Return the options of a write; ValueError names one that is unknown, missing or wrong."""
         options = {name.lower(): value for name, value in given.items()}
-        unknown = sorted(set(options) - known)
+        unknown = sorted(set(options) - WRITING)
         if unknown:
-            raise ValueError(f"unknown option {unknown[0]!r} for format kvspool; there are {', '.join(sorted(known))}")
+            raise ValueError(f"unknown option {unknown[0]!r} for format kvspool; there are {', '.join(sorted(WRITING))}")
         if not options.get("path"):
-            raise ValueError("a path is missing: load(path) or save(path), of a log or of a root of shards")
+            raise ValueError("a path is missing: save(path), of a log or of a root of shards")
         return cls(
-            path=_local_path(options["path"]),
+            path=local_path(options["path"]),
             prefix=options.get("prefix"),
-            fail_on_data_loss=_boolean("failOnDataLoss", options.get("failondataloss", "true")),
             bits=_number("bits", options["bits"]) if "bits" in options else None,
             capacity=options.get("capacity", "64MiB"),
             codec=options.get("codec"),
@@ -76,35 +73,24 @@ class KvspoolDataSource(DataSource):
         return "kvspool"
 
     def schema(self) -> str:
-        """Return the columns that a read has unless the user names fewer."""
+        """Return the columns that a read has unless the user names fewer. ValueError for options that are wrong."""
+        ReadOptions.parse(self.options)
         return SCHEMA
 
     def reader(self, schema: StructType) -> ShardReader:
         """Return the batch reader."""
-        options = Options.parse(self.options, READING)
-        return ShardReader(options.path, options.prefix, options.fail_on_data_loss, schema)
+        return ShardReader(ReadOptions.parse(self.options).for_batch(), schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        """Return the stream reader."""
+        return StreamReader(ReadOptions.parse(self.options).for_stream(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> ShardWriter:
         """Return the batch writer. Only mode append is possible: a log isn't replaced by a query."""
-        options = Options.parse(self.options, WRITING)
+        options = Options.parse(self.options)
         if overwrite:
             raise ValueError('format kvspool only appends: use .mode("append")')
         return ShardWriter(options.path, options.prefix, options.bits, options.capacity, options.codec, schema)
-
-
-def _local_path(text: str) -> Path:
-    """Return a path of this host: Spark may hand over a file: URL."""
-    if text.startswith("file:"):
-        text = "/" + text.removeprefix("file:").lstrip("/")
-    elif "://" in text:
-        raise ValueError(f"path {text!r} is not on this host; format kvspool reads local paths")
-    return Path(os.path.abspath(text))
-
-
-def _boolean(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(f"option {name} is true or false, not {text!r}")
-    return text.lower() == "true"
 
 
 def _number(name: str, text: Any) -> int:

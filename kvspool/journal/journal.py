@@ -424,6 +424,19 @@ class Journal:
         """Return the sequence that the next record will have."""
         return self._end(self._bases())[0].sequence
 
+    def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
+        """Return the sequences of the oldest record and of the next one; no file stays open.
+
+        With the isolation "synced" the second one is where what is on disk ends; never before the first one.
+        """
+        try:
+            first = self.first()
+            end = self._synced() if check_isolation(isolation) == "synced" else self.end()
+            return first, max(first, end)
+        finally:
+            with self._looking:
+                self._segments.close()
+
     def readable_end(self) -> int:
         """Return the sequence where a read of what is there now ends; no end where damage hides it, so that reading comes to the damage."""
         place, stop = self._end(self._bases())

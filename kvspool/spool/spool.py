@@ -549,6 +549,15 @@ class Spool(Single):
         """Return the sequence that the next record will have."""
         return int(self._live().reader(0, 0).mark()[1])
 
+    def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
+        """Return the sequences of the oldest record and of the next one: a few loads, for who looks often.
+
+        With the isolation "synced" the second one is where what is on disk ends; never before the first one.
+        """
+        reader = self._live().reader(0, 0)
+        first = search.find(reader, "earliest")[1]
+        return first, max(first, end_of(reader, isolation)[1])
+
     def held(self, sequence: int) -> int:
         """Return how many bytes of the ring the records from a sequence on take."""
         reader = self._live().reader(0, 0)

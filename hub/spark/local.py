@@ -1,0 +1,368 @@
+"""Shards on this host: one log, the shard sets under a root, or the clients of a hub root.
+
+The driver keeps the logs open and looks at them often. While nothing changes that is a few loads for a spool, and two `stat` for a journal:
+a directory is listed again only when its time of change says that a name came or went. A task opens a log by its path, takes no lock, and
+keeps a spool open for the next task of its process.
+
+**Logs that come and go.** A client or a shard that appears is found at the next look; a set that is being made is read as far as it is
+there. One that is removed is missing from the next look. Where another log is put in the place of one, its id tells. A spool that is
+resized is the same log.
+
+**A durable reader** is opened for the moment of a commit, so a query that is started again finds nobody there. Under a root it is one of
+the hub root's; of a single log, or a set without a prefix, each log's own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from hub.held import SETTLED
+from hub.spark.errors import DataLossError
+from hub.spark.selection import ALL, Selection
+from hub.spark.shards import Extent, ShardKey, ShardRange
+from kvspool import Gap, Spool, logs, system
+from kvspool.errors import LogNotFound, NotALog
+from kvspool.journal import Journal
+from kvspool.journal import files as journals
+from kvspool.journal.files import LEFTOVERS
+from kvspool.spool.cursor import Isolation
+from kvspool.spool.spool import TIMEOUT
+from shard import route
+from shard.shardset import Log, open_shard
+
+if TYPE_CHECKING:
+    import pyarrow
+
+MOST_OPEN = 64  # spools that a worker process keeps open
+AGAIN = 0.5  # seconds between two looks at names that are no shards yet
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_spools: OrderedDict[Path, Spool] = OrderedDict()  # a worker process serves many tasks; its logs stay open between them
+
+
+@dataclass(frozen=True)
+class LocalRange(ShardRange):
+    """Sequences of a log on the host where the task runs."""
+
+    path: str
+
+    def batches(self) -> Iterator[pyarrow.RecordBatch | Gap]:
+        """See `ShardRange.batches`."""
+        from kvspool import arrow
+
+        log = self._open()
+        try:
+            cursor = log.cursor(self.first, bounded=True, end=self.end)
+            try:
+                yield from arrow.batches(cursor)
+            finally:
+                cursor.close()
+        finally:
+            if not isinstance(log, Spool):
+                log.close()
+
+    def _open(self) -> Log:
+        log = _opened(Path(self.path))
+        if log.log_id.hex() != self.log_id or log.end() < self.end:  # a journal may have no id
+            raise DataLossError(
+                f"[KVSPOOL_LOG_REPLACED] topic {self.key.topic}, partition {self.key.partition}: {self.path} is another log than when the "
+                "query was planned; run the query again, a stream from a new checkpoint"
+            )
+        return log
+
+
+def _opened(path: Path) -> Log:
+    """Return the log at a path; a spool that this process has open already if it is still there."""
+    spool = _spools.pop(path, None)
+    if spool is not None and not spool.closed and not spool.has_vanished():
+        _spools[path] = spool
+        return spool
+    log = open_shard(path, TIMEOUT)
+    if isinstance(log, Spool):
+        _spools[path] = log
+        if len(_spools) > MOST_OPEN:
+            _spools.popitem(last=False)  # it closes with the last iterator that reads it
+    return log
+
+
+def close_logs() -> None:
+    """Close the logs that this process keeps open for its next task."""
+    while _spools:
+        _spools.popitem()[1].close()
+
+
+class LocalShards:
+    """The shards at a path; see `Shards`. Use it in one thread of one process."""
+
+    def __init__(
+        self, path: Path, selection: Selection = ALL, *, reader: str | None = None, isolation: Isolation = "appended"
+    ) -> None:
+        """Look what lies at the path. reader: the durable reader that `commit` moves; a new one is made at once, and holds back records
+        from now on. isolation: whether records count that are not on disk yet.
+
+        Raises LogNotFound, NotALog, ValueError for shards that are asked for of a single log, PermissionError where one may not have a
+        reader, ReaderBusy.
+        """
+        self.path = path
+        self._isolation = isolation
+        self._reader = reader
+        self._looks: dict[ShardKey, _Look] = {}
+        self._names: _Names | None = None
+        if _is_one_log(path):
+            if not selection.is_all:
+                raise ValueError(f"{path} is one log, not a root of shards: it has no topics to choose from; leave out {selection}")
+            self._looks[ShardKey(path.name, 0)] = _Look(path)
+            self._only().refresh()
+        elif path.is_dir():
+            self._names = _Names(path, selection)
+        else:
+            raise LogNotFound(f"{path} does not exist, or is neither a log nor a root of shards")
+        if reader is not None:
+            self.commit({})
+
+    def look(self) -> dict[ShardKey, Extent]:
+        """See `Shards.look`. Raises LogNotFound for a log or a root that is gone, ShardError for shards that make up no set."""
+        if self._names is None:
+            self._only().refresh()
+        else:
+            self._find(self._names)
+        extents = {}
+        for key, look in self._looks.items():
+            extent = look.extent(self._isolation)
+            if extent is not None:
+                extents[key] = extent
+            elif self._names is None:
+                raise LogNotFound(f"{self.path} is gone")
+        return extents
+
+    def _only(self) -> _Look:
+        (look,) = self._looks.values()
+        return look
+
+    def _find(self, names: _Names) -> None:
+        """Take in the shards that have come, and let go of those that went."""
+        found = names.changed(all(look.log is not None for look in self._looks.values()))
+        if found is not None:
+            for key in self._looks.keys() - found.keys():
+                self._looks.pop(key).close()
+            self._looks = {key: self._looks.get(key) or _Look(path) for key, path in sorted(found.items())}
+            for look in self._looks.values():
+                look.refresh()
+
+    def sequence_at(self, key: ShardKey, timestamp: int) -> int | None:
+        """See `Shards.sequence_at`. Raises OutOfRange for a format whose records have no times."""
+        log = self._log(key)
+        moment = EPOCH + timedelta(microseconds=timestamp // 1000)
+        for record in log.read(moment, on_gap="skip", isolation=self._isolation):
+            if record.timestamp >= timestamp:  # a moment has microseconds
+                return int(record.sequence)
+        return None
+
+    def range(self, key: ShardKey, first: int, end: int) -> LocalRange:
+        """See `Shards.range`."""
+        log = self._log(key)
+        return LocalRange(key, log.log_id.hex(), first, end, str(self._looks[key].path))
+
+    def _log(self, key: ShardKey) -> Log:
+        log = self._looks[key].log if key in self._looks else None
+        if log is None:
+            raise LogNotFound(f"{self.path} has no partition {key.partition} of {key.topic}")
+        return log
+
+    def commit(self, ends: Mapping[ShardKey, int]) -> None:
+        """See `Shards.commit`. On disk when it returns, but for a spool's own reader; see `kvspool.spool.reader`. Raises ReaderBusy,
+        PermissionError."""
+        if self._reader is None:
+            return
+        if self._names is None or any(not key.topic for key in self.look()):  # no client of a hub has an empty name
+            self._commit_to_logs(self._reader, ends)
+        else:
+            self._commit_to_root(self._reader, ends)
+
+    def _commit_to_logs(self, name: str, ends: Mapping[ShardKey, int]) -> None:
+        for key in self.look():
+            log = self._log(key)
+            with log.reader(name) as reader:
+                if key in ends:
+                    reader.seek(_within(log, ends[key]))
+                    reader.commit()
+
+    def _commit_to_root(self, name: str, ends: Mapping[ShardKey, int]) -> None:
+        """Move the reader of the root. In shards that the query doesn't ask for it stands at the end, and holds nothing back."""
+        from hub.root import HubRoot
+
+        assert self._names is not None
+        with HubRoot.open(self.path) as root, root.reader(name) as reader:
+            places = {}
+            for shard, _, log in root.logs():
+                key = ShardKey(*shard)
+                if not self._names.selection.has(key):
+                    places[shard] = log.end()
+                elif key in ends:
+                    places[shard] = _within(log, ends[key])
+            reader.seek(places)
+            reader.commit()
+
+    def close(self) -> None:
+        """See `Shards.close`."""
+        for look in self._looks.values():
+            look.close()
+        self._looks.clear()
+
+
+def _is_one_log(path: Path) -> bool:
+    return logs.is_log(path) or (path.is_dir() and journals.find(path) is not None)
+
+
+def _within(log: Log, sequence: int) -> int:
+    """Return a sequence, or the nearest one that a reader of the log can stand at."""
+    first, end = log.extent()
+    return min(max(sequence, first), end)
+
+
+class _Stamp(NamedTuple):
+    """What changes about a file or directory when its content does."""
+
+    inode: int
+    changed: int  # ns since 1970
+    size: int
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether a further change gets another stamp: the kernel's clock ticks coarsely."""
+        return system.port.now() - self.changed >= SETTLED
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    status = system.port.look_up(path)
+    return None if status is None else _Stamp(status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+class _Names:
+    """The shards that the names under a root stand for, read again only when they may have changed."""
+
+    def __init__(self, root: Path, selection: Selection) -> None:
+        self.selection = selection
+        self._root = root
+        self._stamp: _Stamp | None = None
+        self._again_at = 0.0
+        self._is_plain = False  # every name is a shard's
+        self._complete: set[str] = set()  # topics that were there in full: what is missing of them now is being removed
+
+    def changed(self, is_all_there: bool) -> dict[ShardKey, Path] | None:
+        """Return the shards that are there now, with their paths; None if they are those of the last time.
+
+        is_all_there: a log lies in every one of them.
+        """
+        stamp = _stamp(self._root)
+        if stamp is None:
+            raise LogNotFound(f"{self._root} is gone")
+        if stamp == self._stamp and (is_all_there and self._is_plain or system.port.monotonic() < self._again_at):
+            return None
+        found = self._found()
+        self._stamp = stamp if stamp.is_settled else None
+        self._again_at = system.port.monotonic() + AGAIN
+        return found
+
+    def _found(self) -> dict[ShardKey, Path]:
+        shards: dict[ShardKey, Path] = {}
+        names = [name for name in system.port.names(self._root) if not name.startswith(".")]
+        there = 0
+        for topic, found in route.found_in(self._root, names).items():
+            there += sum(map(len, found.indexes.values()))
+            if self.selection.has_topic(topic):
+                if topic not in self._complete and not found.is_being_made:
+                    found.check_complete(self._root)
+                    self._complete.add(topic)
+                shards |= {ShardKey(topic, index): path for index, path in found.paths(self._root)}
+        self._complete &= {key.topic for key in shards}
+        self._is_plain = there == len(names)  # a log may yet be made under the others
+        return {key: path for key, path in shards.items() if self.selection.has(key)}
+
+
+class _Look:
+    """One shard, and what the last look at it has found."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log: Log | None = None
+        self._log_id = ""
+        self._extent: Extent | None = None
+        self._stamps: list[_Stamp | None] = []  # of a journal: its segments' directory, its lock file, its last segment
+        self._paths: list[Path] = []  # of these
+
+    def refresh(self) -> None:
+        """Open the log, or the other one that has taken its place; a journal is looked at in `extent`."""
+        if isinstance(self.log, Spool) and self.log.has_vanished():
+            self.close()
+        if self.log is None:
+            self._open()
+
+    def _open(self) -> None:
+        try:
+            self.log = open_shard(self.path, TIMEOUT)
+        except LogNotFound:
+            return
+        except NotALog:
+            if not _is_being_made(self.path):
+                raise
+            return
+        self._log_id = self.log.log_id.hex()
+
+    def extent(self, isolation: Isolation) -> Extent | None:
+        """Return what is there; None if there is no log."""
+        log = self.log
+        try:
+            if isinstance(log, Spool):
+                return self._noted(*log.extent(isolation))
+            return None if log is None else self._of_journal(isolation)
+        except LogNotFound:
+            self.close()
+            return None
+
+    def _noted(self, first: int, end: int) -> Extent:
+        known = self._extent
+        if known is None or known.first != first or known.end != end:
+            known = self._extent = Extent(first, end, self._log_id)
+        return known
+
+    def _of_journal(self, isolation: Isolation) -> Extent | None:
+        """Look into the journal again only if one of its files has changed."""
+        stamps = [_stamp(path) for path in self._paths]
+        if self._extent is not None and stamps == self._stamps and stamps:
+            return self._extent
+        if stamps[:1] != self._stamps[:1]:  # another segment, or another journal
+            self.close()
+            self._open()
+        log = self.log
+        if not isinstance(log, Journal):
+            return None if log is None else self._noted(*log.extent(isolation))
+        segments = log.segments_apart()
+        self._paths = [segments.directory, log.format.lock_file(log.path), segments.path_of(log.bases()[-1])]
+        stamps = [_stamp(path) for path in self._paths]  # before we look: what comes meanwhile is seen the next time
+        extent = self._noted(*log.extent(isolation))
+        self._stamps = stamps
+        if not all(stamp is None or stamp.is_settled for stamp in stamps):
+            self._stamps = [*stamps[:1], None, None] if stamps[0] is not None and stamps[0].is_settled else [None]
+        return extent
+
+    def close(self) -> None:
+        """Give the log back."""
+        log, self.log = self.log, None
+        self._extent = None
+        self._stamps, self._paths = [], []
+        if log is not None:
+            log.close()
+
+
+def _is_being_made(path: Path) -> bool:
+    """Return whether nothing lies at a path but what comes before a journal."""
+    try:
+        return LEFTOVERS.issuperset(system.port.names(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return not path.exists()

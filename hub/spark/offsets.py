@@ -1,0 +1,275 @@
+"""Offsets as JSON: what a user's options say, and what a query notes in its checkpoint.
+
+    {"JFK": {"0": 23, "1": 45}}                                                    as Kafka writes them: 23 is the next to be read
+    {"/logs": {"JFK": {"0": "9f3c8a21", "1": "04d1b7e6"}}, "JFK": {"0": 23, "1": 45}}     as a query notes them
+
+A query adds the first digits of each log's id under a name that no topic has, so that a log that was deleted and made anew under a
+checkpoint is noticed although its sequences may look right; a log without an id has none there. The numbers stay plain numbers, for
+whoever works out a lag from a progress report. A user's JSON may have the ids, as when it was copied from such a report, or leave them out.
+
+Keys are always in the same order: Spark compares offsets as text, and takes any other order for new records.
+
+All functions are pure. What they get from a checkpoint or a user is checked: it may be anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from hub.spark.shards import Extent, ShardKey
+
+EARLIEST, LATEST = -2, -1
+LARGEST = (1 << 63) - 1
+LOGS = "/logs"  # a topic is a file's name or a part of one, so it has no slash
+DIGITS = 8  # of a log's id; they are random, so one replaced log in four billion would go unnoticed
+
+Side = Literal["starting", "ending"]
+SequenceAt = Callable[[ShardKey, int], "int | None"]
+Report = Callable[[str], None]  # gets a loss; raises, or returns for the query to go on without what is lost
+
+_PARTITION = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+_ID = re.compile(rf"[0-9a-f]{{{DIGITS},128}}", re.ASCII)
+
+
+class Offsets(NamedTuple):
+    """The next sequence of each shard, and the ids of their logs as far as they are known."""
+
+    next: dict[ShardKey, int]
+    logs: dict[ShardKey, str]
+
+
+def note(ends: Mapping[ShardKey, int], extents: Mapping[ShardKey, Extent]) -> dict[str, Any]:
+    """Return the JSON of offsets that a query notes. Every shard of `ends` is one of `extents`."""
+    logs: dict[str, dict[str, str]] = {}
+    topics: dict[str, dict[str, int]] = {}
+    for key in sorted(ends):
+        topics.setdefault(key.topic, {})[str(key.partition)] = ends[key]
+        if extents[key].log_id:
+            logs.setdefault(key.topic, {})[str(key.partition)] = extents[key].log_id[:DIGITS]
+    return {LOGS: logs, **topics} if logs else {**topics}
+
+
+def parse(given: object, what: str, least: int = 0) -> Offsets:
+    """Return the offsets of a JSON object. what: where it comes from, for the message. least: the smallest number that has a meaning.
+
+    Raises ValueError.
+    """
+    topics = dict(_object(given, what))
+    noted = topics.pop(LOGS, {})
+    ends = dict(_flat(topics, what))
+    for key, end in ends.items():
+        if not isinstance(end, int) or isinstance(end, bool) or not least <= end <= LARGEST:
+            raise ValueError(f"[KVSPOOL_INVALID_OFFSETS] {what}: {name(key)} is a number {least}..2^63-1, not {_short(end)}")
+    logs = dict(_flat(noted, f"{what}, {LOGS}"))
+    for key, log_id in logs.items():
+        if key not in ends or not isinstance(log_id, str) or not _ID.fullmatch(log_id):
+            raise ValueError(f"[KVSPOOL_INVALID_OFFSETS] {what}: {_short(log_id)} is no id of a log of these offsets")
+    return Offsets(dict(sorted(ends.items())), logs)
+
+
+def is_same_log(noted: str, log_id: str) -> bool:
+    """Return whether an id may be the noted one, of which only the first digits may be known; a log without an id can't be told apart."""
+    return not noted or log_id.startswith(noted[: len(log_id)] if log_id else noted)
+
+
+def name(key: ShardKey) -> str:
+    """Return what messages call a shard."""
+    return f"topic {key.topic!r}, partition {key.partition}"
+
+
+def go_on(noted: Offsets, extents: Mapping[ShardKey, Extent], report: Report) -> dict[ShardKey, int]:
+    """Return where a query goes on in each shard that it knows. What is lost is reported; if `report` returns, it goes on behind that.
+
+    A shard that is gone is left out; a log that was replaced is read from its first record; one that has shrunk, from its end.
+    """
+    places = {}
+    for key, at in noted.next.items():
+        extent = extents.get(key)
+        if extent is None:
+            report(
+                f"[KVSPOOL_PARTITIONS_DELETED] {name(key)} is gone; offset {at} was to be read next. What was appended behind it, "
+                "if anything, is lost"
+            )
+        elif not is_same_log(noted.logs.get(key, ""), extent.log_id):
+            report(
+                f"[KVSPOOL_LOG_REPLACED] {name(key)}: another log has taken the place of the one of which offset {at} was to be read next "
+                "(START_OFFSET_RESET); the offsets of the new log have nothing to do with those of the old one"
+            )
+            places[key] = extent.first
+        elif at > extent.end:
+            report(
+                f"[KVSPOOL_OFFSET_CHANGED] {name(key)}: offset {at} was to be read next, but the log ends at {extent.end} "
+                "(PARTITION_OFFSET_CHANGED); some records may have been missed"
+            )
+            places[key] = extent.end
+        elif at < extent.first:
+            report(f"[KVSPOOL_DATA_LOSS] {name(key)}: offsets {at} to {extent.first - 1} are gone, and were not read")
+            places[key] = extent.first
+        else:
+            places[key] = at
+    return places
+
+
+def spans(start: Offsets, end: Offsets, extents: Mapping[ShardKey, Extent], report: Report) -> dict[ShardKey, tuple[int, int]]:
+    """Return the first and the end sequence of what a micro-batch reads of each shard: from what was noted before it to what was noted for
+    it, so a batch that is run again reads the same. What is gone since is reported; if `report` returns, it is left out.
+
+    A shard that only `end` has was new: it is noted at its first sequence, and read from there on by the batch after.
+    """
+    places = go_on(Offsets({key: at for key, at in start.next.items() if key in end.next}, start.logs), extents, report)
+    found = {}
+    for key, at in places.items():
+        stop, extent = end.next[key], extents[key]
+        if not is_same_log(end.logs.get(key, ""), extent.log_id):
+            report(
+                f"[KVSPOOL_LOG_REPLACED] {name(key)}: another log has taken the place of the one of which offsets {at} to {stop - 1} were "
+                "to be read"
+            )
+        elif stop > extent.end:
+            report(
+                f"[KVSPOOL_OFFSET_CHANGED] {name(key)}: offsets up to {stop - 1} were to be read, but the log ends at {extent.end} "
+                "(PARTITION_OFFSET_CHANGED); some records may have been missed"
+            )
+            found[key] = (at, max(at, extent.end))
+        else:
+            found[key] = (at, max(at, stop))
+    return found
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Where a query begins or ends, as its options say: the first of these that isn't None. Times are ns since 1970; an offset may be
+    EARLIEST or LATEST, and so is `everywhere`, which holds for all shards."""
+
+    timestamp: int | None = None
+    timestamps: Mapping[ShardKey, int] | None = None
+    offsets: Offsets | None = None
+    everywhere: int | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether an option says anything."""
+        return any(one is not None for one in (self.timestamp, self.timestamps, self.offsets, self.everywhere))
+
+    def sequences(
+        self, side: Side, extents: Mapping[ShardKey, Extent], sequence_at: SequenceAt, report: Report, *, is_lenient_on_time: bool = False
+    ) -> dict[ShardKey, int]:
+        """Return the sequence of each shard. is_lenient_on_time: a shard without a record of a time, or a later one, starts at its end and
+        is no error; a query always ends there.
+
+        Raises ValueError for shards that are missing in the option or that there are not, and for a time that no record has; reports an
+        offset that is gone, or is not there yet, or is one of another log.
+        """
+        if self.timestamp is not None or self.timestamps is not None:
+            is_lenient = is_lenient_on_time or side == "ending"
+            return self._of_times(side, extents, sequence_at, is_lenient)
+        if self.offsets is not None:
+            _check_shards(f"{side}Offsets", self.offsets.next, extents)
+            return {key: self._of_offset(side, key, self.offsets, extent, report) for key, extent in sorted(extents.items())}
+        assert self.everywhere in (EARLIEST, LATEST)
+        return {key: _at_edge(self.everywhere, extent) for key, extent in sorted(extents.items())}
+
+    def _of_times(
+        self, side: Side, extents: Mapping[ShardKey, Extent], sequence_at: SequenceAt, is_lenient: bool
+    ) -> dict[ShardKey, int]:
+        times = self.timestamps
+        if self.timestamp is not None:
+            times = dict.fromkeys(extents, self.timestamp)
+        assert times is not None
+        _check_shards(f"{side}OffsetsByTimestamp", times, extents)
+        found = {}
+        for key, extent in sorted(extents.items()):
+            at = sequence_at(key, times[key])
+            if at is None and not is_lenient:
+                raise ValueError(
+                    f"[KVSPOOL_NO_OFFSET_AT_TIMESTAMP] {name(key)} has no record of time {times[key] // 1_000_000} ms or later; option "
+                    "startingOffsetsByTimestampStrategy=latest starts at its end"
+                )
+            # Records come and go after the look at the extents.
+            found[key] = extent.end if at is None else max(extent.first, min(at, extent.end))
+        return found
+
+    def _of_offset(self, side: Side, key: ShardKey, asked: Offsets, extent: Extent, report: Report) -> int:
+        at = asked.next[key]
+        if at in (EARLIEST, LATEST):
+            return _at_edge(at, extent)
+        if side == "ending" and at < extent.first and is_same_log(asked.logs.get(key, ""), extent.log_id):
+            return at  # what is gone is missed at the start, if at all
+
+        def named(loss: str) -> None:
+            report(f"{loss}; option {side}Offsets asks for offset {at}")
+
+        return go_on(Offsets({key: at}, asked.logs), {key: extent}, named)[key]
+
+
+def ranges(starts: Mapping[ShardKey, int], ends: Mapping[ShardKey, int]) -> dict[ShardKey, tuple[int, int]]:
+    """Return the first and the end sequence of what a batch query reads of each shard.
+
+    Raises ValueError where the end is before the start.
+    """
+    for key, at in starts.items():
+        if at > ends[key]:
+            raise ValueError(
+                f"[KVSPOOL_START_OFFSET_GREATER_THAN_END_OFFSET] {name(key)}: the start is at offset {at}, and the end at {ends[key]}"
+            )
+    return {key: (at, ends[key]) for key, at in starts.items()}
+
+
+def _at_edge(which: int | None, extent: Extent) -> int:
+    return extent.first if which == EARLIEST else extent.end
+
+
+def _check_shards(option: str, named: Mapping[ShardKey, int], extents: Mapping[ShardKey, Extent]) -> None:
+    unknown, missing = sorted(named.keys() - extents.keys()), sorted(extents.keys() - named.keys())
+    if unknown or missing:
+        code = "TIMESTAMPS" if option.endswith("ByTimestamp") else "OFFSETS"
+        lists = (("there is no such shard", unknown), ("missing", missing))
+        found = "; ".join(f"{word}: {_few(keys)}" for word, keys in lists if keys)
+        hint = "; -1 is latest, -2 earliest" if code == "OFFSETS" else ""
+        raise ValueError(f"[KVSPOOL_{code}_DO_NOT_MATCH] option {option} names every shard that is read, and no other; {found}{hint}")
+
+
+def parse_text(text: str, what: str, least: int = 0) -> Offsets:
+    """Return the offsets of a user's JSON; see `parse`. Raises ValueError, also for a name that stands there twice."""
+    try:
+        given = json.loads(text, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"[KVSPOOL_INVALID_OFFSETS] {what} is JSON like {{\"topic\": {{\"0\": 23, \"1\": 45}}}}, not {_short(text)}: {error}"
+        ) from None
+    return parse(given, what, least)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
+
+
+def _flat(topics: object, what: str) -> Iterable[tuple[ShardKey, Any]]:
+    for topic, partitions in _object(topics, what).items():
+        for partition, value in _object(partitions, f"{what}, {_short(topic)}").items():
+            if not _PARTITION.fullmatch(partition):
+                raise ValueError(f"[KVSPOOL_INVALID_OFFSETS] {what}: a partition is the number of a shard as text, not {_short(partition)}")
+            yield ShardKey(topic, int(partition)), value
+
+
+def _object(given: object, what: str) -> dict[str, Any]:
+    if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
+        raise ValueError(f'[KVSPOOL_INVALID_OFFSETS] {what} is an object like {{"topic": {{"0": 23, "1": 45}}}}, not {_short(given)}')
+    return given
+
+
+def _few(keys: list[ShardKey]) -> str:
+    shown = ", ".join(name(key) for key in keys[:5])
+    return shown if len(keys) <= 5 else f"{shown} and {len(keys) - 5} more"
+
+
+def _short(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,115 @@
+"""What a task does: the records of its ranges become Arrow batches with the columns that Spark asks for, and what is missing is told.
+
+It runs in a worker process on any host. Rows come in the order of the ranges and, within each, of the sequences: a task that is run again
+yields the same ones.
+
+**Missing records.** Gone between planning and reading, by overwriting, trimming or damage, is a data loss: an error that names topic,
+partition and sequences or, if the query allows it, a warning. The log counts each Gap either way, where we may write to it. Sequences
+that a crash of the machine has left out were never there, and are told as a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType, TimestampType
+
+from hub.spark.errors import DataLossError
+from hub.spark.planning import Task
+from hub.spark.shards import ShardKey
+from kvspool import Gap
+
+if TYPE_CHECKING:
+    import pyarrow
+
+COLUMNS: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "type": IntegerType(),
+}
+KNOWN = ("machine restart", "missing")  # reasons of Gaps that were there when the query was planned
+
+_logger = logging.getLogger("kvspool")
+
+Fill = Callable[["pyarrow.RecordBatch", ShardKey], "pyarrow.Array"]
+
+
+def check_columns(schema: StructType) -> None:
+    """Raise ValueError for a column that a read can't have."""
+    for field in schema.fields:
+        if COLUMNS.get(field.name) != field.dataType:
+            names = ", ".join(f"{name} {kind.simpleString()}" for name, kind in COLUMNS.items())
+            raise ValueError(f"no column {field.name} {field.dataType.simpleString()}; format kvspool has {names}")
+
+
+def columns_of(schema: StructType) -> frozenset[str]:
+    """Return which columns of `kvspool.arrow.SCHEMA` the rows are made of, one at least."""
+    names = {"sequence" if name == "offset" else name for name in schema.fieldNames()} - {"topic", "partition"}
+    return frozenset(names or {"sequence"})
+
+
+def read(task: Task, schema: StructType, *, fail_on_data_loss: bool) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the rows of a task. Raises DataLossError, and what reading the shards does."""
+    rows = Rows(schema)
+    for one in task.ranges:
+        for batch in one.batches():
+            if isinstance(batch, Gap):
+                report(batch, one.key, fail_on_data_loss)
+            else:
+                yield rows.of(batch, one.key)
+
+
+def report(gap: Gap, key: ShardKey, fail_on_data_loss: bool) -> None:
+    """Raise DataLossError for records that are gone, or only log it."""
+    if gap.reason in KNOWN:
+        _logger.warning("topic %s, partition %s: %s", key.topic, key.partition, gap)
+        return
+    message = (
+        f"[KVSPOOL_DATA_LOSS] topic {key.topic}, partition {key.partition}: {gap}. "
+        "They were there when the query was planned; a larger capacity, or retention that waits for a durable reader, keeps them longer."
+    )
+    if fail_on_data_loss:
+        raise DataLossError(f"{message} Set the option failOnDataLoss to false to read on without them.")
+    _logger.warning(message)
+
+
+class Rows:
+    """Turns batches of `kvspool.arrow.SCHEMA` into batches of exactly the schema that Spark asks for: any of our columns, in any order."""
+
+    def __init__(self, schema: StructType) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._repeated: dict[str, tuple[object, pyarrow.Array]] = {}  # of the columns that are the same in all rows of a shard
+
+    def of(self, batch: pyarrow.RecordBatch, key: ShardKey) -> pyarrow.RecordBatch:
+        """Return the rows of a batch of a shard."""
+        import pyarrow
+
+        columns = [self._column(field, batch, key) for field in self._schema]
+        if not columns:
+            return pyarrow.RecordBatch.from_struct_array(pyarrow.nulls(batch.num_rows, pyarrow.struct([])))
+        return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _column(self, field: pyarrow.Field, batch: pyarrow.RecordBatch, key: ShardKey) -> pyarrow.Array:
+        if field.name in ("topic", "partition"):
+            return self._same(field, getattr(key, field.name), batch.num_rows)
+        column = batch.column("sequence" if field.name == "offset" else field.name)
+        # Spark's timestamps are microseconds; the nanoseconds below them are cut off.
+        return column.cast(field.type, safe=False) if field.name == "timestamp" else column
+
+    def _same(self, field: pyarrow.Field, value: object, count: int) -> pyarrow.Array:
+        """Return a column of one value: a slice of the one before, if that was of the same shard and long enough."""
+        import pyarrow
+
+        known, column = self._repeated.get(field.name, (None, None))
+        if column is None or known != value or len(column) < count:
+            column = pyarrow.repeat(pyarrow.scalar(value, field.type), count)
+            self._repeated[field.name] = value, column
+        return column.slice(0, count)

@@ -1,0 +1,55 @@
+"""Which shards of a source a query asks for, as `subscribe`, `subscribePattern` and `assign` say it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hub.spark.shards import ShardKey
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Names topics, or shards of them, or a pattern that the whole name of a topic matches; all shards that there are if it says nothing.
+
+    One is pickled with a reader: the compiled pattern is the module `re`'s business.
+    """
+
+    topics: frozenset[str] | None = None
+    pattern: str | None = None
+    shards: frozenset[ShardKey] | None = field(default=None)
+
+    @property
+    def is_all(self) -> bool:
+        """Return whether every shard is asked for."""
+        return self.topics is None and self.pattern is None and self.shards is None
+
+    def has_topic(self, topic: str) -> bool:
+        """Return whether shards of a topic may be asked for."""
+        if self.shards is not None:
+            return any(key.topic == topic for key in self.shards)
+        if self.topics is not None:
+            return topic in self.topics
+        return self.pattern is None or re.fullmatch(self.pattern, topic) is not None
+
+    def has(self, key: ShardKey) -> bool:
+        """Return whether a shard is asked for."""
+        return key in self.shards if self.shards is not None else self.has_topic(key.topic)
+
+    def missing(self, found: Iterable[ShardKey]) -> list[str]:
+        """Return what is asked for by name and isn't among these, in words."""
+        there = set(found)
+        if self.shards is not None:
+            return [f"partition {key.partition} of {key.topic}" for key in sorted(self.shards - there)]
+        return sorted((self.topics or frozenset()) - {key.topic for key in there})
+
+    def __str__(self) -> str:
+        if self.shards is not None:
+            return "assign " + ", ".join(f"{key.topic}/{key.partition}" for key in sorted(self.shards))
+        if self.topics is not None:
+            return "subscribe " + ", ".join(sorted(self.topics))
+        return "everything" if self.pattern is None else f"subscribePattern {self.pattern}"
+
+
+ALL = Selection()

@@ -1,0 +1,63 @@
+"""What tests with a Spark session share: logs that are filled, what a query gives, and what it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvspool import Record
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MARKS = [
+    pytest.mark.spark,
+    # Said by PySpark when it is imported beside pandas 3, which nothing here uses.
+    pytest.mark.filterwarnings("ignore:.*pandas:FutureWarning"),
+]
+SCHEMA = "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,type:int>"
+BASE = 1_700_000_000_123_456_789  # ns
+KEYS = [None, b"", b"a", b"hello", b"\xff\x00"]
+
+
+def fill(log: Any, count: int = 20) -> None:
+    for at in range(count):
+        log.append(b"value-%d" % at, key=KEYS[at % len(KEYS)], type=at % 256, timestamp=BASE + at * 1_001_001)
+
+
+def load(spark: SparkSession, path: Path, **options: str) -> DataFrame:
+    return spark.read.format("kvspool").options(**options).load(str(path))
+
+
+def rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """Return all rows by topic, partition and offset, as `expected` writes them."""
+    names = ("key", "value", "topic", "partition", "offset", "unix_micros(timestamp)", "type")
+    found = [
+        (topic, partition, offset, None if key is None else bytes(key), bytes(value), micros, kind)
+        for key, value, topic, partition, offset, micros, kind in frame.selectExpr(*names).collect()
+    ]
+    return sorted(found, key=lambda row: row[:3])
+
+
+def expected(records: Iterable[Record], topic: str | None = None) -> list[tuple[Any, ...]]:
+    found = [
+        (
+            getattr(record, "client", topic),
+            getattr(record, "shard", 0),
+            record.sequence,
+            record.key,
+            record.value,
+            record.timestamp // 1000,
+            record.type,
+        )
+        for record in records
+    ]
+    return sorted(found, key=lambda row: row[:3])
+
+
+def told(failure: pytest.ExceptionInfo[BaseException]) -> str:
+    """Return everything that an error from Spark says."""
+    return str(failure.value)

@@ -1,0 +1,195 @@
+"""What Spark reads is what was appended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from sessions import MARKS, SCHEMA, expected, fill, load, rows, told
+
+import hub
+import kvspool
+import shard
+from hub.spark import session_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+pytestmark = MARKS
+
+
+def test_the_session_has_the_settings_that_are_offered(spark: SparkSession) -> None:
+    for name, value in session_settings(cores=2).items():
+        assert spark.conf.get(name) == value
+    assert session_settings(cores=7)["spark.sql.shuffle.partitions"] == "7"
+    assert session_settings()["spark.sql.shuffle.partitions"] == str(os.cpu_count())
+    assert session_settings().keys() - session_settings(local_checkpoints=False).keys() == {
+        "spark.sql.streaming.checkpointFileManagerClass"
+    }
+
+
+def test_one_log_is_read_with_all_its_columns(spark: SparkSession, tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "events", capacity="1MiB") as log:
+        fill(log, 300)
+        frame = load(spark, tmp_path / "events")
+        assert frame.schema.simpleString() == SCHEMA
+        assert all(field.nullable for field in frame.schema)
+        assert frame.rdd.getNumPartitions() == 1
+        assert rows(frame) == expected(log, "events")
+        assert frame.where("key IS NULL").count() == 60
+        assert frame.where("key = X''").count() == 60
+
+
+def test_small_shards_share_a_task_unless_more_are_asked_for(spark: SparkSession, tmp_path: Path) -> None:
+    with shard.create(tmp_path / "root", prefix="orders", bits=2, capacity=65536) as shards:
+        fill(shards, 100)
+        frame = load(spark, tmp_path / "root")
+        assert frame.rdd.getNumPartitions() == 1
+        assert rows(frame) == expected(shards, "orders")
+        frame = load(spark, tmp_path / "root", minPartitions="6")
+        assert frame.rdd.getNumPartitions() == 6
+        assert rows(frame) == expected(shards, "orders")
+
+
+def test_a_shard_set_without_prefix_has_an_empty_topic(spark: SparkSession, tmp_path: Path) -> None:
+    with shard.create(tmp_path / "root", bits=1, capacity=65536) as shards:
+        fill(shards)
+        assert rows(load(spark, tmp_path / "root")) == expected(shards, "")
+
+
+def test_a_hub_root_is_read_with_the_client_as_topic(spark: SparkSession, tmp_path: Path) -> None:
+    with hub.create(tmp_path / "root") as root:
+        for client, bits in (("ewr", 0), ("jfk", 1), ("lga", 2)):
+            with root.create_client(client, bits=bits, capacity=65536) as shards:
+                fill(shards, 40)
+        assert rows(load(spark, root.path)) == expected(root)
+        counts = load(spark, root.path).groupBy("topic").count().collect()
+        assert {row["topic"]: row["count"] for row in counts} == {"ewr": 40, "jfk": 40, "lga": 40}
+        with root.client("jfk") as shards:
+            assert rows(load(spark, root.path, prefix="jfk")) == expected(shards, "jfk")
+
+
+def test_journals_under_a_root_are_read_as_spools_are(spark: SparkSession, tmp_path: Path) -> None:
+    for name, first in (("JFK.1.000", 0), ("JFK.1.001", 7)):
+        with kvspool.create(tmp_path / name, format="kvj", first_sequence=first) as journal:
+            fill(journal, 5)
+    shard.create(tmp_path, prefix="EWR", bits=0, capacity=4096).append_many([b"spool"])
+    found = sorted(load(spark, tmp_path).select("topic", "partition", "offset").collect())
+    assert found == [("EWR", 0, 0), *(("JFK", 0, at) for at in range(5)), *(("JFK", 1, at) for at in range(7, 12))]
+    assert load(spark, tmp_path / "JFK.1.001").count() == 5
+
+
+def test_fewer_columns_in_another_order_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536) as log:
+        fill(log, 10)
+    reader = spark.read.format("kvspool")
+    found = reader.schema("type int, offset bigint, topic string").load(str(tmp_path / "log")).collect()
+    assert sorted(map(tuple, found)) == [(at, at, "log") for at in range(10)]
+    found = reader.schema("value binary").load(str(tmp_path / "log")).collect()
+    assert sorted(bytes(row[0]) for row in found) == sorted(b"value-%d" % at for at in range(10))
+
+
+def test_a_root_is_read_through_sql_and_as_a_url(spark: SparkSession, tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536) as log:
+        fill(log, 10)
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW logged USING kvspool OPTIONS (path '{tmp_path / 'log'}')")
+    assert spark.sql("SELECT max(offset), count(key) FROM logged").collect()[0] == (9, 8)
+    assert spark.read.format("kvspool").load(f"file://{tmp_path / 'log'}").count() == 10
+
+
+def test_what_is_empty_is_read_as_no_rows(spark: SparkSession, tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "log", capacity=4096).close()
+    with hub.create(tmp_path / "root") as root:
+        assert load(spark, root.path).count() == 0
+        root.create_client("a", bits=1, capacity=4096).close()
+        for path in (tmp_path / "log", root.path):
+            frame = load(spark, path)
+            assert frame.count() == 0
+            assert frame.schema.simpleString() == SCHEMA
+
+
+def test_records_that_were_overwritten_before_the_query_are_not_missed(spark: SparkSession, tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=4096) as log:
+        log.append_many([b"%d" % at for at in range(500)])
+        assert log.stats().first_sequence > 0
+        assert rows(load(spark, tmp_path / "log")) == expected(log, "log")
+
+
+def test_the_last_shards_of_a_set_being_made_may_be_missing(spark: SparkSession, tmp_path: Path) -> None:
+    with shard.create(tmp_path, prefix="p", bits=2, capacity=65536) as shards:
+        fill(shards, 40)
+        records = [record for record in shards if record.shard < 3]
+    shutil.rmtree(tmp_path / "p.2.003")
+    assert rows(load(spark, tmp_path)) == expected(records, "p")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("log", {"colour": "red"}, "unknown option 'colour' for format kvspool; there are assign, caFile"),
+        ("log", {"bits": "2"}, "unknown option 'bits'"),
+        ("log", {"failOnDataLoss": "maybe"}, "option failOnDataLoss is true or false, not 'maybe'"),
+        ("log", {"prefix": "p"}, "is one log, not a root of shards: it has no topics to choose from"),
+        ("none", {}, "none does not exist, or is neither a log nor a root of shards"),
+        ("file", {}, "is neither a log nor a root of shards"),
+        ("good", {"prefix": "r"}, "has no 'r'; of what was asked for it has none"),
+        ("good", {"prefix": "../x"}, "a prefix has the characters"),
+        ("hole", {}, "1 of the 4 shards of prefix 'p' are missing: p.2.001"),
+        ("two", {"prefix": "q"}, "1 of the 4 shards of prefix 'q' are missing: q.2.000"),
+        ("two", {"prefix": "p"}, "prefix 'p' has shards of 1 and of 2 bits"),
+        ("broken", {}, "less than its header"),
+        ("hdfs://host/log", {}, "is not on this host; format kvspool reads local paths"),
+    ],
+)
+def test_what_can_not_be_read_is_said_before_any_task_runs(
+    spark: SparkSession, odd_root: Path, name: str, options: dict[str, str], words: str
+) -> None:
+    from pyspark.errors import AnalysisException
+
+    path = name if "://" in name else str(odd_root / name)
+    with pytest.raises(AnalysisException) as failure:
+        spark.read.format("kvspool").options(**options).load(path).collect()
+    assert words in told(failure)
+
+
+def test_a_missing_path_is_said(spark: SparkSession) -> None:
+    from pyspark.errors import AnalysisException
+
+    with pytest.raises(AnalysisException, match="a path is missing"):
+        spark.read.format("kvspool").load().collect()
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ("value binary, colour string", "no column colour string; format kvspool has key binary, value binary, topic string"),
+        ("value string", "no column value string"),
+        ("offset int", "no column offset int"),
+    ],
+)
+def test_a_column_that_there_is_not_is_named(spark: SparkSession, odd_root: Path, schema: str, words: str) -> None:
+    from pyspark.errors import AnalysisException
+
+    with pytest.raises(AnalysisException) as failure:
+        spark.read.format("kvspool").schema(schema).load(str(odd_root / "log")).collect()
+    assert words in told(failure)
+
+
+def test_a_query_that_was_overtaken_fails_with_the_reason_or_leaves_out(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark.errors import PythonException
+
+    with kvspool.create(tmp_path / "log", capacity=4096) as log:
+        log.append_many([b"%020d" % at for at in range(60)])
+        strict, lenient = load(spark, tmp_path / "log").rdd, load(spark, tmp_path / "log", failOnDataLoss="false").rdd
+        assert strict.getNumPartitions() == lenient.getNumPartitions() == 1
+        log.append_many([b"%020d" % at for at in range(60, 100)])
+        first = log.stats().first_sequence
+        assert 0 < first < 60
+        with pytest.raises(PythonException, match=r"\[KVSPOOL_DATA_LOSS\] topic log, partition 0: .* records lost \(overrun\)"):
+            strict.count()
+        assert lenient.count() == 60 - first
