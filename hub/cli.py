@@ -172,7 +172,7 @@ def _table_of_readers(readers: list[HubReaderStats]) -> Table:
         table.add_column(name, justify="right" if name in ("shards", "records behind") else "left", overflow="fold")
     for one in readers:
         behind = ["-", "-"] if one.lag is None else [f"{len(one.lag.shards):,}", f"{one.lag.records:,}"]
-        state = one.problem or (f"open: {one.holder}" if one.holder else "closed")
+        state = one.problem or (f"open: {one.holder}" if one.holder else f"moved by {one.owner}" if one.owner else "closed")
         table.add_row(*(Text(output.escape(cell)) for cell in (one.name, *behind, stats.when(one.updated), state)))
     return table
 

@@ -59,7 +59,7 @@ class ShardReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return the tasks. Raises LogNotFound for what was asked for by name and isn't there, ValueError for offsets that can't be, and
         DataLossError for ones that are gone."""
-        shards = open_shards(self.options)
+        shards = open_shards(self.options, reading.columns_of(self.schema))
         try:
             ranges = self._ranges(shards)
         finally:
