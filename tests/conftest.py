@@ -25,7 +25,8 @@ settings.load_profile("kvspool")
 OF_THE_NETWORK = (
     "access access_cli authentication certificates connection consumers gate hub_admin hub_crash_points hub_machine hub_protocol "
     "hub_retention hub_shards intake many_clients mirror network_faults outlet page page_browser quotas remote server_rights "
-    "ship_cli shipper spark_admission spark_hub spark_offsets spark_stream spark_stream_reader systemd"
+    "ship_cli shipper spark_admission spark_filters spark_hub spark_offsets spark_options spark_planning spark_reader spark_stream "
+    "spark_stream_reader spark_writer systemd"
 )
 if os.environ.get("KVSPOOL_NO_EXTENSIONS") and importlib.util.find_spec("kvspool._frames_c") is not None:
     collect_ignore = ["test_flights.py", *(f"hub/test_{name}.py" for name in OF_THE_NETWORK.split())]

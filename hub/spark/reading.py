@@ -11,7 +11,7 @@ that a crash of the machine has left out were never there, and are told as a war
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -39,8 +39,6 @@ KNOWN = ("machine restart", "missing")  # reasons of Gaps that were there when t
 SMALL = 2048  # rows of a batch, below which the batch itself costs Spark more than its rows do
 
 _logger = logging.getLogger("kvspool")
-
-Fill = Callable[["pyarrow.RecordBatch", ShardKey], "pyarrow.Array"]
 
 
 def check_columns(schema: StructType) -> None:
