@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from children import in_child
@@ -28,6 +29,7 @@ from hub.spark.ranges import HubRange
 from hub.spark.remote import HubShards
 from hub.spark.selection import Selection
 from hub.spark.shards import Extent, ShardKey
+from hub.store import Generation
 from hub.tickets import Ticket
 from kvspool import Gap, arrow
 from kvspool.cli import main
@@ -256,6 +258,34 @@ def test_a_hub_that_sends_something_else_is_found_out(server: HubServer, monkeyp
     monkeypatch.setattr(RemoteHub, "items", wrong)
     with pytest.raises(Malformed, match=r"\[KVSPOOL_DATA_LOSS\].*sequence 0 is missing"):
         list(one.batches())
+    ours.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"client": "../JFK"},
+        {"client": ""},
+        {"shard": 1},
+        {"bits": 11},
+        {"first": -1},
+        {"first": 101},
+        {"next": -5},
+        {"generations": [Generation("../../etc", 0)]},
+        {"generations": [Generation("0" * 32, -1)]},
+    ],
+)
+def test_a_shard_that_cannot_be_is_refused(server: HubServer, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]) -> None:
+    ask = RemoteHub.changes
+
+    def lying(self: RemoteHub, since: str = "", wait: float = 0.0) -> Any:
+        answer = ask(self, since, wait)
+        return msgspec.structs.replace(answer, shards=[msgspec.structs.replace(one, **wrong) for one in answer.shards])
+
+    monkeypatch.setattr(RemoteHub, "changes", lying)
+    ours = shards(server.location)
+    with pytest.raises(Malformed):
+        ours.look()
     ours.close()
 
 
