@@ -24,7 +24,8 @@ from hub.remote import RemoteHub
 from hub.shipper import Shipper
 from hub.spark import lines, ranges, remote
 from hub.spark.errors import DataLossError
-from hub.spark.options import Credentials
+from hub.spark.opening import open_shards
+from hub.spark.options import Credentials, ReadOptions
 from hub.spark.ranges import HubRange
 from hub.spark.remote import HubShards
 from hub.spark.selection import Selection
@@ -180,6 +181,18 @@ def test_the_first_sequence_of_a_time_is_found(server: HubServer) -> None:
     assert ours.sequence_at(JFK, 40_000_000_001) == 40
     assert ours.sequence_at(JFK, 100_000_000_001) is None
     ours.close()
+
+
+def test_the_options_of_a_read_name_hubs(server: HubServer, root: Path) -> None:
+    ours = open_shards(ReadOptions.parse({"hub": server.location, "hubTimeout": "5s", "localRoot": str(root), "assign": '{"JFK": [0]}'}))
+    assert isinstance(ours, HubShards)
+    assert (ours.locations, ours.look().keys()) == ((server.location,), {JFK})
+    one = ours.range(JFK, 0, 1)
+    assert (one.parts[0].line.timeout, one.local_root) == (5.0, root)
+    ours.close()
+    for name, value in (("hubTimeout", "5s"), ("localRoot", "/hub")):
+        with pytest.raises(ValueError, match=f"option {name} is for hub servers"):
+            ReadOptions.parse({"path": "/hub", name: value})
 
 
 # What a task reads.
