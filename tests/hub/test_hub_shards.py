@@ -274,6 +274,22 @@ def test_a_hub_that_sends_something_else_is_found_out(server: HubServer, monkeyp
     ours.close()
 
 
+def test_damage_in_the_midst_is_a_gap_and_at_the_end_an_error_behind_what_is_sound(server: HubServer, root: Path) -> None:
+    ours = shards(server.location)
+    one = ours.range(JFK, 0, 100)
+    (segment,) = (root / "JFK" / "kvj").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"record 50")] ^= 1
+    data[data.index(b"record 99")] ^= 1
+    segment.write_bytes(data)
+    got = []
+    with pytest.raises(ShardDamaged, match=r"\[KVSPOOL_SHARD_DAMAGED\] .*/JFK/0, from sequence 99 on"):
+        for item in one.batches():
+            got += [(item.first, item.last, item.reason)] if isinstance(item, Gap) else item.column("sequence").to_pylist()
+    assert got == [*range(50), (50, 50, "damaged"), *range(51, 99)]
+    ours.close()
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
