@@ -41,6 +41,6 @@ def test_what_has_none_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str
     kvspool.create(tmp_path / "log", format="sej").close()
     assert main(["producers", str(tmp_path / "log"), "--json"]) == 0
     assert capsys.readouterr().out == ""
-    ChunkQueue(tmp_path / "queue").close()
+    ChunkQueue.create(tmp_path / "queue").close()
     assert main(["producers", str(tmp_path / "queue")]) == 2
     assert "producers belong to one spool or journal" in capsys.readouterr().err
