@@ -24,7 +24,8 @@ settings.load_profile("kvspool")
 # What speaks over the network, and what is made of it, has no loops of two twins: one run of it is enough, where there are two.
 OF_THE_NETWORK = (
     "access access_cli authentication certificates connection gate hub_admin hub_crash_points hub_machine hub_protocol hub_retention "
-    "intake many_clients mirror network_faults outlet page page_browser quotas remote server_rights ship_cli shipper systemd"
+    "intake many_clients mirror network_faults outlet page page_browser quotas remote server_rights ship_cli shipper spark_sink "
+    "spark_writer systemd"
 )
 if os.environ.get("KVSPOOL_NO_EXTENSIONS") and importlib.util.find_spec("kvspool._frames_c") is not None:
     collect_ignore = ["test_flights.py", *(f"hub/test_{name}.py" for name in OF_THE_NETWORK.split())]
