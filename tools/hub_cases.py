@@ -79,6 +79,7 @@ def serving(root: Path, folder: Path, pki: Path | None, level: str = "process") 
     finally:
         process.terminate()
         process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
 
 
 def _bare(pki: Path | None, ports: Any) -> None:
