@@ -44,6 +44,7 @@ BATCH = 1000  # records for each append_many
 BLOCK = 4000  # lines of the file that a writer takes at once
 QUIET = 60.0  # seconds without a record after which the job gives up
 START = 240.0  # the same, before Spark's first batch
+LIVE = 0.5  # share of the records up to which the writers may go before Spark's first batch: the others come while it computes
 LOOK = 0.02  # seconds between two looks at what all do
 REPORT = 1.0  # seconds between two lines about it, where there is no terminal
 MARK = ".made-by-kvspool-flights"
@@ -214,12 +215,12 @@ class Way:
             self._refuse_death()
             appended = self.ledger.appended()
             kills.look(appended, sum(appended.values()) / self.total)
-            self.ledger.allowed.value = kills.allowed
+            self.ledger.allowed.value = kills.allowed if self._is_computing else min(kills.allowed, LIVE)
             self._report(appended)
             figures = (appended, self.acknowledged, self.ledger.followed(), self.computed())
             if figures != last:
                 moved, last = time.monotonic(), figures
-            elif time.monotonic() - moved > (QUIET if self.pipeline is None or self.pipeline.is_ready else START):
+            elif time.monotonic() - moved > (QUIET if self._is_computing else START):
                 raise Failure(f"nothing has moved for {time.monotonic() - moved:.0f} s; what everybody said lies in {self.logs}")
             time.sleep(LOOK)
         self._report(self.ledger.appended())
@@ -253,6 +254,11 @@ class Way:
     def acknowledged(self) -> int:
         """Return how many records the hub has acknowledged."""
         return sum(shipper.acknowledged for shipper in self.shippers)
+
+    @property
+    def _is_computing(self) -> bool:
+        """Return whether the pipeline has had a batch, if there is one."""
+        return self.pipeline is None or self.pipeline.is_ready
 
     def computed(self) -> dict:
         """Return how many records of each client the pipeline has behind it."""

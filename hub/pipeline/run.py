@@ -65,8 +65,8 @@ class Run:
     def run(self, spark: SparkSession | None = None) -> Progress:
         """Run until all is read (`once`), or until told to stop; return how far it came.
 
-        spark: a session to run in, which stays; without one a session is started and stopped. Raises PipelineFailed, and what opening the
-        source, the sink and the schema raises; what was committed before stays.
+        spark: a session to run in, which stays, and in which the settings of `session.RUNTIME` are set; without one a session is started
+        and stopped. Raises PipelineFailed, and what opening the source, the sink and the schema raises; what was committed before stays.
         """
         with ExitStack() as stack:
             sink = open_sink(self.job)
@@ -91,6 +91,8 @@ class Run:
         from pyspark.errors import PySparkException
 
         job = self.job
+        for name, value in session.RUNTIME.items():
+            spark.conf.set(name, value)
         try:
             rows = query.rows(job, fields, query.stream(job, spark))
             writer = sink.attach(rows.writeStream, self._id, self._clear_bad)

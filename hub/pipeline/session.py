@@ -16,6 +16,8 @@ from kvspool.errors import MissingExtra
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+RUNTIME = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}  # what compaction writes, too
+
 
 def start(job: Job, log: Path) -> SparkSession:
     """Start a session whose JVM writes what it has to say to a file. Raises MissingExtra, and what Spark raises."""
@@ -48,7 +50,7 @@ def settings(job: Job) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # what compaction writes, too
+        **RUNTIME,
         **({"spark.driver.host": "127.0.0.1"} if job.spark.master.startswith("local[") else {}),
         **job.spark.conf,
     }
