@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from hub.commands import access, retention, serve, ship, trim, verify
 from hub.commands import stats as hub_stats
 from kvspool import sizes, system
 from kvspool.cli import options, output, stats
+from kvspool.cli.checks import Check
 from kvspool.cli.options import BadInput
 from kvspool.errors import KvspoolError
 
@@ -99,6 +101,17 @@ def open_log(path: Path) -> HubRoot | None:
     return None
 
 
+def checks() -> Iterator[Check]:
+    """Yield what `kvspool doctor` looks at for us. Only Spark needs Java, so nothing fails without it."""
+    from hub.spark.java import JavaNotFound, find_java
+
+    try:
+        yield Check("Java", "ok", str(find_java()))
+    except JavaNotFound as error:
+        found, _, advice = str(error).partition(". ")
+        yield Check("Java", "warn", found, advice)
+
+
 class _ShardByShard(HubRoot):
     """A hub root whose figures are those of its shards: what the commands show of a log that is made of several."""
 
@@ -172,7 +185,7 @@ def _table_of_readers(readers: list[HubReaderStats]) -> Table:
         table.add_column(name, justify="right" if name in ("shards", "records behind") else "left", overflow="fold")
     for one in readers:
         behind = ["-", "-"] if one.lag is None else [f"{len(one.lag.shards):,}", f"{one.lag.records:,}"]
-        state = one.problem or (f"open: {one.holder}" if one.holder else "closed")
+        state = one.problem or (f"open: {one.holder}" if one.holder else f"moved by {one.owner}" if one.owner else "closed")
         table.add_row(*(Text(output.escape(cell)) for cell in (one.name, *behind, stats.when(one.updated), state)))
     return table
 

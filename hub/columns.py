@@ -15,6 +15,7 @@ from kvspool.errors import Corruption
 from kvspool.record import Codec, Gap
 
 if TYPE_CHECKING:
+    from hub.tickets import Ticket
     from kvspool.journal import Journal
     from kvspool.journal.cursor import Cursor as JournalCursor
     from kvspool.spool.cursor import Cursor as SpoolCursor
@@ -33,6 +34,12 @@ SCHEMA = pa.schema(
 """The columns that are sent. A null key is no key; nothing else is ever null. The sequences are in the message beside the batch."""
 
 _CODECS = pa.array([Codec.RAW, Codec.TEXT, Codec.JSON, Codec.MSGPACK], pa.uint8())
+
+
+def schema_of(ticket: Ticket) -> pa.Schema:
+    """Return the columns that a reader's ticket asks for."""
+    every = arrow.CODED_SCHEMA if ticket.coded else arrow.SCHEMA
+    return every if ticket.columns is None else pa.schema([field for field in every if field.name in ticket.columns])
 
 
 class Rows(NamedTuple):

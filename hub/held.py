@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hub import positions
-from hub.positions import Key, Position
+from hub.positions import Position, Stored
 from kvspool import system
 from kvspool.errors import Corruption, UnknownVersion
 from shard import route
@@ -15,10 +15,10 @@ SETTLED = 100_000_000  # ns; a file that was written later may have been replace
 
 
 class _Seen(NamedTuple):
-    """A file of positions as it was read. places: None if they can't be known."""
+    """A file of positions as it was read. stored: None if that can't be known."""
 
     stamp: tuple[int, int, int]
-    places: dict[Key, Position] | None
+    stored: Stored | None
 
 
 class Held:
@@ -38,21 +38,26 @@ class Held:
         return max(0, min(places)) if places else None
 
     def places(self, client: str, index: int) -> dict[str, int]:
-        """Return the sequence of a shard that each reader has yet to read, by the reader's name; -1 where that isn't known."""
+        """Return the sequence of a shard that each reader has yet to read, by the reader's name; -1 where that isn't known.
+
+        A reader that has an owner reads only shards in which it has a place.
+        """
         found = {}
         for name in positions.names(self._root):
             seen = self._look(name)
             if seen is not None:
-                found[name] = -1 if seen.places is None else self._sequence(seen.places.get((client, index)), client, index)
+                sequence = -1 if seen.stored is None else self._sequence(seen.stored.places.get((client, index)), client, index)
+                if sequence >= 0 or seen.stored is None or not seen.stored.owner:
+                    found[name] = sequence
         return found
 
-    def readers(self) -> dict[str, dict[Key, int]]:
-        """Return what each reader has yet to read, by its name: the sequence of each shard; nothing where that isn't known."""
-        found: dict[str, dict[Key, int]] = {}
+    def readers(self) -> dict[str, Stored]:
+        """Return where each reader stands, by its name; without a place where that can't be known."""
+        found: dict[str, Stored] = {}
         for name in positions.names(self._root):
             seen = self._look(name)
             if seen is not None:
-                found[name] = {key: position.sequence for key, position in (seen.places or {}).items()}
+                found[name] = seen.stored or Stored({})
         return found
 
     def _sequence(self, position: Position | None, client: str, index: int) -> int:
@@ -71,8 +76,8 @@ class Held:
         seen = self._seen.get(name)
         if seen is None or seen.stamp != stamp or system.port.now() - status.st_mtime_ns < SETTLED:
             try:
-                places = positions.load(path)
+                stored = positions.load(path)
             except (Corruption, UnknownVersion):
-                places = None
-            seen = self._seen[name] = _Seen(stamp, places)  # of a file replaced since the look: its stamp will be another one
+                stored = None
+            seen = self._seen[name] = _Seen(stamp, stored)  # of a file replaced since the look: its stamp will be another one
         return seen

@@ -23,7 +23,7 @@ class Lags:
     def look(self, figures: dict[str, dict[int, Figures]]) -> None:
         """Compare what the readers have committed with what the shards hold, unless that was done a moment ago.
 
-        One that has no place in a shard, or whose places can't be read, has read nothing of it.
+        One that has no place in a shard, or whose places can't be read, has read nothing of it; one with an owner doesn't read it.
         """
         now = system.port.monotonic()
         if now < self._looks_at:
@@ -33,6 +33,8 @@ class Lags:
         lags = dict.fromkeys(readers, 0)
         for client, shards in figures.items():
             for index, one in shards.items():
-                for name, places in readers.items():
-                    lags[name] += max(0, one.next - max(one.first, places.get((client, index), 0)))
+                for name, (places, owner) in readers.items():
+                    place = places.get((client, index))
+                    if place is not None or not owner:
+                        lags[name] += max(0, one.next - max(one.first, 0 if place is None else place.sequence))
         self.statuses = [ReaderStatus(name=name, lag=lag) for name, lag in lags.items()]

@@ -7,6 +7,9 @@
 Each entry, in JSON: the shard's directory; the sequence of the record that comes next; of a spool the log's id, in hex; the timestamp of
 the record before it, 0 where that isn't known.
 
+A reader that is moved over the network has an owner, and version 2: `{"owner": "spark", "places": [...]}`. It reads the shards in which it
+has a place and no others, so it holds back nothing elsewhere; an older kvspool takes it for one that holds back everything.
+
 **Durability.** The file is replaced whole: a temporary one is written, flushed and renamed, and the directory flushed. After a crash at any
 instruction, of the process or the machine, it holds the old positions or the new ones, all of them together.
 
@@ -36,7 +39,7 @@ SUFFIX = ".positions"
 LARGEST = 1 << 26  # bytes of a file that is read: some 700,000 shards
 _MAGIC = b"kvspool-hub-positions "
 _HEADER = re.compile(rb"kvspool-hub-positions ([0-9]{1,9}) ([0-9a-f]{8})\n")
-_VERSION = 1
+_VERSIONS = (1, 2)  # without an owner, and with one
 
 
 class Position(NamedTuple):
@@ -49,6 +52,13 @@ class Position(NamedTuple):
     time: int = 0
 
 
+class Stored(NamedTuple):
+    """What a file says. owner: the principal of the hub who alone moves the reader; "" for one of this host."""
+
+    places: dict[Key, Position]
+    owner: str = ""
+
+
 class _Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     directory: str
     sequence: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -56,40 +66,48 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     time: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
+class _Owned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    owner: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    places: list[_Entry]
+
+
 _DECODER = msgspec.json.Decoder(list[_Entry])
+_OWNED = msgspec.json.Decoder(_Owned)
 
 
-def pack(positions: dict[Key, Position]) -> bytes:
+def pack(positions: dict[Key, Position], owner: str = "") -> bytes:
     """Return the bytes of a file."""
     entries = [
         _Entry(route.directory_name(client, one.bits, index), one.sequence, one.log, one.time)
         for (client, index), one in sorted(positions.items())
     ]
-    body = msgspec.json.encode(entries)
-    return b"%s%d %08x\n" % (_MAGIC, _VERSION, checksum(body)) + body
+    body = msgspec.json.encode(_Owned(owner, entries) if owner else entries)
+    return b"%s%d %08x\n" % (_MAGIC, 2 if owner else 1, checksum(body)) + body
 
 
-def parse(data: bytes) -> dict[Key, Position]:
-    """Return the positions that the bytes of a file are. Raises ValueError, saying what is wrong; UnknownVersion."""
+def parse(data: bytes) -> Stored:
+    """Return what the bytes of a file say. Raises ValueError, saying what is wrong; UnknownVersion."""
     header = _HEADER.match(data)
     if header is None:
         raise ValueError("it doesn't begin as such a file does")
-    if int(header[1]) != _VERSION:
-        raise UnknownVersion(f"it has version {int(header[1])}, this kvspool knows {_VERSION}")
+    version = int(header[1])
+    if version not in _VERSIONS:
+        raise UnknownVersion(f"it has version {version}, this kvspool knows {_VERSIONS[0]} and {_VERSIONS[1]}")
     body = data[header.end() :]
     if checksum(body) != int(header[2], 16):
         raise ValueError("its checksum is another one")
+    owned = _OWNED.decode(body) if version == 2 else _Owned("", _DECODER.decode(body))
     positions: dict[Key, Position] = {}
-    for entry in _DECODER.decode(body):
+    for entry in owned.places:
         prefix, bits, index = route.parse_name(entry.directory) or (entry.directory, 0, 0)
         if route.directory_name(check_client(prefix), bits, index) != entry.directory or (prefix, index) in positions:
             raise ValueError(f"{entry.directory!r} is no shard, or is there twice")
         positions[prefix, index] = Position(bits, entry.sequence, entry.log, entry.time)
-    return positions
+    return Stored(positions, owned.owner)
 
 
-def load(path: Path) -> dict[Key, Position] | None:
-    """Return the positions in a file; None if there is none. Raises Corruption, UnknownVersion."""
+def load(path: Path) -> Stored | None:
+    """Return what a file says; None if there is none. Raises Corruption, UnknownVersion."""
     try:
         fd = system.port.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -107,9 +125,9 @@ def load(path: Path) -> dict[Key, Position] | None:
         system.port.close(fd)
 
 
-def store(path: Path, positions: dict[Key, Position]) -> None:
+def store(path: Path, positions: dict[Key, Position], owner: str = "") -> None:
     """Replace the positions in a file; on disk when it returns. Raises the system's OSError: the old ones, or the new ones, are there."""
-    disk.replace(path, pack(positions), 0o600)
+    disk.replace(path, pack(positions, owner), 0o600)
 
 
 def names(root: Path) -> list[str]:

@@ -29,7 +29,7 @@ from hub.lease import Lease
 from hub.positions import Key, Position
 from kvspool import Gap, Record, Spool, forks, system
 from kvspool.disk import flush_directory
-from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, OutOfRange, UnknownVersion
+from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, OutOfRange, ReaderBusy, UnknownVersion
 from kvspool.iteration import OnGap, check
 from kvspool.record import NO_TIME
 from kvspool.spool.cursor import Isolation, check_isolation
@@ -60,13 +60,15 @@ class HubLag(msgspec.Struct, frozen=True):
 
 class HubReaderStats(msgspec.Struct, frozen=True):
     """A durable reader as others see it. lag: of what it has committed; None where that can't be read, and `problem` says why. updated:
-    when it last committed, ns since the Unix epoch. holder: who has it open now, empty for nobody."""
+    when it last committed, ns since the Unix epoch. holder: who has it open now, empty for nobody. owner: the principal who moves it over
+    the network, empty for a reader of this host."""
 
     name: str
     lag: HubLag | None
     updated: int
     holder: str
     problem: str = ""
+    owner: str = ""
 
 
 class HubReader:
@@ -102,8 +104,10 @@ class HubReader:
             if stored is None:
                 self._positions = self._all_at(self._start)
                 positions.store(self._path, self._positions)
+            elif stored.owner:
+                raise ReaderBusy(f"the reader {self.name!r} is {stored.owner}'s, who moves it over the network; take another name")
             else:
-                self._positions = stored
+                self._positions = stored.places
             self._committed = dict(self._positions)
         except BaseException:
             taken.close()
@@ -403,12 +407,14 @@ class _Following(FollowingRoot):
         self._owner.drop(key)
 
 
-def measure(root: HubRoot, places: Mapping[Key, Position]) -> HubLag:
+def measure(root: HubRoot, places: Mapping[Key, Position], *, reads_all: bool = True) -> HubLag:
     """Return how far some places are behind the ends of the shards that are there now; one that isn't in its shard's log, at its end, or
-    isn't there at all, counts as the earliest."""
+    isn't there at all, counts as the earliest. reads_all: also in shards without a place."""
     lags = []
     for key, path, log in root.logs():
         position = places.get(key)
+        if position is None and not reads_all:
+            continue
         if position is None or position.bits != _bits(path) or _why_replaced(position, log):
             position = _position(path, log, _sequence(log, "earliest"))
         lags.append(ShardLag(*key, position.sequence, log.records_from(position.sequence)))
@@ -424,12 +430,13 @@ def listing(root: HubRoot) -> list[HubReaderStats]:
         status = system.port.look_up(path)
         updated = 0 if status is None else status.st_mtime_ns
         try:
-            places = positions.load(path)
+            stored = positions.load(path)
         except (Corruption, UnknownVersion) as error:
             found.append(HubReaderStats(name, None, updated, holder, str(error)))
             continue
-        if places is not None:
-            found.append(HubReaderStats(name, measure(root, places), updated, holder))
+        if stored is not None:
+            lag = measure(root, stored.places, reads_all=not stored.owner)
+            found.append(HubReaderStats(name, lag, updated, holder, owner=stored.owner))
     return found
 
 

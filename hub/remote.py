@@ -8,20 +8,40 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import flight
 
-from hub import connection, tickets
+from hub import columns, connection, tickets
+from hub.columns import Rows
 from hub.connection import Security
 from hub.errors import Malformed, Unreachable
 from hub.hubs import check
-from hub.tickets import LARGEST_ANSWER, Beside, Changes, ClientState, ServerInfo, ShardState, Since, Ticket, Time
+from hub.tickets import (
+    LARGEST_ANSWER,
+    MOST_PLACES,
+    Beside,
+    Changes,
+    ClientState,
+    Commit,
+    Committed,
+    ReaderName,
+    ReaderPlace,
+    Readers,
+    ReaderState,
+    ServerInfo,
+    ShardState,
+    Since,
+    Ticket,
+    Time,
+)
+from hub.wire import LAST
 from kvspool import arrow
 from kvspool.errors import GapError
 from kvspool.record import Gap
@@ -72,6 +92,31 @@ class RemoteHub:
         to `wait` seconds (at most 30) until something has. Raises Unreachable, NotAllowed, Malformed."""
         return self._act("changes", msgspec.json.encode(Since(since, wait)), Changes, wait)
 
+    # Durable readers.
+
+    def commit(self, reader: str, places: Mapping[tuple[str, int], int]) -> Committed:
+        """Move a durable reader at the hub, by client and shard to the sequence that it reads next; a new one is made, and is ours.
+
+        On the hub's disk when it returns: all places, or, if it raises, none of up to 8,192 (more go in several calls). Raises NotAllowed
+        for a client that may not be read or another's reader, Malformed, Unexpected for a sequence that isn't written yet, QuotaExceeded,
+        Conflict, Unreachable.
+        """
+        wanted = [ReaderPlace(client, shard, next) for (client, shard), next in sorted(places.items())]
+        answer = Committed(0)
+        for begin in range(0, max(1, len(wanted)), MOST_PLACES):
+            body = msgspec.json.encode(Commit(reader, wanted[begin : begin + MOST_PLACES]))
+            found = self._act("commit-positions", body, Committed)
+            answer = Committed(found.places, answer.missing + found.missing)
+        return answer
+
+    def readers(self) -> list[ReaderState]:
+        """Return our durable readers at the hub, by name; those of everybody to an admin. Raises Unreachable, NotAllowed."""
+        return self._act("readers", b"", Readers).readers
+
+    def delete_reader(self, reader: str) -> None:
+        """Forget a durable reader of ours, or, for an admin, of anybody. Raises NotFound, Conflict while it is open, Unreachable."""
+        self._act("delete-reader", msgspec.json.encode(ReaderName(reader)), Readers)
+
     # Reading.
 
     def read_arrow(
@@ -121,16 +166,26 @@ class RemoteHub:
         isolation: Isolation = "appended",
         timeout: float | None = None,
     ) -> Iterator[pa.RecordBatch | Gap]:
-        """Yield the records of a shard as batches of about 1 MiB, and Gaps between them; see `read_arrow`. Raises what that does.
+        """Yield the records of a shard as batches of 2 MiB at most, and Gaps between them; see `read_arrow`. Raises what that does.
 
         timeout: seconds after which the stream is cut, with Unreachable; None: never.
         """
         ticket = Ticket(client, shard, start, end, _time(start_time), _time(end_time), limit, coded, isolation)
-        where = f"{self.location}/{client}/{shard}"
+        for item in self.items(ticket, timeout):
+            if isinstance(item, Gap):
+                yield item
+            elif isinstance(item, Rows):
+                yield item.batch
+
+    def items(self, ticket: Ticket, timeout: float | None = None) -> Iterator[Rows | Gap | int]:
+        """Yield what a ticket asks for: rows, Gaps between them, and last the sequence at which the hub ended the stream.
+
+        timeout: seconds after which the stream is cut. Raises as `read_arrow`, and Fenced for another log than the ticket names.
+        """
+        where = f"{self.location}/{ticket.client}/{ticket.shard}"
         try:
             reader = self._client.do_get(flight.Ticket(msgspec.json.encode(ticket)), self._options(timeout))
-            schema = arrow.CODED_SCHEMA if coded else arrow.SCHEMA
-            if not reader.schema.equals(schema):
+            if not reader.schema.equals(columns.schema_of(ticket)):
                 raise Malformed(f"{where}: the stream has the columns {str(reader.schema)[:500]!r}")
             try:
                 yield from self._items(reader, where)
@@ -139,7 +194,7 @@ class RemoteHub:
         except (pa.ArrowException, OSError) as error:
             raise connection.error_of(self.location, error) from None
 
-    def _items(self, reader: Any, where: str) -> Iterator[pa.RecordBatch | Gap]:
+    def _items(self, reader: Any, where: str) -> Iterator[Rows | Gap | int]:
         """Yield what comes, up to the hub's word that this is all. Raises Unreachable if that doesn't come."""
         while True:
             try:
@@ -155,8 +210,9 @@ class RemoteHub:
                     raise Malformed(f"{where}: a gap from {gap.first} to {gap.last}")
                 yield Gap(gap.first, gap.last, gap.reason, where)
             if chunk.data is not None and chunk.data.num_rows:
-                yield chunk.data
+                yield Rows(_first(chunk.data, beside, where), chunk.data)
             if beside.next is not None:
+                yield beside.next
                 return
 
     def _act(self, kind: str, body: bytes, answer: type[T], wait: float = 0.0) -> T:
@@ -181,6 +237,22 @@ class RemoteHub:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
+    """Return the sequence of a batch's first row. Raises Malformed for a batch that isn't what it says."""
+    try:
+        batch.validate(full=True)
+        sequences = batch.column("sequence") if "sequence" in batch.schema.names else None
+        if sequences is None:
+            if beside.first is None or not 0 <= beside.first < LAST - batch.num_rows:
+                raise ValueError("it doesn't say which sequences it has")
+            return beside.first
+        if batch.num_rows > 1 and not pc.all(pc.equal(pc.subtract(sequences[1:], sequences[:-1]), 1)).as_py():
+            raise ValueError("its sequences don't follow each other")
+        return int(sequences[0].as_py())
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise Malformed(f"{where}: a batch is damaged: {error}") from None
 
 
 def _time(time: Time | datetime | None) -> Time | None:

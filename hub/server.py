@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 from pyarrow import flight
 
 import kvspool
-from hub import outlet, wire
+from hub import consumers, outlet, wire
 from hub.access import Access, Principal
 from hub.addresses import needs_tls
 from hub.admission import Admission
 from hub.authentication import KEY, Authentication
 from hub.clients import Clients
+from hub.consumers import Consumers
 from hub.errors import HubError
 from hub.gate import Connection, Gate
 from hub.intake import Intake
@@ -94,12 +95,12 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         """Say which actions there are."""
-        return outlet.ACTIONS
+        return outlet.ACTIONS + consumers.ACTIONS
 
     def do_action(self, context: Any, action: Any) -> Any:
         """Answer what is asked about the hub as a whole."""
-        hub, asked = self._hub, (action.type, action.body.to_pybytes())
-        return self._answer(context, lambda principal, _: hub.outlet.act(*asked, hub.reading_right(principal), context.is_cancelled))
+        asked = action.type, action.body.to_pybytes()
+        return self._answer(context, lambda principal, _: self._hub.act(principal, *asked, context.is_cancelled))
 
     def _answer(self, context: Any, answer: Callable[[Principal, Connection], Any]) -> Any:
         """Answer a call of somebody who is known, and came through the gate."""
@@ -141,6 +142,7 @@ class HubServer:
         self.certificates = certificates
         self.clients = Clients()
         self.outlet = Outlet(self.root, level)
+        self.consumers = Consumers(self.outlet.survey)
         self.store = Store(self.root, self.outlet.survey.note)
         self.space = Space(self.root, least_free)
         self.meters = Meters()
@@ -184,6 +186,13 @@ class HubServer:
     def reading_right(self, principal: Principal) -> MayRead:
         """Return which clients somebody may read."""
         return principal.may_read
+
+    def act(self, principal: Principal, kind: str, body: bytes, is_over: Callable[[], bool]) -> Iterator[bytes]:
+        """Return what an action answers to somebody. is_over: whether he is gone."""
+        may_read = self.reading_right(principal)
+        if kind in (name for name, _ in consumers.ACTIONS):
+            return iter([self.consumers.act(kind, body, principal, may_read)])
+        return self.outlet.act(kind, body, may_read, is_over)
 
     def take_in(self, context: Any, principal: Principal, connection: Connection, opening: wire.Opening, reader: Any, writer: Any) -> None:
         """Serve one call of a shipper. Raises HubError for what is refused as a whole."""

@@ -22,7 +22,10 @@ from shard.route import MOST_BITS
 
 LARGEST_TICKET = 4096  # bytes
 LARGEST_ANSWER = 64 << 20  # bytes of an answer of a hub
+LARGEST_COMMIT = 2 << 20  # bytes
+MOST_PLACES = 8192  # that a reader moves at once
 LONGEST_WAIT = 30.0  # seconds
+_COLUMNS = frozenset({"sequence", "timestamp", "type", "key", "value", "codec"})
 _FRACTION = re.compile(r"\.([0-9]+)")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 T = TypeVar("T")
@@ -50,7 +53,8 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     start: a sequence, "earliest" or "latest"; end: sequence before which to stop. start_time, end_time: begin with the first record at
     or after the one, stop before the first at or after the other. limit: at most so many records. coded: with the column codec.
-    isolation: "synced" hands out only what is on disk; the hub puts what is there on disk first.
+    isolation: "synced" hands out only what is on disk; the hub puts what is there on disk first. columns: only these, in the order of the
+    table; None for all. log: id of the shard's first generation, to be refused as "fenced" if it is another one; "" for any.
     """
 
     client: str
@@ -62,6 +66,8 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     limit: int | None = None
     coded: bool = False
     isolation: Isolation = "appended"
+    columns: list[str] | None = None
+    log: str = ""
 
     @property
     def first_time(self) -> int | None:
@@ -90,10 +96,14 @@ class GapNote(msgspec.Struct, frozen=True):
 
 class Beside(msgspec.Struct, frozen=True, omit_defaults=True):
     """The metadata beside a batch without rows. gap: records that lie before the next batch and are lost; next: the stream ends here on
-    purpose, and the next record would have this sequence. A stream that ends without it was cut."""
+    purpose, and the next record would have this sequence. A stream that ends without it was cut.
+
+    first: beside a batch with rows, if the column sequence wasn't asked for: that of its first row; those behind it follow without a gap.
+    """
 
     gap: GapNote | None = None
     next: int | None = None
+    first: int | None = None
 
 
 class ShardState(msgspec.Struct, frozen=True):
@@ -142,6 +152,49 @@ class ServerInfo(msgspec.Struct, frozen=True):
     time: int
 
 
+class ReaderPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a durable reader stands in one shard. next: the sequence that it reads next; all before it may go."""
+
+    client: str
+    shard: int
+    next: int
+
+
+class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of the action "commit-positions". reader: its name; places: of the shards in which it moves, in the others it stays."""
+
+    reader: str
+    places: list[ReaderPlace]
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """What the action "commit-positions" answers. places: how many the reader has now; missing: shards that were named and aren't there."""
+
+    places: int
+    missing: int = 0
+
+
+class ReaderName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of the action "delete-reader"."""
+
+    reader: str
+
+
+class ReaderState(msgspec.Struct, frozen=True):
+    """A durable reader that is moved over the network. owner: the principal who may move it; updated: its last commit, ns since 1970."""
+
+    name: str
+    owner: str
+    updated: int
+    places: list[ReaderPlace]
+
+
+class Readers(msgspec.Struct, frozen=True):
+    """What the actions "readers" and "delete-reader" answer: those that are there, by name."""
+
+    readers: list[ReaderState]
+
+
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """Stands in the extra info of an error: what it is, for programs. expected: the next sequence, for "unexpected"; retry_after: in
     seconds."""
@@ -176,7 +229,13 @@ def decode_query(path: list[bytes], command: bytes | None) -> Query:
 
 def decode_ticket(data: bytes) -> Ticket:
     """Return what is to be read. Raises Malformed."""
-    return _checked(decode(Ticket, data))
+    ticket = _checked(decode(Ticket, data))
+    columns = ticket.columns
+    if columns is not None and not (columns and len(set(columns)) == len(columns) <= len(_COLUMNS) and _COLUMNS.issuperset(columns)):
+        raise Malformed(f"columns are some of {', '.join(sorted(_COLUMNS))}, each once")
+    if columns is not None and "codec" in columns and not ticket.coded:
+        raise Malformed("the column codec is there only for a ticket that is coded")
+    return ticket
 
 
 def ticket_of(query: Query, shard: int) -> Ticket:

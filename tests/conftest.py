@@ -24,11 +24,11 @@ settings.load_profile("kvspool")
 # What speaks over the network, and what is made of it, has no loops of two twins: one run of it is enough, where there are two.
 OF_THE_NETWORK = (
     "access access_cli authentication certificates connection gate hub_admin hub_crash_points hub_machine hub_protocol hub_retention "
-    "intake many_clients mirror network_faults outlet page page_browser quotas remote server_rights ship_cli shipper "
-    "spark_admission spark_offsets spark_stream systemd"
+    "intake java many_clients mirror network_faults outlet page page_browser pipeline* quotas remote server_rights ship_cli shipper spark* "
+    "systemd"
 )
 if os.environ.get("KVSPOOL_NO_EXTENSIONS") and importlib.util.find_spec("kvspool._frames_c") is not None:
-    collect_ignore = ["test_flights.py", *(f"hub/test_{name}.py" for name in OF_THE_NETWORK.split())]
+    collect_ignore_glob = ["test_flights.py", "test_fuzz.py", *(f"hub/test_{name}.py" for name in OF_THE_NETWORK.split())]
 
 
 def _twins() -> list[ModuleType]:

@@ -13,9 +13,9 @@ FUZZ = Path(__file__).parent.parent / "tools" / "faults" / "fuzz.py"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="NOT FUZZED HERE: there is no atheris for this machine")
-@pytest.mark.parametrize("target", ["reader", "writer", "header", "checkpoint", "slots", "keys", "keyed", "lines", "sej", "kvj", "fixed"])
-def test_no_input_breaks_a_parser(tmp_path: Path, target: str) -> None:
-    command = [sys.executable, FUZZ, target, "1"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=120)
+def test_no_input_breaks_a_parser(tmp_path: Path) -> None:
+    targets = ["reader", "writer", "header", "checkpoint", "slots", "keys", "keyed", "lines", "sej", "kvj", "fixed"]
+    command = [sys.executable, FUZZ, ",".join(targets), "1"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=240)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "none that broke it" in ran.stdout
+    assert ran.stdout.count("none that broke it") == len(targets)

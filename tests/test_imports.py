@@ -14,7 +14,12 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptography", "starlette", "uvicorn", "prometheus_client")
 OF_ARROW = ("authentication", "columns", "connection", "intake", "mirrored", "outlet", "remote", "server")
 ARROW = {"kvspool/arrow.py", *(f"hub/{name}.py" for name in OF_ARROW)}
-ABOVE = {"kvspool": {"shard", "hub", "tools", "tests"}, "shard": {"hub", "tools", "tests"}, "hub": {"tools", "tests"}}
+ABOVE = {
+    "kvspool": {"shard", "hub", "pyspark_kvspool", "tools", "tests"},
+    "shard": {"hub", "pyspark_kvspool", "tools", "tests"},
+    "hub": {"pyspark_kvspool", "tools", "tests"},
+    "pyspark_kvspool": {"tools", "tests"},
+}
 
 
 def imported(source: Path) -> Iterator[tuple[int, str, int]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("kvspool", "shard", "hub", "pyspark_kvspool")
 LEFT_OUT = (".*", "*.egg-info", "*.so", "__pycache__", "build", "dist", "output", "spark-warehouse", "metastore_db")
 
 
@@ -56,8 +57,9 @@ def run(command: list[str], cwd: Path, **variables: str) -> str:
 def test_the_sdist_has_all_that_builds_tests_and_explains_the_project(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    kinds = ("kvspool/*.py", "*/*.pxd", "kvspool/*.h", "*/py.typed", "tests/*", "docs/*", "tools/*", "hub/spark/*.py", "*.md", "LICENSE")
-    expected = {str(path.relative_to(ROOT)) for kind in (*kinds, "hub/static/*") for path in ROOT.glob(kind) if path.is_file()}
+    kinds = ["kvspool/*.py", "*/*.pxd", "kvspool/*.h", "*/py.typed", "tests/*", "docs/*", "tools/*", "hub/spark/*.py", "*.md", "LICENSE"]
+    kinds += ["hub/static/*", "hub/spark/jre/bin/java", "pyspark_kvspool/*.py"]
+    expected = {str(path.relative_to(ROOT)) for kind in kinds for path in ROOT.glob(kind) if path.is_file()}
     assert {"setup.py", "setup.cfg", "pyproject.toml", *expected} <= names
     assert [name for name in names if name.startswith("build") or name.endswith((".so", ".pyc"))] == []
 
@@ -65,12 +67,13 @@ def test_the_sdist_has_all_that_builds_tests_and_explains_the_project(sdist: Pat
 def test_the_wheel_has_every_package_with_its_types_and_no_generated_c(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    packages = {str(path.parent.relative_to(ROOT)) for top in ("kvspool", "shard", "hub") for path in ROOT.glob(f"{top}/**/__init__.py")}
+    packages = {str(path.parent.relative_to(ROOT)) for top in PACKAGES for path in ROOT.glob(f"{top}/**/__init__.py")}
     assert {f"{package}/__init__.py" for package in packages} <= names
-    assert {"kvspool/py.typed", "shard/py.typed", "hub/py.typed"} <= names
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert {f"kvspool/{path.name}" for kind in ("*.pxd", "*.h") for path in (ROOT / "kvspool").glob(kind)} <= names
     assert {f"shard/{path.name}" for path in (ROOT / "shard").glob("*.pxd")} <= names
     assert {"hub/static/hub.html", "hub/static/hub.css", "hub/static/hub.js"} <= names
+    assert "hub/spark/jre/bin/java" in names
     assert [name for name in names if name.endswith((".c", ".so")) or name.startswith(("tests/", "tools/", "build/"))] == []
 
 
@@ -86,6 +89,12 @@ def test_without_a_c_compiler_it_installs_and_runs_on_the_interpreted_twin(insta
     assert said == f"{installed / 'kvspool' / '__init__.py'} interpreted [b'value']"
 
 
+def test_the_java_of_the_extra_jre_is_started_by_a_program_that_an_installation_can_run(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        mode = archive.getinfo("hub/spark/jre/bin/java").external_attr >> 16
+    assert mode & 0o777 == 0o755  # installers keep what the archive says
+
+
 def test_the_installed_project_knows_its_commands_and_its_extras(installed: Path, tmp_path: Path) -> None:
     program = (
         "from importlib.metadata import distribution\n"
@@ -96,4 +105,4 @@ def test_the_installed_project_knows_its_commands_and_its_extras(installed: Path
     said = run([sys.executable, "-c", program], cwd=tmp_path, PYTHONPATH=str(installed))
     commands, extras = said.splitlines()
     assert commands.startswith("['hub', 'shard'] ")
-    assert extras == "['all', 'archive', 'arrow', 'demo', 'dev', 'hub', 'spark'] MIT"
+    assert extras == "['all', 'archive', 'arrow', 'demo', 'dev', 'hub', 'jre', 'spark'] MIT"

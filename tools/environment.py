@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import queue
 import re
 import shlex
@@ -37,6 +38,7 @@ UNFINISHED = HOME / "kvspool-setup.unfinished"
 PYTHONS = ((3, 13), (3, 12), (3, 11))
 JAVA = 17
 JAVA_PACKAGE = "openjdk-17-jre-headless"
+JRE_MACHINE = "x86_64"  # the only one that the extra jre has a Java for
 PROOF_TOOLS = {"spin": "spin", "chromium": "chromium"}
 HEARTBEAT = 10.0  # seconds of silence after which a line says that it goes on
 
@@ -87,25 +89,43 @@ def has_twins():
 
 
 def require_java(*, may_install=False):
-    """Make sure that Spark will find a Java of at least 17, in JAVA_HOME or on the PATH. Raises SetupError.
+    """Return the extras that bring a Java of at least 17 for Spark: none where JAVA_HOME or the PATH has one, ["jre"] otherwise.
 
     A JAVA_HOME that is unfit is taken out of this process's environment, where the PATH has a fit one. With `may_install`, root on
-    Debian or Ubuntu gets one.
+    Debian or Ubuntu gets one from there first. Raises SetupError where the extra has none for this machine.
     """
     if _has_java():
-        return
+        return []
+    if may_install and _can_apt():
+        try:
+            _apt_install([JAVA_PACKAGE])
+        except SetupError as error:
+            _say(str(error))
+        if _has_java():
+            return []
     found = shutil.which("java")
     missing = f"java on the PATH is not Java {JAVA} or newer ({found})" if found else "there is no java"
     if os.environ.get("JAVA_HOME"):
         missing += f", and JAVA_HOME ({os.environ['JAVA_HOME']}) holds no Java {JAVA} or newer"
-    if may_install and _can_apt():
-        _apt_install([JAVA_PACKAGE])
-        if _has_java():
-            return
+    if platform.machine() == JRE_MACHINE:
+        _say(f"Spark needs Java {JAVA} or newer, but {missing}: taking the one of the extra jre.")
+        return ["jre"]
     raise SetupError(
         f"Spark needs Java {JAVA} or newer, but {missing}. On Debian or Ubuntu: sudo apt-get install {JAVA_PACKAGE}. Elsewhere, install "
         f"a JDK or JRE of version {JAVA} or 21 and set JAVA_HOME to its folder. (Writers run on Linux only, not on macOS or Windows.)"
     )
+
+
+def use_packaged_java():
+    """Let Spark take the Java of the extra `jre`, which `prepare` has installed. Raises SetupError if it does not run."""
+    program = "import json; from hub.spark.java import find_java; print(json.dumps(find_java().variables))"
+    answer = _answer([PYTHON, "-c", program])
+    if not answer:
+        raise SetupError(f"the Java of the extra jre does not run here; {PYTHON} -m hub.spark.java says why")
+    for name, value in json.loads(answer).items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def install_proof_tools():

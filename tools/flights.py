@@ -65,7 +65,7 @@ In the middle one shipper and the hub are killed with SIGKILL, and started again
 airport stand at every station; they must all be equal, each flight there exactly once, and the pipeline's figures those of the file, or
 the exit code is 1.
 
-The first call makes .venv and installs what it needs, which takes some minutes; Java 17 or newer must be there."""
+The first call makes .venv and installs what it needs, which takes some minutes; a Java for Spark too, where there is none."""
 
 EPILOG = """\
 What it leaves in the output folder:
@@ -115,7 +115,7 @@ def parse() -> argparse.Namespace:
     kills = parser.add_mutually_exclusive_group()
     kills.add_argument("--kills", type=_count(100), default=1, metavar="N", help="kill a shipper and the hub N times each (default: 1)")
     kills.add_argument("--no-kills", dest="kills", action="store_const", const=0, help="kill nobody")
-    parser.add_argument("--no-spark", dest="spark", action="store_false", help="leave out Spark and its chart, and the need for Java")
+    parser.add_argument("--no-spark", dest="spark", action="store_false", help="leave out Spark and its chart, and the Java that it needs")
     parser.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help="folder for all it makes (default: output)")
     return parser.parse_args()
 

@@ -58,6 +58,13 @@ def hub_server(folder: Path, pki: Path | None, level: str = "process") -> Iterat
     """Serve a hub with an empty root."""
     root = folder / "hub"
     shutil.rmtree(root, ignore_errors=True)
+    with serving(root, folder, pki, level) as server:
+        yield server
+
+
+@contextmanager
+def serving(root: Path, folder: Path, pki: Path | None, level: str = "process") -> Iterator[Server]:
+    """Serve a root; what the hub says goes to a file in `folder`."""
     command = [str(KVSPOOL), "hub", "serve", "--root", str(root), "--listen", "127.0.0.1:0", "--anonymous", "--no-page", "--json"]
     command += ["--least-free", "1MiB", "--level", level]
     if pki is not None:

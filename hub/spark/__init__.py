@@ -1,26 +1,70 @@
 """Spark reads logs and writes them: `spark.read.format("kvspool")`, `df.write.format("kvspool")`. Needs the extra `spark`.
 
-    from hub.spark import register, session_settings
+    import hub.spark
 
-    builder = SparkSession.builder.master("local[*]")
-    for name, value in session_settings().items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    register(spark)
+    spark = hub.spark.session()
     spark.read.format("kvspool").load("root").groupBy("topic", "partition").count().show()
+
+A session that was made otherwise knows the format too, as long as the package `pyspark_kvspool` is installed beside this one.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from kvspool.errors import MissingExtra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+def session(
+    name: str = "kvspool",
+    *,
+    master: str | None = None,
+    cores: int | None = None,
+    local_checkpoints: bool = True,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Start a Spark session that is fast with kvspool, on whatever Java there is. Who has a builder of his own needs none of this.
+
+    name: what Spark shows. master: where it runs; None: what `spark-submit` was told, or else all cores of this machine. cores,
+    local_checkpoints: see `session_settings`. settings: more of Spark's, which go before ours.
+
+    JAVA_HOME is set, or unset, as `hub.spark.java.use_java` does it; PYSPARK_PYTHON becomes the running Python for a local master, if it
+    isn't set. A session that runs already is returned as it is. Raises MissingExtra without PySpark, JavaNotFound without Java.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise MissingExtra(f"Spark needs the package pyspark ({error}); pip install 'kvspool[spark]'") from error
+    from hub.spark.java import use_java
+
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        builder = SparkSession.builder.appName(name)
+        for key, value in {**session_settings(cores=cores, local_checkpoints=local_checkpoints), **(settings or {})}.items():
+            builder = builder.config(key, value)
+        if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started Java, and knows the master
+            use_java()
+            master = master or "local[*]"
+        if master is not None:
+            builder = builder.master(master)
+        if (master or "").startswith("local"):
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        spark = builder.getOrCreate()
+    if find_spec("pyspark_kvspool") is None:  # otherwise Spark finds the format by itself
+        register(spark)
+    return spark
+
+
 def register(spark: SparkSession) -> None:
-    """Make `format("kvspool")` known to a session."""
+    """Make `format("kvspool")` known to a session that doesn't find the package `pyspark_kvspool` by itself; one that does warns that
+    the one replaces the other."""
     from hub.spark.source import KvspoolDataSource
 
     spark.dataSource.register(KvspoolDataSource)
@@ -49,4 +93,4 @@ def session_settings(*, cores: int | None = None, local_checkpoints: bool = True
     return settings
 
 
-__all__ = ["register", "session_settings"]
+__all__ = ["register", "session", "session_settings"]

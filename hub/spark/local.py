@@ -163,6 +163,10 @@ class LocalShards:
                 return int(record.sequence)
         return None
 
+    def has_ordered_times(self, key: ShardKey) -> bool:
+        """See `Shards.has_ordered_times`."""
+        return isinstance(self._log(key), Spool)
+
     def range(self, key: ShardKey, first: int, end: int) -> LocalRange:
         """See `Shards.range`."""
         log = self._log(key)

@@ -6,13 +6,25 @@ from hub.spark.options import ReadOptions
 from hub.spark.shards import Shards
 
 
-def open_shards(options: ReadOptions) -> Shards:
+def open_shards(options: ReadOptions, columns: frozenset[str] | None = None) -> Shards:
     """Return the shards that the options name, for the driver; the caller closes them.
 
+    columns: those of `kvspool.arrow.SCHEMA` that tasks need, at least; None for all. A hub doesn't send others.
     Raises LogNotFound, ValueError for a selection that a single log doesn't have, and what else opening them does.
     """
     if options.path is None:
-        raise ValueError("option hub is not possible here")
+        from hub.spark.remote import HubShards
+
+        return HubShards(
+            options.hubs,
+            options.selection,
+            credentials=options.credentials,
+            timeout=options.hub_timeout,
+            reader=options.reader,
+            isolation=options.isolation,
+            columns=columns,
+            local_root=options.local_root,
+        )
     from hub.spark.local import LocalShards
 
     return LocalShards(options.path, options.selection, reader=options.reader, isolation=options.isolation)

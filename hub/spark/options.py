@@ -39,6 +39,8 @@ NAMES = (
     "caFile",
     "certificateFile",
     "keyFile",
+    "hubTimeout",
+    "localRoot",
     "subscribe",
     "subscribePattern",
     "assign",
@@ -65,6 +67,7 @@ STARTING = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"
 ENDING = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "groupId", "kafka.group.id")
 SECURITY = ("token", "tokenFile", "caFile", "certificateFile", "keyFile")
+OF_HUBS = (*SECURITY, "hubTimeout", "localRoot")
 
 _REFUSED = {
     "kafka.bootstrap.servers": "there is no broker: load(path) reads logs of this host, option hub those of hub servers",
@@ -117,7 +120,8 @@ class Credentials:
 class ReadOptions:
     """The options of a read, with their defaults.
 
-    path: a log or a root of shards on this host, or hubs: locations of hub servers; one of the two. selection: which shards. starting,
+    path: a log or a root of shards on this host, or hubs: locations of hub servers; one of the two. hub_timeout: seconds for which a hub
+    may be down. local_root: a hub's root, for tasks on its own host. selection: which shards. starting,
     ending: see `Bound`. is_lenient_on_time: a shard without a record from `startingTimestamp` on is read from its end, and is no error.
     fail_on_data_loss: records that are gone before they were read fail the query. min_partitions, max_records: tasks at least, records of
     one at most. max_offsets, min_offsets, max_delay (seconds): of a micro-batch. reader: the durable reader that a stream moves.
@@ -126,6 +130,8 @@ class ReadOptions:
 
     path: Path | None = None
     hubs: tuple[str, ...] = ()
+    hub_timeout: float = 60.0
+    local_root: Path | None = None
     credentials: Credentials = Credentials()
     selection: Selection = ALL
     starting: Bound = Bound()
@@ -152,11 +158,13 @@ class ReadOptions:
         if not path and not locations:
             raise ValueError("a path is missing: load(path), of a log or of a root of shards; or option hub, for hub servers")
         _exclude(options, "path", "hub")
-        if not locations and names.intersection(SECURITY):
-            raise ValueError(f"option {min(names.intersection(SECURITY))} is for hub servers, and option hub is missing")
+        if not locations and names.intersection(OF_HUBS):
+            raise ValueError(f"option {min(names.intersection(OF_HUBS))} is for hub servers, and option hub is missing")
         found = cls(
             path=local_path(path) if path else None,
             hubs=_locations(locations) if locations else (),
+            hub_timeout=_seconds(options, "hubTimeout", "60s"),
+            local_root=local_path(options["localRoot"]) if "localRoot" in options else None,
             credentials=_credentials(options),
             selection=selection,
             starting=_bound(options, *STARTING),

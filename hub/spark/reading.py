@@ -48,6 +48,12 @@ def check_columns(schema: StructType) -> None:
             raise ValueError(f"no column {field.name} {field.dataType.simpleString()}; format kvspool has {names}")
 
 
+def columns_of(schema: StructType) -> frozenset[str]:
+    """Return which columns of `kvspool.arrow.SCHEMA` the rows are made of, one at least."""
+    names = {"sequence" if name == "offset" else name for name in schema.fieldNames()} - {"topic", "partition"}
+    return frozenset(names or {"sequence"})
+
+
 def read(task: Task, schema: StructType, *, fail_on_data_loss: bool) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of a task. Raises DataLossError, and what reading the shards does."""
     rows = Rows(schema)

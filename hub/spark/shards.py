@@ -62,6 +62,10 @@ class Shards(Protocol):
     def sequence_at(self, key: ShardKey, timestamp: int) -> int | None:
         """Return the first sequence whose record is not older than a time (ns since 1970), None if there is none."""
 
+    def has_ordered_times(self, key: ShardKey) -> bool:
+        """Return whether no record of a shard is older than the one before it, so that a range of time is one of sequences. A spool sees
+        to that; a journal takes times as they come."""
+
     def range(self, key: ShardKey, first: int, end: int) -> ShardRange:
         """Return what a task needs to read the sequences first..end-1 of a shard that `look` has shown."""
 

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from hub.spark.options import ReadOptions, local_path
-from hub.spark.reader import ShardReader
+from hub.spark.reader import ShardReader, reader
 from hub.spark.stream import StreamReader
 from hub.spark.writer import ShardWriter
 
@@ -79,7 +79,7 @@ class KvspoolDataSource(DataSource):
 
     def reader(self, schema: StructType) -> ShardReader:
         """Return the batch reader."""
-        return ShardReader(ReadOptions.parse(self.options).for_batch(), schema)
+        return reader(ReadOptions.parse(self.options).for_batch(), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """Return the stream reader."""

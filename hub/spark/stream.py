@@ -60,6 +60,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Ends | None = None  # where Trigger.AvailableNow ends
         self._idle: tuple[Json, dict[ShardKey, Extent]] | None = None  # offsets behind which nothing was, as the shards were then
         self._latest: tuple[dict[ShardKey, Extent], Json] = ({}, {})
+        self._committed: Json | None = None  # as far as the durable reader was told to go
         self._reported: set[str] = set()
         self._delay = None if options.min_offsets is None else Delay(options.min_offsets, options.max_delay, time.monotonic)
 
@@ -72,7 +73,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_lenient = self._options.is_lenient_on_time
             starts = starting.sequences("starting", extents, sequence_at, self._report, is_lenient_on_time=is_lenient)
             self._shards.commit(starts)  # from now on the durable reader holds back what is to be read
-            self._initial = offsets.note(starts, extents)
+            self._initial = self._committed = offsets.note(starts, extents)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -93,6 +94,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         extents = self._look()
         if self._idle == (start, extents):
             return start
+        # Spark asks for more only when the batch before is done and its checkpoint complete; its own `commit` comes with the next batch,
+        # which after the last one of a run, or before a long silence, is too late for those who wait for room.
+        self.commit(start)
         noted = offsets.parse(start, CHECKPOINT)
         places = offsets.go_on(noted, extents, self._report)
         available = self._available(places, extents)
@@ -153,12 +157,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Json) -> None:
         """Let the durable reader, if there is one, go on to what was read by all batches up to this one."""
-        if self._options.reader is not None:
+        if self._options.reader is not None and end != self._committed:
             extents = self._look()
             assert self._shards is not None
             noted = offsets.parse(end, CHECKPOINT)
             is_same = {key: offsets.is_same_log(noted.logs.get(key, ""), extent.log_id) for key, extent in extents.items()}
             self._shards.commit({key: at for key, at in noted.next.items() if is_same.get(key)})
+            self._committed = end
 
     def stop(self) -> None:
         """Close the logs. Spark doesn't always call this; a process that ends closes them too."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -30,7 +28,6 @@ from kvspool.wakeups import CHANGED, Watcher
 LEAST_FREE = 1 << 30  # bytes; below that the next log may not fit
 LEAST_SHARED_MEMORY = 256 << 20  # bytes; a container has 64 MiB by default
 LEAST_INSTANCES = 128  # one for each reader that follows, in all processes of a user together
-LEAST_JAVA = 17  # for PySpark 4
 WAIT = 5.0  # seconds for an event that takes microseconds
 
 
@@ -53,7 +50,6 @@ def of_host() -> Iterator[Check]:
     yield from _write_back()
     yield _package("pyarrow", "arrow")
     yield _package("pyspark", "spark")
-    yield _java()
 
 
 def of_place(path: Path) -> Iterator[Check]:
@@ -190,22 +186,6 @@ def _package(name: str, extra: str) -> Check:
         return Check(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
         return Check(name, "warn", "not installed", f"pip install 'kvspool[{extra}]'")
-
-
-def _java() -> Check:
-    """Only Spark needs Java, so nothing fails without it."""
-    advice = f"Spark needs Java {LEAST_JAVA} or later: install it (apt install openjdk-17-jre-headless) or set JAVA_HOME"
-    home = os.environ.get("JAVA_HOME")
-    program = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    if program is None:
-        return Check("Java", "warn", "neither JAVA_HOME nor java on PATH", advice)
-    try:
-        done = subprocess.run([program, "-version"], capture_output=True, text=True, errors="replace", timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        return Check("Java", "warn", f"{program} doesn't run: {error}", advice)
-    found = re.search(r'version "(?:1\.)?(\d+)[^"]*"', done.stderr + done.stdout)
-    state: Literal["ok", "warn"] = "ok" if found and int(found[1]) >= LEAST_JAVA else "warn"
-    return Check("Java", state, f"{found[0] if found else 'unknown version'} ({program})", "" if state == "ok" else advice)
 
 
 def _file_system(place: Path) -> Check:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from kvspool.cli import checks, options, output
+from kvspool.cli import checks, options, output, plugins
 from kvspool.cli.checks import Check
 
 NAME = "doctor"
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Check, and print what was found."""
     place = Path(tempfile.gettempdir()) if arguments.path is None else arguments.path.absolute()
     of_log = () if arguments.path is None else checks.of_log(place, arguments.plugins)
-    done = list(chain(checks.of_host(), checks.of_place(place), of_log))
+    done = list(chain(checks.of_host(), plugins.checks(arguments.plugins), checks.of_place(place), of_log))
     is_fit = all(check.state != "fail" for check in done)
     if arguments.json:
         output.print_json({"ok": is_fit, "checks": done})

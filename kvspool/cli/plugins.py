@@ -4,6 +4,7 @@ An entry point names a module that offers
 
     add_commands(subparsers) -> None     add sub-parsers, each with `set_defaults(run=...)`
     open_log(path) -> Log | None         optional: open what this package knows lies at the path, None if it isn't its own
+    checks() -> Iterable[Check]          optional: what `doctor` looks at for it
 
 so that `read`, `tail` and `stats` open everything that is installed, while this package imports nothing above it. A plugin that fails
 costs one line on stderr, never the command.
@@ -72,6 +73,15 @@ def add_commands(subparsers: Any, plugins: list[ModuleType]) -> None:
     for plugin in plugins:
         try:
             plugin.add_commands(subparsers)
+        except Exception as error:
+            _warn(plugin.__name__, error)
+
+
+def checks(plugins: list[ModuleType]) -> Iterator[Any]:
+    """Yield what `doctor` looks at for the plugins."""
+    for plugin in plugins:
+        try:
+            yield from plugin.checks() if hasattr(plugin, "checks") else ()
         except Exception as error:
             _warn(plugin.__name__, error)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from sessions import MARKS, SCHEMA, expected, fill, load, rows, told
+from sessions import BASE, MARKS, SCHEMA, expected, fill, load, rows, told
 
 import hub
 import kvspool
@@ -16,7 +17,7 @@ import shard
 from hub.spark import session_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
@@ -193,3 +194,121 @@ def test_a_query_that_was_overtaken_fails_with_the_reason_or_leaves_out(spark: S
         with pytest.raises(PythonException, match=r"\[KVSPOOL_DATA_LOSS\] topic log, partition 0: .* records lost \(overrun\)"):
             strict.count()
         assert lenient.count() == 60 - first
+
+
+# A part of what is there.
+
+
+def offsets(frame: DataFrame) -> list[tuple[str, int, int]]:
+    return sorted(tuple(row) for row in frame.select("topic", "partition", "offset").collect())
+
+
+def test_a_range_is_read_by_offset_or_by_time(spark: SparkSession, tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity="1MiB") as log:
+        log.append_many([b"old"] * 5, timestamp=BASE)
+        log.append_many([b"new"] * 5, timestamp=BASE + 3_600_000_000_000)
+    millis = BASE // 1_000_000
+    for options, expected_offsets in [
+        ({"startingOffsets": '{"log": {"0": 3}}', "endingOffsets": '{"log": {"0": 7}}'}, range(3, 7)),
+        ({"startingOffsets": '{"log": {"0": -2}}', "endingOffsets": '{"log": {"0": -1}}'}, range(10)),
+        ({"STARTINGOFFSETS": "earliest", "endingoffsets": "latest"}, range(10)),
+        ({"startingTimestamp": str(millis + 1)}, range(5, 10)),
+        ({"endingTimestamp": str(millis + 1)}, range(5)),
+        ({"startingOffsetsByTimestamp": f'{{"log": {{"0": {millis + 1}}}}}', "startingOffsets": "earliest"}, range(5, 10)),
+        ({"startingTimestamp": str(millis * 2), "startingOffsetsByTimestampStrategy": "latest"}, range(0)),
+    ]:
+        assert offsets(load(spark, tmp_path / "log", **options)) == [("log", 0, at) for at in expected_offsets]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"startingOffsets": "latest"}, "option startingOffsets can't be latest (-1) in a batch query"),
+        ({"startingOffsets": '{"log": {"0": 11}}'}, "[KVSPOOL_OFFSET_CHANGED]"),
+        ({"startingOffsets": '{"log": {"0": 5}}', "endingOffsets": '{"log": {"0": 4}}'}, "[KVSPOOL_START_OFFSET_GREATER_THAN_END_OFFSET]"),
+        ({"startingOffsets": '{"other": {"0": 5}}'}, "[KVSPOOL_OFFSETS_DO_NOT_MATCH]"),
+        ({"startingTimestamp": "9000000000000"}, "[KVSPOOL_NO_OFFSET_AT_TIMESTAMP]"),
+        ({"groupId": "me"}, "option groupId is for streams"),
+    ],
+)
+def test_a_range_that_there_is_not_is_said_before_any_task_runs(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], words: str
+) -> None:
+    from pyspark.errors import AnalysisException
+
+    with kvspool.create(tmp_path / "log", capacity="1MiB") as log:
+        log.append_many([b"v"] * 10)
+    with pytest.raises(AnalysisException) as failure:
+        load(spark, tmp_path / "log", **options).collect()
+    assert words in told(failure)
+
+
+def test_clients_and_shards_are_chosen(spark: SparkSession, tmp_path: Path) -> None:
+    with hub.create(tmp_path / "root") as root:
+        for client in ("ewr", "jfk", "lga"):
+            with root.create_client(client, bits=1, capacity=65536) as shards:
+                for log in shards.shards:
+                    log.append(b"v")
+        for options, topics in [
+            ({"subscribe": "ewr, lga"}, {"ewr", "lga"}),
+            ({"subscribePattern": "[e-j].*"}, {"ewr", "jfk"}),
+        ]:
+            assert offsets(load(spark, root.path, **options)) == [(topic, at, 0) for topic in sorted(topics) for at in (0, 1)]
+        assert offsets(load(spark, root.path, assign='{"ewr": [1], "lga": [0]}')) == [("ewr", 1, 0), ("lga", 0, 0)]
+
+
+def test_rows_have_the_same_order_each_time(spark: SparkSession, tmp_path: Path) -> None:
+    with shard.create(tmp_path / "root", prefix="p", bits=2, capacity="1MiB") as shards:
+        shards.append_many([b"%d" % at for at in range(4000)])
+    for options in ({}, {"minPartitions": "3"}, {"maxRecordsPerPartition": "300"}):
+        first, again = (load(spark, tmp_path / "root", **options).select("partition", "offset").collect() for _ in range(2))
+        assert first == again == sorted(first)
+        assert len(first) == 4000
+
+
+@pytest.fixture
+def pushing(spark: SparkSession) -> Iterator[None]:
+    """Let the session push filters into Python sources."""
+    name = "spark.sql.python.filterPushdown.enabled"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "true")
+    yield
+    spark.conf.set(name, before)
+
+
+FILTERS = [
+    ("offset >= 10 AND offset < 15", range(10, 15)),
+    ("topic = 'events' AND partition IN (0, 3) AND offset = 7", [7]),
+    ("topic = 'other'", []),
+    ("timestamp > timestamp_micros(1700000000123456) AND timestamp <= timestamp_micros(1700000000125459)", [1, 2]),
+    ("key = X'61' AND NOT offset IN (2, 12)", range(7, 300, 5)),
+    ("type = 3 OR offset = 5", [3, 5, 259]),
+]
+
+
+@pytest.mark.parametrize("is_pushed", [True, False])
+def test_filters_leave_the_same_rows_whether_they_are_pushed_or_not(
+    spark: SparkSession, tmp_path: Path, is_pushed: bool, request: pytest.FixtureRequest
+) -> None:
+    if is_pushed:
+        request.getfixturevalue("pushing")
+    with kvspool.create(tmp_path / "events", capacity="1MiB") as log:
+        fill(log, 300)
+    for condition, wanted in FILTERS:
+        frame = load(spark, tmp_path / "events").where(condition)
+        expected_offsets = [("events", 0, at) for at in wanted if at != 12 or "NOT" not in condition]
+        assert offsets(frame) == expected_offsets, condition
+        plan = frame._jdf.queryExecution().executedPlan().toString()
+        assert ("Filter (" in plan) == (not is_pushed or " OR " in condition)
+
+
+def test_filters_are_pushed_by_request_and_never_against_it(spark: SparkSession, tmp_path: Path, pushing: None) -> None:
+    from pyspark.errors import AnalysisException
+
+    with kvspool.create(tmp_path / "events", capacity="1MiB") as log:
+        fill(log, 30)
+    for told_so in ("true", "false"):
+        assert offsets(load(spark, tmp_path / "events", filterPushdown=told_so).where("offset = 3")) == [("events", 0, 3)]
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    with pytest.raises(AnalysisException, match=r"spark\.sql\.python\.filterPushdown\.enabled"):
+        load(spark, tmp_path / "events", filterPushdown="true").count()

@@ -1,12 +1,12 @@
 """Feed the parsers whatever atheris thinks of: they may refuse it with an error of ours, and nothing else.
 
-    .venv/bin/python tools/faults/fuzz.py TARGET SECONDS [CORPUS]
+    .venv/bin/python tools/faults/fuzz.py TARGET[,TARGET...] SECONDS [CORPUS]
 
-Targets: reader and writer (a ring and a control block, a page of each fuzzed), header (both files' headers), checkpoint, slots, keys (the
-key table), keyed (decoding a keyed value), lines (the input of `kvspool append`); sej, kvj, fixed (a journal of that format, with one file
-fuzzed: a segment, the lock file, the settings, a reader's place, a sparse index; the whole of it is read, verified and appended to). It
-runs on the interpreted twin, in which atheris sees the branches, and begins with the golden bytes of tests/formats, or a journal's own. The
-last line counts the inputs.
+Several targets are fuzzed one after the other, so many seconds each. Targets: reader and writer (a ring and a control block, a page of
+each fuzzed), header (both files' headers), checkpoint, slots, keys (the key table), keyed (decoding a keyed value), lines (the input of
+`kvspool append`); sej, kvj, fixed (a journal of that format, with one file fuzzed: a segment, the lock file, the settings, a reader's
+place, a sparse index; the whole of it is read, verified and appended to). It runs on the interpreted twin, in which atheris sees the
+branches, and begins with the golden bytes of tests/formats, or a journal's own. The last line counts the inputs.
 """
 
 from __future__ import annotations
@@ -310,8 +310,19 @@ def seeds(target: str) -> list[bytes]:
     return [b"\3" + b'{"k": "a", "x": [1, 2.5, null]}\n{"k": null}\n{"k": {}}', b"\x14one\ntwo\xff\n\n"]
 
 
-def main() -> None:
-    target, seconds, *corpus = sys.argv[1:]
+def main() -> int:
+    targets, seconds, *corpus = sys.argv[1:]
+    failed = 0
+    for target in targets.split(","):
+        child = os.fork()  # a fuzzer ends with its process; what it fuzzes is loaded only once
+        if not child:
+            fuzz(target, float(seconds), corpus)
+        failed |= os.waitpid(child, 0)[1]
+    return int(failed != 0)
+
+
+def fuzz(target: str, seconds: float, corpus: list[str]) -> None:
+    """Fuzz a target in this process, which ends with it."""
     count = 0
     started = time.monotonic()
 
@@ -322,7 +333,7 @@ def main() -> None:
             TARGETS[target](data)
         except EXPECTED:
             pass
-        if time.monotonic() - started > float(seconds):
+        if time.monotonic() - started > seconds:
             print(f"{target}: {count} inputs in {time.monotonic() - started:.0f} s, none that broke it", flush=True)
             for folder in (begin_with, *scratch):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -331,10 +342,9 @@ def main() -> None:
     begin_with = Path(tempfile.mkdtemp())
     for number, seed in enumerate(seeds(target)):
         (begin_with / str(number)).write_bytes(seed)
-    corpus.append(str(begin_with))
-    atheris.Setup([sys.argv[0], "-max_len=8192", "-rss_limit_mb=1024", "-timeout=10", "-verbosity=0", *corpus], once)
+    atheris.Setup([sys.argv[0], "-max_len=8192", "-rss_limit_mb=1024", "-timeout=10", "-verbosity=0", *corpus, str(begin_with)], once)
     atheris.Fuzz()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

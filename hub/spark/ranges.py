@@ -1,0 +1,160 @@
+"""What a task reads from hubs: a range of a shard's sequences, streamed.
+
+Every sequence comes in a batch or lies in a Gap; each stream goes on behind what came, so that nothing comes twice or is missing silently.
+A range names the files of its secrets, which the task's host must have; only a token that was given as text goes along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from hub.errors import Fenced, Malformed, NotAllowed, NotFound, Unexpected
+from hub.spark.errors import DataLossError
+from hub.spark.lines import LATER, STREAM, Line, Patience, connected, let_go
+from hub.spark.shards import ShardRange
+from hub.store import PRIVATE
+from hub.tickets import Ticket
+from kvspool import Gap, disk
+from kvspool.errors import KvspoolError
+from kvspool.spool.cursor import Isolation
+from kvspool.spool.spool import TIMEOUT as LOCK_TIMEOUT
+from shard import route
+from shard.shardset import open_shard
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from hub.remote import RemoteHub
+
+
+class Part(NamedTuple):
+    """What a hub has of a shard: the sequences first..end-1. root: id of the hub's root; bits: the client has 2^bits shards."""
+
+    line: Line
+    root: str
+    bits: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class HubRange(ShardRange):
+    """Sequences of a shard at hubs. parts: the hub that has the newest ones first; columns: those of `kvspool.arrow.SCHEMA` that are read,
+    None for all; local_root: a hub root that the task reads itself where its host has it, and it is the hub's."""
+
+    parts: tuple[Part, ...]
+    isolation: Isolation = "appended"
+    columns: frozenset[str] | None = None
+    local_root: Path | None = None
+
+    def batches(self) -> Iterator[pyarrow.RecordBatch | Gap]:
+        """See `ShardRange.batches`; the batches have the columns that were asked for. Raises Unreachable, NotAllowed, ShardDamaged."""
+        yield from self._read(self.parts, self.first, self.end)
+
+    def _read(self, parts: tuple[Part, ...], first: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
+        """Yield what the first of some hubs has; what it lacks, the next one may have."""
+        part, others = parts[0], parts[1:]
+        if end > part.end:  # an older hub doesn't have it
+            yield from self._read(parts, first, part.end) if first < part.end else ()
+            yield Gap(max(first, part.end), end - 1, "trimmed", self._where(part))
+            return
+        for item in self._from(part, first, end):
+            if isinstance(item, Gap) and others:
+                yield from self._read(others, item.first, item.last + 1)
+            else:
+                yield item
+
+    def _from(self, part: Part, first: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
+        path = self._local_path(part)
+        if path is not None:
+            yield from self._directly(path, first, end)
+        else:
+            yield from self._streamed(part, first, end)
+
+    # Over the network.
+
+    def _streamed(self, part: Part, next: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
+        """Stream from a hub; what is cut goes on behind what came, and nothing comes twice."""
+        patience = Patience(part.line)
+        while next < end:
+            try:
+                hub, is_new = connected(part.line)
+                try:
+                    for item, behind in self._checked(hub, part, next, end):
+                        patience.succeeded()
+                        next = behind
+                        yield item
+                except NotAllowed as error:
+                    if is_new:
+                        raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {self._where(part)}: {error}") from None
+                    let_go(part.line)  # the token may be another one by now
+                    continue
+            except LATER as error:
+                let_go(part.line)
+                patience.failed(error)
+                patience.pause()
+
+    def _checked(self, hub: RemoteHub, part: Part, next: int, end: int) -> Iterator[tuple[pyarrow.RecordBatch | Gap, int]]:
+        """Yield what a stream brings, each with the sequence behind it, up to the end. Raises Malformed if any is missing silently."""
+        from hub.columns import Rows
+
+        columns = None if self.columns is None else _in_order(self.columns)
+        ticket = Ticket(*self.key, next, end, isolation=self.isolation, columns=columns, log=self.log_id)
+        try:
+            for item in hub.items(ticket, STREAM):
+                behind = item if isinstance(item, int) else item.end if isinstance(item, Rows) else item.last + 1
+                begin = next if isinstance(item, int) else item.first
+                if begin != next or behind > end or (isinstance(item, int) and behind > next):
+                    raise Malformed(f"[KVSPOOL_DATA_LOSS] {self._where(part)}: sequence {next} is missing in what the hub sent")
+                next = behind
+                if not isinstance(item, int):
+                    yield (item.batch if isinstance(item, Rows) else item), next
+        except (Fenced, NotFound, Unexpected) as error:
+            raise self._replaced(str(error)) from None
+        if next < end:
+            raise self._replaced(f"it ends at sequence {next}")
+
+    # On the hub's own host.
+
+    def _local_path(self, part: Part) -> Path | None:
+        """Return the directory of the shard if this host has the very root that the hub serves."""
+        if self.local_root is None:
+            return None
+        root = self.local_root
+        with suppress(OSError, KvspoolError):
+            if disk.read(root / PRIVATE / "id", 64).decode("ascii", "replace").strip() == part.root:
+                return root / route.directory_name(self.key.topic, part.bits, self.key.partition)
+        return None
+
+    def _directly(self, path: Path, first: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
+        from hub.survey import generations
+        from kvspool import arrow
+
+        with closing(open_shard(path, LOCK_TIMEOUT)) as log:
+            known = generations(log, path, log.end())
+            if log.end() < end or [one.log for one in known[:1]] != [self.log_id]:
+                raise self._replaced(f"{path} has another log, or ends at sequence {log.end()}")
+            if self.isolation == "synced":
+                log.sync()
+            with closing(log.cursor(first, bounded=True, end=end)) as cursor:
+                for item in arrow.batches(cursor):
+                    yield item if isinstance(item, Gap) or self.columns is None else item.select(_in_order(self.columns))
+
+    def _replaced(self, why: str) -> DataLossError:
+        return DataLossError(
+            f"[KVSPOOL_LOG_REPLACED] topic {self.key.topic}, partition {self.key.partition}: the hub has another log than when the "
+            f"query was planned: {why}; run the query again, a stream from a new checkpoint"
+        )
+
+    def _where(self, part: Part) -> str:
+        return f"{part.line.location}/{self.key.topic}/{self.key.partition}"
+
+
+def _in_order(columns: frozenset[str]) -> list[str]:
+    from kvspool import arrow
+
+    return [name for name in arrow.SCHEMA.names if name in columns]

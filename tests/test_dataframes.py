@@ -1,0 +1,93 @@
+"""docs/frames.md is run, line by line: a log becomes a frame of pandas, polars and DuckDB, and what it says of their types is so."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvspool
+import shard
+
+pytest.importorskip("pyarrow")
+pandas = pytest.importorskip("pandas")
+polars = pytest.importorskip("polars")
+duckdb = pytest.importorskip("duckdb")
+
+PAGE = (Path(__file__).parent.parent / "docs" / "frames.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+FLIGHTS = [("AA", 5), ("UA", 17), ("AA", None), ("DL", -3)]
+
+
+@pytest.fixture
+def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the logs that the page speaks of."""
+    monkeypatch.chdir(tmp_path)
+    with kvspool.create("events", capacity=65536) as log:
+        for number, (carrier, delay) in enumerate(FLIGHTS):
+            value = json.dumps({"carrier": carrier, "delay": delay}).encode()
+            log.append(value, key=carrier.encode() if number else None, type=number, timestamp=1_700_000_000_123_456_789 + number)
+    with shard.create("flights", prefix="p", bits=1, capacity=65536) as shards:
+        for number in range(100):
+            shards.append(b"%d" % number, key=b"%d" % number)
+    return tmp_path
+
+
+def run(count: int) -> dict[str, Any]:
+    """Run the first examples of the page, as one program; return its variables."""
+    names: dict[str, Any] = {}
+    for example in EXAMPLES[:count]:
+        exec(example, names)
+    names["log"].close()
+    return names
+
+
+def test_a_log_becomes_a_frame_in_one_line_each(events: Path) -> None:
+    with kvspool.open("events") as log:
+        values = [record.value for record in log.read()]
+    assert run(1)["frame"]["value"].tolist() == values
+    frame = run(2)["frame"]
+    assert frame["value"].to_list() == values
+    assert frame["key"].to_list() == [None, b"UA", b"AA", b"DL"]
+    assert run(3)["longest"] == [(max(map(len, values)),)]
+
+
+def test_the_columns_become_what_the_page_says(events: Path) -> None:
+    names = run(3)
+    records = names["records"]
+    rows = [line.strip("| ").split(" | ") for line in PAGE.split("|---|---|---|---|---|\n")[1].split("\n\n")[0].splitlines()]
+    first = records.to_pandas(), polars.from_arrow(records), duckdb.sql("FROM records")
+    types = dict(zip(first[2].columns, first[2].types, strict=True))
+    for column, arrow, pandas_type, polars_type, duckdb_type in rows:
+        assert str(records.schema.field(column).type).replace("tz=", "") == arrow.partition(", null")[0]
+        assert str(first[0][column].dtype) == pandas_type.partition(" (")[0]
+        assert str(first[1][column].dtype).replace("time_unit='ns', time_zone='UTC'", "ns, UTC") == polars_type
+        assert str(types[column]) == duckdb_type.partition(" (")[0]
+    assert first[0]["timestamp"][0].value == first[1]["timestamp"].dt.epoch("ns")[0] == 1_700_000_000_123_456_789
+    assert duckdb.sql("SELECT epoch_ns(timestamp) FROM records").fetchall()[0] == (1_700_000_000_123_456_789,)
+
+
+def test_nulls_stay_nulls_without_an_object_for_a_row(events: Path) -> None:
+    frame = run(4)["frame"]
+    assert str(frame["key"].dtype) == "binary[pyarrow]"
+    assert frame["key"].isna().tolist() == [True, False, False, False]
+
+
+def test_json_in_values_becomes_columns(events: Path) -> None:
+    names = run(6)
+    assert names["delays"].rows() == FLIGHTS
+    assert names["late"] == [("AA", 5), ("DL", -3), ("UA", 17)]
+
+
+def test_shards_become_one_table_and_frames_become_records(events: Path) -> None:
+    names = run(len(EXAMPLES))
+    assert sorted(names["table"]["value"].to_pylist()) == sorted(b"%d" % number for number in range(100))
+    with kvspool.open("events") as log:
+        assert [(record.key, record.value) for record in log.read(len(FLIGHTS))] == [(b"a", b"1"), (b"b", b"2"), (None, b"3")]
+
+
+def test_every_example_was_run() -> None:
+    assert len(EXAMPLES) == 8

@@ -1,0 +1,431 @@
+"""What Spark does with our logs, beside what it does with the same rows in its own formats: the cases of `tools/bench spark`.
+
+One local session of two cores with `session_settings`, everything in the page cache; what is compared runs in turn, several rounds, after
+one that doesn't count. A record has a key of 8 and a value of 92 bytes, hexadecimal digits of random bits, so that no codec of Parquet's
+makes them vanish; they lie in four shards. JSON lines and Parquet hold key and value alone.
+
+A query that streams is compared with Spark's own rate source, with the same checkpoint manager: that is the floor of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hub_cases
+
+CORES = 2
+BITS = 2  # 4 shards
+VALUE = 92  # bytes
+PIECE = 100_000  # records that are made at once
+RATE = 10_000  # records a second that the latency is measured with
+LOW_RATE = 200  # and the overhead of a micro-batch
+SCHEMA = "value binary"
+SUM = "sum(length(value))"
+spawn = multiprocessing.get_context("spawn")
+
+
+class Size(NamedTuple):
+    """How much is measured. records: of a batch query; seconds: of a query that streams; shards: with how many its overhead is."""
+
+    records: int = 4_000_000
+    seconds: float = 15.0
+    shards: tuple[int, ...] = (1, 4, 64)
+
+
+SHORT = Size(20_000, 2.0, (1, 4))
+
+
+def cases(
+    folder: Path, rounds: int, wanted: Callable[[str], bool], size: Size, spark: Any = None
+) -> Iterator[dict[str, object]]:
+    """Yield the results of the cases that are wanted, in a session of their own unless one is given."""
+    with ExitStack() as stack:
+        logs = Logs(folder / "spark", size.records)
+        stack.callback(logs.remove)
+        session = stack.enter_context(started(folder)) if spark is None else spark
+        every = (
+            ("read", read), ("hub", through_a_hub), ("sink", sink), ("catch-up", catch_up), ("overhead", overhead), ("latency", latency),
+            ("idle", idle),
+        )  # fmt: skip
+        for name, case in every:
+            if wanted(f"spark {name}"):
+                yield from case(session, logs, rounds, size)
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[Any]:
+    """Run a session of two cores."""
+    import hub.spark
+
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    spark = hub.spark.session("tools/bench", master=f"local[{CORES}]", cores=CORES, settings=settings)
+    spark.sparkContext.setLogLevel("OFF")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+class Logs:
+    """The same records as a set of spools, as the journals of a hub, as JSON lines and as Parquet; each is made when it is needed."""
+
+    def __init__(self, folder: Path, records: int) -> None:
+        self.folder, self.records = folder, records
+        folder.mkdir()
+        self._numbers = count()
+
+    def spools(self) -> Path:
+        """Return a root with a shard set."""
+        import shard
+
+        root = self.folder / "spools"
+        if not root.exists():
+            capacity = (self.records * (VALUE + 64) >> BITS) * 5 // 4 + (4 << 20)
+            with shard.create(root, prefix="bench", bits=BITS, capacity=capacity) as shards:
+                for table in self._tables():
+                    shards.append_arrow(table)
+        return root
+
+    def journals(self) -> Path:
+        """Return a hub root."""
+        import hub
+
+        root = self.folder / "journals"
+        if not root.exists():
+            with hub.create(root) as made, made.create_client("bench", bits=BITS, format="kvj") as shards:
+                for table in self._tables():
+                    shards.append_arrow(table)
+        return root
+
+    def exported(self, spark: Any, kind: str) -> Path:
+        """Return a folder of JSON lines, or of Parquet."""
+        path = self.folder / kind
+        if not path.exists():
+            columns = "key", "value"
+            if kind == "json":
+                columns = "CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value"
+            frame(spark, self.spools()).selectExpr(*columns).write.format(kind).save(str(path))
+        return path
+
+    def new(self) -> Path:
+        """Return a path that nothing lies at."""
+        return self.folder / f"{next(self._numbers)}"
+
+    def remove(self) -> None:
+        """Give the room back."""
+        shutil.rmtree(self.folder)
+
+    def _tables(self) -> Iterator[Any]:
+        import pyarrow
+
+        for first in range(0, self.records, PIECE):
+            rows = min(PIECE, self.records - first)
+            digits = os.urandom(rows * VALUE // 2).hex().encode()
+            offsets = pyarrow.array(range(0, (rows + 1) * VALUE, VALUE), pyarrow.int32())
+            values = pyarrow.BinaryArray.from_buffers(pyarrow.binary(), rows, [None, offsets.buffers()[1], pyarrow.py_buffer(digits)])
+            yield pyarrow.table({"key": [b"%08d" % at for at in range(first, first + rows)], "value": values})
+
+
+def frame(spark: Any, path: Path | None, schema: str | None = None, **options: str) -> Any:
+    """Return what a batch query reads of a log, or of a hub."""
+    reader = spark.read.format("kvspool").options(**options)
+    reader = reader if schema is None else reader.schema(schema)
+    return reader.load() if path is None else reader.load(str(path))
+
+
+def summed(frame: Any, records: int) -> float:
+    """Return how many records a second a query sums up."""
+    start = time.perf_counter()
+    (total,) = frame.selectExpr(SUM).first()
+    seconds = time.perf_counter() - start
+    if total != records * VALUE:
+        raise SystemExit(f"the query found {total} bytes of values, not {records * VALUE}")
+    return records / seconds
+
+
+def in_turn(rounds: int, **works: Callable[[], float]) -> dict[str, list[float]]:
+    """Return what each work measured in each round but the first."""
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(rounds + 1):
+        for name, work in works.items():
+            rate = work()
+            if number:
+                found[name].append(rate)
+    return found
+
+
+def compared(name: str, unit: str, ours: list[float], floor_name: str, floors: list[float]) -> dict[str, object]:
+    """Return the medians of two works that were measured in turn, and of their ratio."""
+    return {
+        "case": name, "unit": unit, "rate": statistics.median(ours), "floor": floor_name, "floor_rate": statistics.median(floors),
+        "ratio": statistics.median(one / other for one, other in zip(ours, floors, strict=True)),
+    }  # fmt: skip
+
+
+# Batch queries.
+
+
+def read(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
+    """Sum up the lengths of all values, with all columns and with the one that is needed."""
+    parquet, lines = logs.exported(spark, "parquet"), logs.exported(spark, "json")
+    kinds = {"spool": logs.spools(), "journal": logs.journals()}
+    works = {
+        **{name: lambda path=path: summed(frame(spark, path), size.records) for name, path in kinds.items()},
+        **{f"{name}, value only": lambda path=path: summed(frame(spark, path, SCHEMA), size.records) for name, path in kinds.items()},
+        "JSON lines": lambda: summed(spark.read.schema("key string, value string").json(str(lines)), size.records),
+        "Parquet": lambda: summed(spark.read.parquet(str(parquet)), size.records),
+    }
+    found = in_turn(rounds, **works)
+    for floor in ("JSON lines", "Parquet"):
+        for name in (*kinds, *(f"{name}, value only" for name in kinds)):
+            yield compared(f"spark read: {name}", "M/s", found[name], floor, found[floor])
+
+
+def through_a_hub(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
+    """The same from a hub server on loopback, plain and over TLS, beside the same journals read as files."""
+    root, pki = logs.journals(), logs.new()
+    names = ["--name", "localhost", "--name", "127.0.0.1"]
+    subprocess.run([str(hub_cases.KVSPOOL), "hub", "certificate", "init", str(pki), *names], check=True, stdout=subprocess.DEVNULL)
+    for name, keys in (("plain", None), ("TLS", pki)):
+        with hub_cases.serving(root, logs.folder, keys) as server:
+            options = {"hub": server.location} | ({} if keys is None else {"caFile": str(keys / "ca.pem")})
+            found = in_turn(
+                rounds,
+                local=lambda: summed(frame(spark, root), size.records),
+                hub=lambda options=options: summed(frame(spark, None, **options), size.records),  # type: ignore[misc]
+            )
+        yield compared(f"spark hub: {name}", "M/s", found["hub"], "the same files, local", found["local"])
+
+
+def sink(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
+    """Append rows that lie in the memory of Spark to shards, beside writing them as Parquet."""
+    import shard
+
+    records = size.records // 2  # more don't fit into the memory
+    rows = frame(spark, logs.spools(), "key binary, value binary").limit(records).repartition(CORES).cache()
+    rows.count()
+    target = logs.new()
+    shard.create(target, prefix="bench", bits=BITS, capacity=(records * (VALUE + 64) >> BITS) * 5 // 4 + (4 << 20)).close()
+
+    def written(work: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        work()
+        return records / (time.perf_counter() - start)
+
+    found = in_turn(
+        rounds,
+        ours=lambda: written(lambda: rows.write.format("kvspool").mode("append").save(str(target))),
+        parquet=lambda: written(lambda: rows.write.parquet(str(logs.new()))),
+    )
+    rows.unpersist()
+    with shard.open(target) as shards:
+        if sum(one.next_sequence for one in shards.stats()) != records * (rounds + 1):
+            raise SystemExit("not every row was written once")
+    yield compared("spark sink: batch", "M/s", found["ours"], "Parquet", found["parquet"])
+
+
+# Queries that stream.
+
+
+@contextmanager
+def streaming(logs: Logs, rows: Any, to: str = "noop", **options: str) -> Iterator[Any]:
+    """Run a query that goes on as fast as it can, with a new checkpoint."""
+    query = rows.writeStream.format(to).options(**options).option("checkpointLocation", str(logs.new())).start()
+    try:
+        yield query
+    finally:
+        query.stop()
+    if query.exception() is not None:
+        raise SystemExit(f"the query failed: {query.exception()}")
+
+
+def stream(spark: Any, path: Path, **options: str) -> Any:
+    """Return what a query streams from a log."""
+    return spark.readStream.format("kvspool").options(**options).load(str(path))
+
+
+def rate_source(spark: Any, rows: int) -> Any:
+    """Return Spark's own source of rows, which comes out of the JVM itself."""
+    return spark.readStream.format("rate").option("rowsPerSecond", rows).load()
+
+
+def catch_up(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
+    """Stream what is there with `Trigger.AvailableNow`, half of it in each micro-batch, beside one batch query."""
+    path, limit = logs.spools(), max(size.records // 2, 1)
+
+    def streamed() -> float:
+        rows = stream(spark, path, startingOffsets="earliest", maxOffsetsPerTrigger=str(limit))
+        start = time.perf_counter()
+        query = rows.writeStream.format("noop").option("checkpointLocation", str(logs.new())).trigger(availableNow=True).start()
+        query.awaitTermination(600)
+        seconds = time.perf_counter() - start
+        batches = [one.numInputRows for one in query.recentProgress if one.numInputRows]
+        if sum(batches) != size.records or max(batches) > limit + (1 << BITS):
+            raise SystemExit(f"{size.records} records came in micro-batches of {batches}")
+        return size.records / seconds
+
+    def batch() -> float:
+        start = time.perf_counter()
+        frame(spark, path).write.format("noop").mode("overwrite").save()
+        return size.records / (time.perf_counter() - start)
+
+    found = in_turn(rounds, ours=streamed, batch=batch)
+    yield compared("spark catch-up: AvailableNow", "M/s", found["ours"], "one batch query", found["batch"])
+
+
+def overhead(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
+    """What a micro-batch of few records takes, with 1, 4 and 64 shards, beside one of the rate source."""
+    floor = [batch_time(spark, logs, rate_source(spark, LOW_RATE), None, size.seconds) for _ in range(rounds)]
+    for shards in size.shards:
+        import shard
+
+        ours = []
+        for _ in range(rounds):
+            root = logs.new()
+            with shard.create(root, prefix="bench", bits=shards.bit_length() - 1, capacity=1 << 20) as log:
+                rows = stream(spark, root, startingOffsets="latest")
+                ours.append(batch_time(spark, logs, rows, log, size.seconds))
+        name = f"spark overhead: {shards} shard{'s' if shards > 1 else ''}"
+        yield compared(name, "ms", ours, "a micro-batch of the rate source", floor)
+
+
+def batch_time(spark: Any, logs: Logs, rows: Any, log: Any, seconds: float) -> float:
+    """Return the milliseconds that the median micro-batch with records took; those of the first second don't count."""
+    with ExitStack() as stack:
+        query = stack.enter_context(streaming(logs, rows))
+        if log is not None:
+            stack.enter_context(appending(log))
+        taken = []
+        start, last = time.monotonic(), -1
+        while time.monotonic() < start + seconds or len(taken) < 3:
+            if time.monotonic() > start + seconds + 60 or not query.isActive:
+                raise SystemExit(f"no micro-batch came: {query.exception()}")
+            for one in query.recentProgress:
+                if one.batchId > last and one.numInputRows:
+                    last = one.batchId
+                    if time.monotonic() > start + 1:
+                        taken.append(one.durationMs["triggerExecution"])
+            time.sleep(0.05)
+    return statistics.median(taken)
+
+
+@contextmanager
+def appending(log: Any) -> Iterator[None]:
+    """Append a few records a second from a thread."""
+    is_over = threading.Event()
+
+    def work() -> None:
+        for at in count():
+            log.append(b"x" * VALUE, key=b"%08d" % at)
+            if is_over.wait(1 / LOW_RATE):
+                return
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _append_clocks(path: str, seconds: float) -> None:
+    """Append the time, ten records a millisecond."""
+    import kvspool
+
+    with kvspool.open(path) as log:
+        start = time.monotonic()
+        done = 0
+        while (passed := time.monotonic() - start) < seconds:
+            for _ in range(int(passed * RATE) - done):
+                log.append(b"%d" % time.time_ns())
+                done += 1
+            time.sleep(0.0005)
+
+
+def latency(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
+    """The time from an append to the append of the same record by a task of our sink, at 10,000 records a second."""
+    import kvspool
+
+    floor = [batch_time(spark, logs, rate_source(spark, LOW_RATE), None, size.seconds) for _ in range(rounds)]
+    found = []
+    for _ in range(rounds):
+        source, target = logs.new(), logs.new()
+        capacity = int((size.seconds + 30) * RATE * 100)
+        with kvspool.create(source, capacity=capacity), kvspool.create(target, capacity=capacity) as log:
+            rows = stream(spark, source, startingOffsets="latest").select("value")
+            with streaming(logs, rows, "kvspool", path=str(target)) as query:
+                query.processAllAvailable()
+                writer = spawn.Process(target=_append_clocks, args=(str(source), size.seconds))
+                writer.start()
+                writer.join()
+                query.processAllAvailable()
+            taken = sorted(record.timestamp - int(record.value) for record in log.read(start_of(log)))
+        found.append(taken)
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        ours = [taken[int(len(taken) * share)] / 1e6 for taken in found]
+        yield compared(f"spark latency: append to sink's task, {name}", "ms", ours, "a micro-batch of the rate source", floor)
+
+
+def start_of(log: Any) -> int:
+    """Return a sequence behind the first fifth of a log, while Spark became warm."""
+    return int(log.stats().next_sequence) // 5
+
+
+def idle(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
+    """What a query that waits for records takes of a processor, beside one that gets a row of the rate source each second."""
+    rows = stream(spark, logs.spools(), startingOffsets="latest")
+    found = in_turn(
+        rounds,
+        ours=lambda: processor(spark, logs, rows, size.seconds),
+        rate=lambda: processor(spark, logs, rate_source(spark, 1), size.seconds),
+    )
+    yield compared("spark idle: 4 shards", "cores", found["ours"], "rate source, 1 row a second", found["rate"])
+
+
+def processor(spark: Any, logs: Logs, rows: Any, seconds: float) -> float:
+    """Return the seconds of a processor that the JVM and all its Python processes take in each second of a query."""
+    pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+    with streaming(logs, rows):
+        time.sleep(min(3.0, seconds))
+        before, start = used(pid), time.monotonic()
+        time.sleep(seconds)
+        return (used(pid) - before) / (time.monotonic() - start)
+
+
+def used(pid: int) -> float:
+    """Return the seconds of a processor that a process and those that it has started have used."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    total, left = 0.0, [pid]
+    while left:
+        one = left.pop()
+        left += children.get(one, [])
+        try:
+            total += hub_cases.used(one)
+        except OSError:
+            continue
+    return total
