@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hub.pipeline.job import Job
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -21,7 +22,7 @@ def start(job: Job, log: Path) -> SparkSession:
     """Start a session whose JVM writes what it has to say to a file. Raises MissingExtra, JavaNotFound, and what Spark raises."""
     from hub import spark
 
-    is_local = "://" not in str(job.checkpoint)
+    is_local = "://" not in job.checkpoint
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _errors_to(log), _interrupts_later():
         session = spark.session(

@@ -94,7 +94,7 @@ def test_rows_are_there_once_through_restarts_replays_and_compaction(spark: Spar
     # The next run has what is new. A batch whose commit Spark does not know of is replayed, and known.
     append(root, range(300, 400))
     Run(job, once=True).run(spark)
-    last = max((job.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last = max(Path(job.checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()
     (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
     again = Run(job, once=True).run(spark)
@@ -138,7 +138,7 @@ def test_aggregates_over_all_time_replace_each_other(spark: SparkSession, root: 
     job = job_at(root.parent, tables=tables, decode='schema = "infer"')
     Run(job, once=True).run(spark)
     append(root, range(300, 330))
-    assert (job.checkpoint.parent / "checkpoint.schema").read_text() == "row bigint, carrier string, at string"
+    assert (job.state / "checkpoint.schema").read_text() == "row bigint, carrier string, at string"
     Run(job, once=True).run(spark)
     expected: Counter[tuple[str, str]] = Counter()
     for row in range(330):
@@ -178,7 +178,7 @@ def test_a_failure_says_its_cause_first(spark: SparkSession, root: Path, changes
 def test_a_checkpoint_that_is_gone_is_noticed(spark: SparkSession, root: Path) -> None:
     job = job_at(root.parent)
     Run(job, once=True).run(spark)
-    job.checkpoint.rename(job.checkpoint.with_name("away"))
+    Path(job.checkpoint).rename(job.state / "away")
     with pytest.raises(PipelineFailed, match="KVSPOOL_SINK_OF_ANOTHER_QUERY"):
         Run(job, once=True).run(spark)
     assert rows_of(root.parent / "out") == list(range(300))
