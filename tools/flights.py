@@ -43,7 +43,7 @@ MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 BATCH = 1000  # records for each append_many
 BLOCK = 4000  # lines of the file that a writer takes at once
 QUIET = 60.0  # seconds without a record after which the job gives up
-START = 240.0  # the same, before Spark's first batch
+START = 300.0  # the same, before Spark's first batch, for which the writers wait
 LIVE = 0.5  # share of the records up to which the writers may go before Spark's first batch: the others come while it computes
 LOOK = 0.02  # seconds between two looks at what all do
 REPORT = 1.0  # seconds between two lines about it, where there is no terminal
@@ -439,7 +439,7 @@ def tick_off(root: str, total: int, ledger: Ledger) -> None:
     is_ticked = bytearray(total)
     left = total
     with HubRoot.open(root) as hub_root:
-        for record in hub_root.follow("earliest", timeout=QUIET, on_gap="yield"):
+        for record in hub_root.follow("earliest", timeout=START, on_gap="yield"):
             if isinstance(record, Gap):
                 ledger.gaps[0] += 1
                 ledger.gaps[1] += record.count
