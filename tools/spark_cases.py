@@ -36,14 +36,16 @@ spawn = multiprocessing.get_context("spawn")
 
 
 class Size(NamedTuple):
-    """How much is measured. records: of a batch query; seconds: of a query that streams; shards: with how many its overhead is."""
+    """How much is measured. records: of a batch query; seconds: of a query that streams; shards: with how many its overhead is;
+    warm_ups: rounds that don't count."""
 
     records: int = 4_000_000
     seconds: float = 15.0
     shards: tuple[int, ...] = (1, 4, 64)
+    warm_ups: int = 1
 
 
-SHORT = Size(20_000, 2.0, (1, 4))
+SHORT = Size(20_000, 1.0, (4,), 0)
 
 
 def cases(
@@ -76,12 +78,26 @@ def started(folder: Path) -> Iterator[Any]:
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    spark = hub.spark.session("tools/bench", master=f"local[{CORES}]", cores=CORES, settings=settings)
+    with errors_to(folder / "spark.log"):
+        spark = hub.spark.session("tools/bench", master=f"local[{CORES}]", cores=CORES, settings=settings)
     spark.sparkContext.setLogLevel("OFF")
     try:
         yield spark
     finally:
         spark.stop()
+
+
+@contextmanager
+def errors_to(log: Path) -> Iterator[None]:
+    """Let processes that start meanwhile inherit a file as their standard error."""
+    saved = os.dup(2)
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 class Logs:
@@ -161,15 +177,13 @@ def summed(frame: Any, records: int) -> float:
     return records / seconds
 
 
-def in_turn(rounds: int, **works: Callable[[], float]) -> dict[str, list[float]]:
-    """Return what each work measured in each round but the first."""
+def in_turn(rounds: int, size: Size, **works: Callable[[], float]) -> dict[str, list[float]]:
+    """Return what each work measured in each round, after those to warm up."""
     found: dict[str, list[float]] = {name: [] for name in works}
-    for number in range(rounds + 1):
+    for _ in range(size.warm_ups + rounds):
         for name, work in works.items():
-            rate = work()
-            if number:
-                found[name].append(rate)
-    return found
+            found[name].append(work())
+    return {name: rates[size.warm_ups :] for name, rates in found.items()}
 
 
 def compared(name: str, unit: str, ours: list[float], floor_name: str, floors: list[float]) -> dict[str, object]:
@@ -193,7 +207,7 @@ def read(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, 
         "JSON lines": lambda: summed(spark.read.schema("key string, value string").json(str(lines)), size.records),
         "Parquet": lambda: summed(spark.read.parquet(str(parquet)), size.records),
     }
-    found = in_turn(rounds, **works)
+    found = in_turn(rounds, size, **works)
     for floor in ("JSON lines", "Parquet"):
         for name in (*kinds, *(f"{name}, value only" for name in kinds)):
             yield compared(f"spark read: {name}", "M/s", found[name], floor, found[floor])
@@ -208,7 +222,7 @@ def through_a_hub(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[d
         with hub_cases.serving(root, logs.folder, keys) as server:
             options = {"hub": server.location} | ({} if keys is None else {"caFile": str(keys / "ca.pem")})
             found = in_turn(
-                rounds,
+                rounds, size,
                 local=lambda: summed(frame(spark, root), size.records),
                 hub=lambda options=options: summed(frame(spark, None, **options), size.records),  # type: ignore[misc]
             )
@@ -231,13 +245,13 @@ def sink(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, 
         return records / (time.perf_counter() - start)
 
     found = in_turn(
-        rounds,
+        rounds, size,
         ours=lambda: written(lambda: rows.write.format("kvspool").mode("append").save(str(target))),
         parquet=lambda: written(lambda: rows.write.parquet(str(logs.new()))),
     )
     rows.unpersist()
     with shard.open(target) as shards:
-        if sum(one.next_sequence for one in shards.stats()) != records * (rounds + 1):
+        if sum(one.next_sequence for one in shards.stats()) != records * (rounds + size.warm_ups):
             raise SystemExit("not every row was written once")
     yield compared("spark sink: batch", "M/s", found["ours"], "Parquet", found["parquet"])
 
@@ -287,7 +301,7 @@ def catch_up(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[s
         frame(spark, path).write.format("noop").mode("overwrite").save()
         return size.records / (time.perf_counter() - start)
 
-    found = in_turn(rounds, ours=streamed, batch=batch)
+    found = in_turn(rounds, size, ours=streamed, batch=batch)
     yield compared("spark catch-up: AvailableNow", "M/s", found["ours"], "one batch query", found["batch"])
 
 
@@ -394,7 +408,7 @@ def idle(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, 
     """What a query that waits for records takes of a processor, beside one that gets a row of the rate source each second."""
     rows = stream(spark, logs.spools(), startingOffsets="latest")
     found = in_turn(
-        rounds,
+        rounds, size,
         ours=lambda: processor(spark, logs, rows, size.seconds),
         rate=lambda: processor(spark, logs, rate_source(spark, 1), size.seconds),
     )
@@ -412,20 +426,19 @@ def processor(spark: Any, logs: Logs, rows: Any, seconds: float) -> float:
 
 
 def used(pid: int) -> float:
-    """Return the seconds of a processor that a process and those that it has started have used."""
+    """Return the seconds of a processor that a process and those that it has started have used, with those of them that have ended."""
+    stats: dict[int, list[str]] = {}
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has ended
+        stats[int(path.parent.name)] = fields
         children.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    total, left = 0.0, [pid]
+    ticks, left = 0, [pid]
     while left:
         one = left.pop()
         left += children.get(one, [])
-        try:
-            total += hub_cases.used(one)
-        except OSError:
-            continue
-    return total
+        ticks += sum(map(int, stats[one][11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
