@@ -79,6 +79,14 @@ def rows_of(path: Path) -> list[int]:
     return sorted(parquet.read_table(path).column("row").to_pylist())
 
 
+def forget_last_commit(job: Any) -> int:
+    """Take away what Spark notes when a batch is over, as if it had been killed before; return the batch's number."""
+    last = max(Path(job.checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    return int(last.name)
+
+
 def test_rows_are_there_once_through_restarts_replays_and_compaction(spark: SparkSession, root: Path) -> None:
     with shard.open(root, prefix="JFK") as shards:
         shards.append(b'{"row": "x"}', key=b"bad")
@@ -94,11 +102,8 @@ def test_rows_are_there_once_through_restarts_replays_and_compaction(spark: Spar
     # The next run has what is new. A batch whose commit Spark does not know of is replayed, and known.
     append(root, range(300, 400))
     Run(job, once=True).run(spark)
-    last = max(Path(job.checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()
-    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
-    again = Run(job, once=True).run(spark)
-    assert again.batch == int(last.name)
+    last = forget_last_commit(job)
+    assert Run(job, once=True).run(spark).batch == last
     assert rows_of(root.parent / "out") == list(range(400))
     with Table(root.parent / "out") as table:
         compact(table, Compact(), everything=True)
@@ -146,6 +151,23 @@ def test_aggregates_over_all_time_replace_each_other(spark: SparkSession, root: 
     found = parquet.read_table(root.parent / "out").to_pylist()
     assert {(row["airport"], row["carrier"]): row["total"] for row in found} == expected
     assert sum(row["n"] for row in found) == 330
+
+
+def test_rows_go_to_other_logs_once(spark: SparkSession, root: Path) -> None:
+    (root.parent / "out").mkdir()
+    tables = """
+[select]
+where = "carrier = 'AA'"
+columns = ["record.key AS key", "to_json(struct(row, carrier)) AS value"]
+"""
+    sink = 'format = "kvspool"\noptions = { topic = "aa", bits = "1", capacity = "1MiB", codec = "json" }'
+    job = job_at(root.parent, tables=tables, sink=sink)
+    Run(job, once=True).run(spark)
+    forget_last_commit(job)
+    Run(job, once=True).run(spark)
+    with shard.open(root.parent / "out", prefix="aa") as shards:
+        found = [(record.data["row"], record.key) for record in shards.read()]
+    assert sorted(found) == [(row, b"%d" % row) for row in range(0, 300, 3)]
 
 
 def test_a_stop_lets_the_batch_end(spark: SparkSession, root: Path) -> None:
