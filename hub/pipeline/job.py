@@ -29,6 +29,7 @@ DURATION = re.compile(r"(\d+) (millisecond|second|minute|hour|day|week)s?")
 _SECONDS = {"millisecond": 0.001, "second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 AVAILABLE_NOW = "available-now"
 PATHS = {"path", "tokenFile", "caFile", "certificateFile", "keyFile"}  # options of the source that are files of this host
+STARTS = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
 TIME = "event_time"  # the column with a record's time
 
 
@@ -217,7 +218,7 @@ def parse(document: Mapping[str, Any], path: Path) -> Job:
 def source_options(job: Job) -> dict[str, str]:
     """Return the options of the source; a pipeline begins at the beginning if nothing else is said, for it is to have everything."""
     options = job.source.options
-    begins = any(name.lower().startswith("starting") for name in options)
+    begins = not STARTS.isdisjoint(name.lower() for name in options)
     return dict(options) if begins else {**options, "startingOffsets": "earliest"}
 
 

@@ -91,6 +91,14 @@ def test_a_job_of_the_least_has_defaults_and_paths_beside_its_file() -> None:
     assert job.select is job.watermark is job.window is job.compact is None
 
 
+@pytest.mark.parametrize("option", ["startingOffsets", "StartingTimestamp", "startingOffsetsByTimestamp"])
+def test_a_pipeline_begins_at_the_beginning_unless_it_is_told_otherwise(option: str) -> None:
+    lenient = job_of(LEAST.replace("[decode]", 'startingOffsetsByTimestampStrategy = "latest"\n[decode]'))
+    assert source_options(lenient)["startingOffsets"] == "earliest"
+    told = job_of(LEAST.replace("[decode]", f'{option} = "7"\n[decode]'))
+    assert source_options(told) == {"path": "/jobs/root", option: "7"}
+
+
 def test_a_job_with_everything() -> None:
     job = job_of(ALL)
     assert job.source.options == {
