@@ -72,7 +72,27 @@ def test_spark_counts_what_the_writers_appended(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SIGKILL" not in done.stdout
     assert "All 3,000 records are at every station, each once; gaps: 0" in done.stdout
+    assert "The pipeline's flights, cancellations and delays are those of the file" in done.stdout
     assert (tmp_path / "output" / "delays.png").stat().st_size > 10_000
+
+
+def test_figures_that_are_not_those_of_the_file_are_told(flights: ModuleType) -> None:
+    figures = flights.figures_of_file(500)
+    names = ("airport", "carrier", "month", "flights", "cancelled", "delay_minutes")
+    rows = [dict(zip(names, (*key, *values), strict=True)) for key, values in figures.items()]
+    assert sum(row["flights"] for row in rows) == 500
+    assert flights.difference(rows, 500) == ""
+    rows[0]["delay_minutes"] += 1
+    assert flights.difference(rows, 500).startswith(f"1 of {len(rows)} groups; for {rows[0]['carrier']} from {rows[0]['airport']}")
+    assert flights.difference(rows[1:], 500).startswith(f"1 of {len(rows)} groups")
+
+
+def test_the_output_of_an_earlier_call_is_cleared_away_with_its_link(tmp_path: Path, flights: ModuleType) -> None:
+    flights.make_output(tmp_path / "output")
+    (tmp_path / "output" / ".delays.parquet").mkdir()
+    (tmp_path / "output" / "delays.parquet").symlink_to(".delays.parquet")
+    flights.make_output(tmp_path / "output")
+    assert sorted(path.name for path in (tmp_path / "output").iterdir()) == [flights.MARK, "hub", "logs", "security", "spools"]
 
 
 def test_records_that_are_overwritten_before_they_are_shipped_make_the_job_fail(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 BATCH = 1000  # records for each append_many
 BLOCK = 4000  # lines of the file that a writer takes at once
 QUIET = 60.0  # seconds without a record after which the job gives up
-START = 240.0  # the same, before Spark's first batch
+START = 300.0  # the same, before Spark's first batch, for which the writers wait
+LIVE = 0.5  # share of the records up to which the writers may go before Spark's first batch: the others come while it computes
 LOOK = 0.02  # seconds between two looks at what all do
 REPORT = 1.0  # seconds between two lines about it, where there is no terminal
 MARK = ".made-by-kvspool-flights"
@@ -214,12 +215,12 @@ class Way:
             self._refuse_death()
             appended = self.ledger.appended()
             kills.look(appended, sum(appended.values()) / self.total)
-            self.ledger.allowed.value = kills.allowed
+            self.ledger.allowed.value = kills.allowed if self._is_computing else min(kills.allowed, LIVE)
             self._report(appended)
             figures = (appended, self.acknowledged, self.ledger.followed(), self.computed())
             if figures != last:
                 moved, last = time.monotonic(), figures
-            elif time.monotonic() - moved > (QUIET if self.pipeline is None or self.pipeline.is_ready else START):
+            elif time.monotonic() - moved > (QUIET if self._is_computing else START):
                 raise Failure(f"nothing has moved for {time.monotonic() - moved:.0f} s; what everybody said lies in {self.logs}")
             time.sleep(LOOK)
         self._report(self.ledger.appended())
@@ -253,6 +254,11 @@ class Way:
     def acknowledged(self) -> int:
         """Return how many records the hub has acknowledged."""
         return sum(shipper.acknowledged for shipper in self.shippers)
+
+    @property
+    def _is_computing(self) -> bool:
+        """Return whether the pipeline has had a batch, if there is one."""
+        return self.pipeline is None or self.pipeline.is_ready
 
     def computed(self) -> dict:
         """Return how many records of each client the pipeline has behind it."""
@@ -433,7 +439,7 @@ def tick_off(root: str, total: int, ledger: Ledger) -> None:
     is_ticked = bytearray(total)
     left = total
     with HubRoot.open(root) as hub_root:
-        for record in hub_root.follow("earliest", timeout=QUIET, on_gap="yield"):
+        for record in hub_root.follow("earliest", timeout=START, on_gap="yield"):
             if isinstance(record, Gap):
                 ledger.gaps[0] += 1
                 ledger.gaps[1] += record.count

@@ -219,7 +219,7 @@ def _job_members(job: Job) -> dict[str, Any]:
     import msgspec
 
     members: dict[str, Any] = msgspec.to_builtins(job, enc_hook=str)
-    derived = {"mode": job.mode, "checkpoint": str(job.checkpoint), "bad_path": str(job.bad_path)}
+    derived = {"mode": job.mode, "checkpoint": job.checkpoint, "bad_path": str(job.bad_path)}
     return {**members, "source": _public(job.source.options), **derived}
 
 

@@ -29,7 +29,7 @@ DURATION = re.compile(r"(\d+) (millisecond|second|minute|hour|day|week)s?")
 _SECONDS = {"millisecond": 0.001, "second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 AVAILABLE_NOW = "available-now"
 PATHS = {"path", "tokenFile", "caFile", "certificateFile", "keyFile"}  # options of the source that are files of this host
-RECORD = "record"  # the column that has what is known of a record besides its value
+STARTS = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
 TIME = "event_time"  # the column with a record's time
 
 
@@ -144,14 +144,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> Path:
-        """The folder beside the sink with what the pipeline keeps for itself."""
+        """The folder with what the pipeline keeps for itself: beside the sink, or beside the job's file if the sink has a URL."""
+        if "://" in self.sink.path:
+            return self.path.parent / f".{self.name}"
         sink = Path(self.sink.path)
         return sink.parent / f".{sink.name}"
 
     @property
-    def checkpoint(self) -> Path:
-        """Spark's checkpoint."""
-        return Path(self.sink.checkpoint) if self.sink.checkpoint else self.state / "checkpoint"
+    def checkpoint(self) -> str:
+        """Spark's checkpoint: a path, or a URL."""
+        return self.sink.checkpoint or str(self.state / "checkpoint")
 
     @property
     def bad_path(self) -> Path:
@@ -216,7 +218,7 @@ def parse(document: Mapping[str, Any], path: Path) -> Job:
 def source_options(job: Job) -> dict[str, str]:
     """Return the options of the source; a pipeline begins at the beginning if nothing else is said, for it is to have everything."""
     options = job.source.options
-    begins = any(name.lower().startswith("starting") for name in options)
+    begins = not STARTS.isdisjoint(name.lower() for name in options)
     return dict(options) if begins else {**options, "startingOffsets": "earliest"}
 
 
@@ -339,7 +341,9 @@ def _check_sink(job: Job) -> None:
     if "://" in sink.path and sink.format == "parquet":
         raise JobError(f"{job.path}: [sink] path: parquet is for a file system that all tasks reach; use delta for an object store")
     if "://" in sink.path and not (sink.checkpoint and job.decode.bad_path):
-        raise JobError(f"{job.path}: [sink] path: an object store needs [sink] checkpoint and [decode] bad_path beside it")
+        raise JobError(f"{job.path}: [sink] path: with an object store, [sink] checkpoint and [decode] bad_path must be given")
+    if "://" in job.decode.bad_path:
+        raise JobError(f"{job.path}: [decode] bad_path: on a file system that all tasks reach")
     if sink.options and sink.format == "parquet":
         raise JobError(f"{job.path}: [sink] options: format parquet has none")
     if sink.partition_by and sink.format == "kvspool":

@@ -26,7 +26,6 @@ from hub.pipeline.progress import Progress, ShardProgress
 from hub.pipeline.schema import Field, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
 from kvspool import disk, logs, system
-from kvspool.errors import KvspoolError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,8 +64,8 @@ class Run:
     def run(self, spark: SparkSession | None = None) -> Progress:
         """Run until all is read (`once`), or until told to stop; return how far it came.
 
-        spark: a session to run in, which stays; without one a session is started and stopped. Raises PipelineFailed, and what opening the
-        source, the sink and the schema raises; what was committed before stays.
+        spark: a session to run in, which stays, and in which the settings of `session.RUNTIME` are set; without one a session is started
+        and stopped. Raises PipelineFailed, and what opening the source, the sink and the schema raises; what was committed before stays.
         """
         with ExitStack() as stack:
             sink = open_sink(self.job)
@@ -91,10 +90,12 @@ class Run:
         from pyspark.errors import PySparkException
 
         job = self.job
+        for name, value in session.RUNTIME.items():
+            spark.conf.set(name, value)
         try:
             rows = query.rows(job, fields, query.stream(job, spark))
             writer = sink.attach(rows.writeStream, self._id, self._clear_bad)
-            writer = writer.outputMode(job.mode).queryName(job.name).option("checkpointLocation", str(job.checkpoint))
+            writer = writer.outputMode(job.mode).queryName(job.name).option("checkpointLocation", job.checkpoint)
             interval = job.interval or 0.0
             if self._is_once:
                 writer = writer.trigger(availableNow=True)
@@ -190,7 +191,7 @@ class Run:
 def progress_paths(job: Job) -> list[Path]:
     """Return where a job's progress is written: beside the sink, and in the hub root that it reads. The folders are made."""
     paths = []
-    if "://" not in job.sink.path:
+    with suppress(OSError):
         job.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         paths.append(job.state / "progress.json")
     root = job.source.root
@@ -237,7 +238,4 @@ def pinned_fields(job: Job) -> tuple[Field, ...]:
 
 def schema_path(job: Job) -> Path:
     """Return where an inferred schema is pinned."""
-    return job.checkpoint.with_name(f"{job.checkpoint.name}.schema")
-
-
-assert issubclass(PipelineFailed, KvspoolError)
+    return job.state / "checkpoint.schema"

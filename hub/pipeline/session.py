@@ -11,44 +11,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hub.pipeline.job import Job
-from kvspool.errors import MissingExtra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+RUNTIME = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}  # what compaction writes, too
+
 
 def start(job: Job, log: Path) -> SparkSession:
-    """Start a session whose JVM writes what it has to say to a file. Raises MissingExtra, and what Spark raises."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # or the workers would be of whatever python3 is on the PATH
-    try:
-        from pyspark.sql import SparkSession
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"a pipeline needs a package that isn't installed ({error}); pip install 'kvspool[spark]'") from error
-    from hub.spark import register
+    """Start a session whose JVM writes what it has to say to a file. Raises MissingExtra, JavaNotFound, and what Spark raises."""
+    from hub import spark
 
-    builder = SparkSession.builder.master(job.spark.master).appName(f"kvspool pipeline {job.name}")
-    for name, value in settings(job).items():
-        builder = builder.config(name, value)
+    is_local = "://" not in job.checkpoint
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _errors_to(log), _interrupts_later():
-        spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    register(spark)
-    return spark
+        session = spark.session(
+            f"kvspool pipeline {job.name}", master=job.spark.master, local_checkpoints=is_local, settings=settings(job)
+        )
+    session.sparkContext.setLogLevel("ERROR")
+    return session
 
 
 def settings(job: Job) -> dict[str, str]:
-    """Return the settings of a job's session; those that the job names come last."""
-    from hub.spark import session_settings
-
-    is_local = "://" not in str(job.checkpoint)
+    """Return the settings of a job's session besides those that any with kvspool has; those that the job names come last."""
     return {
-        **session_settings(local_checkpoints=is_local),
         "spark.driver.memory": job.spark.memory,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # what compaction writes, too
+        **RUNTIME,
         **({"spark.driver.host": "127.0.0.1"} if job.spark.master.startswith("local[") else {}),
         **job.spark.conf,
     }

@@ -85,10 +85,18 @@ def test_a_job_of_the_least_has_defaults_and_paths_beside_its_file() -> None:
     assert (job.name, job.mode, job.interval) == ("delays", "append", 10.0)
     assert (job.source.options, job.source.root) == ({"path": "/jobs/root"}, Path("/jobs/root"))
     assert (job.sink.path, job.bad_path) == ("/jobs/out", Path("/jobs/out_bad"))
-    assert (job.checkpoint, job.state) == (Path("/jobs/.out/checkpoint"), Path("/jobs/.out"))
+    assert (job.checkpoint, job.state) == ("/jobs/.out/checkpoint", Path("/jobs/.out"))
     assert [field.name for field in job.fields] == ["row", "carrier"]
     assert source_options(job)["startingOffsets"] == "earliest"
     assert job.select is job.watermark is job.window is job.compact is None
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "StartingTimestamp", "startingOffsetsByTimestamp"])
+def test_a_pipeline_begins_at_the_beginning_unless_it_is_told_otherwise(option: str) -> None:
+    lenient = job_of(LEAST.replace("[decode]", 'startingOffsetsByTimestampStrategy = "latest"\n[decode]'))
+    assert source_options(lenient)["startingOffsets"] == "earliest"
+    told = job_of(LEAST.replace("[decode]", f'{option} = "7"\n[decode]'))
+    assert source_options(told) == {"path": "/jobs/root", option: "7"}
 
 
 def test_a_job_with_everything() -> None:
@@ -103,7 +111,7 @@ def test_a_job_with_everything() -> None:
     }
     assert source_options(job) == job.source.options and job.source.root is None
     assert (job.mode, job.interval, job.bad_path) == ("append", 5.0, Path("/jobs/wrong"))
-    assert job.checkpoint == Path("/data/late.checkpoint")
+    assert job.checkpoint == "/data/late.checkpoint"
     assert job.compact.target_bytes == 64 << 20
 
 
@@ -161,7 +169,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (LEAST, {"sink": {"path": ""}}, "[sink] path: missing"),
     (LEAST, {"sink": {"format": "orc"}}, "[sink] format: Invalid enum value 'orc'"),
     (LEAST, {"sink": {"path": "s3a://bucket/out"}}, "[sink] path: parquet is for a file system"),
-    (LEAST, {"sink": {"path": "s3a://bucket/out", "format": "delta"}}, "[sink] path: an object store needs [sink] checkpoint"),
+    (LEAST, {"sink": {"path": "s3a://bucket/out", "format": "delta"}}, "[sink] path: with an object store, [sink] checkpoint"),
+    (LEAST, {"decode": {"bad_path": "s3a://bucket/bad"}}, "[decode] bad_path: on a file system"),
     (LEAST, {"sink": {"trigger": "often"}}, "[sink] trigger: a duration"),
     (LEAST, {"sink": {"options": {"a": "b"}}}, "[sink] options: format parquet has none"),
     (LEAST, {"sink": {"mode": "complete"}}, '[sink] mode: "complete" is for a job with [window]'),

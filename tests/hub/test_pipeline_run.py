@@ -1,0 +1,225 @@
+"""Pipelines that run, in Spark: what comes out is what went in, once, though they are stopped, replayed and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sessions import MARKS
+
+import hub
+import shard
+from hub.pipeline import PipelineFailed, Table, load, progress
+from hub.pipeline.compaction import compact
+from hub.pipeline.job import Compact
+from hub.pipeline.run import Run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+parquet = pytest.importorskip("pyarrow.parquet")
+pytestmark = MARKS
+
+BEGIN = datetime(2026, 1, 31, tzinfo=UTC)
+JOB = """
+[source]
+path = "root"
+{source}
+
+[decode]
+{decode}
+
+{tables}
+
+[sink]
+path = "out"
+trigger = "0 seconds"
+{sink}
+"""
+DECODE = 'schema = "row int, carrier string, at timestamp"\ntime = "at"'
+
+
+def flight(row: int) -> dict[str, Any]:
+    return {"row": row, "carrier": "AA UA DL".split()[row % 3], "at": (BEGIN + timedelta(minutes=row)).isoformat()}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """A hub root with two clients and 300 flights."""
+    hub.create(tmp_path / "root").close()
+    for client in ("EWR", "JFK"):
+        shard.create(tmp_path / "root", prefix=client, bits=1, capacity="1MiB").close()
+    append(tmp_path / "root", range(300))
+    return tmp_path / "root"
+
+
+def append(root: Path, rows: range) -> None:
+    for client, some in (("EWR", rows[::2]), ("JFK", rows[1::2])):
+        with shard.open(root, prefix=client) as shards:
+            shards.append_many([flight(row) for row in some], keys=[b"%d" % row for row in some])
+
+
+def job_at(folder: Path, *, source: str = "", decode: str = DECODE, tables: str = "", sink: str = "") -> Any:
+    path = folder / "delays.toml"
+    path.write_text(JOB.format(source=source, decode=decode, tables=tables, sink=sink))
+    return load(path)
+
+
+def rows_of(path: Path) -> list[int]:
+    return sorted(parquet.read_table(path).column("row").to_pylist())
+
+
+def forget_last_commit(job: Any) -> int:
+    """Take away what Spark notes when a batch is over, as if it had been killed before; return the batch's number."""
+    last = max(Path(job.checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    return int(last.name)
+
+
+def test_rows_are_there_once_through_restarts_replays_and_compaction(spark: SparkSession, root: Path) -> None:
+    with shard.open(root, prefix="JFK") as shards:
+        shards.append(b'{"row": "x"}', key=b"bad")
+    job = job_at(root.parent, source="maxOffsetsPerTrigger = 120", sink='partition_by = ["carrier"]', tables="[compact]\nfiles = 2")
+    said: list[progress.Progress] = []
+    done = Run(job, once=True, report=said.append).run(spark)
+    assert (done.state, done.records, done.bad, done.lag) == ("done", 301, 1, 0)
+    assert len({one.batch for one in said}) > 2 and said[-1] == progress.read(progress.path_in(root, "delays"))
+    assert {shard.topic: 0 for shard in done.shards} == {"EWR": 0, "JFK": 0} and sum(shard.next for shard in done.shards) == 301
+    assert rows_of(root.parent / "out") == list(range(300))
+    (bad,) = parquet.read_table(job.bad_path).to_pylist()
+    assert (bad["value"], bad["topic"], bad["key"]) == (b'{"row": "x"}', "JFK", b"bad") and "$.row" in bad["reason"]
+    # The next run has what is new. A batch whose commit Spark does not know of is replayed, and known.
+    append(root, range(300, 400))
+    Run(job, once=True).run(spark)
+    last = forget_last_commit(job)
+    assert Run(job, once=True).run(spark).batch == last
+    assert rows_of(root.parent / "out") == list(range(400))
+    with Table(root.parent / "out") as table:
+        compact(table, Compact(), everything=True)
+        assert table.version is not None and len(table.version.files) == 3
+    assert rows_of(root.parent / "out") == list(range(400))
+    found = spark.read.parquet(str(root.parent / "out"))  # what Spark reads is the same
+    assert sorted(row["row"] for row in found.select("row").collect()) == list(range(400))
+    assert "_bad" not in os.listdir(root.parent / "out")
+
+
+def test_windows_close_with_the_watermark_and_hold_what_came(spark: SparkSession, root: Path) -> None:
+    tables = """
+[select]
+columns = ["carrier", "event_time", "record.topic AS airport"]
+where = "carrier != 'DL'"
+[watermark]
+delay = "10 minutes"
+[window]
+size = "1 hour"
+group = ["carrier"]
+aggregates = ["count(*) AS flights"]
+"""
+    job = job_at(root.parent, tables=tables)
+    Run(job, once=True).run(spark)
+    append(root, range(300, 420))
+    Run(job, once=True).run(spark)
+    expected = Counter((BEGIN + timedelta(hours=row // 60), flight(row)["carrier"]) for row in range(420) if flight(row)["carrier"] != "DL")
+    found = parquet.read_table(root.parent / "out").to_pylist()
+    counted = {(row["window_start"], row["carrier"]): row["flights"] for row in found}
+    assert len(counted) == len(found)
+    closed = {key: value for key, value in expected.items() if key[0] + timedelta(hours=1) <= BEGIN + timedelta(minutes=417 - 10)}
+    assert counted == closed and len(closed) == 12
+
+
+def test_aggregates_over_all_time_replace_each_other(spark: SparkSession, root: Path) -> None:
+    tables = '[window]\ngroup = ["record.topic AS airport", "carrier"]\naggregates = ["count(*) AS n", "sum(row) AS total"]'
+    job = job_at(root.parent, tables=tables, decode='schema = "infer"')
+    Run(job, once=True).run(spark)
+    append(root, range(300, 330))
+    assert (job.state / "checkpoint.schema").read_text() == "row bigint, carrier string, at string"
+    Run(job, once=True).run(spark)
+    expected: Counter[tuple[str, str]] = Counter()
+    for row in range(330):
+        expected[("EWR" if row % 2 == 0 else "JFK", flight(row)["carrier"])] += row
+    found = parquet.read_table(root.parent / "out").to_pylist()
+    assert {(row["airport"], row["carrier"]): row["total"] for row in found} == expected
+    assert sum(row["n"] for row in found) == 330
+
+
+def test_rows_go_to_other_logs_once(spark: SparkSession, root: Path) -> None:
+    (root.parent / "out").mkdir()
+    tables = """
+[select]
+where = "carrier = 'AA'"
+columns = ["record.key AS key", "to_json(struct(row, carrier)) AS value"]
+"""
+    sink = 'format = "kvspool"\noptions = { topic = "aa", bits = "1", capacity = "1MiB", codec = "json" }'
+    job = job_at(root.parent, tables=tables, sink=sink)
+    Run(job, once=True).run(spark)
+    forget_last_commit(job)
+    Run(job, once=True).run(spark)
+    with shard.open(root.parent / "out", prefix="aa") as shards:
+        found = [(record.data["row"], record.key) for record in shards.read()]
+    assert sorted(found) == [(row, b"%d" % row) for row in range(0, 300, 3)]
+
+
+def test_a_stop_lets_the_batch_end(spark: SparkSession, root: Path) -> None:
+    job = job_at(root.parent)
+    has_batch = threading.Event()
+    run = Run(job, report=lambda told: has_batch.set() if told.batch >= 0 else None)
+    threading.Thread(target=lambda: has_batch.wait(100) and run.stop(), daemon=True).start()
+    done = run.run(spark)
+    assert (done.state, done.records) == ("stopped", 300)
+    assert rows_of(root.parent / "out") == list(range(300))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"decode": 'schema = "row string"\nbad = "fail"'}, "[KVSPOOL_BAD_RECORD] topic "),
+        ({"tables": '[select]\nwhere = "carier = 1"'}, "[UNRESOLVED_COLUMN.WITH_SUGGESTION]"),
+        ({"source": 'startingOffsets = "sometime"'}, "option startingOffsets"),
+    ],
+)
+def test_a_failure_says_its_cause_first(spark: SparkSession, root: Path, changes: dict[str, str], words: str) -> None:
+    job = job_at(root.parent, **changes)
+    with pytest.raises(PipelineFailed) as caught:
+        Run(job, once=True).run(spark)
+    assert words in str(caught.value) and "\n" not in str(caught.value) and "\tat " not in str(caught.value)
+    told = progress.read(job.state / "progress.json")
+    assert told.state == "failed" and words in told.error
+
+
+def test_a_checkpoint_that_is_gone_is_noticed(spark: SparkSession, root: Path) -> None:
+    job = job_at(root.parent)
+    Run(job, once=True).run(spark)
+    Path(job.checkpoint).rename(job.state / "away")
+    with pytest.raises(PipelineFailed, match="KVSPOOL_SINK_OF_ANOTHER_QUERY"):
+        Run(job, once=True).run(spark)
+    assert rows_of(root.parent / "out") == list(range(300))
+
+
+def test_killed_in_the_midst_and_started_again_it_has_each_row_once(spark: SparkSession, root: Path) -> None:
+    job = job_at(root.parent, source="maxOffsetsPerTrigger = 20", tables='[compact]\nfiles = 2\n[spark]\nmaster = "local[1]"')
+    command = [sys.executable, "-m", "kvspool.cli", "pipeline", "run", str(job.path), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["batch"] >= 2:
+                break
+        process.send_signal(signal.SIGKILL)
+        process.stdout.close()
+        assert process.wait() == -signal.SIGKILL
+    killed = rows_of(root.parent / "out")
+    assert 20 <= len(killed) < 300 and len(set(killed)) == len(killed)
+    append(root, range(300, 350))
+    done = Run(job_at(root.parent, tables="[compact]\nfiles = 2"), once=True).run(spark)  # what is left may come at once
+    assert done.state == "done" and done.lag == 0
+    assert rows_of(root.parent / "out") == list(range(350))
