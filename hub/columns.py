@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -24,12 +26,18 @@ SCHEMA = arrow.RECORDS
 """The columns that are sent. A null key is no key; nothing else is ever null. The sequences are in the message beside the batch."""
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Rows:
     """Records without a gap between them, the first of which has the sequence `first`."""
 
     first: int
     batch: pa.RecordBatch
     laid_out: arrow.Records | None = None  # the same, where they were looked at already
+
+    @cached_property
+    def size(self) -> int:
+        """Return the bytes of the batch."""
+        return int(self.batch.nbytes)
 
     @property
     def end(self) -> int:
@@ -42,10 +50,10 @@ class Rows(NamedTuple):
 
     def cut(self, size: int) -> tuple[Rows, Rows | None]:
         """Return as many of the first records as take up to `size` bytes, at least one, and the rest, if any are left."""
-        end = self.end
-        while end > self.first + 1 and self.part(self.first, end).batch.nbytes > size:
-            end -= (end - self.first) // 2
-        return (self, None) if end == self.end else (self.part(self.first, end), self.part(end, self.end))
+        some = self
+        while some.batch.num_rows > 1 and some.size > size:
+            some = self.part(self.first, some.end - some.batch.num_rows // 2)
+        return (self, None) if some is self else (some, self.part(some.end, self.end))
 
 
 def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> arrow.Records:

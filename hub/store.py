@@ -146,7 +146,7 @@ class Shard:
             base = self._base(log)
             if rows.end + base >= LAST:
                 raise Malformed(f"sequence {rows.end} is beyond what a hub can number")
-            rows = rows._replace(first=rows.first + base)
+            rows = Rows(rows.first + base, rows.batch, rows.laid_out)
             is_next = rows.first == after + base == self._end
             journal_end = rows.first if is_next else self.journal.end()
             end = max(base, journal_end)
