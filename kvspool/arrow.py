@@ -5,6 +5,7 @@ The frame loops copy straight between the ring and the buffers of Arrow arrays, 
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -485,19 +486,25 @@ _rooms = _Rooms()
 
 def _places(array: pa.Array, name: str) -> tuple[memoryview, memoryview]:
     """Return what `_offsets` does, of a column that may have less than it says. Raises ValueError then."""
-    offsets, data = _offsets(array)
-    if len(offsets) != len(array) + 1:
-        raise ValueError(f"column {name} has {len(offsets)} offsets for {len(array)} rows")
-    return offsets, data
+    _, offsets, data = array.buffers()
+    if not len(array):
+        return _zeros(1), memoryview(b"")
+    places = _part(offsets, array.offset, len(array) + 1, "i", name)
+    return places, memoryview(b"") if data is None else _items(data, "B")
 
 
 def _fixed(array: pa.Array, code: str, name: str) -> memoryview:
     """Return the items of a fixed-width column that may have less than it says. Raises ValueError then."""
-    data = array.buffers()[1]
-    items = memoryview(b"") if data is None else _items(data, code)[array.offset : array.offset + len(array)]
-    if len(items) != len(array):
-        raise ValueError(f"column {name} has {len(items)} items for {len(array)} rows")
-    return items
+    return _part(array.buffers()[1], array.offset, len(array), code, name)
+
+
+def _part(buffer: pa.Buffer | None, start: int, count: int, code: str, name: str) -> memoryview:
+    """Return so many items of a buffer, which may be of any length. Raises ValueError if it has less."""
+    width = struct.calcsize(code)
+    found = memoryview(b"") if buffer is None else _items(buffer, "B")[start * width : (start + count) * width]
+    if len(found) != count * width:
+        raise ValueError(f"column {name} has {len(found)} bytes for {count} items of {width}")
+    return found.cast(code)  # type: ignore[call-overload, no-any-return]
 
 
 def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
