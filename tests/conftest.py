@@ -23,10 +23,10 @@ settings.load_profile("kvspool")
 
 # What speaks over the network, and what is made of it, has no loops of two twins: one run of it is enough, where there are two.
 OF_THE_NETWORK = (
-    "access access_cli authentication certificates connection gate hub_admin hub_crash_points hub_machine hub_protocol hub_retention "
-    "intake many_clients mirror network_faults outlet page page_browser quotas remote server_rights ship_cli shipper "
-    "spark_admission spark_filters spark_offsets spark_options spark_planning spark_reader spark_stream spark_stream_reader spark_writer "
-    "systemd"
+    "access access_cli authentication certificates connection consumers gate hub_admin hub_crash_points hub_machine hub_protocol "
+    "hub_retention hub_shards intake many_clients mirror network_faults outlet page page_browser quotas remote server_rights "
+    "ship_cli shipper spark_admission spark_filters spark_hub spark_offsets spark_options spark_planning spark_reader spark_stream "
+    "spark_stream_reader spark_writer systemd"
 )
 if os.environ.get("KVSPOOL_NO_EXTENSIONS") and importlib.util.find_spec("kvspool._frames_c") is not None:
     collect_ignore = ["test_flights.py", *(f"hub/test_{name}.py" for name in OF_THE_NETWORK.split())]

@@ -11,13 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from children import in_child
 from processes_of_a_hub import Fault, Proxy
 from serving import HubServer
 from shipping import eventually
 
 import hub
 import kvspool
-from hub.errors import Conflict, Malformed, NotAllowed, NotFound, ShardDamaged, Unreachable
+from hub.errors import Conflict, HubError, Malformed, NotAllowed, NotFound, ShardDamaged, Unreachable
 from hub.remote import RemoteHub
 from hub.shipper import Shipper
 from hub.spark import lines, ranges, remote
@@ -375,6 +376,23 @@ def test_a_shard_that_cannot_be_read_is_an_error_unless_it_is_being_made(
     chosen = shards(server.location, selection=Selection(topics=frozenset({"JFK"})))
     assert chosen.look().keys() == {JFK}
     chosen.close()
+
+
+def test_a_process_that_was_forked_from_one_that_spoke_to_a_hub_is_told_so_and_does_not_hang(server: HubServer) -> None:
+    ours = shards(server.location)
+    one = ours.range(JFK, 0, 100)
+    assert sequences(one) == list(range(100))
+
+    def child() -> str:
+        try:
+            list(one.batches())
+        except HubError as error:
+            return str(error)
+        return ""
+
+    assert "was forked from one that had spoken to a hub" in in_child(child, seconds=20)
+    assert sequences(one) == list(range(100))
+    ours.close()
 
 
 # Several hubs.
