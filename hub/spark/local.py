@@ -1,6 +1,6 @@
 """Shards on this host: one log, the shard sets under a root, or the clients of a hub root.
 
-The driver keeps the logs open and looks at them often. While nothing changes that is a few loads for a spool, and two `stat` for a journal:
+The driver keeps the logs open and looks at them often. While nothing changes that is a few loads for a spool, three `stat` for a journal:
 a directory is listed again only when its time of change says that a name came or went. A task opens a log by its path, takes no lock, and
 keeps a spool open for the next task of its process.
 
