@@ -42,7 +42,7 @@ def flights(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def run(output: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(TOOLS / "flights.py"), "--output", str(output), *SMALL, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
 def rows_of(root: Path) -> list[int]:

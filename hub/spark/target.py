@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CODECS = {"raw": Codec.RAW, "text": Codec.TEXT, "json": Codec.JSON, "msgpack": Codec.MSGPACK}
 FORMATS = ("spool", "kvj")
 NAMES = ("path", "topic", "prefix", "bits", "capacity", "format", "codec", "durability", "changedBatch", "memory")
-IGNORED = frozenset({"checkpointlocation"})  # Spark's own, of every stream
+IGNORED = frozenset({"checkpointlocation", "queryname"})  # Spark's own, of every stream
 MEMORY = "256MiB"
 COLUMNS = ("key", "value", "topic", "partition", "timestamp", "type")
 LEFT_OUT = ("offset", "timestamptype")  # what reading gives and the log has itself
