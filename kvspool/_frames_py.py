@@ -62,6 +62,7 @@ SEAT_WORDS = 57  # + seat
 SEATS = 6
 HOLDER = 64
 HOLDER_WORDS = 6
+PENDING = 70  # in the cache line of the holder's words, which each append looks at
 ASKED = 72
 RELEASED = 73
 MOVED = 80
@@ -103,6 +104,7 @@ FORKED = -2
 LOOK = -3
 NO_ROOM = -4
 MOVED_ON = -5
+UNSETTLED = -6
 
 # What `come` found.
 WAITS = 0
@@ -828,7 +830,8 @@ class FrameWriter(Ring):
         self.clock = 0
 
     def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
-        """Lock, append one record, publish, unlock; return its sequence, or BUSY, FORKED, LOOK, NO_ROOM or MOVED_ON: nothing was done then.
+        """Lock, append one record, publish, unlock; return its sequence. Nothing was done if that is BUSY, FORKED, LOOK, NO_ROOM,
+        MOVED_ON or UNSETTLED.
 
         timestamp -1 means now. Raises TooLarge, Poisoned, Corruption.
         """
@@ -884,6 +887,8 @@ class FrameWriter(Ring):
         """Under the lock: append one record and publish it."""
         if native.load(self.control, MOVED) != 0:
             return MOVED_ON
+        if native.load(self.control, PENDING) != 0:
+            return UNSETTLED
         self.begin()
         if self.keeps_unread and not self.admits(self.end_of_value(self.end, key, value)):
             return NO_ROOM

@@ -313,6 +313,20 @@ class Columns:
         )
 
 
+    def records(self, rows: memoryview | None, codec: int) -> list[tuple[bytes | None, bytes, int, int]]:
+        """Return key, value, type and codec of the given rows, or of all for None: a Python object for each, for the few times that they
+        have to be compared."""
+        every = range(self.rows) if rows is None else rows
+        values = self._value.cast(pa.binary()).to_pylist()
+        keys = self._key.cast(pa.binary()).to_pylist() if self.has_key is not None else [None] * self.rows
+        types = [0] * self.rows if self._types is None else self._types.to_pylist()
+        codecs = self._codecs_of(codec)
+        return [(keys[row], values[row], types[row], codecs[row]) for row in every]
+
+    def _codecs_of(self, codec: int) -> list[int]:
+        return [codec] * self.rows
+
+
 class JournalColumns(Columns):
     """A record batch laid out for a journal: any time there is, a null for the present one, and perhaps a column `codec`.
 
@@ -340,6 +354,9 @@ class JournalColumns(Columns):
         """Return the bytes of the longest key."""
         return pc.max(pc.binary_length(self._key)).as_py() or 0
 
+    def _codecs_of(self, codec: int) -> list[int]:
+        return [self._codec] * self.rows if self._codecs is None else self._codecs.to_pylist()
+
     def time_of(self, row: int) -> int:
         """Return the timestamp of a row."""
         return self._now if self._timestamps is None else int(self._timestamps[row].as_py())
@@ -363,31 +380,27 @@ class JournalColumns(Columns):
 
 
 class ColumnRows:
-    """Rows of several record batches, as an appender takes them; see `journal.format.Rows`. rows: int32 numbers of those of each part, None
-    for all."""
+    """Rows of several record batches, as an appender takes them; see `journal.format.Rows`. rows: for each part int32 numbers of those that
+    are meant, None for all."""
 
-    def __init__(self, parts: Sequence[JournalColumns], rows: memoryview | None = None) -> None:
-        self.rows = 0
+    def __init__(self, parts: Sequence[JournalColumns], rows: Sequence[memoryview | None]) -> None:
         self._parts = parts
         self._chosen = rows
-        self._ends = list(accumulate(self._count(part) for part in parts))
+        self._ends = list(accumulate(part.rows if chosen is None else len(chosen) for part, chosen in zip(parts, rows, strict=True)))
         self.rows = self._ends[-1] if parts else 0
 
-    def _count(self, part: JournalColumns) -> int:
-        return part.rows if self._chosen is None else len(self._chosen)
-
-    def _place(self, row: int) -> tuple[JournalColumns, int]:
-        """Return the part that a row belongs to, and its number there."""
+    def _place(self, row: int) -> tuple[JournalColumns, memoryview | None, int]:
+        """Return the part that a row belongs to, which of its rows are meant, and the row's number among those."""
         number = bisect_right(self._ends, row)
-        return self._parts[number], row - (self._ends[number - 1] if number else 0)
+        return self._parts[number], self._chosen[number], row - (self._ends[number - 1] if number else 0)
 
     def encode(self, format: Format, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
-        part, row = self._place(start)
-        return format.encode_columns(part, self._chosen, row, sequence, end)
+        part, chosen, row = self._place(start)
+        return format.encode_columns(part, chosen, row, sequence, end)
 
     def time_of(self, row: int) -> int:
-        part, row = self._place(row)
-        return part.time_of(row if self._chosen is None else self._chosen[row])
+        part, chosen, row = self._place(row)
+        return part.time_of(row if chosen is None else chosen[row])
 
 
 def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -31,6 +31,10 @@
     |-- ReaderBusy              somebody else has this durable reader open
     |-- NoSuchReader            the log has no durable reader of this name (also LookupError)
     |-- TooManyReaders          every reader's slot is taken
+    |-- BatchChanged            a batch that was appended in part has come again with other records
+    |-- BatchOutOfOrder         a batch before the last one that was begun    (also ValueError)
+    |-- TooManyPieces           a batch was interrupted too often
+    |-- TooManyProducers        no account is free for one more producer
     |-- Moved                   the log lies in new files since it was resized; never leaves the package
     |-- Reentered               an append in the middle of another one, from a signal handler (also RuntimeError)
     |-- Poisoned                a flush to disk failed; the log takes no more records
@@ -249,6 +253,34 @@ class NoSuchReader(KvspoolError, LookupError):
 
 class TooManyReaders(KvspoolError):
     """Every reader's slot of the log is taken. Nothing was changed; delete a reader that is no longer needed."""
+
+    exit_code = 8
+
+
+class BatchChanged(KvspoolError):
+    """A batch of which a part is stored has come again, and records of that part are not in it. Nothing more was written.
+
+    What makes the batches has to make the same ones again. To go on all the same: `changed="append"` appends every record that isn't there
+    yet, and what is there stays, though it belongs to no batch any more.
+    """
+
+    exit_code = 2
+
+
+class BatchOutOfOrder(KvspoolError, ValueError):
+    """A producer has begun a later batch, and this one isn't known to be there. Nothing was written; the numbers of batches only go up."""
+
+    exit_code = 2
+
+
+class TooManyPieces(KvspoolError):
+    """A batch was interrupted so often, with others appending in between, that its pieces can't be remembered. Nothing more was written."""
+
+    exit_code = 8
+
+
+class TooManyProducers(KvspoolError):
+    """The log remembers as many producers as it can, and none of them may be forgotten by itself. Nothing was written."""
 
     exit_code = 8
 

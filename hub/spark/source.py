@@ -4,6 +4,7 @@
     spark.read.format("kvspool").option("prefix", "JFK").load("root")                    one shard set of several
     df.write.format("kvspool").option("prefix", "JFK").mode("append").save("root")       append to a shard set
     df.write.format("kvspool").mode("append").save("events")                             append to one log
+    df.writeStream.format("kvspool").option("checkpointLocation", "c").start("events")   append a stream, each record once
 
 The columns are named as Kafka's source names them, so that moving a job is changing one word:
 
@@ -15,53 +16,17 @@ Spark's Python API doesn't tell a source which columns a query uses; `.schema("o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from hub.spark.options import ReadOptions, local_path
+from hub.spark.options import ReadOptions
 from hub.spark.reader import ShardReader, reader
+from hub.spark.sink import ShardSink
 from hub.spark.stream import StreamReader
+from hub.spark.target import Target
 from hub.spark.writer import ShardWriter
 
 SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, type int"
-WRITING = frozenset({"path", "prefix", "bits", "capacity", "codec"})
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of a write, parsed and checked; those of a read: `ReadOptions`.
-
-    path: a log, or a root of shards. prefix: of the shard set; None: the only one. bits, capacity: make the shard set if it isn't
-    there; of each shard. codec: what a written value is: raw, text, json, msgpack.
-    """
-
-    path: Path
-    prefix: str | None = None
-    bits: int | None = None
-    capacity: str = "64MiB"
-    codec: str | None = None
-
-    @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Options:
-        """Return the options of a write; ValueError names one that is unknown, missing or wrong."""
-        options = {name.lower(): value for name, value in given.items()}
-        unknown = sorted(set(options) - WRITING)
-        if unknown:
-            raise ValueError(f"unknown option {unknown[0]!r} for format kvspool; there are {', '.join(sorted(WRITING))}")
-        if not options.get("path"):
-            raise ValueError("a path is missing: save(path), of a log or of a root of shards")
-        return cls(
-            path=local_path(options["path"]),
-            prefix=options.get("prefix"),
-            bits=_number("bits", options["bits"]) if "bits" in options else None,
-            capacity=options.get("capacity", "64MiB"),
-            codec=options.get("codec"),
-        )
 
 
 class KvspoolDataSource(DataSource):
@@ -87,14 +52,14 @@ class KvspoolDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> ShardWriter:
         """Return the batch writer. Only mode append is possible: a log isn't replaced by a query."""
-        options = Options.parse(self.options)
         if overwrite:
             raise ValueError('format kvspool only appends: use .mode("append")')
-        return ShardWriter(options.path, options.prefix, options.bits, options.capacity, options.codec, schema)
+        return ShardWriter(Target.parse(self.options, schema))
 
+    def streamWriter(self, schema: StructType, overwrite: bool) -> ShardSink:
+        """Return the sink of a micro-batch. Not for the output mode complete, which would append the whole result again each time."""
+        if overwrite:
+            raise ValueError("format kvspool appends, so it can't replace its content with the whole result of each batch: use the output "
+                             'mode "append" or "update"')
+        return ShardSink(Target.parse(self.options, schema))
 
-def _number(name: str, text: Any) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"option {name} is a number, not {text!r}") from None

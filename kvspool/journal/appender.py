@@ -18,11 +18,12 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import disk, system
+from kvspool import disk, ledger, system
 from kvspool.errors import Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Format, Rows, Scan
@@ -52,6 +53,23 @@ class Torn(msgspec.Struct, frozen=True):
     data: bytes
 
 
+class Accounts:
+    """What has to be told of producers' batches where a journal goes on; see `kvspool.ledger`."""
+
+    def __init__(self, directory: Path, log_id: Callable[[], bytes]) -> None:
+        self._directory = directory
+        self._log_id = log_id
+
+    def settle(self, control: Control, next_sequence: int) -> None:
+        """Under the append lock: note how much was appended of a batch that a killed process has left."""
+        ledger.settle(self._directory, self._log_id(), control.pending - 1, next_sequence)
+        control.set_pending(0)
+
+    def restarted(self, end: int) -> None:
+        """Under the append lock, after a restart of the machine: the journal goes on at this sequence, so what lay behind it is lost."""
+        ledger.restarted(self._directory, self._log_id(), lambda first, count: [(first, max(0, min(end - first, count)))])
+
+
 class Appender:
     """What one handle needs to append. Its methods are called by one thread at a time."""
 
@@ -64,12 +82,13 @@ class Appender:
         torn: list[Torn],
         room: Room | None = None,
         on_roll: OnRoll | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         """Shut the original's writer out, and find the end; what has to be cut for that is added to `torn`. Raises LockTimeout,
         Corruption, Poisoned, or the system's OSError.
 
         room: asked before anything is written. on_roll: called under the append lock, with the sequence of the next record, when a segment
-        was begun; must not raise.
+        was begun; must not raise. accounts: of the journal's producers.
         """
         self.format: Format = segments.format
         self.segments = segments
@@ -81,6 +100,7 @@ class Appender:
         self._segment: Segment | None = None
         self._is_busy = False
         self._on_roll = on_roll
+        self._accounts = accounts
         self._identity = system.port.identity(segments.directory)
         control.enter(timeout)
         with self.locked(timeout):
@@ -97,7 +117,10 @@ class Appender:
         try:
             if self.control.renewals != renewals:
                 self._refuse_another()
-            yield self._find_end()
+            page = self._find_end()
+            if self._accounts is not None and self.control.pending:
+                self._accounts.settle(self.control, page.next_sequence)
+            yield page
         finally:
             self._is_busy = False
             self.control.unlock()
@@ -199,17 +222,17 @@ class Appender:
         is_ours = page.boot == self.control.boot_id
         if not bases:
             known = page.next_sequence if is_ours else 0
-            return self._begin(self._page(page, max(known, self.format.first(self.segments.path))))
+            return self._begin(self._end_of(page, max(known, self.format.first(self.segments.path))))
         base = bases[-1]
         segment = self._open(base)
         if segment is None and isinstance(archived := self.segments.get(base), Archived):
-            return self._begin(self._page(page, self._behind(archived)))
+            return self._begin(self._end_of(page, self._behind(archived)))
         if segment is None:
             raise LogVanished(f"{self.segments.path_of(base)} was removed at this moment; try again")
         size = segment.size()
         begin = self.segments.begin_of(segment)
         if not begin and self.format.header_bytes:
-            return self._begin(self._page(page, base))  # its header is torn, so there is no frame
+            return self._begin(self._end_of(page, base))  # its header is torn, so there is no frame
         if size <= begin:  # whoever made it may not have come to its end
             self._flush(segment, page)
             disk.flush_directory(segment.path.parent)
@@ -228,11 +251,17 @@ class Appender:
         if not is_ours:
             self._flush(segment, page)
         synced = min(page.synced_sequence, found.sequence) if is_ours else found.sequence
-        page = self._page(page, base, found.size, found.sequence)._replace(synced_sequence=synced)
+        page = self._end_of(page, base, found.size, found.sequence)._replace(synced_sequence=synced)
         self.control.write(page)
         if self.format.reads_zeros:
             system.port.flush(self.control.fd)
         return page
+
+    def _end_of(self, page: Page, base: int, end: int = NOT_BEGUN, sequence: int | None = None) -> Page:
+        """Return the page with the end that was found; after a restart of the machine what lies behind it is known to be lost."""
+        if self._accounts is not None and page.boot != self.control.boot_id:
+            self._accounts.restarted(base if sequence is None else sequence)
+        return self._page(page, base, end, sequence)
 
     def _refuse_to_lose(self, segment: Segment, found: Scan, size: int) -> None:
         """Raise Corruption if sound frames seem to lie behind what is none: then it is no torn end, and only a person may say what goes."""

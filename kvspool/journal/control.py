@@ -16,6 +16,7 @@ for it, and at each append whether it still has one.
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -50,6 +51,8 @@ class Page(NamedTuple):
 
 
 PAGE = Layout(Page)
+PENDING_AT = 112  # behind the page: number + 1 of the account of a batch that is being appended (u32), and its complement; zeros: none
+_PENDING = struct.Struct("<2I")
 
 
 class Control:
@@ -62,6 +65,7 @@ class Control:
         self._process = system.port.process_id()
         self.holder = holders.ours()
         self.boot_id = system.port.boot_id()
+        self.pending = 0  # as it was at the last `read`
         self.renewals = 0  # how often the file was another one, since somebody had removed it
         self.fd = self._open()
 
@@ -122,8 +126,14 @@ class Control:
 
     def read(self) -> Page:
         """Return the page; one that is all zero if there is none that can be believed."""
-        data = system.port.read(self.fd, PAGE.size, 0)
+        data = system.port.read(self.fd, PENDING_AT + _PENDING.size, 0)
+        number, complement = _PENDING.unpack(data[PENDING_AT:].ljust(_PENDING.size, b"\0"))
+        self.pending = number if number ^ complement == 0xFFFF_FFFF else 0
         return parse(data)
+
+    def set_pending(self, number: int) -> None:
+        """Under the append lock: say that a producer's batch is being appended (number + 1 of its account), or that none is (0)."""
+        system.port.write(self.fd, _PENDING.pack(number, number ^ 0xFFFF_FFFF if number else 0), PENDING_AT)
 
     def write(self, page: Page) -> None:
         """Replace the page, under the append lock."""

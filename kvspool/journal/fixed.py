@@ -178,20 +178,20 @@ class FixedJournal(Journal):
         first -= first % self.format.items_per_blob
         if first > self._bases()[0]:
             appender.control.write(page._replace(boot=NOWHERE))
-            self._bounds.begin_at(first, self._mode())
-            self.format.prune(appender.segments, first, self._mode())
+            self._bounds.begin_at(first, self.mode())
+            self.format.prune(appender.segments, first, self.mode())
             appender.control.write(page)
 
     def _rewind(self, appender: Appender, page: Page, size: int) -> Page:
         appender.control.write(page._replace(boot=NOWHERE))  # whoever comes after us, if we die, looks what there is to finish
-        self._bounds.begin_rewind(size, self._mode())
-        self.format.rewind(appender.segments, size, self._mode())
+        self._bounds.begin_rewind(size, self.mode())
+        self.format.rewind(appender.segments, size, self.mode())
         return self._end_at(appender, page, size)
 
     def _begin_at(self, appender: Appender, page: Page, position: int) -> Page:
         appender.control.write(page._replace(boot=NOWHERE))
-        self._bounds.begin_at(position, self._mode())
-        self.format.finish(appender.segments, self._mode())
+        self._bounds.begin_at(position, self.mode())
+        self.format.finish(appender.segments, self.mode())
         return self._end_at(appender, page, position)
 
     def _end_at(self, appender: Appender, page: Page, position: int) -> Page:

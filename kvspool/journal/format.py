@@ -106,6 +106,7 @@ class Format(ABC):
     total_bytes: int = 0  # that all segments may take, the oldest go; 0: any number
     has_archives: ClassVar[bool] = False  # sealed segments may lie there compressed: nobody else's program reads them
     may_leave_out: ClassVar[bool] = False  # sequences between two frames: `pass_over` goes on behind them, `scan` says JUMPED
+    has_producers: ClassVar[bool] = False  # it may have a list of producers beside the segments; see `kvspool.producers`
     has_columns: ClassVar[bool] = False  # frames go to and from columns as Arrow has them, without an object for a record
     header_bytes: int = 0
     most_bytes: int = (1 << 63) - 1  # of a segment; what lies behind them is nobody's

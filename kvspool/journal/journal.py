@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvspool import forks, system
+from kvspool import forks, producers, system
 from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.iteration import OnGap
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
-from kvspool.journal import settings, trim
-from kvspool.journal.appender import Appender, Torn, last_whole, walk
+from kvspool.journal import producing, settings, trim
+from kvspool.journal.appender import Accounts, Appender, Torn, last_whole, walk
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
@@ -47,6 +47,7 @@ from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.settings import Settings
 from kvspool.journal.trim import Elsewhere, TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
+from kvspool.producers import Booking, Producer, ProducerStats
 from kvspool.record import NO_TIME, Codec, encode
 from kvspool.spool.cursor import Isolation, check_isolation
 from kvspool.spool.durability import Background
@@ -127,7 +128,7 @@ class Journal:
         self._thread_lock = threading.RLock()
         self._is_closed = False
         self.trim_error: Exception | None = None
-        self.offsets: Offsets = format.offsets(path, self._mode())
+        self.offsets: Offsets = format.offsets(path, self.mode())
         forks.register(self)
 
     # Writing.
@@ -228,7 +229,7 @@ class Journal:
             return batch
         for part in parts:
             self.format.check_columns(part)
-        return arrow.ColumnRows(parts, rows)
+        return arrow.ColumnRows(parts, [rows] * len(parts))
 
     def append_prepared(self, batch: Rows, timeout: float | None = None, durable: bool = False, at: int | None = None) -> range:
         """Append a prepared batch under one lock; see `append_batch`."""
@@ -237,11 +238,43 @@ class Journal:
             return range(0)
         with self.appending(timeout) as (appender, page):
             sequences = appender.append(batch, page, at)
+        self._settle_durability(sequences, timeout, durable)
+        return sequences
+
+    def _settle_durability(self, sequences: range, timeout: float, durable: bool) -> None:
+        """Do for what was appended what its durability asks for."""
         if durable or self.durability == "disk":
             self._make_durable(sequences, timeout)
         elif self.durability == "os":
             self._start_background()
-        return sequences
+
+    def append_booked(self, rows: Rows, booking: Booking, timeout: float | None, durable: bool) -> None:
+        """Append a prepared batch of a producer under one lock; see `kvspool.producers`."""
+        timeout = self.timeout if timeout is None else timeout
+        sequences = range(0)
+        with (
+            self.appending(timeout) as (appender, page),
+            booking.kept(page.next_sequence, producing.JournalProducing(self).place(appender.control)) as may_append,
+        ):
+            if may_append and rows.rows:
+                sequences = appender.append(rows, page)
+        if sequences:
+            self._settle_durability(sequences, timeout, durable)
+
+    def producer(self, name: str) -> Producer:
+        """Return a producer: what appends numbered batches, each record of which is stored once, whatever dies; see `kvspool.producers`.
+
+        Raises ValueError for a format other than kvj, and for a name that is none.
+        """
+        return Producer(producing.JournalProducing(self), name)
+
+    def producers(self) -> list[ProducerStats]:
+        """Return what the journal remembers of its producers, by name."""
+        return producers.listing(producing.JournalProducing(self)) if self.format.has_producers else []
+
+    def forget_producers(self, names: Iterable[str], timeout: float | None = None) -> int:
+        """Let the journal forget producers, whose records stay; returns how many it knew. Raises LockTimeout."""
+        return producers.forget(producing.JournalProducing(self), names, timeout)
 
     def _check(self, batch: Batch) -> None:
         """Raise TypeError, ValueError or TooLarge for a batch that can't be appended as it is."""
@@ -286,12 +319,13 @@ class Journal:
             raise Closed(f"{self.path} was closed; open it again")
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
-            mode = self._mode()
+            mode = self.mode()
             self.format.prepare(self.path)
             control = Control(self.format.lock_file(self.path), mode)
             try:
                 room = Room(self.format, self.offsets) if self.format.total_bytes or self.format.trims_consumed else None
-                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, room, trim.on_roll(self))
+                accounts = Accounts(self.path, lambda: self.log_id) if self.format.has_producers else None
+                appender = Appender(self.segments_apart(), control, mode, timeout, self._torn, room, trim.on_roll(self), accounts)
             except BaseException:
                 control.close()
                 raise
@@ -695,7 +729,7 @@ class Journal:
 
         Writers wait meanwhile, readers go on. Raises LockTimeout, Poisoned if the disk still fails, Closed, or the system's OSError.
         """
-        return repair_journal(self, self._mode(), self.timeout if timeout is None else timeout)
+        return repair_journal(self, self.mode(), self.timeout if timeout is None else timeout)
 
     def bases(self) -> list[int]:
         """Return the first sequences of all segments, in order. Raises LogNotFound if there is none."""
@@ -771,7 +805,7 @@ class Journal:
         found = settings.load(directory)
         if found is None:
             found = Settings(format=self.format.name, limits=self.format.limits(), codec=self._codec.name.lower())
-        settings.store(directory, msgspec.structs.replace(found, **changes), self._mode())
+        settings.store(directory, msgspec.structs.replace(found, **changes), self.mode())
 
     def stats(self) -> JournalStats:
         """Return what the journal holds at this moment."""
@@ -800,7 +834,7 @@ class Journal:
     def _shown(self, timestamp: int) -> int:
         return 0 if timestamp in (NO_TIME, LAST_TIME) else timestamp
 
-    def _mode(self) -> int:
+    def mode(self) -> int:
         """Return the permission bits of new files: those of the directory, without the right to search."""
         status = system.port.look_up(self._segments.directory)
         return 0o600 if status is None else 0o600 | (status.st_mode & 0o066)

@@ -127,7 +127,8 @@ class Control(NamedTuple):
     holder_start: Annotated[int, "Q", "when that process started, clock ticks since boot"]
     holder_boot: Annotated[int, "Q", "the first 8 bytes of the boot id"]
     holder_namespace: Annotated[int, "Q", "inode of the process's pid namespace"]
-    holder_reserved: Annotated[bytes, "16s", "zeros"]
+    pending: Annotated[int, "Q", "not 0: number + 1 of the account of a batch that is being appended; who has the append lock settles it"]
+    holder_reserved: Annotated[bytes, "8s", "zeros"]
     asked: Annotated[int, "Q", "not 0: a writer waits for the append lock; whoever keeps it gives it up and clears this"]
     released: Annotated[int, "Q", "counts, roughly, releases for which somebody waited; writers sleep on its low half (a futex)"]
     asked_reserved: Annotated[bytes, "48s", "zeros"]
@@ -298,6 +299,7 @@ for _word, _name in (
     (frames.GOAL, "goal"),
     (frames.WANTED, "wanted"),
     (frames.HOLDER, "holder_id_low"),
+    (frames.PENDING, "pending"),
     (frames.ASKED, "asked"),
     (frames.RELEASED, "released"),
 ):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvspool import _frames_py as frames
-from kvspool import disk, system
+from kvspool import disk, ledger, system
 from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
 from kvspool.errors import (
     Corruption,
@@ -40,6 +40,7 @@ from kvspool.record import STRUCTURED, Codec
 from kvspool.spool import epochs, format, rates
 from kvspool.spool.keys import KeyTable
 
+LEDGER_FILES = (ledger.NAME, f"{ledger.NAME}.tmp")
 H = TypeVar("H", format.Header, format.DataHeader)
 _NO_WORDS = memoryview(b"").cast("Q")
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.EPERM)
@@ -155,7 +156,7 @@ def _write_file(path: Path, size: int, header: bytes, mode: int) -> None:
 
 def discard(building: Path) -> None:
     """Remove what an unfinished `create` or `resize` left under its temporary name."""
-    for name in (format.DATA_FILE, format.CONTROL_FILE, format.LOCK_FILE):
+    for name in (format.DATA_FILE, format.CONTROL_FILE, format.LOCK_FILE, *LEDGER_FILES):
         with suppress(FileNotFoundError):
             system.port.remove(building / name)
     with suppress(FileNotFoundError):
@@ -421,6 +422,18 @@ class Pair:
         """Count a Gap that a reader was given, where we may write."""
         if self.can_ask and not self.is_closed:
             rates.count_gap(self.control.cast("Q"), system.port.now())
+
+    def copy_accounts(self, successor: Pair) -> None:
+        """Under all locks, for who resizes: give the new files the list of producers too, on disk, after what a killed one has left was
+        accounted for."""
+        pending = self._words[frames.PENDING]
+        if pending:
+            ledger.settle(self.path, self.origin, pending - 1, self.reader(0, 0).mark()[1])
+            self._words[frames.PENDING] = 0
+        found = ledger.Ledger.open(self.path, self.origin, to_read=True)
+        if found is not None:
+            with found:
+                found.copy_to(successor.path)
 
     def has_vanished(self) -> bool:
         """Return whether the log's files were deleted; what is mapped can still be read."""

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import msgspec
 
 from kvspool import _frames_py as frames
-from kvspool import locks, system
+from kvspool import ledger, locks, system
 from kvspool.errors import Poisoned, Unrecovered
 from kvspool.spool import checkpoints, epochs, format, slots
 
@@ -119,6 +119,8 @@ class Memory(Protocol):
     def flush_data(self) -> None: ...
 
     def flush_control(self) -> None: ...
+
+    def account(self, kept: list[Run], *, is_forced: bool) -> None: ...
 
 
 class Run(NamedTuple):
@@ -433,7 +435,7 @@ def apply(memory: Memory, found: Findings) -> None:
     values = [(frames.MIN_SEQ, state.min_seq), (frames.HEAD, state.head)]
     for mark in (frames.MARKS, frames.MARKS + frames.MARK_WORDS):
         values += [(mark, state.tail), (mark + 1, state.next_seq), (mark + 2, state.timestamp)]
-    values += [(frames.TAIL, state.tail), (format.SYNCED_SEQ, state.next_seq), (format.SYNCED, state.tail)]
+    values += [(frames.PENDING, 0), (frames.TAIL, state.tail), (format.SYNCED_SEQ, state.next_seq), (format.SYNCED, state.tail)]
     for at, value in values:
         if words[at] != value:
             words[at] = value
@@ -478,6 +480,7 @@ def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False
     if is_forced or before is None or before[1].state != format.SEALED or before[1].boot_id != boot_id:
         found = examine(memory)
         apply(memory, found)
+        memory.account(found.kept, is_forced=is_forced)
         memory.flush_data()
         slot, count = (0, 0) if before is None else (1 - before[0], before[1].recoveries)
         epoch = format.Epoch(boot_id, found.state.next_seq, now, count + 1, found.cut_records, found.cut_bytes, format.SEALED, 0)
@@ -548,6 +551,17 @@ class Files:
 
     def flush_control(self) -> None:
         system.port.flush_data(self._pair.control_fd)
+
+    def account(self, kept: list[Run], *, is_forced: bool) -> None:
+        """Take what is not kept out of the producers' accounts, on disk."""
+
+        def there(first: int, count: int) -> list[tuple[int, int]]:
+            oldest = kept[0].first if kept else first
+            before = [(first, min(first + count, oldest) - first)] if first < oldest else []  # overwritten since, by what is kept
+            parts = ((max(first, run.first), min(first + count, run.last + 1)) for run in kept)
+            return before + [(begin, end - begin) for begin, end in parts if begin < end]
+
+        ledger.restarted(self._pair.path, self._pair.origin, there, is_forced=is_forced)
 
 
 @contextmanager

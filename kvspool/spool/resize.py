@@ -45,7 +45,7 @@ BATCH = 256  # records copied at once
 NEARLY = 1 << 20  # bytes; no more than that is left to copy when writers have to wait
 ROUNDS = 8  # of copying what came meanwhile; then they wait for all the rest
 _SUFFIX = ".resize"  # of the temporary name
-_FILES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE}
+_FILES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *pairs.LEDGER_FILES}
 
 Progress = Callable[[int, int], None]
 
@@ -250,6 +250,7 @@ class _Resizing:
             old.key_table.copy_to(new.key_table)
         new.control[format.RATES_AT : format.SLOTS_AT] = old.control[format.RATES_AT : format.SLOTS_AT]
         self._copy_slots(reader, kept)
+        old.copy_accounts(new)
         self._flush()
         return Resized(str(old.path), old.header.capacity, self.capacity, next_sequence - kept, max(0, kept - first))
 

@@ -28,7 +28,7 @@ import msgspec
 import posix_ipc
 
 from kvspool import _frames_py as frames
-from kvspool import forks, holders, locks, system
+from kvspool import forks, holders, ledger, locks, producers, system
 from kvspool._frames import FrameWriter, Single, measure
 from kvspool.errors import (
     Closed,
@@ -45,8 +45,9 @@ from kvspool.errors import (
 )
 from kvspool.iteration import OnGap
 from kvspool.keyed import Packer
+from kvspool.producers import Booking, Producer, ProducerStats
 from kvspool.record import Codec, Record, check_codec, decode, encode
-from kvspool.spool import epochs, format, rates, recovery, search, seats, views
+from kvspool.spool import epochs, format, producing, rates, recovery, search, seats, views
 from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
 from kvspool.spool.pair import Pair
@@ -255,6 +256,39 @@ class Spool(Single):
         if self._pack is None:
             return row._replace(codec=Codec.MSGPACK)
         return row._replace(value=encode(decode(row.value, Codec.MSGPACK, None), self._codec, self._pack)[0])
+
+    def producer(self, name: str) -> Producer:
+        """Return a producer: what appends numbered batches, each record of which is stored once, whatever dies; see `kvspool.producers`.
+
+        Raises ValueError for a name that is none.
+        """
+        return Producer(producing.SpoolProducing(self), name)
+
+    def producers(self) -> list[ProducerStats]:
+        """Return what the log remembers of its producers, by name."""
+        return producers.listing(producing.SpoolProducing(self))
+
+    def forget_producers(self, names: Iterable[str], timeout: float | None = None) -> int:
+        """Let the log forget producers, whose records stay; returns how many it knew. Raises LockTimeout, the system's OSError."""
+        return producers.forget(producing.SpoolProducing(self), names, timeout)
+
+    def append_booked(
+        self, put: Callable[[FrameWriter], Any], end: Callable[[FrameWriter], int], booking: Booking, timeout: float | None, durable: bool
+    ) -> None:
+        """Append what a producer puts under one lock; see `_write` and `kvspool.producers`."""
+        self._write(put, end, timeout, durable, None, booking)
+
+    def change_accounts(self, change: Callable[[producing.Place, int], int], timeout: float | None = None) -> int:
+        """Under the append lock: do what changes the list of producers, which gets its place and the next sequence; return its result.
+
+        Raises LockTimeout, Closed; PermissionError where one may only read.
+        """
+
+        def work(writer: FrameWriter) -> int:
+            next_sequence = writer.begin()
+            return change(producing.Place.of(self._live()), next_sequence)
+
+        return self._locked(work, self.timeout if timeout is None else timeout)
 
     def writer(self, timeout: float | None = None) -> Writer:
         """Return a writer for bursts: it keeps the append lock between its appends, until another writer asks for it.
@@ -687,10 +721,11 @@ class Spool(Single):
         timeout: float | None,
         durable: bool,
         keep: Keep | None = None,
+        booking: Booking | None = None,
     ) -> range:
         """Append under one lock what `put` puts, which would end at position `end`; all of it or nothing. `durable`: and flush it.
 
-        Waits for the lock, and for room where the policy says so; in between neither lock is held.
+        Waits for the lock, and for room where the policy says so; in between neither lock is held. booking: of a producer's batch.
         """
         timeout = self.timeout if timeout is None else timeout
         deadline = system.port.monotonic() + timeout
@@ -705,7 +740,10 @@ class Spool(Single):
             ends_at = end(writer) if writer.keeps_unread else 0
             if writer.admits(ends_at):
                 try:
-                    put(writer)
+                    if booking is None:
+                        put(writer)
+                    else:
+                        self._put_booked(writer, put, booking, first)
                 except Pinned as error:
                     if writer.mark()[1] > first:
                         raise Pinned(f"{error}; records {first} to {writer.mark()[1] - 1} of this batch were appended") from None
@@ -735,6 +773,13 @@ class Spool(Single):
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
 
+    def _put_booked(self, writer: FrameWriter, put: Callable[[FrameWriter], Any], booking: Booking, first: int) -> None:
+        """Under the lock: put a producer's batch and publish it, unless somebody else was quicker."""
+        with booking.kept(first, producing.Place.of(self._live())) as may_append:
+            if may_append:
+                put(writer)
+                writer.publish()
+
     def _flush(self, appended: range, timeout: float | None) -> None:
         """Return when the records that were just appended are on disk. Raises Poisoned, or NotDurable for any other error."""
         try:
@@ -762,7 +807,7 @@ class Spool(Single):
                 pair = self._live()
                 writer.let_others()
                 try:
-                    attempt = partial(writer.locked, work, keep is not None)
+                    attempt = partial(writer.locked, partial(self._settled, pair, work), keep is not None)
                     done: T = locks.wait_for(attempt, left, partial(self._describe_holder, pair), Turn(writer).rest)
                 except Moved:
                     if self._live() is pair:
@@ -776,6 +821,14 @@ class Spool(Single):
                 if writer.bell:
                     self.ring(writer)
                 return done
+
+    def _settled(self, pair: Pair, work: Callable[[FrameWriter], T], writer: FrameWriter) -> T:
+        """Under the append lock: do the work, after a producer's batch was accounted for that a killed process has left."""
+        pending = writer.word(frames.PENDING)
+        if pending and not writer.word(frames.MOVED):
+            ledger.settle(pair.path, pair.origin, pending - 1, writer.mark()[1])
+            producing.Place.of(pair).set_pending(0)
+        return work(writer)
 
     def ring(self, writer: FrameWriter) -> None:
         """Wake who asked. The records are stored by now, so nothing that goes wrong here is the caller's: a sleeper looks by himself."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from sessions import MARKS, load, told
 import hub
 import kvspool
 import shard
+from kvspool import KvspoolError
 from kvspool.record import Codec
 from shard import route
 
@@ -25,6 +28,26 @@ if TYPE_CHECKING:
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 pytestmark = MARKS
+
+
+def schema(columns: str) -> Any:
+    from pyspark.sql import types
+
+    kinds = {"string": types.StringType, "binary": types.BinaryType, "int": types.IntegerType, "bigint": types.LongType}
+    kinds["timestamp"] = types.TimestampType
+    return types.StructType([types.StructField(name, kinds[kind]()) for name, kind in (one.split() for one in columns.split(","))])
+
+
+def target(path: Path, columns: str, **options: str) -> Any:
+    from hub.spark.target import Target
+
+    return Target.parse({"path": str(path), **options}, schema(columns))
+
+
+def of_rows(kinds: dict[str, Any], rows: list[dict[str, Any]]) -> Any:
+    import pyarrow
+
+    return pyarrow.RecordBatch.from_pylist(rows, pyarrow.schema(kinds))
 
 
 def numbered(spark: SparkSession, count: int, *columns: str) -> DataFrame:
@@ -80,11 +103,12 @@ def test_what_was_written_is_read_back(spark: SparkSession, tmp_path: Path) -> N
         assert {record.codec for record in root} == {Codec.RAW}
 
 
-def test_rows_without_a_key_take_turns_and_columns_may_be_few(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_without_a_key_are_spread_by_their_values_and_columns_may_be_few(spark: SparkSession, tmp_path: Path) -> None:
     shard.create(tmp_path / "root", prefix="p", bits=2, capacity="1MiB").close()
     save(numbered(spark, 400, "concat('é', id) AS value").coalesce(1), tmp_path / "root")
     with shard.open(tmp_path / "root") as shards:
-        assert [stats.records for stats in shards.stats()] == [100] * 4
+        assert all(70 < stats.records < 130 for stats in shards.stats())
+        assert all(record.shard == route.shard_of(record.value, 2) for record in shards)
         assert sorted(record.data for record in shards) == sorted(f"é{at}" for at in range(400))
         assert {(record.key, record.type, record.codec) for record in shards} == {(None, 0, Codec.TEXT)}
 
@@ -106,12 +130,12 @@ def test_a_frame_without_rows_makes_the_set_and_appends_nothing(spark: SparkSess
 
 def test_a_set_that_is_there_is_used_whatever_the_capacity_and_an_unfinished_one_is_completed(spark: SparkSession, tmp_path: Path) -> None:
     shard.create(tmp_path, prefix="p", bits=1, capacity=65536).close()
-    save(numbered(spark, 10, "'v' AS value"), tmp_path, prefix="p", bits="1", capacity="1MiB")
+    save(numbered(spark, 100, "concat('v', id) AS value"), tmp_path, prefix="p", bits="1", capacity="1MiB")
     shutil.rmtree(tmp_path / "p.1.001")
-    save(numbered(spark, 10, "'v' AS value"), tmp_path, prefix="p", bits="1", capacity="128KiB")
+    save(numbered(spark, 100, "concat('v', id) AS value"), tmp_path, prefix="p", bits="1", capacity="128KiB")
     with shard.open(tmp_path) as shards:
         assert [stats.capacity for stats in shards.stats()] == [65536, 131072]
-        assert sum(stats.records for stats in shards.stats()) > 10
+        assert sum(stats.records for stats in shards.stats()) > 100
 
 
 @pytest.mark.parametrize(
@@ -132,22 +156,34 @@ def test_another_mode_than_append_is_refused_and_nothing_is_touched(spark: Spark
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        (["'v' AS value", "id"], "column id can't be written to kvspool; there are value, key, type and timestamp: select those"),
-        (["'k' AS key"], "a column named value is missing"),
-        (["id AS value"], "column value is bigint; it must be binary or string"),
-        (["'v' AS value", "id AS key"], "column key is bigint; it must be binary or string"),
-        (["'v' AS value", "'t' AS type"], "column type is string; it must be tinyint or smallint or int or bigint"),
-        (["'v' AS value", "id AS timestamp"], "column timestamp is bigint; it must be timestamp"),
+        ("value string, id bigint", "column id can't be written to kvspool; there are value, key, topic, partition, timestamp and type"),
+        ("key string", "a column named value is missing"),
+        ("value string, VALUE string", "two columns have the same name"),
+        ("value bigint", "column value is bigint; it must be binary or string"),
+        ("value string, key bigint", "column key is bigint; it must be binary or string"),
+        ("value string, type string", "column type is string; it must be tinyint or smallint or int or bigint"),
+        ("value string, timestamp bigint", "column timestamp is bigint; it must be timestamp or timestamp_ntz"),
+        ("value string, topic bigint", "column topic is bigint; it must be string"),
+        ("value string, partition bigint", "column partition is bigint; it must be int or tinyint or smallint"),
+        ("value string, headers binary", "column headers can't be written to kvspool: records have none"),
     ],
 )
-def test_columns_that_can_not_be_written_are_named_before_any_task_runs(
-    spark: SparkSession, tmp_path: Path, columns: list[str], words: str
-) -> None:
+def test_columns_that_can_not_be_written_are_named(tmp_path: Path, columns: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        target(tmp_path / "root", columns, bits="1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_can_not_be_written_is_said_before_any_task_runs(spark: SparkSession, tmp_path: Path) -> None:
     from pyspark.errors import AnalysisException
 
-    with pytest.raises(AnalysisException) as failure:
-        save(numbered(spark, 10, *columns), tmp_path / "root", bits="1")
-    assert words in told(failure)
+    for columns, options, words in (
+        (["'v' AS value", "id"], {"bits": "1"}, "column id can't be written to kvspool"),
+        (["'v' AS value"], {}, "has no complete shard set with prefix ''; option bits makes one"),
+    ):
+        with pytest.raises(AnalysisException) as failure:
+            save(numbered(spark, 10, *columns), tmp_path / "root", **options)
+        assert words in told(failure)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -164,58 +200,128 @@ def test_columns_that_can_not_be_written_are_named_before_any_task_runs(
         ("new", {"bits": "1", "prefix": "a.b"}, "a prefix has the characters"),
         ("new", {"bits": "1", "capacity": "huge"}, "a size is a number with a unit"),
         ("new", {"bits": "1", "codec": "pickle"}, "option codec is one of raw, text, json, msgpack, not 'pickle'"),
-        ("good", {"failOnDataLoss": "true"}, "unknown option 'failondataloss'"),
+        ("good", {"failOnDataLoss": "true"}, "unknown option 'failondataloss' for writing with format kvspool"),
+        ("good", {"topics": "p"}, "did you mean topic?"),
+        ("good", {"kafka.bootstrap.servers": "h:9092"}, "there is no broker"),
+        ("good", {"topic": "p", "prefix": "p"}, "options topic and prefix mean the same: give one"),
+        ("good", {"topic": "../p"}, "option topic: a prefix has the characters"),
+        ("good", {"durability": "os"}, "option durability is one of memory, disk, not 'os'"),
+        ("good", {"memory": "1kB"}, "option memory is at least 1MiB, not '1kB'"),
+        ("log", {"topic": "other"}, "is one log, so its topic is 'log', not 'other'; leave option topic out"),
         ("log", {"prefix": "p"}, "is one log, not a root of shards: options prefix and bits have no meaning there"),
         ("log", {"bits": "1"}, "is one log, not a root of shards: options prefix and bits have no meaning there"),
         ("none/new", {"bits": "1"}, "No such file or directory"),
     ],
 )
-def test_where_nothing_can_be_written_is_said_before_any_task_runs(
-    spark: SparkSession, odd_root: Path, name: str, options: dict[str, str], words: str
-) -> None:
-    from pyspark.errors import AnalysisException
-
-    with pytest.raises(AnalysisException) as failure:
-        save(numbered(spark, 10, "'v' AS value"), odd_root / name, **options)
-    assert words in told(failure)
+def test_where_nothing_can_be_written_is_said(odd_root: Path, name: str, options: dict[str, str], words: str) -> None:
+    with pytest.raises((KvspoolError, OSError, ValueError)) as failure:
+        target(odd_root / name, "value string", **options)
+    assert words in str(failure.value)
 
 
 @pytest.mark.parametrize(
-    ("columns", "words"),
+    ("row", "words"),
     [
-        (["if(id = 5, NULL, 'v') AS value"], "column value has nulls"),
-        (["'v' AS value", "if(id = 5, 256, 1) AS type"], "column type doesn't fit"),
-        (["if(id = 5, repeat('v', 20000), 'v') AS value"], "a ring of 65536 bytes holds at most 16384"),
-        (["'v' AS value", "timestamp_seconds(id - 5) AS timestamp"], "column timestamp has times before 1970"),
+        ({"value": None}, "column value has nulls"),
+        ({"type": 256}, "column type doesn't fit"),
+        ({"value": "v" * 20000}, "a ring of 65536 bytes holds at most 16384"),
+        ({"timestamp": -1}, "column timestamp has times before 1970"),
+        ({"topic": None}, "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row"),
+        ({"topic": "q"}, "[KVSPOOL_UNKNOWN_TOPIC] "),
+        ({"topic": "q"}, "has no complete shard set with prefix 'q'; option bits makes one"),
+        ({"topic": "../../etc"}, "[KVSPOOL_UNKNOWN_TOPIC] column topic: a prefix has the characters"),
+        ({"topic": ""}, "[KVSPOOL_UNKNOWN_TOPIC] column topic is empty in a row"),
+        ({"partition": 9}, "[KVSPOOL_UNKNOWN_PARTITION] column partition is 9 in a row; topic 'p' has the partitions 0 to 1"),
+        ({"partition": -1}, "column partition is -1 in a row"),
     ],
 )
-def test_a_row_that_can_not_be_written_fails_the_job_with_the_reason(
-    spark: SparkSession, tmp_path: Path, columns: list[str], words: str
-) -> None:
+def test_a_row_that_can_not_be_written_fails_the_task_with_the_reason(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+    import pyarrow
+
+    from hub.spark.appending import append
+
+    kinds = {"value": pyarrow.string(), "topic": pyarrow.string(), "partition": pyarrow.int32()}
+    kinds |= {"type": pyarrow.int32(), "timestamp": pyarrow.timestamp("us", "UTC")}
+    good = {"value": "v", "topic": "p", "partition": 0, "type": 1, "timestamp": 1}
+    with shard.create(tmp_path / "root", prefix="p", bits=1, capacity=65536) as shards:
+        writing = target(tmp_path / "root", "value string, topic string, partition int, type int, timestamp timestamp")
+        with pytest.raises((KvspoolError, ValueError), match=re.escape(words)):
+            append(writing, iter([of_rows(kinds, [good]), of_rows(kinds, [good, good | row, good])]), "job/0", 0)
+        assert list(shards) == []
+        assert sorted(path.name for path in (tmp_path / "root").iterdir()) == ["p.1.000", "p.1.001"]
+        assert append(writing, iter([of_rows(kinds, [good])]), "job/0", 0).records == len(list(shards)) == 1
+
+
+def test_a_row_that_can_not_be_written_fails_the_job_with_the_reason(spark: SparkSession, tmp_path: Path) -> None:
     from pyspark.errors import PySparkException
 
     with shard.create(tmp_path / "root", prefix="p", bits=1, capacity=65536) as shards:
         with pytest.raises(PySparkException) as failure:
-            save(numbered(spark, 10, *columns).coalesce(1), tmp_path / "root")
-        assert words in told(failure)
+            save(numbered(spark, 10, "'v' AS value", "if(id = 5, NULL, 'p') AS topic").coalesce(1), tmp_path / "root")
+        assert "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row" in told(failure)
         assert list(shards) == []
 
 
-def test_a_task_whose_worker_is_killed_is_run_again_and_leaves_no_half_record(
+def once(flag: Path) -> Callable[[], bool]:
+    """Return what is true the first time that it is called, in whatever process that is. Spark pickles it as it is."""
+    name = str(flag)
+
+    def is_first() -> bool:
+        try:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    return is_first
+
+
+@pytest.mark.parametrize("format", ["spool", "kvj"])
+def test_a_task_that_fails_after_it_has_appended_is_run_again_and_adds_nothing(spark: SparkSession, tmp_path: Path, format: str) -> None:
+    from pyspark.sql.datasource import DataSource
+
+    from hub.spark.target import Target
+    from hub.spark.writer import ShardWriter
+
+    fails = once(tmp_path / "failed")
+
+    class Failing(ShardWriter):
+        def write(self, iterator: Iterator[Any]) -> Any:
+            done = super().write(iterator)
+            if fails():
+                raise OSError("the task failed after it had appended")
+            return done
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return f"failing_{format}"
+
+        def writer(self, schema: Any, overwrite: bool) -> Failing:
+            return Failing(Target.parse(self.options, schema))
+
+    spark.dataSource.register(Source)
+    columns = ("if(id % 3 = 0, NULL, concat('key-', id % 20)) AS key", "concat('value-', id) AS value")
+    writer = numbered(spark, 4000, *columns).repartition(3).write.format(f"failing_{format}").mode("append")
+    writer.options(prefix="p", bits="2", capacity="4MiB", format=format).save(str(tmp_path / "root"))
+
+    assert (tmp_path / "failed").exists()
+    with shard.open(tmp_path / "root") as shards:
+        assert sorted(record.data for record in shards) == sorted(f"value-{at}" for at in range(4000))
+        assert [log.producers() for log in shards.shards] == [[]] * 4, "what is done needs no account any more"
+
+
+def test_a_task_whose_worker_is_killed_is_run_again_and_each_row_is_there_once(
     spark: SparkSession, tmp_path: Path, narrow_batches: None
 ) -> None:
-    flag = str(tmp_path / "killed")
+    dies = once(tmp_path / "killed")
 
     def die_once(batches: Iterator[Any]) -> Iterator[Any]:
         rows = 0
         for batch in batches:
             rows += batch.num_rows
-            if rows > 2000:
-                try:
-                    os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
-                    os.kill(os.getpid(), signal.SIGKILL)
-                except FileExistsError:
-                    pass
+            if rows > 2000 and dies():
+                os.kill(os.getpid(), signal.SIGKILL)
             yield batch
 
     frame = numbered(spark, 4000, "concat('key-', id % 20) AS key", "concat('value-', id) AS value").coalesce(1)
@@ -224,36 +330,90 @@ def test_a_task_whose_worker_is_killed_is_run_again_and_leaves_no_half_record(
 
     assert (tmp_path / "killed").exists()
     with shard.open(tmp_path / "root") as shards:
-        counts = Counter(record.data for record in shards)
+        assert sorted(record.data for record in shards) == sorted(f"value-{at}" for at in range(4000))
+        by_key: dict[bytes, list[int]] = {}
         for record in shards:
             assert record.shard == route.shard_of(record.key, 2)
-            assert record.key == b"key-%d" % (int(record.data.removeprefix("value-")) % 20)
-    assert counts.keys() == {f"value-{at}" for at in range(4000)}
-    assert set(counts.values()) <= {1, 2}
+            by_key.setdefault(record.key, []).append(int(record.data.removeprefix("value-")))
+        assert all(numbers == sorted(numbers) for numbers in by_key.values()), "a key's rows stay in their order"
 
 
-def test_an_attempt_that_fails_half_way_leaves_its_whole_batches_and_the_next_one_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_go_to_the_topic_and_the_partition_that_they_name(spark: SparkSession, tmp_path: Path) -> None:
+    shard.create(tmp_path / "root", prefix="there", bits=1, capacity="1MiB").close()
+    frame = numbered(
+        spark,
+        300,
+        "concat('v', id) AS value",
+        "if(id % 3 = 0, 'there', concat('new-', id % 3)) AS topic",
+        "cast(if(id % 2 = 0, 1, NULL) AS int) AS partition",
+        "id AS offset",
+        "0 AS timestampType",
+    ).repartition(2)
+    save(frame, tmp_path / "root", bits="1", capacity="64KiB")
+    for number, topic in enumerate(("there", "new-1", "new-2")):
+        with shard.open(tmp_path / "root", prefix=topic) as shards:
+            found = {int(record.data[1:]): record.shard for record in shards}
+            assert found.keys() == {at for at in range(300) if at % 3 == number}
+            assert all(where == (1 if at % 2 == 0 else route.shard_of(b"v%d" % at, 1)) for at, where in found.items())
+
+
+def test_option_topic_comes_before_the_column(spark: SparkSession, tmp_path: Path) -> None:
+    save(numbered(spark, 10, "'v' AS value", "'other' AS topic"), tmp_path / "root", topic="p", bits="1", capacity="64KiB")
+    with shard.open(tmp_path / "root") as shards:
+        assert (shards.prefix, len(list(shards))) == ("p", 10)
+
+
+def test_a_log_takes_rows_of_its_own_topic_only(tmp_path: Path) -> None:
     import pyarrow
-    from pyspark.sql.types import StructType
+
+    from hub.spark.appending import append
+
+    kinds = {"value": pyarrow.string(), "topic": pyarrow.string()}
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        writing = target(tmp_path / "log", "value string, topic string", durability="disk")
+        append(writing, iter([of_rows(kinds, [{"value": "v", "topic": "log"}])]), "job/0", 0)
+        assert [record.data for record in log.read()] == ["v"]
+        with pytest.raises(KvspoolError, match="is one log, of the topic 'log', and a row has 'other'; drop the column topic"):
+            append(writing, iter([of_rows(kinds, [{"value": "v", "topic": "other"}])]), "job/0", 1)
+    kvspool.create(tmp_path / "sej", format="sej").close()
+    with pytest.raises(ValueError, match="is a journal of format sej, which has no producers; spools and kvj journals have"):
+        target(tmp_path / "sej", "value string")
+
+
+def test_more_rows_than_fit_into_memory_go_by_a_file(tmp_path: Path) -> None:
+    import pyarrow
+
+    from hub.spark.appending import append
+
+    def batches() -> Iterator[Any]:
+        for number in range(40):
+            values = [b"%d-%d " % (number, at) + bytes(1000) for at in range(100)]
+            yield pyarrow.RecordBatch.from_pydict({"key": [b"%d" % at for at in range(100)], "value": values})
+
+    before = os.listdir(tempfile.gettempdir())
+    writing = target(tmp_path / "root", "key binary, value binary", prefix="p", bits="1", capacity="16MiB", memory="1MiB")
+    done = append(writing, batches(), "job/0", 0)
+    assert (done.records, done.repeated) == (4000, 0)
+    assert append(writing, batches(), "job/0", 0).repeated == 4000
+    with shard.open(tmp_path / "root") as shards:
+        assert Counter(record.value for record in shards) == Counter(value for batch in batches() for value in batch["value"].to_pylist())
+    assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("kvspool-sink") and name not in before]
+
+
+def test_an_attempt_whose_rows_stop_coming_has_appended_nothing(tmp_path: Path) -> None:
+    import pyarrow
 
     from hub.spark.writer import ShardWriter
 
-    batches = [
-        pyarrow.RecordBatch.from_pydict({"key": [b"%d" % at for at in range(50)], "value": [b"%d-%d" % (number, at) for at in range(50)]})
-        for number in range(4)
-    ]
+    batches = [pyarrow.RecordBatch.from_pydict({"value": [b"%d-%d" % (number, at) for at in range(50)]}) for number in range(4)]
 
     def failing() -> Iterator[Any]:
         yield from batches[:2]
         raise OSError("the rows stopped coming")
 
-    writer = ShardWriter(tmp_path / "root", "p", 2, "1MiB", None, StructType.fromDDL("key binary, value binary"))
+    writer = ShardWriter(target(tmp_path / "root", "value binary", prefix="p", bits="2", capacity="1MiB"))
     with pytest.raises(OSError, match="the rows stopped coming"):
         writer.write(failing())
+    assert (writer.write(iter(batches)).records, writer.write(iter(batches)).repeated) == (200, 200)
     with shard.open(tmp_path / "root") as shards:
-        assert Counter(record.value for record in shards) == Counter(value for batch in batches[:2] for value in batch["value"].to_pylist())
-
-    assert writer.write(iter(batches)).records == 200
-    with shard.open(tmp_path / "root") as shards:
-        counts = Counter(record.value for record in shards)
-    assert counts == {b"%d-%d" % (number, at): 2 if number < 2 else 1 for number in range(4) for at in range(50)}
+        assert Counter(record.value for record in shards) == Counter(value for batch in batches for value in batch["value"].to_pylist())

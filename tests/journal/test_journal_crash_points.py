@@ -120,6 +120,32 @@ class AppendMany(Case):
             self.said = len(log.append_many([value(number) for number in range(BEFORE, BEFORE + 9)]))
 
 
+class Produce(Case):
+    """A producer's batch, over several segments; whoever appends next settles what a kill has left, and then the batch comes again."""
+
+    values = tuple(value(number) for number in range(100, 109))
+
+    def prepare(self) -> None:
+        super().prepare()
+        with self.open() as log:
+            log.producer("p").append_many([b"earlier"], batch=6)
+
+    def run(self) -> None:
+        with self.open() as log:
+            self.said = log.producer("p").append_many(self.values, batch=7).records
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=5) as log:
+            between = log.append(b"between")
+            assert BEFORE + 1 + said <= between <= BEFORE + 1 + len(self.values)
+            producer = log.producer("p")
+            assert producer.last == (7 if between == BEFORE + 1 + len(self.values) else 6)
+            assert producer.append_many(self.values[::-1], batch=7).records == len(self.values)
+            assert producer.append_many(self.values, batch=7).repeated
+            found = [one.value for one in log.read() if one.sequence != between][BEFORE + 1 :]
+            assert sorted(found) == sorted(self.values) and log.verify().is_sound
+
+
 class AppendDurably(Case):
     def run(self) -> None:
         with self.open() as log:
@@ -309,6 +335,7 @@ class BeginAnew(Case):
 
 SHARED = [Append, AppendMany, AppendDurably, Recover, RecoverWithoutPage, Commit, NewReader, DeleteReader, Trim, Create]
 CASES = [(kind, name) for kind in SHARED for name in FORMATS if (kind, name) != (Trim, "fflg")]  # its segments hold too much for that
+CASES.append((Produce, "kvj"))
 CASES += [(kind, "fixed") for kind in (Rewind, RewindBehindReader, Prune, BeginAnew)]
 
 

@@ -15,6 +15,7 @@ import random
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ import pytest
 from crash_states import Copy, Run, Shared, State, Stepped, Unsteppable, interpreted, traced
 from images import Rebooted
 from interleavings import account
+from parts import leave_part
 
 import kvspool
 import shard
@@ -186,6 +188,55 @@ class AppendArrow(Append):
     def append(self, log: Spool) -> None:
         assert arrow  # imported before, and not opcode by opcode
         self.said.extend(log.append_arrow(self.table))
+
+
+class Produce(Append):
+    """A producer's batch; whoever appends next settles what a kill has left, and when the batch comes again the rest of it is appended."""
+
+    values = BATCH
+
+    def prepare(self) -> None:
+        super().prepare()
+        with kvspool.open(self.root / "log") as log:
+            log.producer("p").append_many([b"earlier"], batch=6)
+        self.before = [*self.before, b"earlier"]
+
+    def append(self, log: Spool) -> None:
+        self.said.extend(range(log.producer("p").append_many(self.values, batch=7).records))
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=0) as log:
+            between = log.append(b"between")
+            assert len(self.before) + said <= between <= len(self.before) + len(self.values)
+            producer = log.producer("p")
+            assert producer.last == (7 if between == len(self.before) + len(self.values) else 6)
+            stored = producer.append_many(self.values[::-1], batch=7)
+            assert (stored.records, stored.repeated) == (len(self.values), producer.last == 7 and stored.repeated)
+            assert not said or stored.repeated
+            assert producer.append_many(self.values, batch=7).repeated
+            assert producer.append_many(self.values, batch=6).repeated
+            found = account(log, field="data")
+            batch = [value for sequence, value in found.items() if sequence >= len(self.before) and sequence != between]
+            assert sorted(batch) == sorted(self.values) and log.verify().is_sound
+
+
+class ProduceRest(Produce):
+    """The rest of a batch, of which a killed producer has left a part."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        with kvspool.open(self.root / "log") as log:
+            leave_part(log, "p", self.values, 7, 3)
+            log.append(b"others")
+        self.before = [*self.before, *self.values[:3], b"others"]
+
+    def check(self, root: Path, said: int) -> None:
+        with kvspool.open(root / "log", timeout=0) as log:
+            log.append(b"between")
+            stored = log.producer("p").append_many(self.values[::-1], batch=7)
+            assert stored.records == len(self.values) and (stored.repeated or not said)
+            found = Counter(account(log, field="data").values())
+            assert [found[value] for value in self.values] == [1] * len(self.values) and log.verify().is_sound
 
 
 class AppendDurably(Append):
@@ -609,6 +660,8 @@ APPENDS = [
     AppendRows,
     AppendArrow,
     AppendDurably,
+    Produce,
+    ProduceRest,
     AppendNewKeys,
     Import,
     AppendForWaiting,

@@ -142,6 +142,12 @@ class Disk:
     def write_front(self, data: bytes, at: int) -> None:
         self.front[at : at + len(data)] = data
 
+    def account(self, kept: Any, *, is_forced: bool) -> None:
+        """Tell producers what is lost: there are none."""
+
+    def copy_accounts(self, successor: Any) -> None:
+        """Take the list of producers along: there is none."""
+
     def count_gap(self) -> None:
         """Count a Gap in the rates: there are none."""
 

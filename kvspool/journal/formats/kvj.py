@@ -58,7 +58,7 @@ class Kvj(Nested):
 
     name: ClassVar[str] = "kvj"
     suffix: ClassVar[str] = "kvj"
-    has_keys = has_types = has_timestamps = has_codecs = has_checksums = has_archives = may_leave_out = has_columns = True
+    has_keys = has_types = has_timestamps = has_codecs = has_checksums = has_archives = may_leave_out = has_columns = has_producers = True
     header_bytes = HEADER.size
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES) -> None:

@@ -1,0 +1,217 @@
+"""What a task of a sink does: gather its rows by shard, then append each shard's part once, as a producer's batch.
+
+**Once.** A shard remembers which batch of which producer it has, and how much of it; see `kvspool.producers`. So a task that is run again,
+after it failed half-way, on another executor, or twice at the same time, appends only what isn't there. That needs the same rows in the
+task each time; their order may be another one.
+
+**Which shard.** Column `partition`; else the hash of the key; without a key that of the value. All of these depend on the row alone,
+not on the order, or a row might go to another shard when it comes again.
+
+**Order.** Rows of a key are in the order of the task, unless a part of them was appended before it was run again in another order.
+
+**Memory.** Rows stay as they came, as Arrow batches, up to a limit; more go to a temporary file that nobody else can read, and that has
+no name any more when it is written to. They are read from there through the page cache.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from hub.spark.target import LEFT_OUT, SinkError, Target
+from kvspool.journal import Journal
+from kvspool.producers import Pieces
+from shard import ShardSet
+from shard._hash import group, hash_column
+
+if TYPE_CHECKING:
+    import pyarrow
+
+STORED = ("value", "key", "type", "timestamp")
+
+
+@dataclass
+class Appended(WriterCommitMessage):
+    """What one task has appended. records: rows of the task; repeated: those that were there already from an earlier attempt; producer: its
+    name; shards: where it has a part, by topic."""
+
+    records: int
+    repeated: int
+    producer: str
+    shards: dict[str, list[int]] = field(default_factory=dict)
+
+
+def append(target: Target, batches: Iterator[pyarrow.RecordBatch], producer: str, batch: int) -> Appended:
+    """Append the rows of a task, each once, as `batch` of `producer` in each shard; see the module.
+
+    Raises SinkError for a row that can't be written, and what appending raises: what is appended by then is accounted for.
+    """
+    topics: dict[str, _Topic] = {}
+    records = 0
+    try:
+        with _Kept(target.memory) as kept:
+            for rows in kept.through(batches):
+                records += rows.num_rows
+                for topic, part in _by_topic(target, rows):
+                    if topic not in topics:
+                        topics[topic] = _Topic(target, topic)
+                    topics[topic].add(part)
+            done = Appended(records, 0, producer)
+            for topic, gathered in topics.items():
+                done.shards[topic] = sorted(gathered.pieces)
+                done.repeated += gathered.append(producer, batch)
+            topics.clear()  # what looks at the file goes before it
+            return done
+    finally:
+        for gathered in topics.values():
+            gathered.shards.close()
+
+
+class _Kept:
+    """Batches that are kept until the task has all of them: in memory as far as they fit, then in a file without a name."""
+
+    def __init__(self, memory: int) -> None:
+        self._left = memory
+        self._fd = -1
+
+    def through(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        """Yield all batches, in order, so that each may be kept as it is."""
+        import pyarrow
+
+        for batch in batches:
+            self._left -= batch.nbytes
+            if self._left >= 0:
+                yield batch
+                continue
+            yield from self._spilled(pyarrow, batch, batches)
+            return
+
+    def _spilled(self, pyarrow: Any, first: pyarrow.RecordBatch, rest: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        self._fd, name = tempfile.mkstemp(prefix="kvspool-sink-", suffix=".arrow")  # with rights for its owner alone
+        os.unlink(name)
+        path = f"/proc/self/fd/{self._fd}"
+        with pyarrow.OSFile(path, "wb") as sink, pyarrow.ipc.new_file(sink, first.schema) as writer:
+            writer.write_batch(first)
+            for batch in rest:
+                writer.write_batch(batch)
+        with pyarrow.memory_map(path) as source:
+            reader = pyarrow.ipc.open_file(source)
+            for number in range(reader.num_record_batches):
+                yield reader.get_batch(number)
+
+    def __enter__(self) -> _Kept:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+def _by_topic(target: Target, rows: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBatch]]:
+    """Yield topics, and the rows that have each, with columns in lower case."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    names = [name.lower() for name in rows.schema.names]
+    rows = rows.rename_columns(names).drop_columns([name for name in names if name in LEFT_OUT])
+    if not rows.num_rows:
+        return
+    if target.topic is not None or "topic" not in names:
+        topic = target.path.name if target.topic is None else target.topic
+        yield topic, rows.drop_columns(["topic"]) if "topic" in names else rows
+        return
+    column = rows.column("topic")
+    rows = rows.drop_columns(["topic"])
+    for topic in pc.unique(column).to_pylist():
+        name = target.check_topic(topic)
+        is_it = pc.equal(column, pyarrow.scalar(topic, column.type))
+        yield name, rows if pc.all(is_it).as_py() else rows.filter(is_it)
+
+
+class _Topic:
+    """The rows of one topic, gathered by shard."""
+
+    def __init__(self, target: Target, topic: str) -> None:
+        self._target = target
+        self.shards: ShardSet = target.open(topic)
+        self.pieces: dict[int, Pieces] = {}
+
+    def add(self, rows: pyarrow.RecordBatch) -> None:
+        """Take in rows, which are kept as they are. Raises SinkError, ValueError for values that can't be stored."""
+        from kvspool import arrow
+
+        stored = rows.select([name for name in STORED if name in rows.schema.names])
+        codec = self._target.codec
+        is_journal = isinstance(self.shards.shards[0], Journal)
+        columns = arrow.JournalColumns(stored, codec) if is_journal else arrow.Columns(stored)
+        numbers = _shards_of(rows, columns, len(self.shards.shards), self.shards.prefix)
+        ends, order = array("i", bytes(4 * len(self.shards.shards))), array("i", bytes(4 * columns.rows))
+        group(numbers, memoryview(ends), memoryview(order))
+        begin = 0
+        for shard, end in enumerate(ends):
+            if end > begin:
+                self.pieces.setdefault(shard, []).append((columns, memoryview(order)[begin:end]))
+            begin = end
+
+    def append(self, producer: str, batch: int) -> int:
+        """Append what was gathered; return how many records were there already in full. Closes the shards."""
+        repeated = 0
+        target = self._target
+        try:
+            for shard, pieces in sorted(self.pieces.items()):
+                log = self.shards.shards[shard]
+                done = log.producer(producer).append_pieces(
+                    pieces,
+                    batch=batch,
+                    codec=target.codec,
+                    durable=target.is_durable,
+                    changed="append" if target.takes_changed else "raise",
+                )
+                repeated += done.records if done.repeated else 0
+        finally:
+            self.pieces.clear()
+            self.shards.close()
+        return repeated
+
+
+def _shards_of(rows: pyarrow.RecordBatch, columns: Any, count: int, topic: str) -> memoryview:
+    """Return the shard of each row, int32; see the module."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    def hashed(offsets: memoryview, data: Any) -> memoryview:
+        shards = memoryview(array("i", bytes(4 * columns.rows)))
+        hash_column(offsets, data, b"\1" * columns.rows, count - 1, 0, shards)
+        return shards
+
+    if count == 1 and "partition" not in rows.schema.names:
+        return memoryview(array("i", bytes(4 * columns.rows)))
+    has_keys = columns.has_key is not None
+    all_keys = has_keys and not rows.column("key").null_count
+    shards = hashed(columns.key_offsets, columns.keys) if has_keys else None
+    if shards is None:
+        shards = hashed(columns.value_offsets, columns.values)
+    elif not all_keys:
+        values = pyarrow.array(hashed(columns.value_offsets, columns.values), pyarrow.int32())
+        shards = _items(pc.if_else(rows.column("key").is_valid(), pyarrow.array(shards, pyarrow.int32()), values))
+    if "partition" in rows.schema.names:
+        given = rows.column("partition").cast(pyarrow.int32())
+        bounds = pc.min_max(given).as_py()
+        if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] < count:
+            wrong = bounds["min"] if bounds["min"] < 0 else bounds["max"]
+            raise SinkError(
+                f"[KVSPOOL_UNKNOWN_PARTITION] column partition is {wrong} in a row; topic {topic!r} has the partitions 0 to {count - 1}"
+            )
+        shards = _items(pc.coalesce(given, pyarrow.array(shards, pyarrow.int32())))
+    return shards
+
+
+def _items(numbers: pyarrow.Array) -> memoryview:
+    """Return int32 numbers without nulls as memory that may be read."""
+    return memoryview(array("i", numbers.to_numpy(zero_copy_only=False).tobytes()))

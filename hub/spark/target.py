@@ -1,0 +1,270 @@
+"""Where Spark's sinks write to, and what rows must look like: options and columns, checked on the driver before a task runs.
+
+A target is one log, or the shard sets under a root, by topic. It is small and pickled for the tasks, which open it on their own hosts:
+there its path must mean the same log, or that host's own.
+
+Columns, as Kafka's sink has them: `value`; if wanted `key`, `topic`, `partition`, `timestamp`, `type`. `offset` and `timestampType`, which
+reading gives, are left out: the log gives offsets itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hub.spark.options import local_path
+from kvspool import Codec, logs, sizes
+from kvspool.errors import KvspoolError, LogNotFound
+from kvspool.journal import files as journals
+from shard import ShardSet, route
+from shard.shardset import Log, open_shard
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+CODECS = {"raw": Codec.RAW, "text": Codec.TEXT, "json": Codec.JSON, "msgpack": Codec.MSGPACK}
+FORMATS = ("spool", "kvj")
+NAMES = ("path", "topic", "prefix", "bits", "capacity", "format", "codec", "durability", "changedBatch", "memory")
+IGNORED = frozenset({"checkpointlocation"})  # Spark's own, of every stream
+MEMORY = "256MiB"
+COLUMNS = ("key", "value", "topic", "partition", "timestamp", "type")
+LEFT_OUT = ("offset", "timestamptype")  # what reading gives and the log has itself
+
+_REFUSED = {
+    "kafka.bootstrap.servers": "there is no broker: save(path) or start(path) writes to logs of the host where a task runs",
+    "kafka.": "it configures a client of Kafka, and there is none here; leave it out",
+    "includeheaders": "records have no headers; leave it out",
+    "hub": "hub servers take what clients ship to them; write to logs of this host, and let `kvspool hub ship` send them",
+}
+
+
+class SinkError(KvspoolError):
+    """A row, or a whole job, can't be written. The message begins with a code in brackets: Spark keeps nothing else of an error."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to write; get it from `parse`.
+
+    path: a log, if `is_log`, or a root. topic: of all rows, in place of their column; None: the column says it, or there is only one. bits,
+    capacity, format: of a set that isn't there. codec: of the values. is_durable: each task returns when its records are on disk.
+    takes_changed: a batch that came in part and is another one now is appended as far as it isn't there. memory: bytes of rows that a task
+    keeps; more go to a temporary file.
+    """
+
+    path: Path
+    is_log: bool
+    topic: str | None
+    bits: int | None
+    capacity: str
+    format: str
+    codec: int
+    is_durable: bool
+    takes_changed: bool
+    memory: int
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], schema: StructType) -> Target:
+        """Return the target that options and columns name; makes the set of a `topic` that isn't there, if `bits` says how.
+
+        Raises ValueError that names the option or column which is unknown, missing or wrong; LogNotFound, ShardError, and what opening the
+        logs raises.
+        """
+        options = _named(given)
+        if not options.get("path"):
+            raise ValueError("a path is missing: save(path) or start(path), of a log or of a root of shards")
+        path = local_path(options["path"])
+        target = cls(
+            path=path,
+            is_log=logs.is_log(path) or (path.is_dir() and journals.find(path) is not None),
+            topic=_topic(options),
+            bits=_bits(options),
+            capacity=options.get("capacity", "64MiB"),
+            format=_choice(options, "format", FORMATS),
+            codec=_codec(options.get("codec"), schema),
+            is_durable=_choice(options, "durability", ("memory", "disk")) == "disk",
+            takes_changed=_choice(options, "changedBatch", ("fail", "append")) == "append",
+            memory=_memory(options.get("memory", MEMORY)),
+        )
+        check_columns(schema)
+        return target._of_log(options) if target.is_log else target._of_root(schema)
+
+    def _of_log(self, options: Mapping[str, str]) -> Target:
+        if given := [name for name in ("prefix", "bits") if name in options]:
+            raise ValueError(f"{self.path} is one log, not a root of shards: options prefix and bits have no meaning there ({given[0]})")
+        if self.topic not in (None, self.path.name):
+            raise ValueError(f"{self.path} is one log, so its topic is {self.path.name!r}, not {self.topic!r}; leave option topic out")
+        self._check(open_shard(self.path, 10.0))
+        return self
+
+    def _check(self, log: Log) -> None:
+        with log:
+            log.producer("check")
+
+    def _of_root(self, schema: StructType) -> Target:
+        """Return the target with the only set's topic, if the rows have none; sets that are asked for by name are there then."""
+        sets = route.scan(self.path) if self.path.is_dir() else {}
+        has_column = "topic" in [name.lower() for name in schema.names]
+        topic = self.topic
+        if topic is None and has_column:
+            if not self.path.is_dir() and self.bits is None:
+                raise LogNotFound(f"{self.path} does not exist, or is neither a log nor a root of shards; option bits makes sets there")
+            return self
+        if topic is None:
+            if len(sets) > 1:
+                raise ValueError(f"{self.path} holds shard sets {', '.join(map(repr, sets))}: give option topic, or a column topic")
+            topic = next(iter(sets), "")
+        target = Target(**{**self.__dict__, "topic": topic})
+        with target.open(topic) as shards:
+            if self.bits not in (None, shards.bits):
+                raise ValueError(f"shard set {topic!r} has {shards.bits} bits, not {self.bits}: leave option bits out")
+            for log in shards.shards:
+                log.producer("check")
+        return target
+
+    def open(self, topic: str) -> ShardSet:
+        """Open the shards of a topic; make them if they aren't there, or not all, and `bits` says how. In a task of the job as well.
+
+        Raises SinkError for a topic that isn't there and can't be, and what opening logs raises.
+        """
+        if self.is_log:
+            return ShardSet(self.path.parent, self.path.name, [open_shard(self.path, 10.0)])
+        found = (route.scan(self.path) if self.path.is_dir() else {}).get(topic)
+        if found is not None and not found.missing:
+            return ShardSet.open(self.path, prefix=topic)
+        if self.bits is None:
+            raise SinkError(
+                f"[KVSPOOL_UNKNOWN_TOPIC] {self.path} has no complete shard set with prefix {topic!r}; "
+                "option bits makes one, of 2^bits shards, each as large as option capacity says"
+            )
+        made: dict[str, Any] = {"capacity": self.capacity} if self.format == "spool" else {"format": self.format}
+        return ShardSet.create(self.path, prefix=topic, bits=self.bits, exist_ok=True, **made)
+
+    def check_topic(self, topic: str | None) -> str:
+        """Return the topic that a row names. Raises SinkError for none, for one that can't be, and for another one than the log's."""
+        if topic is None:
+            raise SinkError(
+                "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row; fill it, leave those rows out, or give option topic for all"
+            )
+        if self.is_log:
+            if topic != self.path.name:
+                raise SinkError(
+                    f"[KVSPOOL_UNKNOWN_TOPIC] {self.path} is one log, of the topic {self.path.name!r}, and a row has {topic!r}; drop the "
+                    "column topic, or give option topic"
+                )
+            return topic
+        try:
+            route.check_prefix(topic)
+        except ValueError as error:
+            raise SinkError(f"[KVSPOOL_UNKNOWN_TOPIC] column topic: {error}") from None
+        if not topic:
+            raise SinkError("[KVSPOOL_UNKNOWN_TOPIC] column topic is empty in a row")
+        return topic
+
+
+def check_columns(schema: StructType) -> None:
+    """Raise ValueError that names a column which is missing, unknown, or of a type that can't be stored."""
+    from pyspark.sql import types
+
+    many, whole = (types.BinaryType, types.StringType), (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
+    kinds: dict[str, tuple[type[types.DataType], ...]] = {
+        "key": many,
+        "value": many,
+        "topic": (types.StringType,),
+        "partition": (types.IntegerType, types.ByteType, types.ShortType),
+        "timestamp": (types.TimestampType, types.TimestampNTZType),
+        "type": whole,
+    }
+    for field in schema.fields:
+        name = field.name.lower()
+        if name == "headers":
+            raise ValueError("column headers can't be written to kvspool: records have none; put them into the value, or drop the column")
+        if name in LEFT_OUT:
+            continue
+        if name not in kinds:
+            raise ValueError(
+                f"column {field.name} can't be written to kvspool; there are value, key, topic, partition, timestamp and type: select those"
+            )
+        if not isinstance(field.dataType, kinds[name]):
+            names = " or ".join(kind().simpleString() for kind in kinds[name])
+            raise ValueError(f"column {field.name} is {field.dataType.simpleString()}; it must be {names}")
+    names_given = [field.name.lower() for field in schema.fields]
+    if "value" not in names_given:
+        raise ValueError("a column named value is missing")
+    if len(set(names_given)) < len(names_given):
+        raise ValueError("two columns have the same name")
+
+
+def _named(given: Mapping[str, str]) -> dict[str, str]:
+    known = {name.lower(): name for name in NAMES}
+    options = {}
+    for name, value in given.items():
+        if name.lower() in IGNORED:
+            continue
+        if name.lower() not in known:
+            raise ValueError(_unknown(name.lower()))
+        options[known[name.lower()]] = value
+    return options
+
+
+def _unknown(name: str) -> str:
+    why = next((words for begin, words in _REFUSED.items() if name == begin or (begin.endswith(".") and name.startswith(begin))), None)
+    if why is not None:
+        return f"option {name} has no meaning for writing with format kvspool: {why}"
+    near = difflib.get_close_matches(name, [known.lower() for known in NAMES], 1)
+    hint = f"; did you mean {next(known for known in NAMES if known.lower() == near[0])}?" if near else ""
+    return f"unknown option {name!r} for writing with format kvspool{hint}; there are {', '.join(sorted(NAMES, key=str.lower))}"
+
+
+def _topic(options: Mapping[str, str]) -> str | None:
+    if "topic" in options and "prefix" in options:
+        raise ValueError("options topic and prefix mean the same: give one")
+    for name in ("topic", "prefix"):
+        if name in options:
+            try:
+                return route.check_prefix(options[name])
+            except ValueError as error:
+                raise ValueError(f"option {name}: {error}") from None
+    return None
+
+
+def _bits(options: Mapping[str, str]) -> int | None:
+    if "bits" not in options:
+        return None
+    try:
+        bits = int(options["bits"])
+    except ValueError:
+        raise ValueError(f"option bits is a number, not {options['bits']!r}") from None
+    return route.check_bits(bits)
+
+
+def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    chosen = options.get(name, choices[0]).lower()
+    if chosen not in choices:
+        raise ValueError(f"option {name} is one of {', '.join(choices)}, not {options[name]!r}")
+    return chosen
+
+
+def _memory(text: str) -> int:
+    size = sizes.parse(text)
+    if size < 1 << 20:
+        raise ValueError(f"option memory is at least 1MiB, not {text!r}")
+    return size
+
+
+def _codec(name: str | None, schema: StructType) -> int:
+    from pyspark.sql.types import StringType
+
+    if name is None:
+        is_text = any(field.name.lower() == "value" and isinstance(field.dataType, StringType) for field in schema.fields)
+        return Codec.TEXT if is_text else Codec.RAW
+    if name not in CODECS:
+        raise ValueError(f"option codec is one of {', '.join(CODECS)}, not {name!r}")
+    return CODECS[name]
+
+

@@ -1,0 +1,109 @@
+"""What producers need of a journal; see `kvspool.producers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvspool import producers
+from kvspool.journal.cursor import Reading
+from kvspool.journal.format import Batch
+from kvspool.ledger import Ledger
+from kvspool.producers import Booking, ColumnPieces, Pieces
+from kvspool.record import Record
+
+if TYPE_CHECKING:
+    from kvspool.arrow import Columns
+    from kvspool.journal.control import Control
+    from kvspool.journal.journal import Journal
+
+
+class Place(NamedTuple):
+    """Where the ledger of a journal lies, and its word `pending`; for who holds the append lock."""
+
+    directory: Path
+    log_id: bytes
+    mode: int
+    control: Control
+
+    def set_pending(self, number: int) -> None:
+        self.control.set_pending(number)
+
+
+class ListedRows:
+    """Encoded records."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.count = batch.rows
+
+    def records(self) -> list[tuple[bytes | None, bytes, int, int]]:
+        batch = self.batch
+        keys = batch.keys or [None] * self.count
+        codecs = batch.codecs if batch.codecs is not None else bytes([batch.codec]) * self.count
+        return [(key, value, batch.type, codec) for key, value, codec in zip(keys, batch.values, codecs, strict=True)]
+
+    def chosen(self, numbers: list[int]) -> ListedRows:
+        keys, values, codecs = self.batch.keys, self.batch.values, self.batch.codecs
+        return ListedRows(
+            self.batch._replace(
+                keys=None if keys is None else [keys[number] for number in numbers],
+                values=[values[number] for number in numbers],
+                codecs=None if codecs is None else bytes(codecs[number] for number in numbers),
+            )
+        )
+
+
+class JournalProducing:
+    """One journal, as its producers see it."""
+
+    def __init__(self, log: Journal) -> None:
+        """Raises ValueError for a format that has no room for it."""
+        if not log.format.has_producers:
+            raise ValueError(f"{log.path} is a journal of format {log.format.name}, which has no producers; spools and kvj journals have")
+        self._log = log
+        self.path = log.path
+
+    def prepared_rows(self, values: Iterable[Any], keys: Iterable[bytes | None] | None, type: int, timestamp: int | None) -> ListedRows:
+        return ListedRows(self._log.prepare(values, keys, type, timestamp))
+
+    def columns(self, batch: Any, codec: int) -> Columns:
+        from kvspool import arrow
+
+        return arrow.JournalColumns(batch, codec)
+
+    def column_rows(self, pieces: Pieces, codec: int) -> ColumnPieces:
+        for part, _ in pieces:
+            self._log.format.check_columns(part)  # type: ignore[arg-type]
+        return ColumnPieces(pieces, codec)
+
+    def append_booked(self, rows: Any, booking: Booking, timeout: float | None, durable: bool) -> None:
+        booking.is_durable = durable or self._log.durability == "disk"
+        self._log.ensure_log_id(timeout)
+        self._log.append_booked(rows.batch if isinstance(rows, ListedRows) else _rows(rows), booking, timeout, durable)
+
+    def change(self, change: Callable[[producers.Place, int], int], timeout: float | None = None) -> int:
+        with self._log.appending(self._log.timeout if timeout is None else timeout) as (appender, page):
+            return change(self.place(appender.control), page.next_sequence)
+
+    def place(self, control: Control) -> Place:
+        """Return where an account is kept, for who holds the append lock."""
+        return Place(self.path, self._log.log_id, self._log.mode(), control)
+
+    def ledger(self) -> Ledger | None:
+        return Ledger.open(self.path, self._log.log_id, to_read=True)
+
+    def stored_records(self, first: int, count: int) -> Iterator[Record]:
+        with closing(self._log.cursor(max(first, self._log.first()), bounded=True, end=first + count)) as cursor:
+            for one in Reading(cursor, None, "skip"):
+                if first <= one.sequence < first + count:
+                    yield one
+
+
+def _rows(rows: ColumnPieces) -> Any:
+    from kvspool import arrow
+
+    parts = [part for part, _ in rows.pieces]
+    return arrow.ColumnRows(parts, [numbers for _, numbers in rows.pieces])  # type: ignore[arg-type]

@@ -1,0 +1,116 @@
+"""What producers need of a spool; see `kvspool.producers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvspool import _frames_py as frames
+from kvspool import producers, system
+from kvspool.ledger import Ledger
+from kvspool.producers import Booking, ColumnPieces, Pieces
+from kvspool.record import Record
+from kvspool.spool.cursor import Reading
+
+if TYPE_CHECKING:
+    from kvspool._frames import FrameWriter
+    from kvspool.arrow import Columns
+    from kvspool.spool.pair import Pair
+    from kvspool.spool.spool import Prepared, Spool
+
+
+class Place(NamedTuple):
+    """Where the ledger of a spool lies, and its word `pending`; for who holds the append lock."""
+
+    directory: Path
+    log_id: bytes
+    mode: int
+    words: memoryview
+
+    @classmethod
+    def of(cls, pair: Pair) -> Place:
+        return cls(pair.path, pair.origin, system.port.status(pair.control_fd).st_mode & 0o777, pair.control.cast("Q"))
+
+    def set_pending(self, number: int) -> None:
+        self.words[frames.PENDING] = number
+
+
+class ListedRows:
+    """A prepared batch."""
+
+    def __init__(self, batch: Prepared) -> None:
+        self.batch = batch
+        self.count = len(batch.values)
+
+    def records(self) -> list[tuple[bytes | None, bytes, int, int]]:
+        batch = self.batch
+        keys = batch.keys or [None] * self.count
+        return [(key, value, batch.type, codec) for key, value, codec in zip(keys, batch.values, batch.codecs, strict=True)]
+
+    def chosen(self, numbers: list[int]) -> ListedRows:
+        keys, values, codecs = self.batch.keys, self.batch.values, self.batch.codecs
+        return ListedRows(
+            self.batch._replace(
+                keys=None if keys is None else [keys[number] for number in numbers],
+                values=[values[number] for number in numbers],
+                codecs=bytes(codecs[number] for number in numbers),
+                stored=0,
+            )
+        )
+
+
+class SpoolProducing:
+    """One spool, as its producers see it."""
+
+    def __init__(self, log: Spool) -> None:
+        self._log = log
+        self.path = log.path
+
+    def prepared_rows(self, values: Iterable[Any], keys: Iterable[bytes | None] | None, type: int, timestamp: int | None) -> ListedRows:
+        return ListedRows(self._log.prepare(values, keys, type, timestamp))
+
+    def columns(self, batch: Any, codec: int) -> Columns:
+        from kvspool import arrow
+
+        return arrow.Columns(batch)
+
+    def column_rows(self, pieces: Pieces, codec: int) -> ColumnPieces:
+        self._log.check_columns([part for part, _ in pieces], codec)
+        return ColumnPieces(pieces, codec)
+
+    def append_booked(self, rows: Any, booking: Booking, timeout: float | None, durable: bool) -> None:
+        booking.is_durable = durable = durable or self._log.is_durable
+        self._log.append_booked(*_puts(rows), booking, timeout, durable)
+
+    def change(self, change: Callable[[producers.Place, int], int], timeout: float | None = None) -> int:
+        return self._log.change_accounts(change, timeout)
+
+    def ledger(self) -> Ledger | None:
+        return Ledger.open(self._log.path, self._log.log_id, to_read=True)
+
+    def stored_records(self, first: int, count: int) -> Iterator[Record]:
+        cursor = self._log.cursor(first, bounded=True, end=first + count)
+        for one in Reading(cursor, None, "skip", Record):
+            if first <= one.sequence < first + count:
+                yield one
+
+
+def _puts(rows: ListedRows | ColumnPieces) -> tuple[Callable[[FrameWriter], None], Callable[[FrameWriter], int]]:
+    """Return what puts the rows, and what says where they would end; see `Spool._write`."""
+    if isinstance(rows, ListedRows):
+        batch = rows.batch
+        return lambda writer: writer.put_many(*batch), lambda writer: writer.end_of_many(writer.end, batch.keys, batch.values)
+    pieces, codec = rows.pieces, rows.codec
+
+    def put(writer: FrameWriter) -> None:
+        for part, numbers in pieces:
+            part.put(writer, numbers, codec)
+
+    def end(writer: FrameWriter) -> int:
+        position: int = writer.end
+        for part, numbers in pieces:
+            position = part.end(writer, position, numbers)
+        return position
+
+    return put, end

@@ -1,0 +1,218 @@
+"""A stream that is written has each record once, in the order of its key, whatever fails, is killed or comes again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from parts import leave_part
+from sessions import MARKS, told
+
+import kvspool
+import shard
+from shard import ShardSet
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+pytestmark = MARKS
+
+PER_FILE = 400
+
+
+def put_file(folder: Path, number: int) -> None:
+    """Put a file of PER_FILE lines where a stream of text files finds it: whole, by its name."""
+    lines = "".join(f"{number * PER_FILE + at}\n" for at in range(PER_FILE))
+    (folder.parent / "part").write_text(lines, encoding="utf-8")
+    os.utime(folder.parent / "part", (1_700_000_000 + number, 1_700_000_000 + number))  # a stream takes files by their times
+    (folder.parent / "part").rename(folder / f"{number:03}.txt")
+
+
+def stream(spark: SparkSession, folder: Path, *, files: int = 1) -> DataFrame:
+    lines = spark.readStream.option("maxFilesPerTrigger", files).text(str(folder))
+    return lines.selectExpr("concat('key-', cast(value AS int) % 20) AS key", "value")
+
+
+def run(frame: DataFrame, root: Path, checkpoint: Path, format: str = "kvspool", **options: str) -> Any:
+    """Let a query take what is there; it ends then."""
+    writer = frame.writeStream.format(format).options(checkpointLocation=str(checkpoint), **options).trigger(availableNow=True)
+    query = writer.start(str(root))
+    query.awaitTermination(100)
+    assert not query.isActive
+    return query
+
+
+def values(root: Path) -> list[int]:
+    """Return the values that are there, after a look at the order of each key: within a batch it is that of the rows."""
+    with shard.open(root) as shards:
+        last: Counter[bytes] = Counter()
+        found = []
+        for log in shards.shards:
+            for record in log.read():
+                number = int(record.data)
+                assert record.key == b"key-%d" % (number % 20)
+                assert number >= last[record.key], "a key's records stay in their order"
+                last[record.key] = number
+                found.append(number)
+    return sorted(found)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three files, so three batches; and a set of four shards."""
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        put_file(tmp_path / "in", number)
+    shard.create(tmp_path / "root", prefix="p", bits=2, capacity="1MiB").close()
+    return tmp_path / "in"
+
+
+def last_batches(root: Path) -> set[int | None]:
+    with shard.open(root) as shards:
+        return {one.last for log in shards.shards for one in log.producers()}
+
+
+def test_a_batch_that_is_replayed_adds_nothing(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"
+    run(stream(spark, folder), root, checkpoint)
+    assert values(root) == list(range(3 * PER_FILE))
+    assert last_batches(root) == {2}
+
+    for name in ("2", ".2.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)  # as if the driver had been killed before it was written
+    put_file(folder, 3)
+    query = run(stream(spark, folder), root, checkpoint)
+    assert [progress["batchId"] for progress in query.recentProgress][:2] == [2, 3]
+    assert values(root) == list(range(4 * PER_FILE))
+
+
+def test_what_was_left_of_a_batch_is_appended_when_it_comes_again(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"
+    run(stream(spark, folder), root, checkpoint)
+    (name,) = {one.name for log in ShardSet.open(root).shards for one in log.producers()}
+    batch = [number for number in range(3 * PER_FILE, 4 * PER_FILE)]
+    with shard.open(root) as shards:  # a task of the next batch that was killed in the midst of it
+        for at, log in enumerate(shards.shards):
+            ours = [number for number in batch if shards.shard_of(b"key-%d" % (number % 20)) == at]
+            keys: list[bytes | None] = [b"key-%d" % (number % 20) for number in ours]
+            leave_part(log, name, [str(number) for number in ours], 3, len(ours) // 3, keys)
+    put_file(folder, 3)
+    run(stream(spark, folder), root, checkpoint)
+    assert values(root) == list(range(4 * PER_FILE))
+
+
+def once(flag: Path) -> Callable[[], bool]:
+    """Return what is true the first time that it is called, in whatever process that is. Spark pickles it as it is."""
+    name = str(flag)
+
+    def is_first() -> bool:
+        try:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    return is_first
+
+
+@pytest.mark.parametrize("where", ["write", "commit"])
+def test_a_task_or_a_commit_that_fails_after_all_was_appended_adds_nothing(
+    spark: SparkSession, folder: Path, tmp_path: Path, where: str
+) -> None:
+    from pyspark.errors import StreamingQueryException
+    from pyspark.sql.datasource import DataSource
+
+    from hub.spark.sink import ShardSink
+    from hub.spark.target import Target
+
+    is_first = once(tmp_path / "failed")
+
+    class Failing(ShardSink):
+        def write(self, iterator: Iterator[Any]) -> Any:
+            done = super().write(iterator)
+            if where == "write" and is_first():
+                raise OSError("the task failed after it had appended")
+            return done
+
+        def commit(self, messages: Any, batchId: int) -> None:
+            if where == "commit" and batchId == 1 and is_first():
+                raise OSError("the commit failed")
+            super().commit(messages, batchId)
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return f"failing_{where}"
+
+        def streamWriter(self, schema: Any, overwrite: bool) -> Failing:
+            return Failing(Target.parse(self.options, schema))
+
+    spark.dataSource.register(Source)
+    root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"
+    if where == "commit":
+        with pytest.raises(StreamingQueryException, match="the commit failed"):
+            run(stream(spark, folder), root, checkpoint, f"failing_{where}")
+        assert values(root) == list(range(2 * PER_FILE)), "the batch is there, and not committed"
+    run(stream(spark, folder), root, checkpoint, f"failing_{where}")
+    assert (tmp_path / "failed").exists()
+    assert values(root) == list(range(3 * PER_FILE))
+
+
+@pytest.mark.parametrize(("mode", "words"), [("complete", "can't replace its content with the whole result"), ("update", "Update mode")])
+def test_only_the_output_mode_append_is_possible(spark: SparkSession, folder: Path, tmp_path: Path, mode: str, words: str) -> None:
+    counts = stream(spark, folder, files=3).groupBy("key").count().selectExpr("key", "cast(count AS string) AS value")
+    writer = counts.writeStream.format("kvspool").outputMode(mode).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with pytest.raises(Exception) as failure:
+        writer.trigger(availableNow=True).start(str(tmp_path / "root")).awaitTermination(100)
+    assert words in told(failure)
+    assert values(tmp_path / "root") == []
+
+
+@pytest.mark.timeout(300)  # another JVM
+def test_a_driver_that_is_killed_between_write_and_commit_goes_on_with_its_checkpoint(
+    spark: SparkSession, folder: Path, tmp_path: Path
+) -> None:
+    root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"
+    script = Path(__file__).parent / "killed_driver.py"
+    killed = subprocess.run(
+        [sys.executable, str(script), str(folder), str(root), str(checkpoint)],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        timeout=200,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-3000:]
+    assert values(root) == list(range(2 * PER_FILE)), "the second batch is there"
+    assert not (checkpoint / "commits" / "1").exists() and (checkpoint / "offsets" / "1").exists()
+    run(stream(spark, folder), root, checkpoint)
+    assert values(root) == list(range(3 * PER_FILE))
+
+
+def test_tasks_of_two_queries_append_to_the_same_shards_at_once(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    frame = stream(spark, folder, files=3).repartition(3)
+    queries = []
+    for number in range(2):
+        writer = frame.writeStream.format("kvspool").option("checkpointLocation", str(tmp_path / f"checkpoint-{number}"))
+        queries.append(writer.trigger(availableNow=True).option("durability", "disk").start(str(tmp_path / "root")))
+    for query in queries:
+        assert query.awaitTermination(100)
+    with shard.open(tmp_path / "root") as shards:
+        assert Counter(int(record.data) for record in shards) == Counter(dict.fromkeys(range(3 * PER_FILE), 2))
+        assert all(len(log.producers()) == 6 for log in shards.shards)
+        assert all(log.stats().unsynced_records == 0 for log in shards.shards)  # type: ignore[union-attr]
+
+
+def test_one_journal_takes_a_stream_too(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        run(stream(spark, folder), tmp_path / "log", tmp_path / "checkpoint")
+        assert [int(record.data) for record in log.read()] == list(range(3 * PER_FILE))
+        assert [(one.batch, one.last, one.rows) for one in log.producers()] == [(2, 2, PER_FILE)]

@@ -1,0 +1,607 @@
+"""Each record of a producer's batch is in the log once, whatever happens when; on spools and on journals."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import ClockPort, FailingPort
+from images import Rebooted
+from parts import leave_part
+
+import kvspool
+from kvspool import ledger, system
+from kvspool.errors import (
+    BatchChanged,
+    BatchOutOfOrder,
+    Corruption,
+    SpoolFull,
+    TooLarge,
+    TooManyPieces,
+    TooManyProducers,
+    UnknownVersion,
+)
+from kvspool.ledger import BLOCK, EXPIRY, MOST, PIECES, Ledger
+from kvspool.producers import Stored
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(params=["spool", "kvj"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Make a log of one format or the other: `make(name)`."""
+
+    def made(name: str = "log", **options: Any) -> Any:
+        if request.param == "kvj":
+            return kvspool.create(tmp_path / name, format="kvj", **options)
+        return kvspool.create(tmp_path / name, **{"capacity": "256KiB", **options})
+
+    return made
+
+
+def values(log: Any) -> list[Any]:
+    return [one.data for one in log.read(on_gap="skip")]
+
+
+def batch(number: int, count: int = 10) -> list[str]:
+    return [f"{number}.{at}" for at in range(count)]
+
+
+# What is promised.
+
+
+def test_a_batch_is_stored_once_however_often_it_comes(make: Make) -> None:
+    with make() as log:
+        producer = log.producer("a")
+        assert producer.last is None
+        assert producer.append_many(batch(3), batch=3) == Stored(0, 10, False)
+        log.append("between")
+        assert producer.append_many(batch(3), batch=3) == Stored(0, 10, True)
+        assert kvspool.open(log.path).producer("a").append_many(batch(3), batch=3).repeated
+        assert producer.append_many(["anything"], batch=2) == Stored(None, 0, True)
+        assert producer.append_many(batch(9), batch=9) == Stored(11, 10, False)
+        assert producer.append_many([], batch=10) == Stored(None, 0, False)
+        assert (producer.last, log.producer("b").last) == (10, None)
+        assert values(log) == [*batch(3), "between", *batch(9)]
+
+
+def test_keys_types_times_and_codecs_are_stored_as_always(make: Make) -> None:
+    with make() as log:
+        log.producer("a").append_many([b"raw", "text", {"n": 1}], keys=[b"k", None, b""], type=7, timestamp=5, batch=0)
+        found = [(one.key, one.data, one.type, one.timestamp) for one in log.read()]
+        assert found == [(b"k", b"raw", 7, 5), (None, "text", 7, 5), (b"", {"n": 1}, 7, 5)]
+
+
+def test_rows_of_a_table_are_a_batch_too(make: Make) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"key": [b"a", None, b"c", b"d"], "value": ["1", "2", "3", "3"], "type": pa.array([1, 2, 3, 4], pa.int32())})
+    parts = pa.Table.from_batches([*table.slice(0, 1).to_batches(), *table.slice(1).to_batches()])
+    with make() as log:
+        producer = log.producer("a")
+        assert producer.append_arrow(parts, batch=1) == Stored(0, 4, False)
+        assert producer.append_arrow(table, batch=1) == Stored(0, 4, True)
+        leave_part(log, "a", [b"3", b"1"], 2, 1, keys=[b"d", b"e"])
+        log.append(b"between")
+        whole = pa.table({"key": [b"e", b"d", b"d"], "value": ["1", "3", "3"]})
+        assert producer.append_arrow(whole, batch=2) == Stored(4, 3, False)
+        assert [(one.key, one.value) for one in log.read(4)] == [(b"d", b"3"), (None, b"between"), (b"e", b"1"), (b"d", b"3")]
+        assert [one.type for one in log.read(limit=4)] == [1, 2, 3, 4]
+
+
+def test_what_a_killed_producer_has_left_is_completed_whatever_the_order(make: Make) -> None:
+    with make() as log:
+        leave_part(log, "a", batch(1), 1, 4)
+        assert log.append("others") == 4, "who comes next sees to it that it stays known what was appended"
+        producer = log.producer("a")
+        assert producer.last is None
+        assert [(one.batch, one.rows, one.stored, one.last) for one in log.producers()] == [(1, 10, 4, None)]
+        assert producer.append_many(batch(1)[::-1], batch=1) == Stored(0, 10, False)
+        assert values(log) == [*batch(1)[:4], "others", *batch(1)[:3:-1]]
+        assert producer.last == 1
+
+
+def test_equal_records_of_a_batch_are_counted(make: Make) -> None:
+    with make() as log:
+        leave_part(log, "a", ["x", "x", "y", "x"], 1, 2)
+        log.producer("a").append_many(["x", "y", "x", "x"], batch=1)
+        assert Counter(values(log)) == {"x": 3, "y": 1}
+
+
+def test_one_that_was_killed_before_or_after_all_of_it_has_left_nothing_to_do_or_all(make: Make) -> None:
+    with make() as log:
+        leave_part(log, "a", batch(1), 1, 0)
+        assert log.producer("a").append_many(batch(1), batch=1) == Stored(0, 10, False)
+        leave_part(log, "a", batch(2), 2, 10)
+        assert log.producer("a").append_many(batch(2), batch=2) == Stored(10, 10, True)
+        assert values(log) == batch(1) + batch(2)
+
+
+def test_a_batch_that_is_killed_again_and_again_is_there_once_as_long_as_its_pieces_can_be_remembered(make: Make) -> None:
+    with make() as log:
+        whole = batch(1, 2 * PIECES)
+        for at in range(PIECES - 1):
+            leave_part(log, "a", whole, 1, 2)
+            log.append(f"between {at}")
+        assert log.producer("a").append_many(whole, batch=1).records == 2 * PIECES
+        assert sorted(one for one in values(log) if "." in one) == sorted(whole)
+
+        for _ in range(PIECES):
+            leave_part(log, "a", batch(2, 20), 2, 1)
+            log.append("between")
+        with pytest.raises(TooManyPieces, match=f"lies in {PIECES + 1} pieces"):
+            log.producer("a").append_many(batch(2, 20), batch=2)
+        assert log.append("goes on") >= 0
+
+
+def test_pieces_without_anything_between_are_one(make: Make) -> None:
+    with make() as log:
+        whole = batch(1, 3 * PIECES)
+        for _ in range(2 * PIECES):
+            leave_part(log, "a", whole, 1, 1)
+        assert log.producer("a").append_many(whole, batch=1) == Stored(0, len(whole), False)
+        assert values(log) == whole
+
+
+# What makes the batches makes other ones.
+
+
+def test_a_batch_that_has_changed_is_refused_unless_what_is_there_may_stay(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with make() as log:
+        leave_part(log, "a", batch(1), 1, 4)
+        producer = log.producer("a")
+        other = [*batch(1)[1:], "new"]
+        with pytest.raises(BatchChanged, match=r"KVSPOOL_BATCH_CHANGED.*4 records of batch 1 of producer 'a' are there, and 1 of them"):
+            producer.append_many(other, batch=1)
+        assert values(log) == batch(1)[:4]
+        assert producer.append_many(other, batch=1, changed="append").records == 11
+        assert sorted(values(log)) == sorted([*batch(1), "new"])
+        assert "has changed: 1 records of it stay" in caplog.text
+        assert producer.append_many(other, batch=1).repeated
+
+
+def test_a_later_batch_may_begin_where_one_was_left_in_part_and_that_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with make() as log:
+        leave_part(log, "a", batch(4), 4, 3)
+        with pytest.raises(BatchOutOfOrder, match="has begun batch 4; batch 2 is not known to be there"):
+            log.producer("a").append_many(["x"], batch=2)
+        assert log.producer("a").append_many(batch(5), batch=5) == Stored(3, 10, False)
+        assert "begins batch 5; of batch 4 3 records were appended, of 10" in caplog.text
+        assert log.producer("a").append_many(batch(4), batch=4).repeated, "the caller has gone on"
+
+
+def test_what_was_overwritten_since_is_taken_for_the_first_of_the_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with kvspool.create(tmp_path / "log", capacity=4096) as log:
+        leave_part(log, "a", batch(1), 1, 4)
+        log.append_many([b"others"] * 200)
+        assert log.producer("a").append_many(batch(1), batch=1) == Stored(0, 10, False)
+        assert [one for one in values(log) if one != b"others"] == batch(1)[4:]
+        assert "4 records that were appended before were overwritten since; as many are left out now" in caplog.text
+
+
+def test_what_was_trimmed_since_is_taken_for_the_first_of_the_batch(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=200) as log:
+        leave_part(log, "a", batch(1), 1, 4)
+        log.append_many([b"others"] * 20)
+        log.trim(before=24, force=True)
+        assert log.producer("a").append_many(batch(1), batch=1) == Stored(0, 10, False)
+        assert [one for one in values(log) if one != b"others"] == batch(1)[4:]
+
+
+# Room.
+
+
+@pytest.mark.parametrize("policy", ["block", "raise"])
+def test_a_batch_waits_for_room_as_a_whole_and_says_what_has_none(tmp_path: Path, policy: str) -> None:
+    with kvspool.create(tmp_path / "log", capacity=4096, policy=policy, timeout=0.05) as log, log.reader("slow") as reader:
+        producer = log.producer("a")
+        producer.append_many([bytes(500)] * 4, batch=1)
+        with pytest.raises(SpoolFull, match="has no room"):
+            producer.append_many([bytes(500)] * 5, batch=2)
+        with pytest.raises(TooLarge, match="a ring of 4096 never has room for it"):
+            producer.append_many([bytes(500)] * 9, batch=2)
+        assert (producer.last, len(values(log))) == (1, 4)
+        list(reader.read())
+        reader.commit()
+        assert producer.append_many([bytes(500)] * 5, batch=2).records == 5
+
+
+def test_a_batch_larger_than_the_ring_overwrites_as_any_other(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=4096) as log:
+        assert log.producer("a").append_many([b"%d" % at for at in range(1000)], batch=1) == Stored(0, 1000, False)
+        assert log.producer("a").append_many([b"%d" % at for at in range(1000)], batch=1).repeated
+
+
+def test_values_that_can_not_be_stored_change_nothing(make: Make) -> None:
+    with make() as log:
+        producer = log.producer("a")
+        for wrong in ([object()], ["x", b"v" * 100_000] if isinstance(log, kvspool.Spool) else [object()]):
+            with pytest.raises((TypeError, TooLarge)):
+                producer.append_many(wrong, batch=1)
+        for number in (-1, 1 << 63):
+            with pytest.raises(ValueError, match="the number of a batch is 0"):
+                producer.append_many(["x"], batch=number)
+        with pytest.raises(ValueError, match='changed is "raise" or "append"'):
+            producer.append_many(["x"], batch=1, changed="skip")
+        for name in ("", "x" * 1025):
+            with pytest.raises(ValueError, match="the name of a producer has 1 to 1024 bytes"):
+                log.producer(name)
+        assert values(log) == [] and log.producers() == []
+
+
+def test_other_formats_have_no_producers(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="sej") as log:
+        with pytest.raises(ValueError, match="is a journal of format sej, which has no producers; spools and kvj journals have"):
+            log.producer("a")
+        assert log.producers() == []
+
+
+# Others at the same time.
+
+
+def test_two_processes_with_one_producer_store_each_batch_once_and_others_append_between(make: Make) -> None:
+    with make(**{}) as log:
+        path, count = log.path, 30
+
+        def work(seed: int) -> None:
+            with kvspool.open(path) as ours:
+                choose = random.Random(seed)
+                for number in range(count):
+                    rows = batch(number)
+                    choose.shuffle(rows)
+                    ours.producer("a").append_many(rows, batch=number)
+                    ours.append("others")
+
+        children = [fork(lambda seed=seed: work(seed)) for seed in range(3)]
+        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+        found = Counter(values(log))
+        assert found.pop("others") == 3 * count
+        assert found == Counter(one for number in range(count) for one in batch(number))
+
+
+def fork(work: Callable[[], None]) -> int:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def test_threads_share_a_producer(make: Make) -> None:
+    with make() as log:
+        producer, stored = log.producer("a"), []
+        threads = [threading.Thread(target=lambda: stored.append(producer.append_many(batch(1), batch=1))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(one.repeated for one in stored) == [False, True, True, True]
+        assert values(log) == batch(1)
+
+
+class KillingPort(system.Port):
+    """Kills the process at the n-th call that reads or writes a file, opens or flushes one."""
+
+    def __init__(self, nth: int) -> None:
+        super().__init__()
+        self.left = nth
+        for name in ("open", "read", "write", "rename", "flush", "flush_data", "allocate", "close", "status"):
+            setattr(self, name, self._counted(getattr(self, name)))
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **options)
+
+        return counted
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_killed_at_any_call_to_the_system_it_is_completed_when_it_comes_again(make: Make, durable: bool) -> None:
+    """Rounds of one log: the process dies at the first call, at the second one ...; the next one completes its batch."""
+    with make() as log:
+        path = log.path
+        expected: list[str] = []
+        for number in range(1, 200):
+            rows = batch(number)
+
+            def work(number: int = number, rows: list[str] = rows) -> None:
+                with system.replaced(KillingPort(number)), kvspool.open(path) as ours:
+                    ours.producer("a").append_many(rows, batch=number, durable=durable)
+
+            status = os.waitpid(fork(work), 0)[1]
+            assert status in (0, signal.SIGKILL)
+            log.append("between")
+            assert log.producer("a").append_many(rows[::-1], batch=number).records == 10
+            expected += rows
+            if status == 0:
+                break
+        else:
+            raise AssertionError("it was killed each time")
+        assert number > 15
+        assert Counter(one for one in values(log) if one != "between") == Counter(expected)
+
+
+def test_a_call_to_the_system_that_fails_is_told_and_the_batch_can_come_again(make: Make) -> None:
+    with make() as log:
+        producer = log.producer("a")
+        producer.append_many(batch(0), batch=0)
+        number = 1
+        while True:
+            port = FailingPort(number, errno.EIO, only=("open", "read", "write", "status"))
+            with system.replaced(port):
+                try:
+                    producer.append_many(batch(number), batch=number)
+                except OSError:
+                    assert port.failed
+            assert producer.append_many(batch(number), batch=number).records == 10
+            if not port.failed:
+                break
+            number += 1
+        assert number > 4
+        assert Counter(values(log)) == Counter(one for round in range(number + 1) for one in batch(round))
+
+
+# A crash of the machine.
+
+
+def test_what_a_crash_of_the_machine_took_is_not_taken_to_be_there(tmp_path: Path) -> None:
+    """The log is an image of its files from before the last batches, the list of producers is of the very end."""
+    for format in ("spool", "kvj"):
+        options: dict[str, Any] = {"capacity": "64KiB"} if format == "spool" else {"format": "kvj"}
+        path = tmp_path / format
+        with kvspool.create(path, **options) as log:
+            log.producer("kept").append_many(batch(1), batch=1)
+            log.producer("lost").append_many(batch(5), batch=5)
+            log.sync()
+            images = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+            log.producer("lost").append_many(batch(6), batch=6)
+            leave_part(log, "part", batch(7), 7, 5)
+        for file, image in images.items():
+            if file.name != ledger.NAME:
+                file.write_bytes(image)
+        with system.replaced(Rebooted()), kvspool.open(path) as log:
+            log.append("after the crash")
+            assert {one.name: (one.batch, one.stored, one.last) for one in log.producers()} == {
+                "kept": (1, 10, 1),
+                "lost": (6, 0, None),
+                "part": (7, 0, None),
+            }
+            assert log.producer("kept").append_many(batch(1), batch=1).repeated
+            assert not log.producer("lost").append_many(batch(6), batch=6).repeated
+            assert not log.producer("part").append_many(batch(7), batch=7).repeated
+            assert values(log) == [*batch(1), *batch(5), "after the crash", *batch(6), *batch(7)]
+
+
+def test_a_durable_batch_is_accounted_for_on_disk_before_it_is_published(make: Make) -> None:
+    with make() as log:
+        log.producer("a").append_many(batch(1), batch=1)
+        steps: list[str] = []
+
+        class Port(system.Port):
+            def write(self, fd: int, data: bytes | bytearray, at: int) -> None:
+                if os.readlink(f"/proc/self/fd/{fd}").endswith(ledger.NAME):
+                    steps.append("account")
+                super().write(fd, data, at)
+
+            def flush_data(self, fd: int) -> None:
+                name = os.readlink(f"/proc/self/fd/{fd}")
+                steps.append("account on disk" if name.endswith(ledger.NAME) else "records on disk")
+                super().flush_data(fd)
+
+            def flush(self, fd: int) -> None:
+                steps.append("records on disk")
+                super().flush(fd)
+
+        with system.replaced(Port()):
+            log.producer("a").append_many(batch(2), batch=2, durable=True)
+        assert steps[:3] == ["account", "account on disk", "account"] and "records on disk" in steps[3:]
+
+
+# The file.
+
+
+def test_the_bytes_of_the_list_are_golden(tmp_path: Path) -> None:
+    class Port(ClockPort):
+        def boot_id(self) -> bytes:
+            return bytes(range(16))
+
+        def random(self, size: int) -> bytes:
+            return bytes(range(size))
+
+    with system.replaced(Port(1_700_000_000_000_000_000)), kvspool.create(tmp_path / "log", capacity=4096) as log:
+        log.producer("orders/3").append_many([b"v"] * 3, batch=7)
+    data = (tmp_path / "log" / ledger.NAME).read_bytes()
+    assert len(data) == BLOCK * 129 and not any(data[3 * BLOCK :])
+    page = (Path(__file__).parent.parent / "docs" / "formats" / "producers.md").read_text(encoding="utf-8")
+    lines = page.split("```")[1].strip().splitlines()
+    for line in lines:
+        at, _, content = line.partition(": ")
+        assert data[int(at) :].startswith(bytes.fromhex(content)), line
+    shown = {int(line.partition(": ")[0]): len(bytes.fromhex(line.partition(": ")[2])) for line in lines}
+    rest = bytearray(data)
+    for place, size in shown.items():
+        rest[place : place + size] = bytes(size)
+    assert not any(rest)
+
+
+def test_the_page_of_the_format_has_its_tables() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "formats" / "producers.md").read_text(encoding="utf-8")
+    assert ledger.HEADER.table() in page
+    assert ledger.ACCOUNT.table() in page
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"", Corruption),
+        (bytes(BLOCK), Corruption),
+        (b"KVSPROD1" + bytes(BLOCK), UnknownVersion),
+        (b"KVSPROD1" + (1).to_bytes(4, "little") + bytes(BLOCK), Corruption),
+        (b"KVSPROD1" + (2).to_bytes(4, "little") + bytes(BLOCK), UnknownVersion),
+    ],
+)
+def test_a_file_that_is_no_list_is_refused_and_never_touched(make: Make, content: bytes, error: type[Exception]) -> None:
+    with make() as log:
+        (log.path / ledger.NAME).write_bytes(content)
+        with pytest.raises(error):
+            log.producer("a").append_many(["x"], batch=1)
+        assert log.append("others go on") == 0
+        assert (log.path / ledger.NAME).read_bytes() == content
+
+
+def test_a_list_of_another_log_is_refused(make: Make) -> None:
+    with make() as log, make("other") as other:
+        log.producer("a").append_many(["x"], batch=1)
+        (other.path / ledger.NAME).write_bytes((log.path / ledger.NAME).read_bytes())
+        with pytest.raises(Corruption, match="is damaged, or of another log"):
+            other.producer("a").append_many(["x"], batch=1)
+
+
+def test_a_link_or_a_fifo_in_its_place_is_refused(make: Make, tmp_path: Path) -> None:
+    with make() as log:
+        os.mkfifo(log.path / ledger.NAME)
+        with pytest.raises((Corruption, OSError)):
+            log.producer("a").append_many(["x"], batch=1)
+        (log.path / ledger.NAME).unlink()
+        (log.path / ledger.NAME).symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(OSError, match="[Ss]ymbolic"):
+            log.producer("a").append_many(["x"], batch=1)
+        assert not (tmp_path / "elsewhere").exists()
+
+
+def test_whatever_bit_is_flipped_no_record_is_lost_or_doubled_that_was_not_named(make: Make) -> None:
+    """A damaged account is no account, or the one from before: its batch may come again. No other one suffers, and nothing dies."""
+    with make() as log:
+        for name in ("a", "b"):
+            log.producer(name).append_many(batch(1), batch=1)
+        whole = (log.path / ledger.NAME).read_bytes()
+        choose = random.Random(1)
+        for _ in range(300):
+            data = bytearray(whole)
+            at = choose.randrange(BLOCK, 2 * BLOCK)  # the account of "a"
+            data[at] ^= 1 << choose.randrange(8)
+            (log.path / ledger.NAME).write_bytes(data)
+            assert log.producer("b").last == 1
+            assert log.producer("a").last in (None, 1)
+            with log.producer("a")._log.ledger() as opened:
+                assert opened.damaged() <= 1
+        for size in range(0, len(whole), 97):
+            (log.path / ledger.NAME).write_bytes(whole[:size])
+            try:
+                assert log.producer("b").last in (None, 1)
+            except Corruption:
+                assert size < ledger.HEADER.size
+        assert log.append("others go on") == 20
+
+
+def test_a_word_that_names_no_account_is_taken_back(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with make() as log:
+        log.append("first")
+        producer = log.producer("a")
+        for number in (1, 5000, 0xFFFFFFF0):
+            producer._log.change(lambda place, _, number=number: place.set_pending(number) or 0)
+            assert log.append(f"after {number}") >= 0
+        assert "has no list of producers any more" in caplog.text
+        producer.append_many(["x"], batch=1)
+        for number in (1, 2, 5000):
+            producer._log.change(lambda place, _, number=number: place.set_pending(number) or 0)
+            log.append(f"then {number}")
+        assert producer.append_many(["x"], batch=1).repeated
+        (log.path / ledger.NAME).write_bytes(b"damaged")
+        producer._log.change(lambda place, _: place.set_pending(1) or 0)
+        log.append("the last")
+        assert len(values(log)) == 9
+
+
+def test_a_list_that_is_full_forgets_who_is_gone_for_days_and_nobody_else(tmp_path: Path) -> None:
+    now = 1_700_000_000_000_000_000
+    with kvspool.create(tmp_path / "log", capacity="64KiB") as log:
+        with system.replaced(ClockPort(now)):
+            log.producer("first").append_many(["x"], batch=1)
+        account = next(Ledger.open(log.path, log.log_id).accounts())[1]  # type: ignore[union-attr]
+
+        def fill(place: Any, _: int) -> int:
+            with Ledger.make(place.directory, place.log_id, place.mode) as opened, system.replaced(ClockPort(now + EXPIRY)):
+                for number in range(1, MOST):
+                    assert opened.claim() == number if number % 512 == 0 else True
+                    if number >= len(opened):
+                        opened.claim()
+                    opened.store(number, account._replace(id=number.to_bytes(16, "big"), name=b"", name_bytes=0))
+            return 0
+
+        log.change_accounts(fill)
+        with system.replaced(ClockPort(now + EXPIRY)), pytest.raises(TooManyProducers, match="knows 4096 producers"):
+            log.producer("one more").append_many(["x"], batch=1)
+        with system.replaced(ClockPort(now + EXPIRY + 1)):
+            assert log.producer("one more").append_many(["x"], batch=1).records == 1
+        assert log.producer("first").last is None
+        assert log.forget_producers(["one more", "nobody"]) == 1
+        assert log.producer("another").append_many(["x"], batch=1).records == 1
+
+
+def test_a_log_that_is_resized_takes_its_producers_along(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=8192) as log:
+        log.producer("a").append_many(batch(1), batch=1)
+        leave_part(log, "b", batch(2), 2, 3)
+        kvspool.resize(tmp_path / "log", 65536)
+        assert log.producer("a").append_many(batch(1), batch=1).repeated
+        assert log.producer("b").append_many(batch(2), batch=2).records == 10
+        assert values(log) == batch(1) + batch(2)
+        assert oct((tmp_path / "log" / ledger.NAME).stat().st_mode & 0o777) == "0o600"
+
+
+def test_a_journal_whose_lock_file_was_removed_still_knows_what_was_left(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        leave_part(log, "a", batch(1), 1, 4)
+    (tmp_path / "log" / "lock").unlink()
+    with kvspool.open(tmp_path / "log") as log:
+        assert log.producer("a").append_many(batch(1), batch=1) == Stored(0, 10, False)
+        assert values(log) == batch(1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_history_leaves_each_record_once(make: Make, seed: int) -> None:
+    """Producers that are killed at any place, repeat themselves in any order and from other handles, and others between them."""
+    choose = random.Random(seed)
+    with make() as log:
+        numbers, others = Counter[str](), 0
+        for _ in range(120):
+            name = choose.choice(["a", "b", "c"])
+            rows = [f"{name}{one}" for one in batch(numbers[name], 12)]
+            choose.shuffle(rows)
+            step = choose.randrange(4)
+            handle = log if choose.random() < 0.5 else kvspool.open(log.path)
+            try:
+                known = handle.producer(name)._look(None)
+                if step == 0 and (known is None or known.batch < numbers[name]):
+                    leave_part(handle, name, rows, numbers[name], choose.randrange(13))
+                elif step == 1:
+                    handle.append("other")
+                    others += 1
+                else:
+                    handle.producer(name).append_many(rows, batch=numbers[name])
+                    numbers[name] += choose.random() < 0.7
+            finally:
+                if handle is not log:
+                    handle.close()
+        for name in "abc":
+            rows = [f"{name}{one}" for one in batch(numbers[name], 12)]
+            log.producer(name).append_many(rows, batch=numbers[name])
+        found = Counter(values(log))
+        assert found.pop("other") == others
+        assert found == Counter(f"{name}{one}" for name in "abc" for number in range(numbers[name] + 1) for one in batch(number, 12))
+        assert log.verify().is_sound
