@@ -23,6 +23,9 @@ def share(starts: Mapping[ShardKey, int], ends: Mapping[ShardKey, int], most: in
     if spare >= total:
         return dict(ends)
     shares = {key: 1 + spare * (backlog - 1) // total for key, backlog in backlogs.items()}
+    left = max(most - sum(shares.values()), 0)  # by rounding down, so it is fewer than those that were
+    for key in [key for key, backlog in backlogs.items() if spare * (backlog - 1) % total][:left]:
+        shares[key] += 1
     return {key: starts[key] + shares[key] if key in shares else end for key, end in ends.items()}
 
 

@@ -59,7 +59,8 @@ class LocalRange(ShardRange):
         try:
             cursor = log.cursor(self.first, bounded=True, end=self.end)
             try:
-                yield from arrow.batches(cursor)
+                count = self.end - self.first
+                yield from arrow.batches(cursor, count, min(count, arrow.BATCH))
             finally:
                 cursor.close()
         finally:
@@ -123,7 +124,14 @@ class LocalShards:
         else:
             raise LogNotFound(f"{path} does not exist, or is neither a log nor a root of shards")
         if reader is not None:
+            self._make_reader(reader)
+
+    def _make_reader(self, name: str) -> None:
+        try:
             self.commit({})
+        except PermissionError as error:
+            words = f"the durable reader {name!r} of option groupId needs the right to write: {error.strerror}"
+            raise PermissionError(error.errno, words, error.filename or str(self.path)) from None
 
     def look(self) -> dict[ShardKey, Extent]:
         """See `Shards.look`. Raises LogNotFound for a log or a root that is gone, ShardError for shards that make up no set."""

@@ -109,7 +109,7 @@ class Credentials:
 
         token = self.token if self.token_file is None else Token.read(self.token_file).reveal()
         return Security(
-            token=token or os.environ.get(TOKEN) or None,
+            token=(token or os.environ.get(TOKEN) or "").strip() or None,
             authorities=content(self.ca_file, False),
             certificate=content(self.certificate_file, False),
             key=content(self.key_file, True),

@@ -75,6 +75,8 @@ def _bundled(pieces: list[ShardRange], least: int, max_records: int | None) -> l
     """Return tasks of neighbours that are small, but no fewer than `least` of them."""
     total = sum(map(size, pieces))
     room = max(TASK, -(-total // TASKS))
+    if least:
+        room = min(room, -(-total // least))
     if max_records is not None:
         room = min(room, max_records)
     spare = len(pieces) - least  # how often two may go together

@@ -106,13 +106,18 @@ class HubRange(ShardRange):
         ticket = Ticket(*self.key, next, end, isolation=self.isolation, columns=columns, log=self.log_id)
         try:
             for item in hub.items(ticket, STREAM):
-                behind = item if isinstance(item, int) else item.end if isinstance(item, Rows) else item.last + 1
-                begin = next if isinstance(item, int) else item.first
-                if begin != next or behind > end or (isinstance(item, int) and behind > next):
+                if isinstance(item, int):
+                    is_next = item <= next or next == end  # the hub's own place may lie behind a Gap that goes on
+                else:
+                    is_next = item.first == next and (item.end if isinstance(item, Rows) else item.last + 1) <= end
+                if not is_next:
                     raise Malformed(f"[KVSPOOL_DATA_LOSS] {self._where(part)}: sequence {next} is missing in what the hub sent")
-                next = behind
-                if not isinstance(item, int):
-                    yield (item.batch if isinstance(item, Rows) else item), next
+                if isinstance(item, Rows):
+                    next = item.end
+                    yield item.batch, next
+                elif isinstance(item, Gap):
+                    next = item.last + 1
+                    yield item, next
         except (Fenced, NotFound, Unexpected) as error:
             raise self._replaced(str(error)) from None
         if next < end:

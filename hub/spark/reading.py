@@ -11,7 +11,8 @@ that a crash of the machine has left out were never there, and are told as a war
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType, TimestampType
@@ -35,6 +36,8 @@ COLUMNS: dict[str, DataType] = {
 }
 KNOWN = ("machine restart", "missing")  # reasons of Gaps that were there when the query was planned
 
+SMALL = 2048  # rows of a batch, below which the batch itself costs Spark more than its rows do
+
 _logger = logging.getLogger("kvspool")
 
 Fill = Callable[["pyarrow.RecordBatch", ShardKey], "pyarrow.Array"]
@@ -56,6 +59,11 @@ def columns_of(schema: StructType) -> frozenset[str]:
 
 def read(task: Task, schema: StructType, *, fail_on_data_loss: bool) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of a task. Raises DataLossError, and what reading the shards does."""
+    batches = _batches(task, schema, fail_on_data_loss)
+    return together(batches) if schema.fields and len(task.ranges) > 1 else batches
+
+
+def _batches(task: Task, schema: StructType, fail_on_data_loss: bool) -> Iterator[pyarrow.RecordBatch]:
     rows = Rows(schema)
     for one in task.ranges:
         for batch in one.batches():
@@ -63,6 +71,22 @@ def read(task: Task, schema: StructType, *, fail_on_data_loss: bool) -> Iterator
                 report(batch, one.key, fail_on_data_loss)
             else:
                 yield rows.of(batch, one.key)
+
+
+def together(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the same rows, in one batch where there are small ones in a row."""
+    import pyarrow
+
+    waiting: list[pyarrow.RecordBatch] = []
+    for batch in chain(batches, [None]):
+        is_small = batch is not None and batch.num_rows < SMALL
+        if waiting and not (is_small and sum(one.num_rows for one in waiting) < SMALL):
+            yield waiting[0] if len(waiting) == 1 else pyarrow.Table.from_batches(waiting).combine_chunks().to_batches()[0]
+            waiting = []
+        if is_small:
+            waiting.append(batch)
+        elif batch is not None:
+            yield batch
 
 
 def report(gap: Gap, key: ShardKey, fail_on_data_loss: bool) -> None:

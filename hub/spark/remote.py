@@ -30,6 +30,8 @@ from shard import route
 if TYPE_CHECKING:
     from hub.remote import RemoteHub
 
+IDLE = 50  # looks in vain, after which one waits: a query that has nothing to do asks some 90 times a second
+WAIT = 0.2  # seconds that it waits for, at all hubs together
 EVERYTHING = 30.0  # seconds after which a hub is asked for all of its shards: it doesn't tell which ones were removed
 DAMAGE = 5.0  # seconds for which a shard may be unreadable: it may be being made
 COMMITS = 1.0  # seconds between two commits of a durable reader: each is a flush of the hub's disk
@@ -63,15 +65,20 @@ class HubShards:
         self._hubs = [_Hub(Line(location, credentials, timeout), selection, reader, isolation) for location in locations]
         self._pool = ThreadPoolExecutor(len(self._hubs), "kvspool hubs") if len(self._hubs) > 1 else None
         self._extents: dict[ShardKey, Extent] | None = None
+        self._in_vain = 0  # looks since something was new, or read
 
     def look(self) -> dict[ShardKey, Extent]:
         """See `Shards.look`; one call to each hub, whatever number of shards it has. What a hub that is down had is what it has.
 
+        After many that found nothing new it waits up to a fifth of a second for something to change, and no longer than that takes.
+
         Raises Unreachable for one that is down for too long, NotAllowed, Conflict for a client whose logs at two hubs are not the same, or
         a hub whose root is another one than before, ShardDamaged.
         """
+        self._in_vain += 1
+        wait = WAIT / len(self._hubs) if self._in_vain > IDLE else 0.0
         while True:
-            have_changed = list((map if self._pool is None else self._pool.map)(_Hub.look, self._hubs))
+            have_changed = list((map if self._pool is None else self._pool.map)(lambda hub: hub.look(wait), self._hubs))
             missing = [hub for hub in self._hubs if not hub.is_known]
             if not missing:
                 break
@@ -80,6 +87,7 @@ class HubShards:
         if self._extents is None:
             self._check_rights()
         if self._extents is None or any(have_changed):
+            self._in_vain = 0
             self._extents = {key: _extent(key, hubs) for key, hubs in sorted(self._owners().items())}
         return self._extents
 
@@ -111,9 +119,14 @@ class HubShards:
 
     def range(self, key: ShardKey, first: int, end: int) -> HubRange:
         """See `Shards.range`."""
+        self._in_vain = 0
         hubs = self._having(key)
         parts = tuple(Part(hub.line, hub.root, hub.states[key].bits, hub.states[key].first, hub.states[key].next) for hub in hubs)
         return HubRange(key, _log_id(hubs[0].states[key]), first, end, parts, **self._range)  # type: ignore[arg-type]
+
+    def has_ordered_times(self, key: ShardKey) -> bool:
+        """See `Shards.has_ordered_times`: the times of what is shipped are the client's word."""
+        return False
 
     def sequence_at(self, key: ShardKey, timestamp: int) -> int | None:
         """See `Shards.sequence_at`. Raises Unreachable, NotAllowed, ShardDamaged."""
@@ -153,13 +166,14 @@ class _Hub:
         self._hub: RemoteHub | None = None
         self._reader = _Reader(line.location, reader) if reader is not None else None
 
-    def look(self) -> bool:
-        """Ask what has changed; return whether anything has. While the hub is down: what was known is what there is."""
+    def look(self, wait: float) -> bool:
+        """Ask what has changed, and wait up to `wait` seconds for it; return whether anything has. While the hub is down: what was known is
+        what there is."""
         if system.port.monotonic() < self.patience.retry_at:
             return False
         is_new = self._hub is None
         try:
-            has_changed = self._ask(self._connected())
+            has_changed = self._ask(self._connected(), wait)
             if self._reader is not None:
                 self._reader.hold(self._connected(), {key: state.first for key, state in self.states.items()})
         except LATER as error:
@@ -184,11 +198,11 @@ class _Hub:
             self._hub = self.line.connect()
         return self._hub
 
-    def _ask(self, hub: RemoteHub) -> bool:
+    def _ask(self, hub: RemoteHub, wait: float) -> bool:
         """Take over what the hub says; return whether it is anything new."""
         now = system.port.monotonic()
         is_whole = now >= self._everything_at
-        changes = hub.changes("" if is_whole else self._token)
+        changes = hub.changes("") if is_whole else hub.changes(self._token, wait)
         if self.root not in ("", changes.root):
             words = f"[KVSPOOL_HUB_REPLACED] {self.line.location} serves another hub root than before"
             raise Conflict(f"{words}; if that is meant, run the query again, a stream from a new checkpoint")
@@ -262,6 +276,7 @@ class _Hub:
 
     def _let_go(self) -> None:
         hub, self._hub = self._hub, None
+        self._everything_at = 0.0  # we may be somebody else the next time, and so may the hub
         if hub is not None:
             hub.close()
 

@@ -174,7 +174,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _look(self) -> dict[ShardKey, Extent]:
         try:
             if self._shards is None:
-                self._shards = open_shards(self._options)
+                self._shards = open_shards(self._options, reading.columns_of(self._schema))
             extents = self._shards.look()
         except LogNotFound as error:
             raise DataLossError(f"[KVSPOOL_SOURCE_NOT_FOUND] {error}") from error

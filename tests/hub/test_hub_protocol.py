@@ -12,14 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from hub import outlet, tickets, wire
+from hub import consumers, outlet, tickets, wire
 from hub.store import Generation
+from kvspool import arrow
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "formats" / "hub.md").read_text(encoding="utf-8")
 MESSAGES: list[type[msgspec.Struct]] = [
     *(wire.Opening, wire.Log, wire.Put, wire.Ping, wire.Done, wire.Opened, wire.Place, wire.Stored, wire.Refused),
     *(tickets.Query, tickets.ClientState, tickets.ShardState, Generation, tickets.Ticket, tickets.Beside, tickets.GapNote),
     *(tickets.Failure, tickets.Since, tickets.Changes, tickets.ServerInfo),
+    *(tickets.Commit, tickets.ReaderPlace, tickets.Committed, tickets.Readers, tickets.ReaderState, tickets.ReaderName),
 ]
 WORDS = {int: "integer", str: "string", bytes: "bytes", bool: "boolean", float: "number", type(None): "null"}
 
@@ -70,12 +72,13 @@ def test_the_page_names_the_version_the_reasons_and_the_actions() -> None:
     assert PAGE.startswith(f"# The hub's protocol, version {wire.VERSION}\n")
     section = PAGE.split("### Reasons\n")[1].split("\n#")[0]
     assert re.findall(r"^\| ([a-z-]+) \| (?!meaning)", section, re.MULTILINE) == list(typing.get_args(wire.Reason))
-    assert re.findall(r"^\*\*(\w+)\*\* takes", PAGE, re.MULTILINE) == [name for name, _ in outlet.ACTIONS]
+    assert re.findall(r"^\*\*([a-z-]+)\*\* takes", PAGE, re.MULTILINE) == [name for name, _ in outlet.ACTIONS + consumers.ACTIONS]
 
 
 def test_the_page_names_the_limits_that_hold() -> None:
-    for limit in (wire.MOST_ROWS, tickets.LARGEST_TICKET, 65_534):
+    for limit in (wire.MOST_ROWS, tickets.LARGEST_TICKET, 65_534, arrow.BATCH, tickets.MOST_PLACES, consumers.MOST_READERS):
         assert f"{limit:,}" in PAGE
+    assert (outlet.BATCH_BYTES, tickets.LARGEST_COMMIT, consumers.MOST_OF_ONE) == (2 << 20, 2 << 20, 64)
     assert (wire.LARGEST_BATCH, wire.LARGEST_MESSAGE, tickets.LONGEST_WAIT) == (64 << 20, 1 << 20, 30.0)
     assert f"at most {outlet.LARGEST_CRITERIA} bytes" in PAGE
 

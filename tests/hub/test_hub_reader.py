@@ -23,7 +23,7 @@ from faults import FILE_CALLS, FailingPort, RecordingPort
 import hub
 import kvspool
 from hub import HubRoot, ShardReplaced, positions
-from hub.positions import Position
+from hub.positions import Key, Position
 from kvspool import Gap, GapError, system
 from kvspool.cli import main
 from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotALog, OutOfRange, ReaderBusy, UnknownVersion
@@ -62,6 +62,12 @@ def data(records: Any) -> list[Any]:
 
 def position_file(root: HubRoot, name: str = "r") -> Path:
     return root.path / ".hub" / "readers" / f"{name}.positions"
+
+
+def places_of(root: HubRoot) -> dict[Key, Position] | None:
+    """Return the places that are stored; None if there is no file."""
+    stored = positions.load(position_file(root))
+    return None if stored is None else stored.places
 
 
 # Reading.
@@ -508,7 +514,7 @@ def test_a_kill_at_any_system_call_of_a_commit_leaves_the_old_positions_or_the_n
                 reader.commit()
             return len(port.calls)
 
-        before = None if first and not position_file(root).exists() else positions.load(position_file(root))
+        before = places_of(root)
         try:
             calls = in_child(child)
         except Died as death:
@@ -516,7 +522,7 @@ def test_a_kill_at_any_system_call_of_a_commit_leaves_the_old_positions_or_the_n
         else:
             assert calls <= nth
             break
-        after = positions.load(position_file(root))
+        after = places_of(root)
         with root.reader("r") as reader:
             total = sum(reader.positions.values())
             rest = len(data(reader.read()))
@@ -541,7 +547,7 @@ def test_a_commit_that_fails_leaves_the_old_positions_or_the_new_ones_and_can_be
     add(root, "a", list(range(100)))
     with root.reader("r") as reader:
         for nth in itertools.count(1):
-            before = positions.load(position_file(root))
+            before = places_of(root)
             data(reader.read(limit=1))
             files = open_files()
             port = FailingPort(nth, number, only=(*FILE_CALLS, "names"))
@@ -550,7 +556,7 @@ def test_a_commit_that_fails_leaves_the_old_positions_or_the_new_ones_and_can_be
                     reader.commit()
                 except OSError as error:
                     assert error.errno == number
-            stored = positions.load(position_file(root))
+            stored = places_of(root)
             assert stored is not None
             expected = {key: sequence for key, sequence in reader.positions.items()}
             if not port.failed:
@@ -558,7 +564,7 @@ def test_a_commit_that_fails_leaves_the_old_positions_or_the_new_ones_and_can_be
             assert stored == before or {key: one.sequence for key, one in stored.items()} == expected
             assert open_files() == files
             reader.commit()
-            assert {key: one.sequence for key, one in (positions.load(position_file(root)) or {}).items()} == expected
+            assert {key: one.sequence for key, one in (places_of(root) or {}).items()} == expected
         assert nth > 5
 
 
@@ -636,7 +642,7 @@ def test_positions_that_could_not_be_ours_are_refused_and_the_reader_can_be_dele
 
 def test_every_changed_byte_of_a_position_file_is_noticed(root: HubRoot) -> None:
     content = positions.pack({("a", 0): Position(1, 77, "0" * 32, 5), ("a", 1): Position(1, 3), ("b", 0): Position(0, 1)})
-    assert positions.parse(content) == {("a", 0): Position(1, 77, "0" * 32, 5), ("a", 1): Position(1, 3), ("b", 0): Position(0, 1)}
+    assert positions.parse(content).places == {("a", 0): Position(1, 77, "0" * 32, 5), ("a", 1): Position(1, 3), ("b", 0): Position(0, 1)}
     for at in range(len(content)):
         for bit in range(8):
             changed = bytearray(content)
@@ -650,7 +656,7 @@ def test_every_changed_byte_of_a_position_file_is_noticed(root: HubRoot) -> None
 
 def test_a_file_of_a_newer_version_or_kind_is_refused(root: HubRoot) -> None:
     root.reader("r").close()
-    position_file(root).write_bytes(packed(b"[]", version=2))
+    position_file(root).write_bytes(packed(b"[]", version=3))
     with pytest.raises(UnknownVersion, match="upgrade, or delete the reader"):
         root.reader("r")
     position_file(root).unlink()

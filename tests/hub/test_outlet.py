@@ -122,13 +122,40 @@ def test_without_codecs_the_columns_are_those_of_reading_a_log(root: Path, clien
         assert table == log.read_arrow()
 
 
-def test_a_batch_is_about_a_mebibyte_and_a_large_record_comes_alone(root: Path, client: flight.FlightClient) -> None:
+def test_a_batch_has_two_mebibytes_at_most_and_a_large_record_comes_alone(root: Path, client: flight.FlightClient) -> None:
     with kvspool.create(root / "JFK", format="kvj") as log:
         log.append_many([b"x" * 100_000] * 20)
-        log.append(b"y" * (3 << 19))
+        log.append(b"y" * (3 << 20))
         log.append(b"z")
     sizes = [chunk.data.num_rows for chunk in client.do_get(flight.Ticket(b'{"client": "JFK"}'))]
-    assert sizes == [10] * 2 + [1, 1, 0]
+    assert sizes == [20, 1, 1, 0]
+
+
+def test_only_the_columns_of_a_ticket_are_sent_and_rows_say_their_sequence_beside_them(root: Path, client: flight.FlightClient) -> None:
+    with kvspool.create(root / "JFK", format="kvj", first_sequence=5) as log:
+        log.append_many([b"a", b"b"], type=7)
+        log.append_batch(Batch([b"c"]), at=9)
+    ticket = {"client": "JFK", "columns": ["value", "type"]}
+    reader = client.do_get(flight.Ticket(msgspec.json.encode(ticket)))
+    assert reader.schema.names == ["type", "value"]
+    found = [(chunk.data.to_pydict(), msgspec.json.decode(chunk.app_metadata.to_pybytes())) for chunk in reader]
+    assert found == [
+        ({"type": [7, 7], "value": [b"a", b"b"]}, {"first": 5}),
+        ({"type": [], "value": []}, {"gap": {"first": 7, "last": 8, "reason": "missing"}}),
+        ({"type": [0], "value": [b"c"]}, {"first": 9}),
+        ({"type": [], "value": []}, {"next": 10}),
+    ]
+    (rows, _) = get(client, client="JFK", columns=["sequence", "codec"], coded=True)
+    assert [row["sequence"] for row in rows] == [5, 6, 9]
+    for columns in ([], ["value", "value"], ["values"], ["codec"], "value", [1]):
+        assert failure(lambda columns=columns: get(client, client="JFK", columns=columns)).reason == "malformed"
+
+
+def test_a_ticket_that_names_another_log_is_refused(root: Path, client: flight.FlightClient) -> None:
+    with kvspool.create(root / "EWR", capacity="64KiB") as log:
+        log.append(b"a")
+        assert len(get(client, client="EWR", log=log.log_id.hex())[0]) == 1
+    assert failure(lambda: get(client, client="EWR", log="0" * 32)).reason == "fenced"
 
 
 @pytest.mark.parametrize("make", [{"format": "spool", "capacity": "1MiB"}, {"format": "sej"}])
@@ -465,7 +492,7 @@ def ask_changes(client: flight.FlightClient, **body: Any) -> dict[str, Any]:
 
 
 def test_the_actions_are_listed_and_others_refused(client: flight.FlightClient) -> None:
-    assert {action.type for action in client.list_actions()} == {"changes", "server"}
+    assert [action.type for action in client.list_actions()] == ["changes", "server", "commit-positions", "readers", "delete-reader"]
     assert failure(lambda: list(client.do_action(flight.Action("stop", b"")))).reason == "malformed"
 
 

@@ -13,13 +13,15 @@ from sessions import BASE, MARKS, fill, told
 
 import kvspool
 import shard
+from kvspool.errors import LogNotFound, Truncated
+from shard.errors import ConflictingShardSets, IncompleteShardSet
 
 if TYPE_CHECKING:
     from hub.spark.reader import ShardReader
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import DataType, IntegerType, StringType, StructField, StructType
 
 from hub.spark.errors import DataLossError
 from hub.spark.reading import COLUMNS
@@ -154,3 +156,53 @@ def test_a_journal_that_was_replaced_between_planning_and_reading_fails_the_task
     kvspool.create(tmp_path / "log", format="kvj").close()
     with pytest.raises(DataLossError, match="KVSPOOL_LOG_REPLACED"):
         list(ours.read(partition))
+
+
+# What can't be read is said when the query is planned.
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "words"),
+    [
+        ("log", {"prefix": "p"}, ValueError, "is one log, not a root of shards: it has no topics to choose from"),
+        ("none", {}, LogNotFound, "none does not exist, or is neither a log nor a root of shards"),
+        ("file", {}, LogNotFound, "is neither a log nor a root of shards"),
+        ("good", {"prefix": "r"}, LogNotFound, "has no 'r'; of what was asked for it has none"),
+        ("good", {"subscribe": "p,r"}, LogNotFound, "has no 'r'; of what was asked for it has 'p'"),
+        ("good", {"assign": '{"p": [0, 4]}'}, LogNotFound, "has no 'partition 4 of p'"),
+        ("hole", {}, IncompleteShardSet, "1 of the 4 shards of prefix 'p' are missing: p.2.001"),
+        ("two", {"prefix": "q"}, IncompleteShardSet, "1 of the 4 shards of prefix 'q' are missing: q.2.000"),
+        ("two", {"prefix": "p"}, ConflictingShardSets, "prefix 'p' has shards of 1 and of 2 bits"),
+        ("broken", {}, Truncated, "less than its header"),
+        ("good", {"startingOffsets": '{"p": {"0": 1, "1": 0, "2": 0, "3": 0}}'}, DataLossError, "[KVSPOOL_OFFSET_CHANGED]"),
+        ("good", {"startingOffsets": '{"p": {"0": 5}}'}, ValueError, "[KVSPOOL_OFFSETS_DO_NOT_MATCH]"),
+        ("good", {"startingTimestamp": "9000000000000"}, ValueError, "[KVSPOOL_NO_OFFSET_AT_TIMESTAMP]"),
+    ],
+)
+def test_what_can_not_be_read_is_said_before_any_task_runs(
+    odd_root: Path, name: str, options: dict[str, str], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as failure:
+        reader(odd_root / name, **options).partitions()
+    assert words in told(failure)
+
+
+def test_a_start_behind_the_end_is_refused(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536) as log:
+        fill(log, 10)
+    ours = reader(tmp_path / "log", startingOffsets='{"log": {"0": 5}}', endingOffsets='{"log": {"0": 4}}')
+    with pytest.raises(ValueError, match="KVSPOOL_START_OFFSET_GREATER_THAN_END_OFFSET"):
+        ours.partitions()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("colour", StringType(), "no column colour string; format kvspool has key binary, value binary, topic string"),
+        ("value", StringType(), "no column value string"),
+        ("offset", IntegerType(), "no column offset int"),
+    ],
+)
+def test_a_column_that_there_is_not_is_named(name: str, kind: DataType, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        KvspoolDataSource({"path": "log"}).reader(StructType([StructField(name, kind)]))

@@ -7,10 +7,13 @@ import logging
 import pickle
 import shutil
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sessions import BASE, MARKS
 
 import hub
@@ -431,9 +434,25 @@ def test_small_ranges_of_many_shards_share_a_task(tmp_path: Path) -> None:
     query = Query(tmp_path / "set")
     query.latest()
     start, end = map(json.loads, query.checkpoint)
-    assert len(query.reader.partitions(start, end)) == 1
+    (task,) = query.reader.partitions(start, end)
+    (batch,) = query.reader.read(task)
+    assert batch.column("partition").to_pylist() == list(range(16))
     assert query.reader.partitions(end, end) == []
     assert len(reader(tmp_path / "set", minPartitions="5").partitions(start, end)) == 5
+
+
+@given(st.lists(st.sampled_from([1, 5, 700, 2047, 2048, 5000]), max_size=12))
+def test_small_batches_go_together_and_no_row_is_lost_or_moved(sizes: list[int]) -> None:
+    import pyarrow
+
+    from hub.spark.reading import SMALL, together
+
+    edges = [0, *accumulate(sizes)]
+    parts = [pyarrow.record_batch({"at": pyarrow.array(range(*edge))}) for edge in zip(edges, edges[1:], strict=False)]
+    found = list(together(iter(parts)))
+    assert [at for batch in found for at in batch.column(0).to_pylist()] == list(range(edges[-1]))
+    assert all(batch.num_rows < 2 * SMALL or batch in parts for batch in found)
+    assert all(max(one.num_rows, two.num_rows) >= SMALL for one, two in zip(found, found[1:], strict=False))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,245 @@
+"""Durable readers that are moved over the network: whose they are, what they hold back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from pyarrow import flight
+from serving import HubServer
+
+import hub
+import kvspool
+from hub import consumers, positions, tickets
+from hub.access import Access
+from hub.connection import Security
+from hub.errors import Conflict, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
+from hub.positions import Position, Stored
+from hub.remote import RemoteHub
+from hub.tickets import Commit, ReaderPlace
+from kvspool.cli import main
+from kvspool.errors import ReaderBusy
+from kvspool.journal import Retention
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A hub root with ten records in a journal, JFK, and in a spool, EWR."""
+    hub.create(tmp_path / "root").close()
+    for name, options in (("JFK", {"format": "kvj"}), ("EWR", {"capacity": "64KiB"})):
+        with kvspool.create(tmp_path / "root" / name, **options) as log:
+            log.append_many([b"record"] * 10)
+    return tmp_path / "root"
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An access file, and the tokens: a and b may read JFK, all everything, boss is the admin."""
+    path = tmp_path_factory.mktemp("secrets")
+    for name, *words in (("a", "--read", "JFK"), ("b", "--read", "JFK"), ("all", "--read", "*"), ("boss",)):
+        role = ["--role", "admin" if name == "boss" else "reader"]
+        assert main(["hub", "token", "add", str(path / "access.toml"), "--name", name, *role, *words, "--output", str(path / name)]) == 0
+    return path
+
+
+@pytest.fixture
+def server(root: Path, secrets: Path) -> Iterator[HubServer]:
+    """A hub that lets these in."""
+    with HubServer(root, access=Access.load(secrets / "access.toml")) as server:
+        yield server
+
+
+@pytest.fixture
+def connect(server: HubServer, secrets: Path) -> Iterator[dict[str, RemoteHub]]:
+    """The hub as everybody sees it."""
+    hubs = {name: RemoteHub(server.location, security=Security((secrets / name).read_text().strip())) for name in ("a", "b", "all", "boss")}
+    yield hubs
+    for one in hubs.values():
+        one.close()
+
+
+def test_a_reader_is_moved_in_the_shards_that_are_named_and_stays_in_the_others(connect: dict[str, RemoteHub], root: Path) -> None:
+    assert connect["all"].commit("q", {("JFK", 0): 3}).places == 1
+    assert connect["all"].commit("q", {("EWR", 0): 10, ("LGA", 0): 1}) == tickets.Committed(2, missing=1)
+    assert connect["all"].commit("q", {("JFK", 0): 2}).places == 2
+    (found,) = connect["all"].readers()
+    assert (found.name, found.owner) == ("q", "all")
+    assert found.places == [ReaderPlace("EWR", 0, 10), ReaderPlace("JFK", 0, 2)]
+    stored = positions.load(positions.path_of(root, "q"))
+    assert stored is not None and stored.places[("EWR", 0)].log and not stored.places[("JFK", 0)].log
+
+
+def test_it_holds_back_what_it_has_a_place_in_and_nothing_else(connect: dict[str, RemoteHub], root: Path) -> None:
+    connect["a"].commit("q", {})
+    with hub.open(root) as there:
+        assert (there.held("JFK", 0), there.held("EWR", 0)) == (None, None)
+        connect["a"].commit("q", {("JFK", 0): 4})
+        assert (there.held("JFK", 0), there.held("EWR", 0)) == (4, None)
+        (found,) = there.readers()
+        assert found.lag is not None and (found.owner, found.lag.records, len(found.lag.shards)) == ("a", 6, 1)
+        with pytest.raises(ReaderBusy, match="the reader 'q' is a's"):
+            there.reader("q")
+
+
+def test_retention_follows_it(connect: dict[str, RemoteHub], server: HubServer, root: Path) -> None:
+    from hub.trimmer import Trimmer
+
+    with kvspool.create(root / "LGA", format="kvj", segment_bytes=65536) as log:
+        for number in range(40):
+            log.append(b"%010000d" % number)
+    trimmer, rules = Trimmer(root), Retention(by_consumers=True)
+    firsts = []
+    for place in (0, 20, 40):
+        connect["all"].commit("q", {("LGA", 0): place})
+        trimmer.trim("LGA", rules)
+        with kvspool.open(root / "LGA") as log:
+            firsts.append(log.first())
+    assert firsts[0] == 0 < firsts[1] <= 20 < firsts[2]
+
+
+def test_a_reader_is_its_owners_alone(connect: dict[str, RemoteHub], root: Path) -> None:
+    connect["a"].commit("q", {("JFK", 0): 3})
+    for name in ("b", "all", "boss"):
+        with pytest.raises(NotAllowed, match=r"the reader 'q' is a's|may not read"):
+            connect[name].commit("q", {("JFK", 0): 9})
+    assert connect["b"].readers() == []
+    with pytest.raises(NotFound):
+        connect["b"].delete_reader("q")
+    with hub.open(root) as there:
+        assert there.held("JFK", 0) == 3
+        there.reader("local").close()
+    with pytest.raises(NotAllowed, match="one of the hub's own host"):
+        connect["a"].commit("local", {("JFK", 0): 9})
+    assert [one.name for one in connect["boss"].readers()] == ["q"]
+    connect["boss"].delete_reader("q")
+    assert connect["a"].readers() == []
+    connect["a"].commit("q", {})
+    connect["a"].delete_reader("q")
+
+
+def test_what_may_not_be_read_is_not_moved_in(connect: dict[str, RemoteHub], root: Path) -> None:
+    for client in ("EWR", "LGA"):
+        with pytest.raises(NotAllowed, match=f"may not read client {client}"):
+            connect["a"].commit("q", {("JFK", 0): 1, (client, 0): 1})
+    assert positions.names(root) == []
+
+
+NO_COMMITS = [
+    b"",
+    b"[]",
+    b'{"reader": "q"}',
+    b'{"reader": "../q", "places": []}',
+    b'{"reader": "", "places": []}',
+    b'{"reader": "q", "places": [{"client": "../JFK", "shard": 0, "next": 1}]}',
+    b'{"reader": "q", "places": [{"client": "JFK", "shard": -1, "next": 1}]}',
+    b'{"reader": "q", "places": [{"client": "JFK", "shard": 1024, "next": 1}]}',
+    b'{"reader": "q", "places": [{"client": "JFK", "shard": 0, "next": -1}]}',
+    b'{"reader": "q", "places": [{"client": "JFK", "shard": 0, "next": 9223372036854775807}]}',
+    b'{"reader": "q", "places": [{"client": "JFK", "shard": 0, "next": 1.5}]}',
+    b'{"reader": "q", "places": [{"client": "JFK", "shard": 0, "next": 1, "x": 1}]}',
+    b'{"reader": "q", "places": [{"client": "JFK", "shard": 0, "next": 1}, {"client": "JFK", "shard": 0, "next": 2}]}',
+    b'{"reader": "q", "places": []}' + b" " * tickets.LARGEST_COMMIT,
+]
+
+
+def test_what_is_no_commit_is_refused_and_nothing_is_stored(connect: dict[str, RemoteHub], root: Path) -> None:
+    for body in NO_COMMITS:
+        with pytest.raises(Malformed):
+            connect["a"]._act("commit-positions", body, tickets.Committed)
+    assert positions.names(root) == []
+
+
+def test_a_sequence_that_is_not_written_is_refused(connect: dict[str, RemoteHub], root: Path) -> None:
+    with pytest.raises(Unexpected) as raised:
+        connect["a"].commit("q", {("JFK", 0): 11})
+    assert raised.value.expected == 10
+    assert positions.names(root) == []
+
+
+def test_there_are_so_many_readers_and_no_more(connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "MOST_OF_ONE", 2)
+    monkeypatch.setattr(consumers, "MOST_READERS", 3)
+    for name in ("q", "r"):
+        connect["a"].commit(name, {})
+    with pytest.raises(QuotaExceeded, match="a has 2 durable readers"):
+        connect["a"].commit("s", {})
+    connect["a"].commit("q", {("JFK", 0): 1})
+    connect["b"].commit("s", {})
+    with pytest.raises(QuotaExceeded, match="keeps 3 at most"):
+        connect["b"].commit("t", {})
+    too_many = Commit("q", [ReaderPlace("JFK", index, 0) for index in range(consumers.MOST_PLACES + 1)])
+    with pytest.raises(Malformed, match="up to 8,192 shards"):
+        connect["a"]._act("commit-positions", msgspec.json.encode(too_many), tickets.Committed)
+
+
+def test_more_places_than_fit_go_in_several_calls(connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hub.remote.MOST_PLACES", 1)
+    assert connect["all"].commit("q", {("JFK", 0): 1, ("EWR", 0): 2, ("LGA", 0): 3}) == tickets.Committed(2, missing=1)
+
+
+def test_a_damaged_file_is_an_error_and_is_not_replaced(connect: dict[str, RemoteHub], root: Path) -> None:
+    connect["a"].commit("q", {("JFK", 0): 1})
+    path = positions.path_of(root, "q")
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(ShardDamaged):
+        connect["a"].commit("q", {("JFK", 0): 2})
+    assert connect["boss"].readers() == []
+    with hub.open(root) as there:
+        assert there.held("EWR", 0) == 0  # it may stand anywhere
+
+
+def test_a_reader_whose_name_is_taken_at_this_moment_is_a_conflict(connect: dict[str, RemoteHub], root: Path) -> None:
+    with hub.open(root) as there, there.reader("q"), pytest.raises(Conflict, match="is open already"):
+        connect["a"].commit("q", {})
+
+
+def test_a_shard_that_went_is_forgotten_with_the_next_commit(server: HubServer, connect: dict[str, RemoteHub], root: Path) -> None:
+    connect["all"].commit("q", {("JFK", 0): 1, ("EWR", 0): 2})
+    shutil.rmtree(root / "EWR")
+    assert connect["all"].commit("q", {("JFK", 0): 2}).places == 1
+
+
+def test_the_actions_are_listed(server: HubServer, secrets: Path) -> None:
+    with flight.FlightClient(server.location) as client:
+        options = flight.FlightCallOptions(headers=[(b"authorization", b"Bearer " + (secrets / "a").read_bytes().strip())])
+        assert {name for name, _ in consumers.ACTIONS} <= {action.type for action in client.list_actions(options)}
+
+
+def test_the_command_shows_whose_it_is_and_deletes_it(
+    connect: dict[str, RemoteHub], root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    connect["a"].commit("q", {("JFK", 0): 4})
+    assert main(["hub", "readers", str(root)]) == 0
+    assert "moved by a" in capsys.readouterr().out
+    assert main(["hub", "readers", str(root), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["owner"], found["lag"]["records"]) == ("q", "a", 6)
+    assert main(["hub", "readers", str(root), "--delete", "q"]) == 0
+    assert connect["a"].readers() == []
+
+
+def test_the_page_counts_only_shards_in_which_it_has_a_place(server: HubServer, connect: dict[str, RemoteHub]) -> None:
+    from hub.lags import Lags
+
+    connect["a"].commit("q", {("JFK", 0): 4})
+    server.store.count(0)
+    lags = Lags(server.root)
+    lags.look(server.store.figures())
+    assert [(one.name, one.lag) for one in lags.statuses] == [("q", 6)]
+
+
+def test_the_file_has_an_owner_and_any_other_byte_is_noticed() -> None:
+    places = {("a", 0): Position(1, 77, "0" * 32, 5), ("b", 0): Position(0, 1)}
+    content = positions.pack(places, "spark")
+    assert content.startswith(b"kvspool-hub-positions 2 ")
+    assert positions.parse(content) == Stored(places, "spark")
+    for at in range(len(content)):
+        changed = bytearray(content)
+        changed[at] ^= 1
+        with pytest.raises((ValueError, kvspool.errors.UnknownVersion)):
+            positions.parse(bytes(changed))
