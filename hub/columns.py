@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hub.errors import Malformed
 from hub.wire import BATCH_BYTES, LARGEST_BATCH, MOST_ROWS
 from kvspool import arrow
 from kvspool._kvj_py import LONGEST_KEY
 from kvspool.errors import Corruption
-from kvspool.record import Codec, Gap
+from kvspool.record import Gap
 
 if TYPE_CHECKING:
     from hub.tickets import Ticket
@@ -22,18 +23,9 @@ if TYPE_CHECKING:
 
     Cursor = JournalCursor | SpoolCursor
 
-SCHEMA = pa.schema(
-    [
-        pa.field("timestamp", pa.timestamp("ns", "UTC")),
-        pa.field("type", pa.int32()),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("codec", pa.uint8()),
-    ]
-)
+SCHEMA = arrow.RECORDS
 """The columns that are sent. A null key is no key; nothing else is ever null. The sequences are in the message beside the batch."""
 
-_CODECS = pa.array([Codec.RAW, Codec.TEXT, Codec.JSON, Codec.MSGPACK], pa.uint8())
 
 
 def schema_of(ticket: Ticket) -> pa.Schema:
@@ -42,11 +34,18 @@ def schema_of(ticket: Ticket) -> pa.Schema:
     return every if ticket.columns is None else pa.schema([field for field in every if field.name in ticket.columns])
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Rows:
     """Records without a gap between them, the first of which has the sequence `first`."""
 
     first: int
     batch: pa.RecordBatch
+    laid_out: arrow.Records | None = None  # the same, where they were looked at already
+
+    @cached_property
+    def size(self) -> int:
+        """Return the bytes of the batch."""
+        return int(self.batch.nbytes)
 
     @property
     def end(self) -> int:
@@ -59,16 +58,16 @@ class Rows(NamedTuple):
 
     def cut(self, size: int) -> tuple[Rows, Rows | None]:
         """Return as many of the first records as take up to `size` bytes, at least one, and the rest, if any are left."""
-        end = self.end
-        while end > self.first + 1 and self.part(self.first, end).batch.nbytes > size:
-            end -= (end - self.first) // 2
-        return (self, None) if end == self.end else (self.part(self.first, end), self.part(end, self.end))
+        some = self
+        while some.batch.num_rows > 1 and some.size > size:
+            some = self.part(self.first, some.end - some.batch.num_rows // 2)
+        return (self, None) if some is self else (some, self.part(some.end, self.end))
 
 
-def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> None:
+def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> arrow.Records:
     """Raise Malformed for a batch that came from outside and isn't what it should be; `largest`: bytes of one.
 
-    After that its buffers hold what its offsets say, so that compiled loops may walk over them.
+    After that its buffers hold what its offsets say, so that compiled loops may walk over them. Return how they do.
     """
     if not batch.schema.equals(SCHEMA):
         raise Malformed(f"a batch has the columns {SCHEMA.names} and their types, not {str(batch.schema)[:500]!r}")
@@ -77,24 +76,19 @@ def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> None:
     if batch.nbytes > largest:
         raise Malformed(f"a batch of {batch.nbytes} bytes; this hub takes {largest}")
     try:
-        batch.validate(full=True)
-    except pa.ArrowInvalid as error:
+        batch.validate()  # that the buffers are as long as they should be; `Records` looks at what they hold
+        records = arrow.Records(batch)
+    except (pa.ArrowInvalid, ValueError) as error:
         raise Malformed(f"a batch whose columns contradict themselves: {error}") from None
-    for name in ("timestamp", "type", "value", "codec"):
-        if batch.column(name).null_count:
-            raise Malformed(f"column {name} has nulls; only a key may be null")
-    if not pc.all(pc.is_in(batch.column("codec"), _CODECS)).as_py():
-        raise Malformed("column codec has a number that is no codec, or one that only its own log can read")
-    types = pc.min_max(batch.column("type"))
-    if not 0 <= types["min"].as_py() <= types["max"].as_py() <= 255:
-        raise Malformed("column type has a number that is none from 0 to 255")
-    if (pc.max(pc.binary_length(batch.column("key"))).as_py() or 0) > LONGEST_KEY:
+    if records.longest_key > LONGEST_KEY:
         raise Malformed(f"column key has one of more than {LONGEST_KEY} bytes")
+    return records
 
 
 def append(journal: Journal, rows: Rows) -> None:
     """Append records with the sequences that they have. Raises OutOfRange if the journal is beyond the first, or the system's OSError."""
-    journal.append_arrow(rows.batch, at=rows.first)
+    with rows.laid_out or arrow.Records(rows.batch) as records:
+        journal.append_records(records, rows.first)
 
 
 def next_rows(cursor: Cursor, most: int, size: int = BATCH_BYTES) -> Rows | Gap | None:

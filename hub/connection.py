@@ -35,8 +35,16 @@ class Security(msgspec.Struct, frozen=True):
         return "<Security>"  # a token must not come into a log
 
 
+_users: set[int] = set()  # the process that has connected to a hub; its children inherit that, and none of gRPC's threads
+
+
 def connect(location: str, security: Security) -> flight.FlightClient:
-    """Return a client of a hub at `grpc://...` or `grpc+tls://...`; it connects when it is used."""
+    """Return a client of a hub at `grpc://...` or `grpc+tls://...`; it connects when it is used. Raises HubError in a process that was
+    forked from one that had connected already: gRPC would wait there for ever."""
+    process = system.port.process_id()
+    if _users and process not in _users:
+        raise HubError(f"{location}: this process was forked from one that had spoken to a hub; begin it anew instead (spawn)")
+    _users.add(process)
     options: dict[str, Any] = {"generic_options": _OPTIONS}
     if security.authorities is not None:
         options["tls_root_certs"] = security.authorities

@@ -131,12 +131,12 @@ class Intake:
         """Store a batch, or refuse it."""
         if batch is None:
             raise Malformed("a put without a batch")
-        columns.check(batch, self._largest)
-        size = batch.nbytes
+        records = columns.check(batch, self._largest)
+        size = records.size
         if put.index in self._logs:
             try:
                 self._guard.admit(size)
-                self._store_batch(put, batch, size)
+                self._store_batch(put, Rows(put.first, batch, records), size)
             except HubError as error:
                 self._refuse(writer, error, put.index)
                 if isinstance(error, Malformed):
@@ -151,8 +151,8 @@ class Intake:
         if put.ask or self._unasked >= UNASKED:
             self._acknowledge(writer)
 
-    def _store_batch(self, put: Put, batch: pa.RecordBatch, size: int) -> None:
-        outcome = self._shards[put.index].put(self._logs[put.index].id, Rows(put.first, batch), put.after)
+    def _store_batch(self, put: Put, rows: Rows, size: int) -> None:
+        outcome = self._shards[put.index].put(self._logs[put.index].id, rows, put.after)
         self._client.said({put.index: put.end})
         self._client.stored(put.index, outcome, size)
         self._pending[put.index] = outcome.expected

@@ -52,6 +52,7 @@ class Lane:
         self.id = _id(log)
         self.sent = 0  # the sequence behind the last record that was sent
         self.acked = 0
+        self._synced = 0  # every sequence below was on disk when this was looked at last
         self.cursor: Cursor | None = None
         self._surplus: Rows | None = None  # read, and more than goes into one batch
         self._gaps: deque[tuple[int, int]] = deque()  # that the hub was told of, not acknowledged yet: from a sequence up to another
@@ -84,6 +85,13 @@ class Lane:
         self.sent = min(start, place.next)
         self.acked = place.next
 
+    def sync(self) -> None:
+        """Put what is there on disk, once all that is known to be there was read; nobody else may ever do it."""
+        assert self.cursor is not None
+        reached = max(self.sent, self.cursor.sequence)
+        if self._synced <= reached < self.log.end():
+            self._synced = self.log.sync()
+
     def next_rows(self, most: int, size: int) -> Rows | None:
         """Return the next records that are there now, up to `size` bytes of them, or one that is larger; None if nothing is there."""
         assert self.cursor is not None
@@ -97,8 +105,8 @@ class Lane:
 
     def put(self, rows: Rows, ask: bool, largest: int) -> Put:
         """Return the message beside some records, which are taken as sent. Raises TooLarge for more bytes than the hub takes at once."""
-        if rows.batch.nbytes > largest:
-            raise TooLarge(f"{self.path}: record {rows.first} has {rows.batch.nbytes} bytes with its key; the hub takes {largest}")
+        if rows.size > largest:
+            raise TooLarge(f"{self.path}: record {rows.first} has {rows.size} bytes with its key; the hub takes {largest}")
         put = Put(self.index, rows.first, self.sent, max(self.log.end(), rows.end), ask)
         if rows.first > self.sent:
             self._gaps.append((self.sent, rows.first))

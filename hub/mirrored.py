@@ -227,7 +227,7 @@ class MirroredShard:
         return rows.part(last.end, rows.end)
 
     def _store(self, rows: Rows, journal: Journal) -> None:
-        count, size = rows.batch.num_rows, rows.batch.nbytes
+        count, size = rows.batch.num_rows, rows.size
         if not count:
             return
         try:

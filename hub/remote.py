@@ -243,6 +243,8 @@ def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
     """Return the sequence of a batch's first row. Raises Malformed for a batch that isn't what it says."""
     try:
         batch.validate(full=True)
+        if any(batch.column(name).null_count for name in batch.schema.names if name != "key"):
+            raise ValueError("a column has nulls")
         sequences = batch.column("sequence") if "sequence" in batch.schema.names else None
         if sequences is None:
             if beside.first is None or not 0 <= beside.first < LAST - batch.num_rows:
@@ -250,7 +252,10 @@ def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
             return beside.first
         if batch.num_rows > 1 and not pc.all(pc.equal(pc.subtract(sequences[1:], sequences[:-1]), 1)).as_py():
             raise ValueError("its sequences don't follow each other")
-        return int(sequences[0].as_py())
+        first = int(sequences[0].as_py())
+        if first < 0:
+            raise ValueError(f"its first sequence is {first}")
+        return first
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise Malformed(f"{where}: a batch is damaged: {error}") from None
 

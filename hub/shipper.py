@@ -354,12 +354,12 @@ class _Call:
         for lane in self._lanes:
             rows = None
             with self._shipper.leaving_aside(lane):
-                if self._isolation == "synced" and lane.log.end() > lane.sent:
-                    lane.log.sync()  # nobody else may ever do it
+                if self._isolation == "synced":
+                    lane.sync()
                 rows = lane.next_rows(MOST_ROWS, self._batch_bytes)
             if rows is not None:
-                size += rows.batch.nbytes
-                has_more = has_more or rows.batch.num_rows == MOST_ROWS or rows.batch.nbytes > self._batch_bytes // 2
+                size += rows.size
+                has_more = has_more or rows.batch.num_rows == MOST_ROWS or rows.size > self._batch_bytes // 2
                 self._send_held(ask=self._unasked >= self._batch_bytes)
                 self._held = lane, rows
         self._send_held(ask=True)
@@ -377,7 +377,7 @@ class _Call:
             if ask and self._unasked:
                 self._ask()
             return
-        size = rows.batch.nbytes
+        size = rows.size
         self._unasked += size
         if ask:
             self._note_question()

@@ -35,6 +35,7 @@ from hub.columns import Rows
 from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
 from hub.wire import LAST
 from kvspool import disk, system
+from kvspool.arrow import Records
 from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogExists, OutOfRange
 from kvspool.journal import Journal
 from kvspool.spool.spool import TIMEOUT
@@ -90,6 +91,7 @@ class Shard:
         self._changed = changed
         self.lock = threading.RLock()
         self._place = _place(path)
+        self._end: int | None = None  # of the journal, behind what was appended last: the next append finds out whether it is so still
         self.journal: Journal = kvspool.open(path, format="kvj")
         try:
             self.generations = load_generations(path / GENERATIONS)
@@ -142,16 +144,17 @@ class Shard:
         """
         with self.lock, self._writing():
             base = self._base(log)
-            end = max(base, self.journal.end())
             if rows.end + base >= LAST:
                 raise Malformed(f"sequence {rows.end} is beyond what a hub can number")
+            rows = Rows(rows.first + base, rows.batch, rows.laid_out)
+            is_next = rows.first == after + base == self._end
+            journal_end = rows.first if is_next else self.journal.end()
+            end = max(base, journal_end)
             if end < after + base:
                 raise Unexpected(f"{self.path.name}: sequence {end - base} comes next, not {after}", end - base)
-            rows = Rows(rows.first + base, rows.batch)
             new = rows if rows.first >= end else self._without_known(rows, end)
             if new.batch.num_rows:
-                self._append(new)
-                self._note(new)
+                self._append(new, journal_end)
                 self._changed()
             stored, expected = new.batch.num_rows, max(end, new.end)
             return Outcome(expected - base, stored, rows.batch.num_rows - stored, expected - end - stored)
@@ -162,9 +165,8 @@ class Shard:
             self.figures = count(self.path, self.journal, self.generations)
             return self.figures
 
-    def _note(self, rows: Rows) -> None:
-        last = rows.batch.column("timestamp")[-1].value
-        used = self.figures.used + rows.batch.nbytes
+    def _note(self, rows: Rows, records: Records) -> None:
+        last, used = records.time_of(records.rows - 1), self.figures.used + records.size
         self.figures = self.figures._replace(next=rows.end, used=used, last_timestamp=max(0, last, self.figures.last_timestamp))
 
     def sync(self) -> None:
@@ -187,11 +189,16 @@ class Shard:
             )
         return rows.part(min(rows.end, expected), rows.end)
 
-    def _append(self, rows: Rows) -> None:
-        try:
-            columns.append(self.journal, rows)
-        except OutOfRange:
-            raise Conflict(f"{self.path.name}: somebody else appends to the hub's shard") from None
+    def _append(self, rows: Rows, journal_end: int) -> None:
+        """Append records, if the journal ends where it should: that is looked at under its own lock."""
+        self._end = None
+        with rows.laid_out or Records(rows.batch) as records:
+            try:
+                self.journal.append_records(records, rows.first, journal_end)
+            except OutOfRange:
+                raise Conflict(f"{self.path.name}: somebody else appends to the hub's shard") from None
+            self._note(rows, records)
+        self._end = rows.end
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

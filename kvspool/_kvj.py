@@ -8,7 +8,7 @@ from kvspool._frames import TWIN
 from kvspool._twins import choose
 
 if TYPE_CHECKING:
-    from kvspool._kvj_py import encode, encode_columns, find, gather, pass_over, scan, sequence_at
+    from kvspool._kvj_py import encode, encode_columns, encode_records, find, gather, pass_over, scan, sequence_at, survey
 
-__all__ = ["encode", "encode_columns", "find", "gather", "pass_over", "scan", "sequence_at"]
+__all__ = ["encode", "encode_columns", "encode_records", "find", "gather", "pass_over", "scan", "sequence_at", "survey"]
 choose(globals(), __all__, TWIN)

@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 cimport kvspool._machine as native
 cimport kvspool._network as network
 
-cdef int HEAD, NO_KEY, LONGEST_KEY, WHOLE, SHORT, DAMAGED, JUMPED
+cdef int HEAD, NO_KEY, LONGEST_KEY, WHOLE, SHORT, DAMAGED, JUMPED, SOUND, OFFSETS, TYPES, CODECS
 cdef int64_t LARGEST
 cdef uint32_t ONES
 
@@ -27,6 +27,30 @@ cpdef tuple encode_columns(
     const uint8_t[::1] keys, const uint8_t[::1] has_key, const int32_t[::1] value_offsets, const uint8_t[::1] values,
     const uint8_t[::1] types, const int64_t[::1] timestamps, const uint8_t[::1] codecs, int64_t timestamp, int codec
 )
+@cython.locals(fault=int, found=Py_ssize_t, longest_key=Py_ssize_t, longest_value=Py_ssize_t, row=Py_ssize_t, size=Py_ssize_t)
+cpdef tuple survey(
+    Py_ssize_t rows, const uint8_t[::1] key_bits, Py_ssize_t key_bit, const int32_t[::1] key_offsets, Py_ssize_t key_room,
+    const int32_t[::1] value_offsets, Py_ssize_t value_room, const int32_t[::1] types, const uint8_t[::1] codecs, int most
+)
+@cython.locals(
+    end=Py_ssize_t, total=Py_ssize_t, data="uint8_t *", bits="const uint8_t *", key_places="const int32_t *", key_data="const uint8_t *",
+    value_places="const int32_t *", value_data="const uint8_t *", kinds="const int32_t *", times="const int64_t *", marks="const uint8_t *",
+    thread="native.PyThreadState *"
+)
+cpdef tuple encode_records(
+    bytearray out, Py_ssize_t rows, Py_ssize_t start, uint64_t sequence, Py_ssize_t room, const uint8_t[::1] key_bits, Py_ssize_t key_bit,
+    const int32_t[::1] key_offsets, const uint8_t[::1] keys, const int32_t[::1] value_offsets, const uint8_t[::1] values,
+    const int32_t[::1] types, const int64_t[::1] timestamps, const uint8_t[::1] codecs
+)
+@cython.locals(
+    at=Py_ssize_t, value_from=Py_ssize_t, value_length=Py_ssize_t, size=uint64_t, key_size=Py_ssize_t, state=uint32_t, behind=Py_ssize_t,
+    word=uint64_t, low=uint64_t, tail=uint64_t, time=int64_t
+)
+cdef void fill(
+    uint8_t *data, Py_ssize_t row, Py_ssize_t end, uint64_t sequence, const uint8_t *bits, Py_ssize_t bit, const int32_t *key_places,
+    const uint8_t *keys, const int32_t *value_places, const uint8_t *values, const int32_t *types, const int64_t *timestamps,
+    const uint8_t *codecs
+) noexcept nogil
 @cython.locals(
     data="const uint8_t *", length=Py_ssize_t, key_data="uint8_t *", value_data="uint8_t *", key_room=Py_ssize_t, value_room=Py_ssize_t,
     key_at=Py_ssize_t, value_at=Py_ssize_t, at=Py_ssize_t, left=Py_ssize_t, size=int64_t, tag=int, key_length=Py_ssize_t,

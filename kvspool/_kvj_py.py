@@ -19,6 +19,7 @@ LARGEST = (1 << 31) - 1  # bytes of a frame
 ONES = 0xFFFF_FFFF
 
 WHOLE, SHORT, DAMAGED, JUMPED = 0, 1, 2, 3  # as `journal.format` has them
+SOUND, OFFSETS, TYPES, CODECS = 0, 1, 2, 3  # what `survey` finds wrong
 
 
 def encode(
@@ -142,6 +143,143 @@ def encode_columns(
         at += size
         sequence += 1
     return out, end - start
+
+
+def survey(
+    rows: int,
+    key_bits: memoryview | None,
+    key_bit: int,
+    key_offsets: memoryview,
+    key_room: int,
+    value_offsets: memoryview,
+    value_room: int,
+    types: memoryview,
+    codecs: memoryview,
+    most: int,
+) -> tuple[int, int, int, int]:
+    """Look at the columns of `encode_records`, of which nothing is believed but that they have so many rows.
+
+    key_room, value_room: bytes that their offsets may point into; most: largest codec. Return SOUND, or what is wrong, how many rows have a
+    key, and the bytes of the longest key and of the longest value.
+    """
+    fault = SOUND
+    found = 0
+    longest_key = 0
+    longest_value = 0
+    if value_offsets[0] < 0 or value_offsets[rows] > value_room or key_offsets[0] < 0 or key_offsets[rows] > key_room:
+        fault = OFFSETS
+    for row in range(rows):
+        size = value_offsets[row + 1] - value_offsets[row]
+        if size < 0:
+            fault = OFFSETS
+        if size > longest_value:
+            longest_value = size
+    for row in range(rows):
+        size = key_offsets[row + 1] - key_offsets[row]
+        if size < 0:
+            fault = OFFSETS
+        if key_bits is None or (key_bits[(key_bit + row) >> 3] >> ((key_bit + row) & 7)) & 1:
+            found += 1
+            if size > longest_key:
+                longest_key = size
+    for row in range(rows):
+        if types[row] < 0 or types[row] > 255:
+            fault = TYPES
+    for row in range(rows):
+        if codecs[row] > most:
+            fault = CODECS
+    return fault, found, longest_key, longest_value
+
+
+def encode_records(
+    out: bytearray,
+    rows: int,
+    start: int,
+    sequence: int,
+    room: int,
+    key_bits: memoryview | None,
+    key_bit: int,
+    key_offsets: memoryview,
+    keys: memoryview | bytes,
+    value_offsets: memoryview,
+    values: memoryview | bytes,
+    types: memoryview,
+    timestamps: memoryview,
+    codecs: memoryview,
+) -> tuple[int, int]:
+    """As `encode_columns`, from row `start` on, into `out`, which has room for one record more than `room`; other threads run meanwhile.
+
+    Columns as Arrow lays them out: key_bits: from bit `key_bit` on, one for each row, 0 for no key (None: each has one); offsets and types:
+    int32; timestamps: int64; codecs: bytes. They agree with each other: see `survey`. Return the bytes that were filled, and the rows.
+    """
+    end = start
+    total = 0
+    while end < rows and total < room:
+        total += HEAD + value_offsets[end + 1] - value_offsets[end]
+        if key_bits is None or (key_bits[(key_bit + end) >> 3] >> ((key_bit + end) & 7)) & 1:
+            total += key_offsets[end + 1] - key_offsets[end]
+        end += 1
+    if total > len(out):
+        raise ValueError(f"{total} bytes of frames have no room in {len(out)}")
+    data = network.room_in(out)
+    bits = native.no_bytes() if key_bits is None else native.bytes_at(key_bits)
+    key_places = native.halves_at(key_offsets)
+    key_data = native.bytes_at(keys)  # type: ignore[arg-type]
+    value_places = native.halves_at(value_offsets)
+    value_data = native.bytes_at(values)  # type: ignore[arg-type]
+    kinds = native.halves_at(types)
+    times = native.numbers_at(timestamps)
+    marks = native.bytes_at(codecs)
+    thread = native.release()
+    fill(data, start, end, sequence, bits, key_bit, key_places, key_data, value_places, value_data, kinds, times, marks)
+    native.take_back(thread)
+    return total, end - start
+
+
+def fill(
+    data: bytearray,
+    row: int,
+    end: int,
+    sequence: int,
+    bits: memoryview | None,
+    bit: int,
+    key_places: memoryview,
+    keys: memoryview,
+    value_places: memoryview,
+    values: memoryview,
+    types: memoryview,
+    timestamps: memoryview,
+    codecs: memoryview,
+) -> None:
+    """Put the frames of the rows from `row` up to `end` into `data`."""
+    at = 0
+    while row < end:
+        value_from = value_places[row]
+        value_length = value_places[row + 1] - value_from
+        size = HEAD + value_length
+        key_size = NO_KEY
+        if bits == native.no_bytes() or (bits[(bit + row) >> 3] >> ((bit + row) & 7)) & 1:  # type: ignore[index]
+            key_size = key_places[row + 1] - key_places[row]
+            size += key_size
+        word = sequence & ONES
+        time = timestamps[row]
+        low = time & ONES
+        tail = types[row]
+        tail = (tail << 24) | (codecs[row] << 16) | key_size
+        # In words, as the checksum reads them: one that was put together of smaller pieces has to leave the processor first.
+        network.put_u64(data, at + 4, (size << 32) | (sequence >> 32))
+        network.put_u64(data, at + 12, (word << 32) | ((time >> 32) & ONES))
+        network.put_u64(data, at + 20, (low << 32) | tail)
+        state = native.crc32c(ONES, data, at + 4, HEAD - 4)
+        behind = at + HEAD
+        if key_size != NO_KEY:
+            state = native.copy_in(state, data, behind, keys, key_places[row], key_size)
+            behind += key_size
+        state = native.copy_in(state, data, behind, values, value_from, value_length)
+        network.put_u32(data, at, state ^ ONES)
+        at += size
+        sequence += 1
+        row += 1
 
 
 def gather(

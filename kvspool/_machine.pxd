@@ -6,6 +6,13 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
 
+cdef extern from "Python.h":
+    ctypedef struct PyThreadState:
+        pass
+    PyThreadState *PyEval_SaveThread() noexcept
+    void PyEval_RestoreThread(PyThreadState *thread) noexcept
+
+
 cdef extern from "_crc32c.h":
     uint32_t kv_crc32c(uint32_t state, const uint8_t *at, size_t length) noexcept nogil
     uint32_t kv_crc32c_head(uint32_t state, uint64_t first, uint64_t second, uint64_t third, uint32_t fourth) noexcept nogil
@@ -174,7 +181,23 @@ cdef inline uint64_t *words_at(const uint8_t[::1] view) except NULL:
     return <uint64_t *>&view[0]
 
 
-cdef inline uint8_t *no_bytes() noexcept:
+cdef inline int32_t *halves_at(const int32_t[::1] view) except NULL:
+    return <int32_t *>&view[0]
+
+
+cdef inline int64_t *numbers_at(const int64_t[::1] view) except NULL:
+    return <int64_t *>&view[0]
+
+
+cdef inline PyThreadState *release() noexcept:
+    return PyEval_SaveThread()
+
+
+cdef inline void take_back(PyThreadState *thread) noexcept:
+    PyEval_RestoreThread(thread)
+
+
+cdef inline uint8_t *no_bytes() noexcept nogil:
     return NULL
 
 
@@ -204,7 +227,7 @@ cdef inline uint32_t copy_over(
 
 cdef inline uint32_t copy_in(
     uint32_t state, uint8_t *data, Py_ssize_t at, const uint8_t *source, Py_ssize_t start, Py_ssize_t length
-) noexcept:
+) noexcept nogil:
     return kv_crc32c_copy(state, data + at, source + start, length, True)
 
 
@@ -283,7 +306,7 @@ cdef inline int64_t locked_from(int fd, int64_t at, int64_t length) noexcept:
     return kv_locked_from(fd, at, length)
 
 
-cdef inline uint32_t crc32c(uint32_t state, const uint8_t *source, Py_ssize_t start, Py_ssize_t length) noexcept:
+cdef inline uint32_t crc32c(uint32_t state, const uint8_t *source, Py_ssize_t start, Py_ssize_t length) noexcept nogil:
     return kv_crc32c(state, source + start, length)
 
 

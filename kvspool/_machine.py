@@ -35,6 +35,16 @@ def words_at(view: memoryview) -> memoryview:
     return view.cast("Q")
 
 
+def halves_at(view: memoryview) -> memoryview:
+    """Return the pointer to the int32 of `view`."""
+    return view
+
+
+def numbers_at(view: memoryview) -> memoryview:
+    """Return the pointer to the int64 of `view`."""
+    return view
+
+
 def no_bytes() -> Any:
     """Return the pointer to no bytes, for a memory that was let go."""
     return None
@@ -123,6 +133,17 @@ def let_run() -> None:
 
 def check_signals() -> None:
     """Run the handlers of signals that have come. Interpreted, they have run already."""
+
+
+def release() -> Any:
+    """Let other threads run Python until `take_back` is called with what this returns; nothing between them may touch an object.
+
+    The loop between them is a function of its own, so that the compiler sees to that. Interpreted, it has to be the other way round.
+    """
+
+
+def take_back(thread: Any) -> None:
+    """Run Python again."""
 
 
 def fence() -> None:

@@ -30,34 +30,34 @@ cdef inline const uint8_t *bytes_in(bytes data) noexcept:
 cdef inline uint8_t *room_in(bytearray data) noexcept:
     return <uint8_t *>PyByteArray_AS_STRING(data)
 
-cdef inline uint8_t get_u8(const uint8_t *data, Py_ssize_t at) noexcept:
+cdef inline uint8_t get_u8(const uint8_t *data, Py_ssize_t at) noexcept nogil:
     return data[at]
 
-cdef inline uint16_t get_u16(const uint8_t *data, Py_ssize_t at) noexcept:
+cdef inline uint16_t get_u16(const uint8_t *data, Py_ssize_t at) noexcept nogil:
     return kv_get16(data + at)
 
-cdef inline uint32_t get_u32(const uint8_t *data, Py_ssize_t at) noexcept:
+cdef inline uint32_t get_u32(const uint8_t *data, Py_ssize_t at) noexcept nogil:
     return kv_get32(data + at)
 
-cdef inline uint64_t get_u64(const uint8_t *data, Py_ssize_t at) noexcept:
+cdef inline uint64_t get_u64(const uint8_t *data, Py_ssize_t at) noexcept nogil:
     return kv_get64(data + at)
 
-cdef inline int64_t get_i64(const uint8_t *data, Py_ssize_t at) noexcept:
+cdef inline int64_t get_i64(const uint8_t *data, Py_ssize_t at) noexcept nogil:
     return <int64_t>kv_get64(data + at)
 
-cdef inline void put_u8(uint8_t *data, Py_ssize_t at, uint8_t value) noexcept:
+cdef inline void put_u8(uint8_t *data, Py_ssize_t at, uint8_t value) noexcept nogil:
     data[at] = value
 
-cdef inline void put_u16(uint8_t *data, Py_ssize_t at, uint16_t value) noexcept:
+cdef inline void put_u16(uint8_t *data, Py_ssize_t at, uint16_t value) noexcept nogil:
     kv_put16(data + at, value)
 
-cdef inline void put_u32(uint8_t *data, Py_ssize_t at, uint32_t value) noexcept:
+cdef inline void put_u32(uint8_t *data, Py_ssize_t at, uint32_t value) noexcept nogil:
     kv_put32(data + at, value)
 
-cdef inline void put_u64(uint8_t *data, Py_ssize_t at, uint64_t value) noexcept:
+cdef inline void put_u64(uint8_t *data, Py_ssize_t at, uint64_t value) noexcept nogil:
     kv_put64(data + at, value)
 
-cdef inline void put_i64(uint8_t *data, Py_ssize_t at, int64_t value) noexcept:
+cdef inline void put_i64(uint8_t *data, Py_ssize_t at, int64_t value) noexcept nogil:
     kv_put64(data + at, <uint64_t>value)
 
 cdef inline void put_bytes(uint8_t *data, Py_ssize_t at, bytes value, Py_ssize_t length) noexcept:

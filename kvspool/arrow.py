@@ -5,8 +5,11 @@ The frame loops copy straight between the ring and the buffers of Arrow arrays, 
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -15,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvspool import _frames_py as frames
-from kvspool import system
+from kvspool import _kvj, _kvj_py, system
 from kvspool.errors import GapError, OutOfRange, TooLarge
 from kvspool.exchange import plain
 from kvspool.iteration import OnGap
@@ -45,6 +48,8 @@ SCHEMA = pa.schema(
 """The columns that reading gives. A null key is no key; nothing else is ever null."""
 CODED_SCHEMA = SCHEMA.append(pa.field("codec", pa.uint8()))
 """And with what each value is: a `kvspool.record.Codec`. Values of codec KEYED are plain MessagePack there, and have its codec."""
+RECORDS = CODED_SCHEMA.remove(0)
+"""As that, of records whose sequences are known otherwise: `Records` takes it to a journal as it is."""
 
 AnyCursor = Cursor | JournalCursor
 
@@ -401,6 +406,118 @@ class ColumnRows:
     def time_of(self, row: int) -> int:
         part, chosen, row = self._place(row)
         return part.time_of(row if chosen is None else chosen[row])
+
+
+class Records:
+    """A record batch in the schema `RECORDS`, looked at once, whose buffers become frames as they are: nothing is cast or copied before.
+
+    It may come from anywhere. It is what an appender takes, see `journal.format.Rows`; `close` it behind that.
+    """
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        """Raises ValueError that names the column, for one that contradicts itself or has what no record of a journal has."""
+        times, types, keys, values, codecs = batch.columns
+        self.rows: int = batch.num_rows
+        for name, column in zip(RECORDS.names, (times, types, keys, values, codecs), strict=True):
+            if name != "key" and column.null_count:
+                raise ValueError(f"column {name} has nulls; only a key may be null")
+        key_offsets, key_data = _places(keys, "key")
+        value_offsets, value_data = _places(values, "value")
+        key_bits = keys.buffers()[0]
+        bits = None if key_bits is None or not keys.null_count else _items(key_bits, "B")
+        if bits is not None and 8 * len(bits) < keys.offset + self.rows:
+            raise ValueError("column key has a bitmap that is too short")
+        self._times, kinds, marks = _fixed(times, "q", "timestamp"), _fixed(types, "i", "type"), _fixed(codecs, "B", "codec")
+        fault, found, self.longest_key, self.longest_value = _kvj.survey(
+            self.rows, bits, keys.offset, key_offsets, len(key_data), value_offsets, len(value_data), kinds, marks, Codec.MSGPACK
+        )
+        if fault:
+            raise ValueError(_FAULTS[fault])
+        if found + keys.null_count != self.rows:
+            raise ValueError(f"column key has {self.rows - found} nulls, but says {keys.null_count}")
+        self.size: int = 21 * self.rows + key_offsets[self.rows] - key_offsets[0] + value_offsets[self.rows] - value_offsets[0]
+        self.buffers = bits, keys.offset, key_offsets, key_data or b"\0", value_offsets, value_data or b"\0", kinds, self._times, marks
+        self._room: bytearray | None = None
+
+    def room(self, size: int) -> bytearray:
+        """Return room for so many bytes of frames; what was there before may be overwritten."""
+        if self._room is None or len(self._room) < size:
+            self.close()
+            self._room = _rooms.take(size)
+        return self._room
+
+    def encode(self, format: Format, start: int, sequence: int, base: int, end: int) -> tuple[memoryview, int]:
+        return format.encode_records(self, start, sequence, end)
+
+    def time_of(self, row: int) -> int:
+        return int(self._times[row])
+
+    def close(self) -> None:
+        """Give the room for frames back."""
+        room, self._room = self._room, None
+        if room is not None:
+            _rooms.give_back(room)
+
+    def __enter__(self) -> Records:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_FAULTS = {
+    _kvj_py.OFFSETS: "a column of bytes whose offsets go back, or beyond what is there",
+    _kvj_py.TYPES: "column type has a number that is none from 0 to 255",
+    _kvj_py.CODECS: "column codec has a number that is no codec, or one that only its own log can read",
+}
+
+
+class _Rooms:
+    """Lends rooms for frames: one that was used a moment ago is in the caches, and its pages are there."""
+
+    SIZE = 3 << 19  # bytes
+    SPARE = 4
+
+    def __init__(self) -> None:
+        self._spare: deque[bytearray] = deque(maxlen=self.SPARE)
+
+    def take(self, size: int) -> bytearray:
+        """Return one of at least so many bytes."""
+        if size <= self.SIZE:
+            with suppress(IndexError):
+                return self._spare.pop()
+        return bytearray(max(size, self.SIZE))
+
+    def give_back(self, room: bytearray) -> None:
+        """Take one back, unless it is unusually large."""
+        if len(room) == self.SIZE:
+            self._spare.append(room)
+
+
+_rooms = _Rooms()
+
+
+def _places(array: pa.Array, name: str) -> tuple[memoryview, memoryview]:
+    """Return what `_offsets` does, of a column that may have less than it says. Raises ValueError then."""
+    _, offsets, data = array.buffers()
+    if not len(array):
+        return _zeros(1), memoryview(b"")
+    places = _part(offsets, array.offset, len(array) + 1, "i", name)
+    return places, memoryview(b"") if data is None else _items(data, "B")
+
+
+def _fixed(array: pa.Array, code: str, name: str) -> memoryview:
+    """Return the items of a fixed-width column that may have less than it says. Raises ValueError then."""
+    return _part(array.buffers()[1], array.offset, len(array), code, name)
+
+
+def _part(buffer: pa.Buffer | None, start: int, count: int, code: str, name: str) -> memoryview:
+    """Return so many items of a buffer, which may be of any length. Raises ValueError if it has less."""
+    width = struct.calcsize(code)
+    found = memoryview(b"") if buffer is None else _items(buffer, "B")[start * width : (start + count) * width]
+    if len(found) != count * width:
+        raise ValueError(f"column {name} has {len(found)} bytes for {count} items of {width}")
+    return found.cast(code)  # type: ignore[call-overload, no-any-return]
 
 
 def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -335,6 +335,20 @@ def restarted(
         ledger.flush()
 
 
+def problems(directory: Path, log_id: bytes) -> list[str]:
+    """Return what is wrong with the list of producers in a log's directory, in words; nothing where there is none."""
+    try:
+        ledger = Ledger.open(directory, log_id, to_read=True)
+    except (Corruption, UnknownVersion, OSError) as error:
+        return [f"the list of producers can't be read: {error}"]
+    if ledger is None:
+        return []
+    with ledger:
+        damaged = ledger.damaged()
+    words = f"{damaged} of the producers' accounts are damaged: their last batches, if they come again, are appended again"
+    return [words] if damaged else []
+
+
 def _after_loss(account: Account, kept: Callable[[int, int], list[tuple[int, int]]]) -> Account:
     settled = account.settled(kept)
     if account.state == UNDER_WAY and not settled.is_done and not account.is_durable:

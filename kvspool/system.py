@@ -59,7 +59,7 @@ class Port:
     def read(self, fd: int, size: int, at: int) -> bytes:
         return os.pread(fd, size, at)
 
-    def write(self, fd: int, data: bytes | bytearray, at: int) -> None:
+    def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
         """Write all of `data` at offset `at`."""
         view = memoryview(data)
         while view:

@@ -31,6 +31,7 @@ from shard import route
 from shard._hash import group, hash_column
 from shard.errors import ConflictingShardSets
 from shard.merge import FollowingMerge, Merge
+from shard.producers import ShardProducer
 
 if TYPE_CHECKING:
     import pyarrow
@@ -221,6 +222,13 @@ class ShardSet:
                     error.add_note(f"the parts of this batch for shards {sorted(done)} of {len(calls)} were appended before")
                 raise
         return done
+
+    def producer(self, name: str) -> ShardProducer:
+        """Return a producer: what appends numbered batches, each record of which is stored once, whatever dies; see `shard.producers`.
+
+        Raises ValueError for a name that is none, and for journals of another format than kvj.
+        """
+        return ShardProducer(self, name)
 
     def sync(self) -> dict[int, int]:
         """Put everything that was appended so far on disk; return for each shard the sequence below which all is there."""

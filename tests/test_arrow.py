@@ -173,6 +173,71 @@ def test_frames_are_those_of_the_other_way(kvj_twin: ModuleType, tmp_path: Path)
         assert one.stats().last_timestamp == other.stats().last_timestamp == 2899
 
 
+def as_records(rows: list[tuple[Any, ...]]) -> Any:
+    """Return rows of key, value, type, timestamp and codec in the schema `RECORDS`."""
+    keys, values, types, times, codecs = list(zip(*rows, strict=True)) or [()] * 5
+    stamps = pa.array([time or 0 for time in times], pa.int64()).cast(arrow.RECORDS.field(0).type)
+    of = (pa.array([type or 0 for type in types], pa.int32()), pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
+    return pa.RecordBatch.from_arrays([stamps, *of, pa.array(codecs, pa.uint8())], schema=arrow.RECORDS)
+
+
+@pytest.mark.parametrize("twin", KVJ_TWINS, ids=lambda module: module.__name__)
+@given(ROWS, st.integers(0, 1 << 40), st.integers(0, 12), st.integers(1, 3000), st.booleans())
+@settings(max_examples=40)
+def test_records_become_the_frames_that_any_batch_does(
+    twin: ModuleType, rows: Any, at: int, cut: int, segment_bytes: int, have_all_keys: bool
+) -> None:
+    rows = [(key or b"" if have_all_keys else key, value, type or 0, time or 0, codec) for key, value, type, time, codec in rows]
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as root:
+        patch.setattr(kvj, "_kvj", twin)
+        patch.setattr(arrow, "_kvj", twin)
+        patch.setattr(kvj, "PIECE", 200)
+        patch.setattr(system, "port", Unflushed())
+        options: Any = {"format": "kvj", "segment_bytes": segment_bytes}
+        with kvspool.create(f"{root}/a", **options) as one, kvspool.create(f"{root}/b", **options) as other:
+            one.append_arrow(as_batch(rows).slice(cut), at=at)
+            with arrow.Records(as_records(rows).slice(cut)) as records:
+                assert len(other.append_records(records, at, 0)) == records.rows == len(rows[cut:])
+        one_segments, other_segments = (sorted(Path(root, name, "kvj").iterdir()) for name in "ab")
+        assert [path.name for path in one_segments] == [path.name for path in other_segments]
+        assert [path.read_bytes() for path in one_segments] == [path.read_bytes() for path in other_segments]
+
+
+def test_records_go_where_the_journal_ends_or_nowhere(kvj_twin: ModuleType, tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj") as log, arrow.Records(as_records([(None, b"x", 0, 0, 0)] * 3)) as records:
+        log.append_records(records, 0, 0)
+        for behind in (2, 4):
+            with pytest.raises(OutOfRange, match="goes on at sequence 3"):
+                log.append_records(records, max(3, behind), behind)
+        assert log.end() == 3
+        assert log.append_records(records, 5, 3) == range(5, 8)
+
+
+@pytest.mark.parametrize("twin", KVJ_TWINS, ids=lambda module: module.__name__)
+@given(st.data())
+def test_records_that_contradict_themselves_are_found(twin: ModuleType, data: st.DataObject) -> None:
+    rows = data.draw(st.integers(1, 20))
+    number = st.integers(-(2**31), 2**31 - 1) | st.integers(0, 30)
+    some, more = {"min_size": rows, "max_size": rows}, {"min_size": rows + 1, "max_size": rows + 1}
+    places = st.lists(st.integers(0, 30), **more).map(sorted) | st.lists(number, **more)
+    keys, values = data.draw(places), data.draw(places)
+    types = data.draw(st.lists(st.integers(0, 255), **some) | st.lists(number, **some))
+    codecs = bytes(data.draw(st.lists(st.integers(0, 4), **some)))
+    bit, bits = data.draw(st.integers(0, 7)), data.draw(st.none() | st.binary(min_size=4, max_size=4))
+    ints = (memoryview(pa.array(each, pa.int32()).buffers()[1]).cast("B").cast("i") for each in (keys, values, types))
+    key_places, value_places, kinds = (view[: len(view)] for view in ints)
+    fault, found, key, value = twin.survey(
+        rows, bits, bit, key_places[: rows + 1], 30, value_places[: rows + 1], 30, kinds[:rows], codecs, Codec.MSGPACK
+    )
+    lies = any(each != sorted(each) or each[0] < 0 or each[-1] > 30 for each in (keys, values))
+    assert bool(fault) == (lies or not all(0 <= each <= 255 for each in types) or max(codecs) > Codec.MSGPACK)
+    if not fault:
+        has_key = [bits is None or bool(bits[(bit + at) >> 3] >> ((bit + at) & 7) & 1) for at in range(rows)]
+        assert found == sum(has_key)
+        assert key == max((end - begin for (begin, end), has in zip(pairwise(keys), has_key, strict=True) if has), default=0)
+        assert value == max(end - begin for begin, end in pairwise(values))
+
+
 @pytest.mark.parametrize("column", ["string", "large_string", "string_view", "binary_view", "fixed_size"])
 def test_kinds_of_columns(column: str, kvj_twin: ModuleType, tmp_path: Path) -> None:
     kinds = {"string": pa.string(), "large_string": pa.large_string(), "string_view": pa.string_view(), "binary_view": pa.binary_view()}

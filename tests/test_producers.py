@@ -508,6 +508,21 @@ def test_whatever_bit_is_flipped_no_record_is_lost_or_doubled_that_was_not_named
         assert log.append("others go on") == 20
 
 
+def test_a_check_of_the_log_tells_what_is_wrong_with_the_list(make: Make) -> None:
+    with make() as log:
+        log.producer("a").append_many(batch(1), batch=1)
+        assert log.verify().is_sound
+        data = bytearray((log.path / ledger.NAME).read_bytes())
+        data[BLOCK + 100] ^= 1
+        data[BLOCK + 400] ^= 1
+        (log.path / ledger.NAME).write_bytes(data)
+        (problem,) = log.verify().problems
+        assert "1 of the producers' accounts are damaged" in problem
+        (log.path / ledger.NAME).write_bytes(b"damaged")
+        (problem,) = log.verify().problems
+        assert "the list of producers can't be read" in problem
+
+
 def test_a_word_that_names_no_account_is_taken_back(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with make() as log:
         log.append("first")

@@ -46,13 +46,16 @@ class Daemon:
         """Return what follows the command's name."""
         raise NotImplementedError
 
+    def command(self) -> list:
+        """Return the program that it is, with a whole path, and what follows its name."""
+        return [Path(sys.executable).parent / "kvspool", *self.arguments()]
+
     def start(self) -> None:
         """Start it; it says by itself when it is ready."""
-        command = str(Path(sys.executable).parent / "kvspool")
         self.said = {}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", BECOME, str(os.getpid()), command, *map(str, self.arguments())],
+                [sys.executable, "-c", BECOME, str(os.getpid()), *map(str, self.command())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

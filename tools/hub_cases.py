@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 KVSPOOL = Path(sys.executable).with_name("kvspool")
 CLIENTS = 4
 RECORDS = 1_000_000  # of each client
-RESUMED = 2_000_000  # records that are there when an outage ends
+RESUMED = 10_000_000  # records that are there when an outage ends
 LARGE = 2000  # bytes of the records that the old kind of hub was measured with
 LARGE_RECORDS = 200_000
 OLD_BATCHES = 32, 512  # records in a request to it
@@ -79,6 +79,7 @@ def serving(root: Path, folder: Path, pki: Path | None, level: str = "process") 
     finally:
         process.terminate()
         process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
 
 
 def _bare(pki: Path | None, ports: Any) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import WriterCommitMessage
 
 from hub.spark.target import LEFT_OUT, SinkError, Target
-from kvspool.journal import Journal
 from kvspool.producers import Pieces
 from shard import ShardSet
-from shard._hash import group, hash_column
+from shard.producers import grouped, int32s, laid_out, shards_of
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from kvspool.arrow import Columns
 
 STORED = ("value", "key", "type", "timestamp")
 
@@ -144,20 +144,11 @@ class _Topic:
 
     def add(self, rows: pyarrow.RecordBatch) -> None:
         """Take in rows, which are kept as they are. Raises SinkError, ValueError for values that can't be stored."""
-        from kvspool import arrow
-
         stored = rows.select([name for name in STORED if name in rows.schema.names])
-        codec = self._target.codec
-        is_journal = isinstance(self.shards.shards[0], Journal)
-        columns = arrow.JournalColumns(stored, codec) if is_journal else arrow.Columns(stored)
-        numbers = _shards_of(rows, columns, len(self.shards.shards), self.shards.prefix)
-        ends, order = array("i", bytes(4 * len(self.shards.shards))), array("i", bytes(4 * columns.rows))
-        group(numbers, memoryview(ends), memoryview(order))
-        begin = 0
-        for shard, end in enumerate(ends):
-            if end > begin:
-                self.pieces.setdefault(shard, []).append((columns, memoryview(order)[begin:end]))
-            begin = end
+        columns = laid_out(self.shards, stored, self._target.codec)
+        count = len(self.shards.shards)
+        for shard, numbers in grouped(_shards_of(rows, columns, count, self.shards.prefix), count).items():
+            self.pieces.setdefault(shard, []).append((columns, numbers))
 
     def append(self, producer: str, batch: int) -> int:
         """Append what was gathered; return how many records were there already in full. Closes the shards."""
@@ -180,38 +171,19 @@ class _Topic:
         return repeated
 
 
-def _shards_of(rows: pyarrow.RecordBatch, columns: Any, count: int, topic: str) -> memoryview:
+def _shards_of(rows: pyarrow.RecordBatch, columns: Columns, count: int, topic: str) -> memoryview:
     """Return the shard of each row, int32; see the module."""
+    shards = shards_of(columns, rows, count)
+    if "partition" not in rows.schema.names:
+        return shards
     import pyarrow
     import pyarrow.compute as pc
 
-    def hashed(offsets: memoryview, data: Any) -> memoryview:
-        shards = memoryview(array("i", bytes(4 * columns.rows)))
-        hash_column(offsets, data, b"\1" * columns.rows, count - 1, 0, shards)
-        return shards
-
-    if count == 1 and "partition" not in rows.schema.names:
-        return memoryview(array("i", bytes(4 * columns.rows)))
-    has_keys = columns.has_key is not None
-    all_keys = has_keys and not rows.column("key").null_count
-    shards = hashed(columns.key_offsets, columns.keys) if has_keys else None
-    if shards is None:
-        shards = hashed(columns.value_offsets, columns.values)
-    elif not all_keys:
-        values = pyarrow.array(hashed(columns.value_offsets, columns.values), pyarrow.int32())
-        shards = _items(pc.if_else(rows.column("key").is_valid(), pyarrow.array(shards, pyarrow.int32()), values))
-    if "partition" in rows.schema.names:
-        given = rows.column("partition").cast(pyarrow.int32())
-        bounds = pc.min_max(given).as_py()
-        if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] < count:
-            wrong = bounds["min"] if bounds["min"] < 0 else bounds["max"]
-            raise SinkError(
-                f"[KVSPOOL_UNKNOWN_PARTITION] column partition is {wrong} in a row; topic {topic!r} has the partitions 0 to {count - 1}"
-            )
-        shards = _items(pc.coalesce(given, pyarrow.array(shards, pyarrow.int32())))
-    return shards
-
-
-def _items(numbers: pyarrow.Array) -> memoryview:
-    """Return int32 numbers without nulls as memory that may be read."""
-    return memoryview(array("i", numbers.to_numpy(zero_copy_only=False).tobytes()))
+    given = rows.column("partition").cast(pyarrow.int32())
+    bounds = pc.min_max(given).as_py()
+    if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] < count:
+        wrong = bounds["min"] if bounds["min"] < 0 else bounds["max"]
+        raise SinkError(
+            f"[KVSPOOL_UNKNOWN_PARTITION] column partition is {wrong} in a row; topic {topic!r} has the partitions 0 to {count - 1}"
+        )
+    return int32s(pc.coalesce(given, pyarrow.array(shards, pyarrow.int32())))

@@ -1,6 +1,6 @@
 """Shards on this host: one log, the shard sets under a root, or the clients of a hub root.
 
-The driver keeps the logs open and looks at them often. While nothing changes that is a few loads for a spool, and two `stat` for a journal:
+The driver keeps the logs open and looks at them often. While nothing changes that is a few loads for a spool, three `stat` for a journal:
 a directory is listed again only when its time of change says that a name came or went. A task opens a log by its path, takes no lock, and
 keeps a spool open for the next task of its process.
 
@@ -250,6 +250,9 @@ class _Stamp(NamedTuple):
         return system.port.now() - self.changed >= SETTLED
 
 
+_UNSETTLED = _Stamp(-1, -1, -1)  # equal to no file's
+
+
 def _stamp(path: Path) -> _Stamp | None:
     status = system.port.look_up(path)
     return None if status is None else _Stamp(status.st_ino, status.st_mtime_ns, status.st_size)
@@ -332,7 +335,7 @@ class _Look:
         try:
             if isinstance(log, Spool):
                 return self._noted(*log.extent(isolation))
-            return None if log is None else self._of_journal(isolation)
+            return None if log is None else self._of_journal(log, isolation)
         except LogNotFound:
             self.close()
             return None
@@ -343,25 +346,23 @@ class _Look:
             known = self._extent = Extent(first, end, self._log_id)
         return known
 
-    def _of_journal(self, isolation: Isolation) -> Extent | None:
+    def _of_journal(self, log: Journal, isolation: Isolation) -> Extent | None:
         """Look into the journal again only if one of its files has changed."""
         stamps = [_stamp(path) for path in self._paths]
-        if self._extent is not None and stamps == self._stamps and stamps:
+        if stamps and stamps == self._stamps:
             return self._extent
-        if stamps[:1] != self._stamps[:1]:  # another segment, or another journal
+        directory = _stamp(log.segments_apart().directory)
+        if [directory] != self._stamps[:1]:  # another segment, or another journal: what we know of it may be wrong
             self.close()
             self._open()
-        log = self.log
-        if not isinstance(log, Journal):
-            return None if log is None else self._noted(*log.extent(isolation))
+            if not isinstance(self.log, Journal):
+                return None
+            log = self.log
         segments = log.segments_apart()
         self._paths = [segments.directory, log.format.lock_file(log.path), segments.path_of(log.bases()[-1])]
-        stamps = [_stamp(path) for path in self._paths]  # before we look: what comes meanwhile is seen the next time
-        extent = self._noted(*log.extent(isolation))
-        self._stamps = stamps
-        if not all(stamp is None or stamp.is_settled for stamp in stamps):
-            self._stamps = [*stamps[:1], None, None] if stamps[0] is not None and stamps[0].is_settled else [None]
-        return extent
+        stamps = [directory, *map(_stamp, self._paths[1:])]  # from before we look: what comes meanwhile is seen the next time
+        self._stamps = [stamp if stamp is None or stamp.is_settled else _UNSETTLED for stamp in stamps]
+        return self._noted(*log.extent(isolation))
 
     def close(self) -> None:
         """Give the log back."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hub.errors import Fenced, Malformed, NotAllowed, NotFound, Unexpected
+from hub.errors import Fenced, Malformed, NotAllowed, NotFound, ShardDamaged, Unexpected
 from hub.spark.errors import DataLossError
 from hub.spark.lines import LATER, STREAM, Line, Patience, connected, let_go
 from hub.spark.shards import ShardRange
@@ -93,6 +93,8 @@ class HubRange(ShardRange):
                         raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {self._where(part)}: {error}") from None
                     let_go(part.line)  # the token may be another one by now
                     continue
+            except ShardDamaged as error:
+                raise ShardDamaged(f"[KVSPOOL_SHARD_DAMAGED] {self._where(part)}, from sequence {next} on: {error}") from None
             except LATER as error:
                 let_go(part.line)
                 patience.failed(error)

@@ -11,7 +11,7 @@ that a crash of the machine has left out were never there, and are told as a war
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Strin
 from hub.spark.errors import DataLossError
 from hub.spark.planning import Task
 from hub.spark.shards import ShardKey
+from hub.spark.workers import settle
 from kvspool import Gap
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ KNOWN = ("machine restart", "missing")  # reasons of Gaps that were there when t
 SMALL = 2048  # rows of a batch, below which the batch itself costs Spark more than its rows do
 
 _logger = logging.getLogger("kvspool")
-
-Fill = Callable[["pyarrow.RecordBatch", ShardKey], "pyarrow.Array"]
 
 
 def check_columns(schema: StructType) -> None:
@@ -71,6 +70,7 @@ def _batches(task: Task, schema: StructType, fail_on_data_loss: bool) -> Iterato
                 report(batch, one.key, fail_on_data_loss)
             else:
                 yield rows.of(batch, one.key)
+    settle()
 
 
 def together(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

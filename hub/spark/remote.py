@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hub.errors import Conflict, HubError, Malformed, NotAllowed, NotFound, ShardDamaged
+from hub.errors import Conflict, HubError, NotAllowed, NotFound, ShardDamaged
 from hub.spark.lines import FIRST_BACKOFF, LATER, STREAM, TIMEOUT, Line, Patience
 from hub.spark.options import Credentials
 from hub.spark.ranges import HubRange, Part
@@ -25,7 +25,6 @@ from hub.spark.shards import Extent, ShardKey
 from hub.tickets import ShardState, Ticket
 from kvspool import system
 from kvspool.spool.cursor import Isolation
-from shard import route
 
 if TYPE_CHECKING:
     from hub.remote import RemoteHub
@@ -207,6 +206,8 @@ class _Hub:
             words = f"[KVSPOOL_HUB_REPLACED] {self.line.location} serves another hub root than before"
             raise Conflict(f"{words}; if that is meant, run the query again, a stream from a new checkpoint")
         self.root, self._token = changes.root, changes.token
+        if not is_whole and not changes.shards:
+            return False
         states = self._selected(changes.shards)
         if is_whole:
             self._everything_at = now + EVERYTHING
@@ -218,11 +219,12 @@ class _Hub:
 
     def _selected(self, states: list[ShardState]) -> dict[ShardKey, ShardState]:
         """Return the shards that are asked for and had a record once, and note which ones can't be read. Raises Malformed."""
+        from hub.mirrored import check_state
+
         found: dict[ShardKey, ShardState] = {}
         for state in states:
+            check_state(state)
             key = ShardKey(state.client, state.shard)
-            if not 0 <= state.first <= state.next or not 0 <= state.bits <= route.MOST_BITS:
-                raise Malformed(f"{self.line.location}: {key.topic}/{key.partition} can't have the sequences {state.first} to {state.next}")
             if not self._selection.has(key):
                 continue
             if state.error:

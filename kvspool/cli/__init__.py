@@ -25,6 +25,7 @@ from kvspool.cli import (
     import_,
     output,
     plugins,
+    producers,
     read,
     readers,
     repair,
@@ -38,7 +39,10 @@ from kvspool.cli import (
 )
 from kvspool.errors import KvspoolError
 
-COMMANDS = (create, append, sync, read, tail, export, import_, copy, readers, trim, resize, stats, verify, repair, salvage, archive, doctor)
+COMMANDS = (
+    *(create, append, sync, read, tail, export, import_, copy, readers, producers, trim),
+    *(resize, stats, verify, repair, salvage, archive, doctor),
+)
 
 DESCRIPTION = """\
 A log that you open like a file. Any number of processes append to it at once and any number read it; what was appended

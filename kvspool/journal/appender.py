@@ -301,7 +301,7 @@ class Appender:
 
     # Writing.
 
-    def _write(self, page: Page, data: bytes | bytearray, count: int, timestamp: int) -> Page:
+    def _write(self, page: Page, data: bytes | bytearray | memoryview, count: int, timestamp: int) -> Page:
         segment = self._segment
         assert segment is not None
         if self.room is not None:

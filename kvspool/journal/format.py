@@ -17,7 +17,7 @@ from kvspool.errors import OutOfRange
 from kvspool.record import Codec
 
 if TYPE_CHECKING:
-    from kvspool.arrow import JournalColumns
+    from kvspool.arrow import JournalColumns, Records
     from kvspool.journal.offsets import Offsets
     from kvspool.journal.segments import Segment, Segments
 
@@ -30,14 +30,14 @@ LAST_TIME = (1 << 63) - 1  # ns
 
 
 class Rows(Protocol):
-    """Records that an appender takes: lists of them, a `Batch`; or columns, `kvspool.arrow.ColumnRows`."""
+    """Records that an appender takes: lists of them, a `Batch`; or columns, `kvspool.arrow.ColumnRows` or `Records`."""
 
     @property
     def rows(self) -> int:
         """Return how many they are."""
 
-    def encode(self, format: Format, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
-        """Return what `Format.encode` does, for the records from `start` on."""
+    def encode(self, format: Format, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray | memoryview, int]:
+        """Return what `Format.encode` does, for the records from `start` on; it counts until the next call."""
 
     def time_of(self, row: int) -> int:
         """Return the timestamp of a record."""
@@ -192,7 +192,7 @@ class Format(ABC):
         `sequence` is that of the first one. No record: the next one begins a new segment.
         """
 
-    def check_columns(self, columns: JournalColumns) -> None:
+    def check_columns(self, columns: JournalColumns | Records) -> None:
         """As `check`, where the format has columns."""
         raise NotImplementedError
 
@@ -200,6 +200,10 @@ class Format(ABC):
         self, columns: JournalColumns, rows: memoryview | None, start: int, sequence: int, end: int
     ) -> tuple[bytes | bytearray, int]:
         """As `encode`, where the format has columns; rows: int32 numbers of those that are meant, None for all."""
+        raise NotImplementedError
+
+    def encode_records(self, records: Records, start: int, sequence: int, end: int) -> tuple[memoryview, int]:
+        """As `encode`, where the format has columns, into the records' own room."""
         raise NotImplementedError
 
     def gather(self, data: bytes, sequence: int, most: int, count: int, columns: tuple[Any, ...]) -> Scan:

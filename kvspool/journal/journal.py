@@ -59,7 +59,7 @@ from kvspool.spool.verify import Progress
 if TYPE_CHECKING:
     import pyarrow
 
-    from kvspool.arrow import JournalColumns
+    from kvspool.arrow import JournalColumns, Records
     from kvspool.journal.following import AsyncFollowing
 
 INDEXES = 64  # sparse indexes that a handle keeps
@@ -231,12 +231,22 @@ class Journal:
             self.format.check_columns(part)
         return arrow.ColumnRows(parts, [rows] * len(parts))
 
-    def append_prepared(self, batch: Rows, timeout: float | None = None, durable: bool = False, at: int | None = None) -> range:
-        """Append a prepared batch under one lock; see `append_batch`."""
+    def append_records(self, records: Records, at: int, behind: int | None = None) -> range:
+        """Append what `kvspool.arrow.Records` has laid out, in the format kvj; see `append_batch`. behind: as for `append_prepared`."""
+        self.format.check_columns(records)
+        return self.append_prepared(records, at=at, behind=behind)
+
+    def append_prepared(
+        self, batch: Rows, timeout: float | None = None, durable: bool = False, at: int | None = None, behind: int | None = None
+    ) -> range:
+        """Append a prepared batch under one lock; see `append_batch`. behind: the sequence that comes next, as far as the caller knows;
+        raises OutOfRange if it is another one, and nothing is written then."""
         timeout = self.timeout if timeout is None else timeout
         if not batch.rows:
             return range(0)
         with self.appending(timeout) as (appender, page):
+            if behind is not None and page.next_sequence != behind:
+                raise OutOfRange(f"{self.path} goes on at sequence {page.next_sequence}, not at {behind}; nothing was written")
             sequences = appender.append(batch, page, at)
         self._settle_durability(sequences, timeout, durable)
         return sequences

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import system
+from kvspool import ledger, system
 from kvspool.errors import Corruption
 from kvspool.journal import control, settings
 from kvspool.journal.control import APPEND, NOTHING, Page
@@ -192,7 +192,7 @@ def verify_journal(journal: Journal, progress: Progress | None = None) -> Journa
         trimmed=look.trimmed,
         torn_bytes=look.torn,
         foreign=_foreign(journal),
-        problems=[*look.problems, *_settings(journal), *_readers(journal)],
+        problems=[*look.problems, *_settings(journal), *_readers(journal), *_producers(journal)],
         sync_error=look.page.sync_error,
     )
 
@@ -245,6 +245,15 @@ def _settings(journal: Journal) -> Iterator[str]:
         settings.load(journal.format.sidecar(journal.path))
     except Corruption as error:
         yield str(error)
+
+
+def _producers(journal: Journal) -> list[str]:
+    if not journal.format.has_producers:
+        return []
+    try:
+        return ledger.problems(journal.path, journal.log_id)
+    except Corruption:  # of the settings, which say the id; that was told
+        return []
 
 
 def _readers(journal: Journal) -> Iterator[str]:

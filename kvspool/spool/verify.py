@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvspool import _frames_py as frames
-from kvspool import system
+from kvspool import ledger, system
 from kvspool.spool import format, search, slots
 from kvspool.spool.recovery import MOST_PLACES, Damage
 
@@ -29,7 +29,8 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
     records, bytes: sound records, and what their keys and values take. damaged_records: sequences whose bytes are wrong; damaged: the
     places, the first 1000 of them. left_out: sequences that no record has since a restart of the machine. overrun: sequences that
-    writers overwrote during the look, which is no fault. problems: what is wrong with headers, the key table and durable readers.
+    writers overwrote during the look, which is no fault. problems: what is wrong with headers, the key table, durable readers and
+    the list of producers.
     sync_error: errno of the first failed flush, 0 if there was none.
     """
 
@@ -148,7 +149,7 @@ def verify_pair(pair: Pair, progress: Progress | None = None) -> VerifyReport:
         look.damaged[:MOST_PLACES],
         look.left_out,
         look.overrun,
-        _problems(pair),
+        [*_problems(pair), *ledger.problems(pair.path, pair.origin)],
         pair.control.cast("Q")[frames.SYNC_ERROR],
     )
 

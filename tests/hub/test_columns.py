@@ -46,6 +46,11 @@ def rewritten(batch: pa.RecordBatch, old: bytes, new: bytes) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(pa.py_buffer(data.replace(old, new)), schema)
 
 
+def times_in(data: bytes) -> pa.Array:
+    """Return a column of four times that is to lie in some bytes."""
+    return pa.Array.from_buffers(columns.SCHEMA.field(0).type, 4, [None, pa.py_buffer(data)])
+
+
 BAD: dict[str, Any] = {
     "other names": pa.RecordBatch.from_arrays(GOOD.columns, names=list("abcde")),
     "a column too few": GOOD.select(["timestamp", "type", "key", "value"]),
@@ -79,6 +84,7 @@ def test_a_good_batch_passes() -> None:
     columns.check(GOOD)
     columns.check(GOOD.slice(1, 2))
     columns.check(batch(Row(b"x", b"k" * 65534)))
+    columns.check(replaced("timestamp", times_in(bytes(39))))
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -9,24 +9,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
+from children import in_child
 from processes_of_a_hub import Fault, Proxy
 from serving import HubServer
 from shipping import eventually
 
 import hub
 import kvspool
-from hub.errors import Conflict, Malformed, NotAllowed, NotFound, ShardDamaged, Unreachable
+from hub.errors import Conflict, HubError, Malformed, NotAllowed, NotFound, ShardDamaged, Unreachable
 from hub.remote import RemoteHub
 from hub.shipper import Shipper
 from hub.spark import lines, ranges, remote
 from hub.spark.errors import DataLossError
-from hub.spark.options import Credentials
+from hub.spark.opening import open_shards
+from hub.spark.options import Credentials, ReadOptions
 from hub.spark.ranges import HubRange
 from hub.spark.remote import HubShards
 from hub.spark.selection import Selection
 from hub.spark.shards import Extent, ShardKey
+from hub.store import Generation
 from hub.tickets import Ticket
 from kvspool import Gap, arrow
 from kvspool.cli import main
@@ -179,6 +183,18 @@ def test_the_first_sequence_of_a_time_is_found(server: HubServer) -> None:
     ours.close()
 
 
+def test_the_options_of_a_read_name_hubs(server: HubServer, root: Path) -> None:
+    ours = open_shards(ReadOptions.parse({"hub": server.location, "hubTimeout": "5s", "localRoot": str(root), "assign": '{"JFK": [0]}'}))
+    assert isinstance(ours, HubShards)
+    assert (ours.locations, ours.look().keys()) == ((server.location,), {JFK})
+    one = ours.range(JFK, 0, 1)
+    assert (one.parts[0].line.timeout, one.local_root) == (5.0, root)
+    ours.close()
+    for name, value in (("hubTimeout", "5s"), ("localRoot", "/hub")):
+        with pytest.raises(ValueError, match=f"option {name} is for hub servers"):
+            ReadOptions.parse({"path": "/hub", name: value})
+
+
 # What a task reads.
 
 
@@ -255,6 +271,50 @@ def test_a_hub_that_sends_something_else_is_found_out(server: HubServer, monkeyp
     monkeypatch.setattr(RemoteHub, "items", wrong)
     with pytest.raises(Malformed, match=r"\[KVSPOOL_DATA_LOSS\].*sequence 0 is missing"):
         list(one.batches())
+    ours.close()
+
+
+def test_damage_in_the_midst_is_a_gap_and_at_the_end_an_error_behind_what_is_sound(server: HubServer, root: Path) -> None:
+    ours = shards(server.location)
+    one = ours.range(JFK, 0, 100)
+    (segment,) = (root / "JFK" / "kvj").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"record 50")] ^= 1
+    data[data.index(b"record 99")] ^= 1
+    segment.write_bytes(data)
+    got = []
+    with pytest.raises(ShardDamaged, match=r"\[KVSPOOL_SHARD_DAMAGED\] .*/JFK/0, from sequence 99 on"):
+        for item in one.batches():
+            got += [(item.first, item.last, item.reason)] if isinstance(item, Gap) else item.column("sequence").to_pylist()
+    assert got == [*range(50), (50, 50, "damaged"), *range(51, 99)]
+    ours.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"client": "../JFK"},
+        {"client": ""},
+        {"shard": 1},
+        {"bits": 11},
+        {"first": -1},
+        {"first": 101},
+        {"next": -5},
+        {"generations": [Generation("../../etc", 0)]},
+        {"generations": [Generation("0" * 32, -1)]},
+    ],
+)
+def test_a_shard_that_cannot_be_is_refused(server: HubServer, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]) -> None:
+    ask = RemoteHub.changes
+
+    def lying(self: RemoteHub, since: str = "", wait: float = 0.0) -> Any:
+        answer = ask(self, since, wait)
+        return msgspec.structs.replace(answer, shards=[msgspec.structs.replace(one, **wrong) for one in answer.shards])
+
+    monkeypatch.setattr(RemoteHub, "changes", lying)
+    ours = shards(server.location)
+    with pytest.raises(Malformed):
+        ours.look()
     ours.close()
 
 
@@ -375,6 +435,23 @@ def test_a_shard_that_cannot_be_read_is_an_error_unless_it_is_being_made(
     chosen = shards(server.location, selection=Selection(topics=frozenset({"JFK"})))
     assert chosen.look().keys() == {JFK}
     chosen.close()
+
+
+def test_a_process_that_was_forked_from_one_that_spoke_to_a_hub_is_told_so_and_does_not_hang(server: HubServer) -> None:
+    ours = shards(server.location)
+    one = ours.range(JFK, 0, 100)
+    assert sequences(one) == list(range(100))
+
+    def child() -> str:
+        try:
+            list(one.batches())
+        except HubError as error:
+            return str(error)
+        return ""
+
+    assert "was forked from one that had spoken to a hub" in in_child(child, seconds=20)
+    assert sequences(one) == list(range(100))
+    ours.close()
 
 
 # Several hubs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from pyarrow import flight
 from serving import HubServer
@@ -229,3 +231,41 @@ def test_every_error_of_a_hub_has_a_word_on_the_wire() -> None:
         assert getattr(told, "expected", -1) == getattr(error, "expected", -1)
         assert getattr(told, "retry_after", -1) == getattr(error, "retry_after", -1)
     assert tickets.error_in(b"") is tickets.error_in(b"\xff") is tickets.error_in(b"[]") is tickets.error_in(None) is None
+
+
+class Lying(flight.FlightServerBase):  # type: ignore[misc]
+    """Sends a batch that no hub would send, with some metadata beside it."""
+
+    def __init__(self, columns: dict[str, pa.Array], beside: bytes = b"{}") -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self.batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema([arrow.SCHEMA.field(name) for name in columns]))
+        self.beside = beside
+
+    def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
+        return flight.GeneratorStream(self.batch.schema, iter([(self.batch, self.beside)]))
+
+
+VALUES = pa.array([b"a", b"b", b"c"], pa.binary())
+BROKEN = pa.Array.from_buffers(pa.binary(), 3, [None, pa.py_buffer(struct.pack("4i", 0, 9_000_000, 1, 2)), pa.py_buffer(b"abc")])
+
+
+@pytest.mark.parametrize(
+    ("columns", "beside"),
+    [
+        ({"sequence": pa.array([1, 3, 4]), "value": VALUES}, b"{}"),
+        ({"sequence": pa.array([1, None, 3]), "value": VALUES}, b"{}"),
+        ({"sequence": pa.array([None, 2, 3]), "value": VALUES}, b"{}"),
+        ({"sequence": pa.array([-1, 0, 1]), "value": VALUES}, b"{}"),
+        ({"sequence": pa.array([1, 2, 3]), "value": BROKEN}, b"{}"),
+        ({"sequence": pa.array([1, 2, 3]), "value": pa.array([b"a", None, b"c"], pa.binary())}, b"{}"),
+        ({"value": VALUES}, b"{}"),
+        ({"value": VALUES}, b'{"first": -1}'),
+        ({"value": VALUES}, b'{"first": 9223372036854775805}'),
+        ({"value": VALUES}, b'{"first": "1"}'),
+        ({"type": pa.array([1, 2, 3], pa.int32())}, b'{"first": 1}'),
+    ],
+)
+def test_a_batch_that_no_hub_would_send_is_refused(columns: dict[str, pa.Array], beside: bytes) -> None:
+    ticket = tickets.Ticket("JFK", columns=[*columns] if "value" in columns else ["value"])
+    with Lying(columns, beside) as server, RemoteHub(f"grpc://127.0.0.1:{server.port}") as remote, pytest.raises(Malformed):
+        list(remote.items(ticket))

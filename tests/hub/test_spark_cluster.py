@@ -61,13 +61,22 @@ def killed_once(name):
             yield batch
     return work
 
-frame = spark.read.format("kvspool").load(source)
+frame = spark.read.format("kvspool").option("minPartitions", "4").load(source)  # few records would share a task
 counted = frame.mapInArrow(executors, "executor bigint, rows bigint").collect()
 said = {"read": [[row.executor, row.rows] for row in counted]}
 
+target_options = {"bits": "1", "capacity": "4MiB"}
 rows = frame.selectExpr("key", "value")
-rows.mapInArrow(killed_once("batch"), rows.schema).write.format("kvspool").mode("append").option("prefix", "batch").option("bits", "1") \\
-    .option("capacity", "4MiB").save(target)
+rows = rows.mapInArrow(killed_once("batch"), rows.schema)
+rows.write.format("kvspool").mode("append").options(prefix="batch", **target_options).save(target)
+
+rows = spark.readStream.format("kvspool").options(minPartitions="4", startingOffsets="earliest", maxOffsetsPerTrigger="6000").load(source)
+rows = rows.selectExpr("key", "value")
+rows = rows.mapInArrow(killed_once("stream"), rows.schema)
+writer = rows.writeStream.format("kvspool").options(prefix="stream", checkpointLocation=target + ".checkpoint", **target_options)
+query = writer.trigger(availableNow=True).start(target)
+query.awaitTermination(120)
+said["streamed"] = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 print(json.dumps(said))
 spark.stop()
 """
@@ -75,7 +84,7 @@ spark.stop()
 
 @pytest.mark.spark
 @pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="needs PySpark")
-def test_executors_in_processes_of_their_own_read_and_write_the_same_shards_though_a_worker_is_killed(tmp_path: Path) -> None:
+def test_executors_in_processes_of_their_own_read_and_write_the_same_shards_once_though_workers_are_killed(tmp_path: Path) -> None:
     values = [b"value-%05d" % at for at in range(RECORDS)]
     with shard.create(tmp_path / "source", prefix="s", bits=2, capacity="1MiB") as shards:
         for value in values:
@@ -87,9 +96,11 @@ def test_executors_in_processes_of_their_own_read_and_write_the_same_shards_thou
 
     assert sum(rows for _, rows in said["read"]) == RECORDS
     assert len({executor for executor, _ in said["read"]}) == 2
-    assert sorted(os.listdir(tmp_path / "flags")) == ["batch"]
-    with shard.open(tmp_path / "target", prefix="batch") as shards:
-        assert Counter(record.value for record in shards).keys() == set(values)
+    assert len(said["streamed"]) == 2 and sum(said["streamed"]) == RECORDS
+    assert sorted(os.listdir(tmp_path / "flags")) == ["batch", "stream"]  # a worker was killed in both
+    for prefix in ("batch", "stream"):
+        with shard.open(tmp_path / "target", prefix=prefix) as shards:
+            assert Counter(record.value for record in shards) == dict.fromkeys(values, 1)
 
 
 def run_program(program: str, folder: Path, *arguments: Any) -> str:

@@ -168,9 +168,9 @@ def test_what_a_batch_query_has_no_use_for_is_refused(given: dict[str, str], wor
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"endingOffsets": "latest"}, "option endingOffsets is for batch queries"),
-        ({"endingTimestamp": "5"}, "option endingTimestamp is for batch queries"),
-        ({"endingOffsetsByTimestamp": '{"a": {"0": 5}}'}, "option endingOffsetsByTimestamp is for batch queries"),
+        ({"endingOffsets": "latest"}, "option endingOffsets: ending offset not valid in streaming queries"),
+        ({"endingTimestamp": "5"}, "option endingTimestamp: ending timestamp not valid in streaming queries"),
+        ({"endingOffsetsByTimestamp": '{"a": {"0": 5}}'}, "option endingOffsetsByTimestamp: ending timestamp not valid"),
         ({"filterPushdown": "true"}, "option filterPushdown is for batch queries"),
     ],
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,6 +225,32 @@ def test_fewer_columns_are_streamed_by_workers_that_serve_many_batches(
     assert query.awaitTermination(PATIENCE)
     assert {number for number, _, _ in found} == {0, 1, 2}
     assert sorted(value for _, _, value in found) == sorted(b"JFK-%d" % at for at in range(60))
+
+
+def test_what_a_worker_has_loaded_is_not_looked_at_after_each_task(
+    spark: SparkSession, start: Callable[..., StreamingQuery], root: Path
+) -> None:
+    append(root, "JFK", 0, 10)
+    counts: list[int] = []
+
+    def count(batches: Iterator[Any]) -> Iterator[Any]:
+        import gc
+
+        import pyarrow
+
+        for batch in batches:
+            yield pyarrow.record_batch({"frozen": pyarrow.repeat(gc.get_freeze_count(), batch.num_rows)})
+
+    class Counting(Sink):
+        def take(self, frame: DataFrame, number: int) -> None:
+            frame.collect()
+            counts.extend(row.frozen for row in frame.mapInArrow(count, "frozen bigint").collect())
+
+    run(start, root, Counting(), minPartitions="2")
+    assert counts
+    assert any(counts)  # of a worker that has served a read before
+    gc.collect()
+    assert gc.get_freeze_count() == 0  # this process is no worker
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,16 @@ def test_new_clients_and_shards_appear_and_are_read_from_their_first_record(
         assert values(query.drain()) == sorted(named("SFO", 0, 3) + named("ORD", first, 200) + named("JFK", 5, 7))
 
 
+def test_a_client_that_is_subscribed_to_before_it_is_there_is_read_when_it_comes(root: Path) -> None:
+    append(root, "JFK", 3)
+    query = Query(root, subscribe="SFO")
+    assert query.drain() == []
+    with hub.open(root) as opened:
+        opened.create_client("SFO", bits=0, capacity=4096).close()
+    append(root, "SFO", 3)
+    assert values(query.drain()) == named("SFO", 0, 3)
+
+
 def overwrite(root: Path, count: int = 5000) -> int:
     """Append so much to LAX that its ring comes round, and return its first sequence."""
     append(root, "LAX", count, 1_000_000)

@@ -538,3 +538,18 @@ def test_threads_look_for_places_at_once(log: Journal) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_the_extent_is_what_can_be_read(log: Journal) -> None:
+    assert log.extent() == (0, 0)
+    for count in range(1, 4):
+        log.append_many([b"x" * 30] * 20)
+        assert log.extent() == (0, 20 * count)
+    log.sync()
+    log.append(b"not on disk yet")
+    assert log.extent() == (0, 61)
+    assert log.extent("synced")[1] <= 60
+    log.trim(before=40)
+    assert log.extent() == (log.first(), 61)
+    with pytest.raises(ValueError, match="isolation"):
+        log.extent("dirty")  # type: ignore[arg-type]

@@ -792,3 +792,16 @@ def test_an_append_in_the_middle_of_another_one_is_refused_and_harms_neither(
     assert len(refused) == 2
     assert log.append(b"last") == 2
     assert values(log) == [b"first", b"outer", b"last"]
+
+
+def test_the_extent_is_what_can_be_read(log: Spool) -> None:
+    assert log.extent() == log.extent("synced") == (0, 0)
+    for _ in range(3):
+        log.append_many([b"%020d" % at for at in range(100)])
+        assert log.extent() == (next(log.read()).sequence, log.end())
+    assert log.extent("synced") == (log.extent()[0],) * 2  # of what is on disk nothing is left
+    log.sync()
+    log.append(b"not on disk yet")
+    assert log.extent("synced") == (log.extent()[0], 300)
+    with pytest.raises(ValueError, match="isolation"):
+        log.extent("dirty")  # type: ignore[arg-type]

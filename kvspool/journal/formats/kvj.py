@@ -20,7 +20,7 @@ from kvspool.journal.formats.arrangement import Nested
 from kvspool.layout import Layout
 
 if TYPE_CHECKING:
-    from kvspool.arrow import JournalColumns
+    from kvspool.arrow import JournalColumns, Records
 
 SEGMENT_BYTES = 64 << 20
 PIECE = 1 << 20  # bytes of frames that are made out of columns at once: they are still in the cache when they are written
@@ -85,7 +85,7 @@ class Kvj(Nested):
         longest = max(map(len, batch.values), default=0)
         self._check_sizes(longest, max((len(key) for key in batch.keys or () if key is not None), default=0))
 
-    def check_columns(self, columns: JournalColumns) -> None:
+    def check_columns(self, columns: JournalColumns | Records) -> None:
         self._check_sizes(columns.longest_value, columns.longest_key)
 
     def _check_sizes(self, longest: int, key: int) -> None:
@@ -104,6 +104,13 @@ class Kvj(Nested):
     ) -> tuple[bytes | bytearray, int]:
         count = columns.rows if rows is None else len(rows)
         return _kvj.encode_columns(rows, count, start, sequence, min(PIECE, self._room(end)), *columns.buffers)
+
+    def encode_records(self, records: Records, start: int, sequence: int, end: int) -> tuple[memoryview, int]:
+        room = min(PIECE, self._room(end))
+        largest = HEAD_BYTES + records.longest_key + records.longest_value
+        out = records.room(min(max(0, room) + largest, HEAD_BYTES * records.rows + records.size))
+        size, count = _kvj.encode_records(out, records.rows, start, sequence, room, *records.buffers)
+        return memoryview(out)[:size], count
 
     def _room(self, end: int) -> int:
         """Return the bytes that may yet go into a segment which ends at byte `end`; each segment takes a record."""

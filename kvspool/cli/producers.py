@@ -1,0 +1,68 @@
+"""`kvspool producers`: who appends numbered batches to a log."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from kvspool.cli import options, output, plugins
+from kvspool.cli.options import BadInput
+from kvspool.cli.stats import when
+from kvspool.journal import Journal
+from kvspool.spool import Spool
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvspool.producers import ProducerStats
+
+NAME = "producers"
+SUMMARY = "show or forget the producers of a log"
+DESCRIPTION = """\
+Show the producers of a log: who appends numbered batches, of which each record is stored once; Spark's sinks do. For each one the last
+batch, how many of its records are there, and the last batch that is there in full. Names are shown as far as the log keeps them, 44 bytes.
+With --json one object for each, with the field names of the library. A producer that is forgotten keeps its records; a batch of it that
+comes again is appended again."""
+EXAMPLES = """\
+  kvspool producers events
+  kvspool producers events --json | jq 'select(.last != .batch).name'    those whose last batch is not there in full
+  kvspool producers events --forget 8e1d2c3a-6b1f-4d55-9a77-02d1c2b3a4f5/0"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    options.add_path(parser, "the log")
+    options.add_json(parser, "one JSON object for each producer")
+    parser.add_argument("--forget", metavar="NAME", action="append", help="let the log forget this producer; may be given several times")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the producers, or forget some."""
+    with plugins.opened(arguments.path, arguments.plugins) as log:
+        if not isinstance(log, (Spool, Journal)):
+            raise BadInput(f"{arguments.path} holds several logs, or is a queue; producers belong to one spool or journal")
+        if arguments.forget:
+            known = log.forget_producers(arguments.forget)
+            print(f"{known} of {len(arguments.forget)} producers were known, and are forgotten")
+            return 0
+        found = log.producers()
+    if arguments.json:
+        for one in found:
+            output.print_json(one)
+    else:
+        output.console().print(_table(found))
+    return 0
+
+
+def _table(found: list[ProducerStats]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    for title in ("producer", "batch", "records", "of", "last whole batch", "written"):
+        table.add_column(title, justify="left" if title in ("producer", "written") else "right", overflow="fold")
+    for one in found:
+        last = "-" if one.last is None else str(one.last)
+        cells = (one.name, str(one.batch), f"{one.stored:,}", f"{one.rows:,}", last, when(one.updated))
+        table.add_row(*(Text(output.escape(cell)) for cell in cells))
+    return table

@@ -1,0 +1,140 @@
+"""A producer of a sharded log: one of each shard, all with the same name.
+
+**Once.** As a producer of one log; see `kvspool.producers`. A batch goes to the shards one after the other, and each remembers its part. If
+it fails in between, append the whole batch again.
+
+**Which shard.** That of the key; a row without one goes where the hash of its value says: not in turns, as an append has it, since a row
+that comes again must go where it went before.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from kvspool import Codec
+from kvspool.journal import Journal
+from kvspool.producers import Changed, Pieces, Stored
+from kvspool.record import encode
+from shard import route
+from shard._hash import group, hash_column
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from kvspool.arrow import Columns
+    from shard.shardset import ShardSet
+
+
+class ShardProducer:
+    """One producer of a sharded log; get it from `ShardSet.producer`."""
+
+    def __init__(self, shards: ShardSet, name: str) -> None:
+        """Raises ValueError for a name that is none, and for shards of a format that has no producers."""
+        self.name = name
+        self._shards = shards
+        self._producers = [log.producer(name) for log in shards.shards]
+
+    def append_many(
+        self,
+        values: Iterable[Any],
+        *,
+        batch: int,
+        keys: Iterable[bytes | None] | None = None,
+        type: int = 0,
+        timestamp: int | None = None,
+        durable: bool = False,
+        changed: Changed = "raise",
+    ) -> dict[int, Stored]:
+        """Append the records of a batch that are not there yet, each to its shard; return what came of it for each shard that has a part.
+
+        Arguments and errors as for `kvspool.producers.Producer.append_many`. Parts of shards before an error are there, and stay.
+        """
+        values = list(values)
+        keys = [None] * len(values) if keys is None else list(keys)
+        if len(keys) != len(values):
+            raise ValueError(f"{len(values)} values, but {len(keys)} keys")
+        parts: dict[int, tuple[list[Any], list[bytes | None]]] = {}
+        for value, key in zip(values, keys, strict=True):
+            part = parts.setdefault(self._shard_of(value, key), ([], []))
+            part[0].append(value)
+            part[1].append(key)
+        return {
+            shard: self._producers[shard].append_many(
+                part[0], keys=part[1], batch=batch, type=type, timestamp=timestamp, durable=durable, changed=changed
+            )
+            for shard, part in sorted(parts.items())
+        }
+
+    def _shard_of(self, value: Any, key: bytes | None) -> int:
+        if key is not None and not isinstance(key, bytes):
+            raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
+        return route.shard_of(encode(value, Codec.JSON)[0] if key is None else key, self._shards.bits)
+
+    def append_arrow(
+        self,
+        table: pyarrow.RecordBatch | pyarrow.Table,
+        *,
+        batch: int,
+        codec: int = Codec.RAW,
+        durable: bool = False,
+        changed: Changed = "raise",
+    ) -> dict[int, Stored]:
+        """As `append_many`, a record for each row; columns and `codec` as for `kvspool.Spool.append_arrow`."""
+        from kvspool import arrow
+
+        pieces: dict[int, Pieces] = {}
+        for part in arrow.parts(table):
+            columns = laid_out(self._shards, part, codec)
+            for shard, rows in grouped(shards_of(columns, part, len(self._producers)), len(self._producers)).items():
+                pieces.setdefault(shard, []).append((columns, rows))
+        return {
+            shard: self._producers[shard].append_pieces(pieces[shard], batch=batch, codec=codec, durable=durable, changed=changed)
+            for shard in sorted(pieces)
+        }
+
+    def __repr__(self) -> str:
+        return f"<ShardProducer {self.name!r} of {self._shards.root} prefix={self._shards.prefix!r}>"
+
+
+def laid_out(shards: ShardSet, batch: pyarrow.RecordBatch, codec: int) -> Columns:
+    """Return a record batch laid out for the shards of a set. Raises ValueError, TypeError, TooLarge."""
+    from kvspool import arrow
+
+    return arrow.JournalColumns(batch, codec) if isinstance(shards.shards[0], Journal) else arrow.Columns(batch)
+
+
+def shards_of(columns: Columns, batch: pyarrow.RecordBatch, count: int) -> memoryview:
+    """Return the shard, of `count`, to which each row of a batch belongs by its key or, without one, by its value: int32."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    def hashed(offsets: memoryview, data: Any) -> memoryview:
+        shards = memoryview(array("i", bytes(4 * columns.rows)))
+        hash_column(offsets, data, memoryview(b"\1" * columns.rows), count - 1, 0, shards)
+        return shards
+
+    if count == 1:
+        return memoryview(array("i", bytes(4 * columns.rows)))
+    if columns.has_key is None:
+        return hashed(columns.value_offsets, columns.values)
+    by_key = hashed(columns.key_offsets, columns.keys)
+    if not batch.column("key").null_count:
+        return by_key
+    by_value = pyarrow.array(hashed(columns.value_offsets, columns.values), pyarrow.int32())
+    return int32s(pc.if_else(batch.column("key").is_valid(), pyarrow.array(by_key, pyarrow.int32()), by_value))
+
+
+def grouped(shards: memoryview, count: int) -> dict[int, memoryview]:
+    """Return the row numbers (int32) of each shard that has any, in order."""
+    ends, rows = array("i", bytes(4 * count)), array("i", bytes(4 * len(shards)))
+    group(shards, memoryview(ends), memoryview(rows))
+    starts = [0, *ends[:-1]]
+    return {shard: memoryview(rows)[start:end] for shard, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start}
+
+
+def int32s(numbers: pyarrow.Array) -> memoryview:
+    """Return an array of int32 without nulls as memory."""
+    data = numbers.buffers()[1]
+    return memoryview(array("i", memoryview(data)[4 * numbers.offset : 4 * (numbers.offset + len(numbers))].tobytes()))

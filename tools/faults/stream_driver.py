@@ -1,0 +1,96 @@
+"""The driver of `tools/faults/stream`: runs its queries until one ends or this process is killed.
+
+    python stream_driver.py PLAN
+
+PLAN is JSON: by the name of each query its `source` and `sink`, which are options, its `checkpoint`, and the number of partitions of a
+`shuffle`, if there is to be one. What ends a query is said as one line of JSON; then the exit code is 1. Only where Spark gives up a
+query since a busy machine took 10 s to start its Python, it is started again; how often is said too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+FAILURES = 4  # of a task, before its batch fails: Spark's own number on a cluster
+TOO_SLOW = "Python worker failed to connect back"  # says Spark, whose patience with a Python that it starts is fixed
+LOOKS = 0.2  # seconds between two looks at the queries
+
+
+def main(path: Path) -> int:
+    """Run the queries of a plan."""
+    import hub.spark
+
+    folder = path.parent
+    os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home(folder / "spark-home"))}
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.local.dir": str(folder / "spark"),
+        "spark.sql.warehouse.dir": str(folder / "spark"),
+    }
+    spark = hub.spark.session("campaign", master=f"local[2,{FAILURES}]", cores=1, settings=settings)
+    spark.sparkContext.setLogLevel("ERROR")
+    plan = json.loads(path.read_text())
+    queries = {name: begun(spark, **query) for name, query in plan.items()}
+    slow = 0
+    while True:
+        for name, query in queries.items():
+            if query.isActive:
+                continue
+            error = str(query.exception())
+            if TOO_SLOW not in error:
+                print(json.dumps({"query": name, "error": error}), flush=True)
+                return 1
+            slow += 1
+            print(json.dumps({"slow": slow}), flush=True)
+            queries[name] = begun(spark, **plan[name])
+        time.sleep(LOOKS)
+
+
+def home(folder: Path) -> Path:
+    """Return a home of Spark whose Python is the installed package. Its own is a zip of sources, which each process compiles anew."""
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None and spec.origin is not None
+    package = Path(spec.origin).parent
+    library = folder / "python" / "lib"
+    if not library.exists():
+        (library / "pyspark.zip").mkdir(parents=True)
+        (library / "pyspark.zip" / "pyspark").symlink_to(package)
+        for path in (*package.iterdir(), *(package / "python" / "lib").glob("py4j-*")):
+            where = library if path.name.startswith("py4j-") else folder
+            if path.name != "python":
+                (where / path.name).symlink_to(path)
+    return folder
+
+
+def begun(spark: SparkSession, **query: Any) -> StreamingQuery:
+    """Start a query, and return it when it has its own Python. One after the other: Spark waits but 10 s for one that it starts."""
+    started = start(spark, **query)
+    while started.isActive and "nitializing" in started.status["message"]:
+        time.sleep(LOOKS)
+    return started
+
+
+def start(spark: SparkSession, source: dict[str, str], sink: dict[str, str], checkpoint: str, shuffle: int) -> StreamingQuery:
+    """Start a query, or let it go on."""
+    frame: Any = spark.readStream.format("kvspool").options(**source).load()
+    if shuffle:
+        frame = frame.repartition(shuffle, "key")
+    writer = frame.select("key", "value").writeStream.format("kvspool").options(checkpointLocation=checkpoint, **sink)
+    return writer.trigger(processingTime="100 milliseconds").start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
