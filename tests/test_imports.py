@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptography", "starlette", "uvicorn", "prometheus_client")
 OF_ARROW = ("authentication", "columns", "connection", "intake", "mirrored", "outlet", "remote", "server")
-ARROW = {"kvspool/arrow.py", *(f"hub/{name}.py" for name in OF_ARROW)}
+ARROW = {"kvspool/arrow.py", "hub/pipeline/decode.py", *(f"hub/{name}.py" for name in OF_ARROW)}
 ABOVE = {
     "kvspool": {"shard", "hub", "pyspark_kvspool", "tools", "tests"},
     "shard": {"hub", "pyspark_kvspool", "tools", "tests"},

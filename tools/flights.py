@@ -203,6 +203,8 @@ class Way:
             for number in range(options.writers)
         ]
         self.pipeline = Pipeline(make_job(output), self.logs / "pipeline.log") if options.spark else None
+        # Each shipper must have something to send before Spark is there, so each writer goes on until it has written for every airport.
+        self._live = max(LIVE, 2 * BATCH * len(CLIENTS) * options.writers / total)
         self.shipped_at = 0.0
         self.drained_at = 0.0
 
@@ -215,7 +217,7 @@ class Way:
             self._refuse_death()
             appended = self.ledger.appended()
             kills.look(appended, sum(appended.values()) / self.total)
-            self.ledger.allowed.value = kills.allowed if self._is_computing else min(kills.allowed, LIVE)
+            self.ledger.allowed.value = kills.allowed if self._is_computing else min(kills.allowed, self._live)
             self._report(appended)
             figures = (appended, self.acknowledged, self.ledger.followed(), self.computed())
             if figures != last:
