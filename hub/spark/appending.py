@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import WriterCommitMessage
 
 from hub.spark.target import LEFT_OUT, SinkError, Target
+from hub.spark.workers import settle
 from kvspool.producers import Pieces
 from shard import ShardSet
 from shard.producers import grouped, int32s, laid_out, shards_of
@@ -67,7 +68,8 @@ def append(target: Target, batches: Iterator[pyarrow.RecordBatch], producer: str
                 done.shards[topic] = sorted(gathered.pieces)
                 done.repeated += gathered.append(producer, batch)
             topics.clear()  # what looks at the file goes before it
-            return done
+        settle()
+        return done
     finally:
         for gathered in topics.values():
             gathered.shards.close()
