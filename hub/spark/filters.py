@@ -117,7 +117,7 @@ class Term:
     @property
     def is_interval(self) -> bool:
         """Return whether it holds for all numbers of the interval: for offsets, which are never null."""
-        return self.operator == "not_null" or (not self.is_negated and self.operator not in ("in", "null"))
+        return not self.is_negated and self.operator not in ("in", "null")
 
     def mask(self, column: pyarrow.Array) -> pyarrow.Array:
         """Return for each row whether it holds."""

@@ -37,6 +37,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     builder = SparkSession.builder.master("local[2,2]").appName("tests")
     settings = {
         **session_settings(cores=2),
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # half the work for the compiler
         "spark.python.authenticate.socketTimeout": "120",  # a busy machine may take longer than 15 s to start a process
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sessions import MARKS
 
@@ -120,6 +120,7 @@ def batch_of(rows: list[dict[str, Any]]) -> Any:
 
 
 @given(RECORDS, st.lists(filters(), max_size=3))
+@example([{"key": None, "value": b"", "nanoseconds": 0, "type": 0}], [spark.Not(spark.IsNotNull(("offset",)))])
 def test_what_is_left_is_what_sql_leaves(records: list[dict[str, Any]], given_filters: list[spark.Filter]) -> None:
     rows = rows_of(records)
     wanted, left = pushed(given_filters)
