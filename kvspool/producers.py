@@ -298,6 +298,12 @@ class Producer:
                 )
             words = "batch %d of producer %s has changed: %d records of it stay that are not in it any more"
             _logger.warning(words, account.batch, self.name, others)
+        if rows.count != account.rows and changed == "raise":
+            raise BatchChanged(
+                f"[KVSPOOL_BATCH_CHANGED] {self._log.path}: batch {account.batch} of producer {self.name!r} had {account.rows} records, "
+                f"of which {account.stored} are there, and now it has {rows.count}; nothing more was written. What makes the batches "
+                "must make the same ones again"
+            )
         if gone:
             # Nobody can say which ones they were; in the same order they were the first ones.
             _logger.warning(

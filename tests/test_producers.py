@@ -88,7 +88,7 @@ def test_rows_of_a_table_are_a_batch_too(make: Make) -> None:
         producer = log.producer("a")
         assert producer.append_arrow(parts, batch=1) == Stored(0, 4, False)
         assert producer.append_arrow(table, batch=1) == Stored(0, 4, True)
-        leave_part(log, "a", [b"3", b"1"], 2, 1, keys=[b"d", b"e"])
+        leave_part(log, "a", [b"3", b"1", b"3"], 2, 1, keys=[b"d", b"e", b"d"])
         log.append(b"between")
         whole = pa.table({"key": [b"e", b"d", b"d"], "value": ["1", "3", "3"]})
         assert producer.append_arrow(whole, batch=2) == Stored(4, 3, False)
@@ -106,6 +106,16 @@ def test_what_a_killed_producer_has_left_is_completed_whatever_the_order(make: M
         assert producer.append_many(batch(1)[::-1], batch=1) == Stored(0, 10, False)
         assert values(log) == [*batch(1)[:4], "others", *batch(1)[:3:-1]]
         assert producer.last == 1
+
+
+def test_more_records_than_before_are_another_batch(make: Make) -> None:
+    with make() as log:
+        leave_part(log, "a", batch(1), 1, 4)
+        producer = log.producer("a")
+        with pytest.raises(BatchChanged, match="batch 1 of producer 'a' had 10 records, of which 4 are there, and now it has 11"):
+            producer.append_many([*batch(1), b"more"], batch=1)
+        assert values(log) == batch(1)[:4]
+        assert producer.append_many([*batch(1), b"more"], batch=1, changed="append") == Stored(0, 11, False)
 
 
 def test_equal_records_of_a_batch_are_counted(make: Make) -> None:

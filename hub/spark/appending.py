@@ -28,6 +28,7 @@ from hub.spark.workers import settle
 from kvspool.producers import Pieces
 from shard import ShardSet
 from shard.producers import grouped, int32s, laid_out, shards_of
+from shard.shardset import Log
 
 if TYPE_CHECKING:
     import pyarrow
@@ -35,21 +36,27 @@ if TYPE_CHECKING:
     from kvspool.arrow import Columns
 
 STORED = ("value", "key", "type", "timestamp")
+PARTITIONS_CHANGED = (
+    "The query must make the same partitions when a batch comes again: give repartition a number, and set "
+    "spark.sql.adaptive.streaming.stateless.enabled to false, as session_settings does; changedBatch=append goes on as it is"
+)
 
 
 @dataclass
 class Appended(WriterCommitMessage):
     """What one task has appended. records: rows of the task; repeated: those that were there already from an earlier attempt; producer: its
-    name; shards: where it has a part, by topic."""
+    name; shards: where it has a part, by topic and number, and which other producers of the same query had one
+    of this batch before."""
 
     records: int
     repeated: int
     producer: str
-    shards: dict[str, list[int]] = field(default_factory=dict)
+    shards: dict[str, dict[int, list[str]]] = field(default_factory=dict)
 
 
-def append(target: Target, batches: Iterator[pyarrow.RecordBatch], producer: str, batch: int) -> Appended:
-    """Append the rows of a task, each once, as `batch` of `producer` in each shard; see the module.
+def append(target: Target, batches: Iterator[pyarrow.RecordBatch], producer: str, batch: int, began: int = 0) -> Appended:
+    """Append the rows of a task, each once, as `batch` of `producer` in each shard; see the module. began: when this attempt at the batch
+    began, ns since 1970.
 
     Raises SinkError for a row that can't be written, and what appending raises: what is appended by then is accounted for.
     """
@@ -65,8 +72,8 @@ def append(target: Target, batches: Iterator[pyarrow.RecordBatch], producer: str
                     topics[topic].add(part)
             done = Appended(records, 0, producer)
             for topic, gathered in topics.items():
-                done.shards[topic] = sorted(gathered.pieces)
-                done.repeated += gathered.append(producer, batch)
+                repeated, done.shards[topic] = gathered.append(producer, batch, began)
+                done.repeated += repeated
             topics.clear()  # what looks at the file goes before it
         settle()
         return done
@@ -152,9 +159,11 @@ class _Topic:
         for shard, numbers in grouped(_shards_of(rows, columns, count, self.shards.prefix), count).items():
             self.pieces.setdefault(shard, []).append((columns, numbers))
 
-    def append(self, producer: str, batch: int) -> int:
-        """Append what was gathered; return how many records were there already in full. Closes the shards."""
+    def append(self, producer: str, batch: int, began: int) -> tuple[int, dict[int, list[str]]]:
+        """Append what was gathered, and close the shards; return how many records were there already in full, and who else had a part of
+        the batch in each shard before this attempt began. Raises SinkError for a part that is there with another number of rows."""
         repeated = 0
+        others = {}
         target = self._target
         try:
             for shard, pieces in sorted(self.pieces.items()):
@@ -166,11 +175,34 @@ class _Topic:
                     durable=target.is_durable,
                     changed="append" if target.takes_changed else "raise",
                 )
-                repeated += done.records if done.repeated else 0
+                if done.repeated:
+                    self._check_count(done.records, pieces, shard, producer, batch)
+                    repeated += done.records
+                others[shard] = _others(log, producer, batch, began)
         finally:
             self.pieces.clear()
             self.shards.close()
-        return repeated
+        return repeated, others
+
+    def _check_count(self, stored: int, pieces: Pieces, shard: int, producer: str, batch: int) -> None:
+        """Raise SinkError if a part that is there in full has not as many rows as it has now."""
+        count = sum(columns.rows if numbers is None else len(numbers) for columns, numbers in pieces)
+        if stored != count and not self._target.takes_changed:
+            where = f"partition {shard} of {self.shards.prefix or self._target.path}"
+            raise SinkError(
+                f"[KVSPOOL_BATCH_CHANGED] {where}: {stored} records of batch {batch} of {producer} are there, and now it has {count}; "
+                f"nothing was written for it. {PARTITIONS_CHANGED}"
+            )
+
+
+def _others(log: Log, producer: str, batch: int, before: int) -> list[str]:
+    """Return the other producers of the same query that had a part of a batch in a shard before a time, ns since 1970."""
+    query = producer.rpartition("/")[0] + "/"
+    return [
+        one.name
+        for one in (log.producers() if before else ())
+        if one.batch == batch and one.updated < before and one.name != producer and one.name.startswith(query)
+    ]
 
 
 def _shards_of(rows: pyarrow.RecordBatch, columns: Columns, count: int, topic: str) -> memoryview:

@@ -95,6 +95,37 @@ def test_a_batch_that_is_replayed_adds_nothing(spark: SparkSession, folder: Path
     assert values(root) == list(range(4 * PER_FILE))
 
 
+def test_a_batch_that_comes_again_in_other_partitions_is_told(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"
+    run(stream(spark, folder, files=3).repartition(3, "key"), root, checkpoint)
+    for name in ("0", ".0.crc"):
+        (checkpoint / "commits" / name).unlink(missing_ok=True)
+    with pytest.raises(StreamingQueryException, match="KVSPOOL_BATCH_CHANGED.*must make the same partitions"):
+        run(stream(spark, folder, files=3).repartition(2, "key"), root, checkpoint)
+    with shard.open(root) as shards:
+        assert sorted(int(record.data) for record in shards.read()) == list(range(3 * PER_FILE)), "nothing more was written"
+
+
+def test_parts_of_a_batch_in_partitions_that_it_has_no_more_are_told(tmp_path: Path) -> None:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    from hub.spark.appending import Appended
+    from hub.spark.sink import ShardSink
+    from hub.spark.target import SinkError, Target
+
+    kvspool.create(tmp_path / "log", capacity="1MiB").close()
+    fields = StructType([StructField("value", StringType())])
+    told = [Appended(1, 0, "q/0", {"log": {0: []}}), Appended(1, 0, "q/1", {"log": {0: ["q/0"]}})]
+    sink = ShardSink(Target.parse({"path": str(tmp_path / "log")}, fields))
+    sink.commit([*told, None], 7)
+    told[1].shards["log"][0].append("q/2")
+    with pytest.raises(SinkError, match=r"KVSPOOL_BATCH_CHANGED.*batch 7 has 2 partitions.*as q/2"):
+        sink.commit([*told], 7)
+    ShardSink(Target.parse({"path": str(tmp_path / "log"), "changedBatch": "append"}, fields)).commit([*told], 7)
+
+
 def test_what_was_left_of_a_batch_is_appended_when_it_comes_again(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
     root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"
     run(stream(spark, folder), root, checkpoint)
