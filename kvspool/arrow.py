@@ -421,6 +421,8 @@ class Records:
         for name, column in zip(RECORDS.names, (times, types, keys, values, codecs), strict=True):
             if name != "key" and column.null_count:
                 raise ValueError(f"column {name} has nulls; only a key may be null")
+            if len(column) != self.rows:
+                raise ValueError(f"column {name} has {len(column)} items, the batch {self.rows}")
         key_offsets, key_data = _places(keys, "key")
         value_offsets, value_data = _places(values, "value")
         key_bits = keys.buffers()[0]
