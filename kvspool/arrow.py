@@ -583,8 +583,10 @@ def _column(array: pa.Array | None, code: str) -> memoryview | None:
 
 
 def _items(buffer: pa.Buffer, code: str) -> memoryview:
-    """Return a view of a buffer's items of the struct code `code`."""
+    """Return a view of a buffer's items of the struct code `code`; of a copy where they aren't aligned, as some from a network."""
     view = memoryview(buffer).cast("B")
+    if buffer.address % struct.calcsize(code):
+        view = memoryview(bytes(view))
     return view if code == "B" else view.cast(code)  # type: ignore[call-overload]
 
 

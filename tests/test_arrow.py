@@ -250,6 +250,13 @@ def test_offsets_that_go_round_are_found(twin: ModuleType) -> None:
     assert twin.survey(4, None, 0, round, 20, plain, 20, types, codecs, Codec.MSGPACK)[0] == _kvj_py.OFFSETS
 
 
+def test_the_loops_see_aligned_numbers() -> None:
+    """Those of a batch that came over a network may begin at any address."""
+    for by in range(9):
+        view = arrow._items(pa.py_buffer(bytes(by) + array("q", [1, -2, 3]).tobytes())[by:], "q")
+        assert list(view) == [1, -2, 3] and pa.py_buffer(view).address % 8 == 0
+
+
 PLACES = st.integers(0, 40)
 FAR = st.sampled_from([-(1 << 31), -(1 << 30), -1, 0, 1 << 30, (1 << 31) - 1])
 
