@@ -73,10 +73,10 @@ def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> arrow.Records:
         raise Malformed(f"a batch has the columns {SCHEMA.names} and their types, not {str(batch.schema)[:500]!r}")
     if not 0 < batch.num_rows <= MOST_ROWS:
         raise Malformed(f"a batch has 1 to {MOST_ROWS} records, not {batch.num_rows}")
-    if batch.nbytes > largest:
-        raise Malformed(f"a batch of {batch.nbytes} bytes; this hub takes {largest}")
     try:
-        batch.validate()  # that the buffers are as long as they should be; `Records` looks at what they hold
+        batch.validate()  # that the buffers are as long as they should be, which `nbytes` reads; `Records` looks at what they hold
+        if batch.nbytes > largest:
+            raise Malformed(f"a batch of {batch.nbytes} bytes; this hub takes {largest}")
         records = arrow.Records(batch)
     except (pa.ArrowInvalid, ValueError) as error:
         raise Malformed(f"a batch whose columns contradict themselves: {error}") from None

@@ -973,7 +973,8 @@ class FrameWriter(Ring):
     def ring(self) -> None:
         """Wake who asked and sleeps on a known bell; the others stay in `bell`. Not under the lock: who wakes may run at once."""
         for seat in range(1, SEATS + 1):
-            asked = 0xFF << (8 * seat)
+            asked = 0xFF  # a word, which is shifted: compiled, the number would be one of 32 bits
+            asked <<= 8 * seat
             if self.bell & asked and self.bells[seat] is not None:
                 bell = self.bells[seat]
                 if bell.taken == native.load(self.control, SEAT_WORDS + seat):

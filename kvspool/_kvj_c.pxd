@@ -27,14 +27,18 @@ cpdef tuple encode_columns(
     const uint8_t[::1] keys, const uint8_t[::1] has_key, const int32_t[::1] value_offsets, const uint8_t[::1] values,
     const uint8_t[::1] types, const int64_t[::1] timestamps, const uint8_t[::1] codecs, int64_t timestamp, int codec
 )
-@cython.locals(fault=int, found=Py_ssize_t, longest_key=Py_ssize_t, longest_value=Py_ssize_t, row=Py_ssize_t, size=Py_ssize_t)
+@cython.locals(
+    fault=int, found=Py_ssize_t, longest_key=Py_ssize_t, longest_value=Py_ssize_t, key_places="const native.half *",
+    value_places="const native.half *", kinds="const native.half *", row=Py_ssize_t, place=int64_t, behind=int64_t, size=int64_t
+)
 cpdef tuple survey(
     Py_ssize_t rows, const uint8_t[::1] key_bits, Py_ssize_t key_bit, const int32_t[::1] key_offsets, Py_ssize_t key_room,
     const int32_t[::1] value_offsets, Py_ssize_t value_room, const int32_t[::1] types, const uint8_t[::1] codecs, int most
 )
 @cython.locals(
-    end=Py_ssize_t, total=Py_ssize_t, data="uint8_t *", bits="const uint8_t *", key_places="const int32_t *", key_data="const uint8_t *",
-    value_places="const int32_t *", value_data="const uint8_t *", kinds="const int32_t *", times="const int64_t *", marks="const uint8_t *",
+    end=Py_ssize_t, total=Py_ssize_t, data="uint8_t *", bits="const uint8_t *", key_places="const native.half *", key_data="const uint8_t *",
+    value_places="const native.half *", value_data="const uint8_t *", kinds="const native.half *", times="const native.number *",
+    marks="const uint8_t *",
     thread="native.PyThreadState *"
 )
 cpdef tuple encode_records(
@@ -47,8 +51,8 @@ cpdef tuple encode_records(
     word=uint64_t, low=uint64_t, tail=uint64_t, time=int64_t
 )
 cdef void fill(
-    uint8_t *data, Py_ssize_t row, Py_ssize_t end, uint64_t sequence, const uint8_t *bits, Py_ssize_t bit, const int32_t *key_places,
-    const uint8_t *keys, const int32_t *value_places, const uint8_t *values, const int32_t *types, const int64_t *timestamps,
+    uint8_t *data, Py_ssize_t row, Py_ssize_t end, uint64_t sequence, const uint8_t *bits, Py_ssize_t bit, const native.half *key_places,
+    const uint8_t *keys, const native.half *value_places, const uint8_t *values, const native.half *types, const native.number *timestamps,
     const uint8_t *codecs
 ) noexcept nogil
 @cython.locals(

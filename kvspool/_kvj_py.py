@@ -109,7 +109,7 @@ def encode_columns(
     total = 0
     while end < count and total < room:
         row = end if rows is None else rows[end]
-        total += HEAD + value_offsets[row + 1] - value_offsets[row]
+        total += HEAD + (value_offsets[row + 1] - value_offsets[row])
         if has_key is not None and has_key[row]:
             total += key_offsets[row + 1] - key_offsets[row]
         end += 1
@@ -166,16 +166,25 @@ def survey(
     found = 0
     longest_key = 0
     longest_value = 0
-    if value_offsets[0] < 0 or value_offsets[rows] > value_room or key_offsets[0] < 0 or key_offsets[rows] > key_room:
+    key_places = native.halves_at(key_offsets)
+    value_places = native.halves_at(value_offsets)
+    kinds = native.halves_at(types)
+    if value_places[0] < 0 or value_places[rows] > value_room or key_places[0] < 0 or key_places[rows] > key_room:
         fault = OFFSETS
+    place = value_places[0]
     for row in range(rows):
-        size = value_offsets[row + 1] - value_offsets[row]
+        behind = value_places[row + 1]
+        size = behind - place  # of numbers wider than offsets: the difference of any two has room
+        place = behind
         if size < 0:
             fault = OFFSETS
         if size > longest_value:
             longest_value = size
+    place = key_places[0]
     for row in range(rows):
-        size = key_offsets[row + 1] - key_offsets[row]
+        behind = key_places[row + 1]
+        size = behind - place
+        place = behind
         if size < 0:
             fault = OFFSETS
         if key_bits is None or (key_bits[(key_bit + row) >> 3] >> ((key_bit + row) & 7)) & 1:
@@ -183,7 +192,7 @@ def survey(
             if size > longest_key:
                 longest_key = size
     for row in range(rows):
-        if types[row] < 0 or types[row] > 255:
+        if kinds[row] < 0 or kinds[row] > 255:
             fault = TYPES
     for row in range(rows):
         if codecs[row] > most:
@@ -209,23 +218,24 @@ def encode_records(
 ) -> tuple[int, int]:
     """As `encode_columns`, from row `start` on, into `out`, which has room for one record more than `room`; other threads run meanwhile.
 
-    Columns as Arrow lays them out: key_bits: from bit `key_bit` on, one for each row, 0 for no key (None: each has one); offsets and types:
-    int32; timestamps: int64; codecs: bytes. They agree with each other: see `survey`. Return the bytes that were filled, and the rows.
+    Columns as Arrow lays them out, at any address: key_bits: from bit `key_bit` on, one for each row, 0 for no key (None: each has one);
+    offsets and types: int32; timestamps: int64; codecs: bytes. They agree with each other: see `survey`. Return the bytes that were filled,
+    and the rows.
     """
+    key_places = native.halves_at(key_offsets)
+    value_places = native.halves_at(value_offsets)
     end = start
     total = 0
     while end < rows and total < room:
-        total += HEAD + value_offsets[end + 1] - value_offsets[end]
+        total += HEAD + (value_places[end + 1] - value_places[end])
         if key_bits is None or (key_bits[(key_bit + end) >> 3] >> ((key_bit + end) & 7)) & 1:
-            total += key_offsets[end + 1] - key_offsets[end]
+            total += key_places[end + 1] - key_places[end]
         end += 1
     if total > len(out):
         raise ValueError(f"{total} bytes of frames have no room in {len(out)}")
     data = network.room_in(out)
     bits = native.no_bytes() if key_bits is None else native.bytes_at(key_bits)
-    key_places = native.halves_at(key_offsets)
     key_data = native.bytes_at(keys)  # type: ignore[arg-type]
-    value_places = native.halves_at(value_offsets)
     value_data = native.bytes_at(values)  # type: ignore[arg-type]
     kinds = native.halves_at(types)
     times = native.numbers_at(timestamps)

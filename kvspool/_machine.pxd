@@ -39,6 +39,10 @@ cdef extern from *:
     #define F_OFD_GETLK 36
     #endif
 
+    /* Numbers of a buffer that came over the wire: it may begin at any address. */
+    typedef int32_t kv_half __attribute__((aligned(1)));
+    typedef int64_t kv_number __attribute__((aligned(1)));
+
     static inline uint64_t kv_load_acquire(const uint64_t *at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
     static inline uint64_t kv_load_after_reads(const uint64_t *at) {
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
@@ -144,6 +148,8 @@ cdef extern from *:
     static inline int kv_lock(int fd, int64_t at) { return kv_set_lock(fd, at, F_WRLCK); }
     static inline int kv_unlock(int fd, int64_t at) { return kv_set_lock(fd, at, F_UNLCK); }
     """
+    ctypedef int32_t half "kv_half"
+    ctypedef int64_t number "kv_number"
     uint64_t kv_load_acquire(const uint64_t *at) noexcept nogil
     uint64_t kv_load_after_reads(const uint64_t *at) noexcept nogil
     void kv_store_release(uint64_t *at, uint64_t value) noexcept nogil
@@ -181,12 +187,12 @@ cdef inline uint64_t *words_at(const uint8_t[::1] view) except NULL:
     return <uint64_t *>&view[0]
 
 
-cdef inline int32_t *halves_at(const int32_t[::1] view) except NULL:
-    return <int32_t *>&view[0]
+cdef inline half *halves_at(const int32_t[::1] view) except NULL:
+    return <half *>&view[0]
 
 
-cdef inline int64_t *numbers_at(const int64_t[::1] view) except NULL:
-    return <int64_t *>&view[0]
+cdef inline number *numbers_at(const int64_t[::1] view) except NULL:
+    return <number *>&view[0]
 
 
 cdef inline PyThreadState *release() noexcept:

@@ -36,12 +36,12 @@ def words_at(view: memoryview) -> memoryview:
 
 
 def halves_at(view: memoryview) -> memoryview:
-    """Return the pointer to the int32 of `view`."""
+    """Return the pointer to the int32 of `view`, which may lie at any address."""
     return view
 
 
 def numbers_at(view: memoryview) -> memoryview:
-    """Return the pointer to the int64 of `view`."""
+    """Return the pointer to the int64 of `view`, which may lie at any address."""
     return view
 
 

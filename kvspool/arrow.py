@@ -421,6 +421,8 @@ class Records:
         for name, column in zip(RECORDS.names, (times, types, keys, values, codecs), strict=True):
             if name != "key" and column.null_count:
                 raise ValueError(f"column {name} has nulls; only a key may be null")
+            if len(column) != self.rows:
+                raise ValueError(f"column {name} has {len(column)} items, the batch {self.rows}")
         key_offsets, key_data = _places(keys, "key")
         value_offsets, value_data = _places(values, "value")
         key_bits = keys.buffers()[0]
@@ -581,8 +583,10 @@ def _column(array: pa.Array | None, code: str) -> memoryview | None:
 
 
 def _items(buffer: pa.Buffer, code: str) -> memoryview:
-    """Return a view of a buffer's items of the struct code `code`."""
+    """Return a view of a buffer's items of the struct code `code`; of a copy where they aren't aligned, as some from a network."""
     view = memoryview(buffer).cast("B")
+    if buffer.address % struct.calcsize(code):
+        view = memoryview(bytes(view))
     return view if code == "B" else view.cast(code)  # type: ignore[call-overload]
 
 

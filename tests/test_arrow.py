@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import importlib
 import tempfile
+from array import array
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -236,6 +238,114 @@ def test_records_that_contradict_themselves_are_found(twin: ModuleType, data: st
         assert found == sum(has_key)
         assert key == max((end - begin for (begin, end), has in zip(pairwise(keys), has_key, strict=True) if has), default=0)
         assert value == max(end - begin for begin, end in pairwise(values))
+
+
+@pytest.mark.parametrize("twin", KVJ_TWINS, ids=lambda module: module.__name__)
+def test_offsets_that_go_round_are_found(twin: ModuleType) -> None:
+    """Each difference of two of them is a positive number in 32 bits."""
+    plain, round = (memoryview(array("i", numbers)) for numbers in ([0] * 5, (0, 1_500_000_000, -2_000_000_000, -1, 20)))
+    types, codecs = memoryview(array("i", [0] * 4)), bytes(4)
+    assert twin.survey(4, None, 0, plain, 20, plain, 20, types, codecs, Codec.MSGPACK) == (_kvj_py.SOUND, 4, 0, 0)
+    assert twin.survey(4, None, 0, plain, 20, round, 20, types, codecs, Codec.MSGPACK)[0] == _kvj_py.OFFSETS
+    assert twin.survey(4, None, 0, round, 20, plain, 20, types, codecs, Codec.MSGPACK)[0] == _kvj_py.OFFSETS
+
+
+def test_the_loops_see_aligned_numbers() -> None:
+    """Those of a batch that came over a network may begin at any address."""
+    for by in range(9):
+        view = arrow._items(pa.py_buffer(bytes(by) + array("q", [1, -2, 3]).tobytes())[by:], "q")
+        assert list(view) == [1, -2, 3] and pa.py_buffer(view).address % 8 == 0
+
+
+PLACES = st.integers(0, 40)
+FAR = st.sampled_from([-(1 << 31), -(1 << 30), -1, 0, 1 << 30, (1 << 31) - 1])
+
+
+@st.composite
+def batches_of_buffers(draw: st.DrawFn) -> Any:
+    """Draw a batch in the schema `RECORDS` whose buffers hold anything, at any address, but are as long as they have to be."""
+    rows, front = draw(st.integers(1, 9)), draw(st.integers(0, 9))
+    count = front + rows
+
+    def buffer(data: bytes) -> Any:
+        by = draw(st.integers(0, 8))
+        return pa.py_buffer(bytes(by) + data)[by:]
+
+    def several(of: st.SearchStrategy[int], number: int) -> list[int]:
+        return draw(st.lists(of, min_size=number, max_size=number))
+
+    def fixed(at: int, code: str, *of: st.SearchStrategy[int]) -> Any:
+        items = several(draw(st.sampled_from(of)), count)
+        return pa.Array.from_buffers(arrow.RECORDS.field(at).type, rows, [None, buffer(array(code, items).tobytes())], 0, front)
+
+    def binary(bits: Any, nulls: int) -> Any:
+        if draw(st.booleans()):
+            places = sorted(several(PLACES, count + 1))
+        else:
+            between = several(PLACES | FAR, rows - 1)
+            if draw(st.booleans()):  # round all numbers of 32 bits, in steps that are none back
+                between = sorted(between, key=lambda place: place & 0xFFFF_FFFF)
+            places = [*several(PLACES | FAR, front), draw(PLACES), *between, 40]
+        buffers = [bits, buffer(array("i", places).tobytes()), buffer(bytes(range(40)))]
+        return pa.Array.from_buffers(pa.binary(), rows, buffers, nulls, front)
+
+    bits = draw(st.none() | st.binary(min_size=3, max_size=3).map(buffer))
+    nulls = 0 if bits is None else draw(st.sampled_from([-1, -1, -1, 0, rows]))  # -1: Arrow counts them
+    good, any_codec = st.integers(0, 255), st.integers(0, Codec.MSGPACK)
+    times = fixed(0, "q", st.integers(-(1 << 63), LAST_TIME))
+    types = fixed(1, "i", good, good, st.integers(-1, 256), FAR)
+    codecs = fixed(4, "B", any_codec, any_codec, st.integers(0, 255))
+    columns = [times, types, binary(bits, nulls), binary(None, 0), codecs]
+    return pa.RecordBatch.from_arrays(columns, schema=arrow.RECORDS)
+
+
+@contextmanager
+def using(twin: ModuleType) -> Iterator[None]:
+    """Let records be looked at and become frames by a twin, in memory that nobody had before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kvj, "_kvj", twin)
+        patch.setattr(arrow, "_kvj", twin)
+        patch.setattr(arrow, "_rooms", arrow._Rooms())
+        yield
+
+
+def laid_out(twin: ModuleType, batch: Any) -> Any:
+    """Return the records of a batch, or what is wrong with it."""
+    with using(twin):
+        try:
+            return arrow.Records(batch)
+        except ValueError as error:
+            return str(error)
+
+
+def frames_of(twin: ModuleType, records: Any, segment_bytes: int, sequence: int) -> list[bytes]:
+    """Return the pieces that records become where so many bytes of each segment are left."""
+    format, pieces, done = kvj.Kvj(segment_bytes), [], 0
+    with using(twin):
+        while done < records.rows:
+            data, count = format.encode_records(records, done, sequence + done, kvj.HEADER.size)
+            assert count > 0
+            pieces.append(bytes(data))
+            done += count
+        records.close()
+    return pieces
+
+
+@pytest.mark.skipif(len(KVJ_TWINS) < 2, reason="needs the compiled twin")
+@given(batches_of_buffers(), st.integers(1, 300), st.integers(0, (1 << 63) - 100))
+def test_twins_agree_on_whatever_lies_in_the_buffers(batch: Any, segment_bytes: int, sequence: int) -> None:
+    one, other = (laid_out(twin, batch) for twin in KVJ_TWINS)
+    if isinstance(one, str):
+        assert one == other
+    else:
+        assert [one.rows, one.size, one.longest_key, one.longest_value] == [other.rows, other.size, other.longest_key, other.longest_value]
+        batch.validate(full=True)
+        ours, theirs = (frames_of(twin, each, segment_bytes, sequence) for twin, each in zip(KVJ_TWINS, (one, other), strict=True))
+        values, types, codecs = (batch.column(name).to_pylist() for name in ("value", "type", "codec"))
+        keys = [key.as_py() for key in batch.column("key")]
+        times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        whole, count = _kvj_py.encode(values, keys, types, times, bytes(codecs), 0, 0, 0, 0, sequence, 1 << 20)
+        assert ours == theirs and count == batch.num_rows and b"".join(ours) == whole
 
 
 @pytest.mark.parametrize("column", ["string", "large_string", "string_view", "binary_view", "fixed_size"])

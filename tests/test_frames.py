@@ -11,6 +11,7 @@ import time
 import tomllib
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from ctypes import CDLL, addressof, c_char_p, c_size_t, c_uint32, create_string_buffer
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import posix_ipc
 import pytest
 from children import in_child
 from rings import HOLDER, SEED, Ring, Watched
@@ -430,6 +432,32 @@ def test_a_reader_that_asked_is_rung_for_once(twin: ModuleType, make_ring: MakeR
     writer.bell = 0
     writer.append(None, b"x", 0, 0, 7)
     assert not writer.bell
+
+
+@pytest.fixture
+def semaphores() -> Iterator[list[Any]]:
+    """One for each seat, and one that nobody has."""
+    made = [system.port.make_semaphore(f"/kvspool.test.{os.getpid()}.{seat}", 0o600) for seat in range(frames.SEATS + 1)]
+    yield made
+    for semaphore in made:
+        posix_ipc.unlink_semaphore(semaphore.name)
+        with suppress(posix_ipc.ExistentialError):  # a bell has closed its own
+            semaphore.close()
+
+
+@pytest.mark.parametrize("seat", range(1, frames.SEATS + 1))
+def test_a_writer_rings_the_bell_of_each_seat_and_no_other(
+    twin: ModuleType, make_ring: MakeRing, semaphores: list[Any], seat: int
+) -> None:
+    ring = make_ring(twin)
+    writer = ring.writer()
+    for each in range(1, frames.SEATS + 1):
+        ring.reader(0, 0).ask_for_bell(each)
+    writer.bells[seat] = twin.Bell(semaphores[seat], seat, ring.words[frames.SEAT_WORDS + seat])
+    writer.append(None, b"x", 0, 0, 7)
+    assert [semaphore.value for semaphore in semaphores] == [int(each == seat) for each in range(frames.SEATS + 1)]
+    assert writer.bell == sum(1 << 8 * each for each in range(1, frames.SEATS + 1) if each != seat)
+    writer.bells[seat] = None
 
 
 # The order of the stores (interpreted twin: the compiled one is made of the same source).
