@@ -91,6 +91,14 @@ def test_a_job_of_the_least_has_defaults_and_paths_beside_its_file() -> None:
     assert job.select is job.watermark is job.window is job.compact is None
 
 
+@pytest.mark.parametrize("form", ["kvspool", "delta"])
+def test_jobs_that_write_to_one_place_share_nothing_else(form: str) -> None:
+    one, two = (job_of(f'name = "{name}"\n{LEAST}format = "{form}"\n') for name in ("one", "two"))
+    assert (one.state, one.bad_path) == (Path("/jobs/.out.one"), Path("/jobs/out.one_bad"))
+    assert (two.state, two.bad_path) == (Path("/jobs/.out.two"), Path("/jobs/out.two_bad"))
+    assert one.checkpoint != two.checkpoint
+
+
 @pytest.mark.parametrize("option", ["startingOffsets", "StartingTimestamp", "startingOffsetsByTimestamp"])
 def test_a_pipeline_begins_at_the_beginning_unless_it_is_told_otherwise(option: str) -> None:
     lenient = job_of(LEAST.replace("[decode]", 'startingOffsetsByTimestampStrategy = "latest"\n[decode]'))
