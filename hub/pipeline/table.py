@@ -127,8 +127,8 @@ class Table:
         """Raise SinkError if another job than the one of this name writes here: they would share a checkpoint."""
         if self.owner is not None and self.owner.job != job:
             raise SinkError(
-                f"[KVSPOOL_SINK_OF_ANOTHER_JOB] {self.path} is what the job {self.owner.job} writes, and this is {job}; give it a [sink] path "
-                f"of its own, or name it {self.owner.job} again"
+                f"[KVSPOOL_SINK_OF_ANOTHER_JOB] {self.path} is what the job {self.owner.job} writes, and this is {job}; give it a "
+                f"[sink] path of its own, or name it {self.owner.job} again"
             )
 
     def begin(self, query: str, job: str, batch: int) -> None:
@@ -139,8 +139,8 @@ class Table:
         known = self.owner is not None and self.owner.query == query and not self.owner.is_shown
         if self.version is None and batch > 0 and not known:
             raise SinkError(
-                f"[KVSPOOL_SINK_DAMAGED] {self.path} has nothing, and the checkpoint is at batch {batch}: what came before would be missing. "
-                f"Bring {self.path} and {self.state} back, or move the checkpoint away, too, to begin anew"
+                f"[KVSPOOL_SINK_DAMAGED] {self.path} has nothing, and the checkpoint is at batch {batch}: what came before would be "
+                f"missing. Bring {self.path} and {self.state} back, or move the checkpoint away, too, to begin anew"
             )
         self._note(Owner(query, job, self.version is not None))
 
