@@ -19,7 +19,7 @@ import msgspec
 
 from hub.pipeline import failures, query, session
 from hub.pipeline import progress as progresses
-from hub.pipeline.decode import count_bad
+from hub.pipeline.decode import clear_bad, count_bad
 from hub.pipeline.errors import PipelineFailed, SchemaError
 from hub.pipeline.job import Job
 from hub.pipeline.progress import Progress, ShardProgress
@@ -115,8 +115,7 @@ class Run:
 
     def _clear_bad(self, batch: int) -> None:
         """Remove what an earlier try of a batch has left in the bad folder: with another schema it may have had other tasks."""
-        for path in self.job.bad_path.glob(f"{batch:010}-*.parquet"):
-            path.unlink(missing_ok=True)
+        clear_bad(self.job.bad_path, self.job.name, batch)
 
     def _watch(self) -> None:
         from pyspark.errors import StreamingQueryException
@@ -168,7 +167,7 @@ class Run:
                 "batch_ended": system.port.now(),
                 "records": self._progress.records + records,
                 "batch_records": records,
-                "bad": self._progress.bad + (count_bad(self.job.bad_path, told["batchId"]) if records else 0),
+                "bad": self._progress.bad + (count_bad(self.job.bad_path, self.job.name, told["batchId"]) if records else 0),
                 "durations": {name: int(value) for name, value in duration.items()},
             }
             if records:

@@ -107,6 +107,15 @@ def test_a_pipeline_begins_at_the_beginning_unless_it_is_told_otherwise(option: 
     assert source_options(told) == {"path": "/jobs/root", option: "7"}
 
 
+def test_the_examples_of_the_page_are_jobs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+    first = page.partition("$ cat delays.toml\n")[2].partition("\n$")[0]
+    second = page.partition("```toml\n")[2].partition("```")[0]
+    assert job_of(first).fields is None
+    job = job_of(second)
+    assert (job.mode, job.sink.path, job.window.size) == ("complete", "/jobs/output/hourly", "1 hour")
+
+
 def test_a_job_with_everything() -> None:
     job = job_of(ALL)
     assert job.source.options == {
