@@ -300,6 +300,19 @@ def test_check_does_not_repeat_a_token(tmp_path: Path, capsys: pytest.CaptureFix
         assert "(hidden)" in said.out and "secret" not in said.out + said.err
 
 
+def test_check_repeats_no_secret_of_sink_and_session(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "late.toml"
+    conf = 'conf = { "spark.hadoop.fs.s3a.access.key" = "hush", "spark.ssl.keyPassword" = "hush", "spark.cores.max" = "4" }'
+    sink = 'format = "kvspool"\noptions = { token = "hush", Secret = "hush", tokenFile = "here", topic = "x" }'
+    path.write_text(f"{LEAST}{sink}\n[spark]\n{conf}\n")
+    assert main(["pipeline", "check", str(path), "--json"]) == 0
+    said = capsys.readouterr().out
+    assert "hush" not in said
+    found = json.loads(said)
+    assert found["sink"]["options"] == {"token": "(hidden)", "Secret": "(hidden)", "tokenFile": "here", "topic": "x"}
+    assert found["spark"]["conf"]["spark.cores.max"] == "4"
+
+
 def test_status_of_a_job_that_has_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "late.toml").write_text(LEAST)
     assert main(["pipeline", "status", str(tmp_path / "late.toml")]) == 0
