@@ -56,6 +56,7 @@ class Run:
             name=job.name, job=str(job.path), sink=job.sink.path, state="starting", pid=os.getpid(), started=now, updated=now
         )
         self._said_at = 0.0
+        self._taken: set[tuple[int, str]] = set()  # batch and time of the reports that were there at the last look
 
     def stop(self) -> None:
         """Let `run` return after the batch that is under way."""
@@ -147,7 +148,10 @@ class Run:
     def _look(self) -> None:
         """Take in what the query has done since the last look."""
         assert self._query is not None
-        for found in self._query.recentProgress:
+        reports = self._query.recentProgress
+        new = [one for one in reports if (one.batchId, one.timestamp) not in self._taken]
+        self._taken = {(one.batchId, one.timestamp) for one in reports}
+        for found in new:
             told = json.loads(found.json)
             if told["batchId"] > self._progress.batch or (told["batchId"] == self._progress.batch and told["numInputRows"] == 0):
                 self._take(told)

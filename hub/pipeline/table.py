@@ -60,6 +60,11 @@ class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The partition that it belongs to; "" without any."""
         return self.name.rpartition("/")[0]
 
+    @property
+    def partition_columns(self) -> tuple[str, ...]:
+        """The columns that its folders stand for."""
+        return tuple(part.partition("=")[0] for part in self.name.split("/")[:-1])
+
 
 class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is shown at a moment. query: whose batches these are; batch: the last of them; -1 before the first."""
@@ -159,7 +164,8 @@ class Table:
         """Show the Parquet files that lie under `staging`, added to what there is or in its place; on disk when this returns.
 
         Files without rows are left out, but for the first one, which says what the columns are. Returns the new version; None if nothing
-        has changed.
+        has changed. Raises SinkError if files that are added lie in folders of other columns than those that stay: no reader makes a
+        table of both.
         """
         found = list(self._staged())
         added = [place for place in found if place[1] > 0]
@@ -176,9 +182,19 @@ class Table:
             folder = path.parent.relative_to(self.staging)
             name = str(folder / f"part-{batch:010}-{number:010}-{place:05}.parquet")
             names.append((path, DataFile(name, rows, size, now)))
+        self._check_partitions((*live, *(file for _, file in names)))
         version = self._publish(Version(number, query, batch, (*live, *(file for _, file in names))), live, names)
         self._discard(self.staging)
         return version
+
+    def _check_partitions(self, files: Iterable[DataFile]) -> None:
+        kinds = {file.partition_columns: None for file in files if file.rows}
+        if len(kinds) > 1:
+            old, new = (", ".join(columns) or "nothing" for columns in list(kinds)[:2])
+            raise SinkError(
+                f"[KVSPOOL_SINK_PARTITIONED] {self.path} is partitioned by {old}, and the batch by {new}; set [sink] partition_by back, or "
+                f"move {self.path}, {self.state} and the checkpoint away to begin anew"
+            )
 
     def replace_files(self, gone: Iterable[DataFile], made: Iterable[tuple[Path, DataFile]]) -> Version:
         """Show a version in which some files are replaced by others, which hold the same rows and lie under `staging`."""

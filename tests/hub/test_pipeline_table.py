@@ -78,6 +78,18 @@ def test_a_partition_may_be_called_like_a_file_and_what_a_task_left_half_done_is
     assert rows_of(table.path) == [1] and table.version is not None and len(table.version.files) == 1
 
 
+def test_other_partition_columns_need_another_table(table: Table) -> None:
+    fill(table, 1, "day=0")
+    for folder, words in (("carrier=AA", "by day, and the batch by carrier"), ("", "by day, and the batch by nothing")):
+        table.fresh_staging()
+        stage(table, [2], folder)
+        with pytest.raises(SinkError, match=rf"KVSPOOL_SINK_PARTITIONED.*{words}"):
+            table.commit("q", 1)
+        assert rows_of(table.path) == [0, 1]
+    table.commit("q", 1, replace=True)  # which lets nothing of the old ones stay
+    assert rows_of(table.path) == [2]
+
+
 def test_a_batch_may_replace_all(table: Table) -> None:
     fill(table, 2)
     before = snapshot(table.path)
@@ -234,6 +246,18 @@ def test_partitions_are_compacted_for_themselves_and_closed_ones_whole(tmp_path:
         assert compact(table, RULES) == Compacted(3 + 4, 2)  # day 0 is closed; day 1 has four
         assert rows_of(table.path) == list(range(7))
         assert list(plan(table, RULES, everything=True)) == []
+
+
+def test_many_partitions_are_compacted_in_one_version(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    for batch in range(2):
+        table.fresh_staging()
+        for day in range(5):
+            stage(table, [10 * batch + day], f"day={day}")
+        table.commit("q", batch)
+    monkeypatch.setattr("hub.pipeline.compaction.GROUPS", 3)
+    assert compact(table, RULES, everything=True) == Compacted(10, 5)
+    assert table.version is not None and table.version.number == 2 + 2
+    assert rows_of(table.path) == [*range(5), *range(10, 15)]
 
 
 def test_a_file_never_grows_beyond_the_target(table: Table) -> None:
