@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import warnings
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from hub.pipeline.progress import Progress
 
 SAY = 10.0  # seconds between two lines about it, where there is no terminal
+
+_SECRET = re.compile(r"secret|password|token|credential|access.?key", re.IGNORECASE)
 
 DESCRIPTION = """\
 A pipeline is a job that a TOML file declares: which records of a log, a shard set, a hub root or hub servers are decoded how, what Spark
@@ -219,8 +222,10 @@ def _job_members(job: Job) -> dict[str, Any]:
     import msgspec
 
     members: dict[str, Any] = msgspec.to_builtins(job, enc_hook=str)
-    derived = {"mode": job.mode, "checkpoint": job.checkpoint, "bad_path": str(job.bad_path)}
-    return {**members, "source": _public(job.source.options), **derived}
+    members["source"] = _public(job.source.options)
+    members["sink"]["options"] = _public(job.sink.options)
+    members["spark"]["conf"] = _public(job.spark.conf)
+    return {**members, "mode": job.mode, "checkpoint": job.checkpoint, "bad_path": str(job.bad_path)}
 
 
 def _check_source(job: Job) -> None:
@@ -262,8 +267,9 @@ def _plan(job: Job) -> Iterator[str]:
         yield f"  compacts   {rules.files} files of one magnitude up to {rules.target}; the small ones after {rules.after}"
 
 
-def _public(source: dict[str, str]) -> dict[str, str]:
-    return {name: "(hidden)" if name.lower() == "token" else value for name, value in source.items()}
+def _public(settings: dict[str, str]) -> dict[str, str]:
+    """Return options without what is secret; `tokenFile` only says where a secret lies."""
+    return {name: "(hidden)" if _SECRET.search(name) and name.lower() != "tokenfile" else value for name, value in settings.items()}
 
 
 def _infer(arguments: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FACTOR = 8  # between two magnitudes
 ROWS = 65_536  # that are in memory at a time
 MOST = 1024  # files that become one at once
+GROUPS = 256  # of files that become one each, in one version: a version links every file of the table
 
 
 class Compacted(NamedTuple):
@@ -31,16 +32,13 @@ class Compacted(NamedTuple):
 
 
 def compact(table: Table, rules: Compact, *, everything: bool = False) -> Compacted:
-    """Put small files together by the rules, or `everything` that is small; each group makes a version of its own.
+    """Put small files together by the rules, or `everything` that is small; up to `GROUPS` of them make a version.
 
     Raises the system's OSError; the table is then as it was, or as one of those versions.
     """
-    before = after = 0
-    for group in list(plan(table, rules, everything=everything)):
-        made = _merge(table, group)
-        if made:
-            before, after = before + len(group), after + made
-    return Compacted(before, after)
+    groups = list(plan(table, rules, everything=everything))
+    done = [_merge(table, groups[first : first + GROUPS]) for first in range(0, len(groups), GROUPS)]
+    return Compacted(sum(one.before for one in done), sum(one.after for one in done))
 
 
 def plan(table: Table, rules: Compact, *, everything: bool = False) -> Iterator[list[DataFile]]:
@@ -83,17 +81,18 @@ def _filled(files: Iterable[DataFile], target: int, least: int) -> Iterator[list
         yield group
 
 
-def _merge(table: Table, group: list[DataFile]) -> int:
-    """Write one file with the rows of several, and let the table show it in their place; one for each set of columns, where they differ.
+def _merge(table: Table, groups: list[list[DataFile]]) -> Compacted:
+    """Write one file with the rows of each group, and let the table show it in their place; one for each set of columns, where they differ.
 
-    Returns how many were made: 0, and nothing was done, if there would be as many as before.
+    A group is left alone if there would be as many files as before.
     """
     version = table.version
     assert version is not None
     shown = table.path.resolve()
-    alike = _alike(shown, group)
-    if len(alike) == len(group):
-        return 0
+    parts = [part for group in groups if len(part := _alike(shown, group)) < len(group)]
+    alike = [files for part in parts for files in part]
+    if not alike:
+        return Compacted(0, 0)
     staging = table.fresh_staging()
     system.port.make_directory(staging)
     made: list[tuple[Path, DataFile]] = []
@@ -106,8 +105,9 @@ def _merge(table: Table, group: list[DataFile]) -> int:
         folder = files[0].folder
         newest = max(file.made for file in files)  # so that a partition counts as closed once
         made.append((target, DataFile(f"{folder}/{name}" if folder else name, rows, target.stat().st_size, newest)))
-    table.replace_files(group, made)
-    return len(made)
+    gone = [file for files in alike for file in files]
+    table.replace_files(gone, made)
+    return Compacted(len(gone), len(made))
 
 
 def _alike(shown: Path, group: list[DataFile]) -> list[list[DataFile]]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+from pyarrow import parquet
 
 from hub.pipeline.errors import BadRecords
 from hub.pipeline.keytables import KeyTables
@@ -50,8 +51,8 @@ Decoded = tuple[list[Any], list[int], list[str]]  # the good rows; the numbers o
 class Plan(NamedTuple):
     """How values are decoded: what a task is told, so it is small and can be pickled.
 
-    path: of a local source, whose key tables codec "keyed" needs. time: "record.timestamp" or a field. fails: on a record that can't be
-    decoded, rather than keep it in the folder `bad`.
+    path: of a local source, whose key tables codec "keyed" needs. time: "record.timestamp" or a field. job: its name, which
+    the files in `bad` have. fails: on a record that can't be decoded, rather than keep it in the folder `bad`.
     """
 
     codec: str
@@ -60,6 +61,7 @@ class Plan(NamedTuple):
     bad: str
     fails: bool
     path: str | None
+    job: str
 
     @property
     def columns(self) -> tuple[Field, ...]:
@@ -78,7 +80,7 @@ class Plan(NamedTuple):
         task = TaskContext.get()
         assert task is not None
         batch = task.getLocalProperty("streaming.sql.batchId") or "0"
-        kept = BadFile(Path(self.bad), int(batch), task.partitionId())
+        kept = BadFile(Path(self.bad), self.job, int(batch), task.partitionId())
         yield from self.decode(batches, kept)
 
     def decode(self, batches: Iterable[pa.RecordBatch], kept: BadFile) -> Iterator[pa.RecordBatch]:
@@ -104,44 +106,60 @@ class Plan(NamedTuple):
 
 
 class BadFile:
-    """The file with the bad rows of one task. Nothing of it is seen before the task has come to its end."""
+    """The file with the bad rows of one task of a job. Nothing of it is seen before the task has come to its end."""
 
-    def __init__(self, folder: Path, batch: int, task: int) -> None:
-        self.path = folder / f"{batch:010}-{task:05}.parquet"
-        self._rows: list[pa.RecordBatch] = []
+    def __init__(self, folder: Path, job: str, batch: int, task: int) -> None:
+        self.path = folder / f"{_bad_name(job, batch)}{task:05}.parquet"
+        self._building = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        self._writer: parquet.ParquetWriter | None = None
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take rows of `BAD_SCHEMA`."""
-        self._rows.append(rows)
+        """Write rows of `BAD_SCHEMA`; a row group of them is in memory at a time. Raises the system's OSError."""
+        if self._writer is None:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._writer = parquet.ParquetWriter(self._building, BAD_SCHEMA)
+            self._building.chmod(0o600)
+        self._writer.write_batch(rows)
 
     def __enter__(self) -> BadFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is None:
-            self._replace()
+        writer, self._writer = self._writer, None
+        try:
+            if writer is not None:
+                writer.close()
+            if kind is None:
+                self._replace(writer is not None)
+        finally:
+            if writer is not None:
+                self._building.unlink(missing_ok=True)
 
-    def _replace(self) -> None:
-        from pyarrow import parquet
-
-        if not self._rows:
+    def _replace(self, has_rows: bool) -> None:
+        if not has_rows:
             with suppress(FileNotFoundError, NotADirectoryError):
                 self.path.unlink()  # an earlier run of this batch, with another schema, found some
             return
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        building = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        parquet.write_table(pa.Table.from_batches(self._rows, BAD_SCHEMA), building)
-        building.chmod(0o600)
-        with building.open("rb") as file:
+        with self._building.open("rb") as file:
             os.fsync(file.fileno())
-        building.replace(self.path)
+        self._building.replace(self.path)
 
 
-def count_bad(folder: Path, batch: int) -> int:
-    """Return how many bad rows a batch had."""
-    from pyarrow import parquet
+def count_bad(folder: Path, job: str, batch: int) -> int:
+    """Return how many bad rows a batch of a job had."""
+    return sum(parquet.read_metadata(path).num_rows for path in folder.glob(f"{_bad_name(job, batch)}*.parquet"))
 
-    return sum(parquet.read_metadata(path).num_rows for path in folder.glob(f"{batch:010}-*.parquet"))
+
+def clear_bad(folder: Path, job: str, batch: int) -> None:
+    """Remove what earlier tries of a batch of a job have left, whole or not."""
+    for pattern in (f"{_bad_name(job, batch)}*.parquet", f".{_bad_name(job, batch)}*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def _bad_name(job: str, batch: int) -> str:
+    """Return how the names of a batch's files begin: a dot, which no job's name has, so that no job's files are another's."""
+    return f"{job}.{batch:010}-"
 
 
 class Decoder:
@@ -155,6 +173,8 @@ class Decoder:
     def split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """Return the good rows with the plan's columns, and the bad ones with `BAD_SCHEMA`. The rows stay in order."""
         columns, wrong, reasons = self._columns(batch)
+        if self._plan.time != "record.timestamp" and columns[self._time].null_count:
+            columns, wrong, reasons = self._timed(columns, batch.num_rows, wrong, reasons)
         good = batch
         if wrong:
             is_wrong = set(wrong)
@@ -167,6 +187,16 @@ class Decoder:
     @cached_property
     def _time(self) -> int:
         return next(place for place, field in enumerate(self._plan.fields) if field.name == self._plan.time)
+
+    def _timed(
+        self, columns: list[pa.Array], count: int, wrong: list[int], reasons: list[str]
+    ) -> tuple[list[pa.Array], list[int], list[str]]:
+        """Do as `_columns` where rows have no time: no watermark or window would take them, so they are bad, too."""
+        bad = dict(zip(wrong, reasons, strict=True))
+        numbers = [row for row in range(count) if row not in bad]
+        has_time = columns[self._time].is_valid()
+        bad |= {row: f"no {self._plan.time}" for row, has in zip(numbers, has_time.to_pylist(), strict=True) if not has}
+        return [column.filter(has_time) for column in columns], sorted(bad), [bad[row] for row in sorted(bad)]
 
     def _columns(self, batch: pa.RecordBatch) -> tuple[list[pa.Array], list[int], list[str]]:
         if self._plan.codec == "raw":

@@ -144,11 +144,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> Path:
-        """The folder with what the pipeline keeps for itself: beside the sink, or beside the job's file if the sink has a URL."""
+        """The folder with what the pipeline keeps for itself: beside the sink, or beside the job's file if the sink has a URL.
+
+        A folder of Parquet is of one job. Into a log or a Delta table several may write, and each has a folder of its own.
+        """
         if "://" in self.sink.path:
             return self.path.parent / f".{self.name}"
         sink = Path(self.sink.path)
-        return sink.parent / f".{sink.name}"
+        return sink.parent / f".{self._beside_sink}"
 
     @property
     def checkpoint(self) -> str:
@@ -159,7 +162,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def bad_path(self) -> Path:
         """Where records go that can't be decoded."""
         sink = Path(self.sink.path)
-        return Path(self.decode.bad_path) if self.decode.bad_path else sink.parent / f"{sink.name}_bad"
+        return Path(self.decode.bad_path) if self.decode.bad_path else sink.parent / f"{self._beside_sink}_bad"
+
+    @property
+    def _beside_sink(self) -> str:
+        sink = Path(self.sink.path)
+        return sink.name if self.sink.format == "parquet" else f"{sink.name}.{self.name}"
 
     @property
     def interval(self) -> float | None:

@@ -22,6 +22,7 @@ from kvspool import disk, system
 
 LARGEST = 1 << 20  # bytes of such a file
 MOST = 100  # pipelines of a hub root that are shown
+MOST_LOOKED_AT = 10 * MOST  # files of a hub root
 SILENT = 30.0  # seconds without a word after which one that runs is taken for dead
 _SUFFIX = ".json"
 
@@ -99,7 +100,11 @@ def check(progress: Progress) -> Progress:
         raise ValueError(f"{progress.name[:100]!r} is no name of a pipeline")
     if min(numbers) < 0 or max(numbers) >= 1 << 63 or not (math.isfinite(progress.rate) and progress.rate >= 0):
         raise ValueError("it has a figure that can't be")
-    if not -1 <= progress.batch < 1 << 63 or not -1 <= progress.lag < 1 << 63:
+    mostly_known = [progress.batch, progress.lag]  # or -1
+    for shard in progress.shards:
+        mostly_known += [shard.partition, shard.next, shard.end]
+    numbers = [number + 1 for number in mostly_known] + list(progress.durations.values())
+    if min(numbers) < 0 or max(numbers) >= 1 << 63:
         raise ValueError("it has a figure that can't be")
     return progress
 
@@ -122,17 +127,19 @@ def make_directory(root: Path) -> None:
 
 
 def all_of(root: Path) -> list[Progress]:
-    """Return the progress of the pipelines that read a hub root, up to `MOST`, by their names; what no pipeline wrote is left out."""
+    """Return the progress of the pipelines that read a hub root, up to `MOST`, by their names; what no pipeline wrote is left out.
+
+    Of so many files as no root has, some are not looked at.
+    """
     try:
         names = system.port.names(directory_of(root))
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return []
+    stems = sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
     found: list[Progress] = []
-    for name in sorted(names):
-        stem = name.removesuffix(_SUFFIX)
-        if len(found) < MOST and name.endswith(_SUFFIX) and NAME.fullmatch(stem):
-            with suppress(OSError, ValueError):
-                progress = read(path_in(root, stem))
-                if progress.name == stem:
-                    found.append(progress)
+    for stem in [stem for stem in stems if NAME.fullmatch(stem)][:MOST_LOOKED_AT]:
+        with suppress(OSError, ValueError):
+            progress = read(path_in(root, stem))
+            if progress.name == stem and len(found) < MOST:
+                found.append(progress)
     return found

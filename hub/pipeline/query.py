@@ -25,7 +25,7 @@ def stream(job: Job, spark: SparkSession) -> DataFrame:
 def plan(job: Job, fields: tuple[Field, ...]) -> Plan:
     """Return what a task needs to know to decode values to these fields."""
     decode = job.decode
-    return Plan(decode.codec, fields, decode.time, str(job.bad_path), decode.bad == "fail", job.source.options.get("path"))
+    return Plan(decode.codec, fields, decode.time, str(job.bad_path), decode.bad == "fail", job.source.options.get("path"), job.name)
 
 
 def rows(job: Job, fields: tuple[Field, ...], source: DataFrame) -> DataFrame:

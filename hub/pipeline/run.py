@@ -19,7 +19,7 @@ import msgspec
 
 from hub.pipeline import failures, query, session
 from hub.pipeline import progress as progresses
-from hub.pipeline.decode import count_bad
+from hub.pipeline.decode import clear_bad, count_bad
 from hub.pipeline.errors import PipelineFailed, SchemaError
 from hub.pipeline.job import Job
 from hub.pipeline.progress import Progress, ShardProgress
@@ -56,6 +56,7 @@ class Run:
             name=job.name, job=str(job.path), sink=job.sink.path, state="starting", pid=os.getpid(), started=now, updated=now
         )
         self._said_at = 0.0
+        self._taken: set[tuple[int, str]] = set()  # batch and time of the reports that were there at the last look
 
     def stop(self) -> None:
         """Let `run` return after the batch that is under way."""
@@ -115,8 +116,7 @@ class Run:
 
     def _clear_bad(self, batch: int) -> None:
         """Remove what an earlier try of a batch has left in the bad folder: with another schema it may have had other tasks."""
-        for path in self.job.bad_path.glob(f"{batch:010}-*.parquet"):
-            path.unlink(missing_ok=True)
+        clear_bad(self.job.bad_path, self.job.name, batch)
 
     def _watch(self) -> None:
         from pyspark.errors import StreamingQueryException
@@ -148,7 +148,10 @@ class Run:
     def _look(self) -> None:
         """Take in what the query has done since the last look."""
         assert self._query is not None
-        for found in self._query.recentProgress:
+        reports = self._query.recentProgress
+        new = [one for one in reports if (one.batchId, one.timestamp) not in self._taken]
+        self._taken = {(one.batchId, one.timestamp) for one in reports}
+        for found in new:
             told = json.loads(found.json)
             if told["batchId"] > self._progress.batch or (told["batchId"] == self._progress.batch and told["numInputRows"] == 0):
                 self._take(told)
@@ -168,7 +171,7 @@ class Run:
                 "batch_ended": system.port.now(),
                 "records": self._progress.records + records,
                 "batch_records": records,
-                "bad": self._progress.bad + (count_bad(self.job.bad_path, told["batchId"]) if records else 0),
+                "bad": self._progress.bad + (count_bad(self.job.bad_path, self.job.name, told["batchId"]) if records else 0),
                 "durations": {name: int(value) for name, value in duration.items()},
             }
             if records:

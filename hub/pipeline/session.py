@@ -15,7 +15,10 @@ from hub.pipeline.job import Job
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RUNTIME = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}  # what compaction writes, too
+RUNTIME = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # what compaction writes, too
+    "spark.sql.streaming.numRecentProgressUpdates": "20",  # all of them are looked at four times a second
+}
 
 
 def start(job: Job, log: Path) -> SparkSession:

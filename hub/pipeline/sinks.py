@@ -49,6 +49,11 @@ class ParquetSink:
 
         self._job = job
         self._table = Table(Path(job.sink.path))
+        try:
+            self._table.check_job(job.name)
+        except BaseException:
+            self._table.close()
+            raise
 
     def attach(self, writer: DataStreamWriter, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
         """See `Sink`."""
@@ -61,6 +66,7 @@ class ParquetSink:
     def _write(self, frame: DataFrame, query: str, batch: int, before: Callable[[int], None]) -> None:
         if self._table.has(query, batch):
             return
+        self._table.begin(query, self._job.name, batch)
         before(batch)
         target = frame.write
         if self._job.sink.partition_by:

@@ -4,6 +4,7 @@
     .[name]/versions/[number]/               the files of a version, hard links; what is in several versions is on disk once
     .[name]/versions/[number]/_kvspool.json  the version's manifest, which readers of Parquet leave out
     .[name]/staging/[random]/                what this process's batch is writing
+    .[name]/query                            whose table it is, from before its first batch
     .[name]/lock                             held by the one process that changes it
 
 **Versions.** A batch that adds files, one that replaces all, and a compaction that puts many into one all make the next version beside the
@@ -17,7 +18,8 @@ because Spark died before it heard of the commit is known, and adds nothing.
 (`os.path.realpath`, or `snapshot`) reads one version for as long as that is kept.
 
 **Durability.** What `commit` and `compact` return for is on disk. **Recovery.** Killed at any point, the link shows the version before or
-the one after; `open` removes what was under way.
+the one after; `open` removes what was under way. It removes no version that was shown: a link that is gone is said, not taken for a
+table that is new.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from kvspool import disk, system
 
 MANIFEST = "_kvspool.json"
 LARGEST_MANIFEST = 1 << 28  # bytes
+OWNER = "query"
+LARGEST_OWNER = 1 << 16  # bytes
 MOST_VERSIONS = 100  # that are kept, however young
 _NUMBER = re.compile(r"\d{10}")
 
@@ -56,6 +60,11 @@ class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The partition that it belongs to; "" without any."""
         return self.name.rpartition("/")[0]
 
+    @property
+    def partition_columns(self) -> tuple[str, ...]:
+        """The columns that its folders stand for."""
+        return tuple(part.partition("=")[0] for part in self.name.split("/")[:-1])
+
 
 class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is shown at a moment. query: whose batches these are; batch: the last of them; -1 before the first."""
@@ -69,6 +78,14 @@ class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def rows(self) -> int:
         """Rows of all files."""
         return sum(file.rows for file in self.files)
+
+
+class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose table it is. query: whose batches; job: the pipeline's name; is_shown: whether there has been a version."""
+
+    query: str
+    job: str
+    is_shown: bool
 
 
 class Table:
@@ -91,6 +108,7 @@ class Table:
         self._lock = self._locked()
         try:
             self.version = self._shown()
+            self.owner = self._owner()
             self._clear()
         except BaseException:
             self.close()
@@ -110,6 +128,27 @@ class Table:
 
     # Changing it.
 
+    def check_job(self, job: str) -> None:
+        """Raise SinkError if another job than the one of this name writes here: they would share a checkpoint."""
+        if self.owner is not None and self.owner.job != job:
+            raise SinkError(
+                f"[KVSPOOL_SINK_OF_ANOTHER_JOB] {self.path} is what the job {self.owner.job} writes, and this is {job}; give it a "
+                f"[sink] path of its own, or name it {self.owner.job} again"
+            )
+
+    def begin(self, query: str, job: str, batch: int) -> None:
+        """Note on disk whose batches these are, before anything of a batch is there. Raises SinkError if rows of earlier batches are gone.
+
+        A batch without rows leaves no version. So where none is, this note tells a query that has had no rows from a sink that is lost.
+        """
+        known = self.owner is not None and self.owner.query == query and not self.owner.is_shown
+        if self.version is None and batch > 0 and not known:
+            raise SinkError(
+                f"[KVSPOOL_SINK_DAMAGED] {self.path} has nothing, and the checkpoint is at batch {batch}: what came before would be "
+                f"missing. Bring {self.path} and {self.state} back, or move the checkpoint away, too, to begin anew"
+            )
+        self._note(Owner(query, job, self.version is not None))
+
     def has(self, query: str, batch: int) -> bool:
         """Return whether a batch is in already. Raises SinkError if other batches are than those of this query."""
         if self.version is None or not self.version.query:
@@ -125,7 +164,8 @@ class Table:
         """Show the Parquet files that lie under `staging`, added to what there is or in its place; on disk when this returns.
 
         Files without rows are left out, but for the first one, which says what the columns are. Returns the new version; None if nothing
-        has changed.
+        has changed. Raises SinkError if files that are added lie in folders of other columns than those that stay: no reader makes a
+        table of both.
         """
         found = list(self._staged())
         added = [place for place in found if place[1] > 0]
@@ -142,9 +182,19 @@ class Table:
             folder = path.parent.relative_to(self.staging)
             name = str(folder / f"part-{batch:010}-{number:010}-{place:05}.parquet")
             names.append((path, DataFile(name, rows, size, now)))
+        self._check_partitions((*live, *(file for _, file in names)))
         version = self._publish(Version(number, query, batch, (*live, *(file for _, file in names))), live, names)
         self._discard(self.staging)
         return version
+
+    def _check_partitions(self, files: Iterable[DataFile]) -> None:
+        kinds = {file.partition_columns: None for file in files if file.rows}
+        if len(kinds) > 1:
+            old, new = (", ".join(columns) or "nothing" for columns in list(kinds)[:2])
+            raise SinkError(
+                f"[KVSPOOL_SINK_PARTITIONED] {self.path} is partitioned by {old}, and the batch by {new}; set [sink] partition_by back, or "
+                f"move {self.path}, {self.state} and the checkpoint away to begin anew"
+            )
 
     def replace_files(self, gone: Iterable[DataFile], made: Iterable[tuple[Path, DataFile]]) -> Version:
         """Show a version in which some files are replaced by others, which hold the same rows and lie under `staging`."""
@@ -198,9 +248,16 @@ class Table:
         for name in sorted(folders, reverse=True):
             disk.flush_directory(folder / name)
         disk.flush_directory(self._versions)
+        if self.owner is not None:
+            self._note(msgspec.structs.replace(self.owner, is_shown=True))  # killed here, `_clear` shows it
         self._show(version.number)
         self.version = version
         return version
+
+    def _note(self, owner: Owner) -> None:
+        if owner != self.owner:
+            disk.replace(self.state / OWNER, msgspec.json.encode(owner), 0o600)
+            self.owner = owner
 
     def _show(self, number: int) -> None:
         link = self.state / "next"
@@ -222,7 +279,8 @@ class Table:
         from pyarrow import parquet
 
         for path in sorted(self.staging.rglob("*.parquet")):
-            if not path.name.startswith(("_", ".")):
+            is_half = path.relative_to(self.staging).parts[0] == "_temporary"  # of a task that was tried twice
+            if path.is_file() and not is_half and not path.name.startswith(("_", ".")):  # a folder is a partition's, as [file=a.parquet]
                 yield path, parquet.read_metadata(path).num_rows, path.stat().st_size
 
     # What is there.
@@ -249,14 +307,47 @@ class Table:
             raise SinkError(f"[KVSPOOL_SINK_TAKEN] {self.path} is a link to {target}, which no pipeline made; name another path")
         return read_manifest(self.path.parent / target)
 
+    def _owner(self) -> Owner | None:
+        path = self.state / OWNER
+        try:
+            return msgspec.json.decode(disk.read(path, LARGEST_OWNER), type=Owner)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {path} doesn't say whose table this is: {error}; restore it, or begin anew") from None
+
     def _clear(self) -> None:
-        """Remove what was under way when a process died."""
+        """Remove what was under way when a process died. Raises SinkError if nothing is shown where something was."""
+        if self.version is None:
+            self._recover_link()
         self._discard(self._stagings)
         with suppress(FileNotFoundError):
             system.port.remove(self.state / "next")
         for number in self._numbers():
             if self.version is None or number > self.version.number:
                 self._discard(self._folder(number))
+
+    def _recover_link(self) -> None:
+        """Show the first version if it is whole. A later one has only come about because the link showed the one before."""
+        last = max(self._numbers(), default=0)
+        if last > 1:
+            target = self._folder(last).relative_to(self.path.parent)
+            raise SinkError(
+                f"[KVSPOOL_SINK_DAMAGED] the link {self.path} is missing, and {self.state} has versions of it; put it back with "
+                f"ln -s {target} {self.path}, or move {self.state} away to begin anew"
+            )
+        if last and self._is_whole(last):
+            self._show(last)
+            self.version = self._shown()
+
+    def _is_whole(self, number: int) -> bool:
+        folder = self._folder(number)
+        try:
+            files = read_manifest(folder).files
+        except SinkError:
+            return False
+        found = [(file.size, system.port.look_up(folder / file.name)) for file in files]
+        return all(status is not None and status.st_size == size for size, status in found)
 
     def _numbers(self) -> list[int]:
         return sorted(int(name) for name in system.port.names(self._versions) if _NUMBER.fullmatch(name))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import kvspool
 import shard
 from hub.pipeline import BadRecords
-from hub.pipeline.decode import BAD_SCHEMA, BadFile, Decoder, Plan, count_bad
+from hub.pipeline.decode import BAD_SCHEMA, BadFile, Decoder, Plan, clear_bad, count_bad
 from hub.pipeline.schema import ddl, parse_schema
 
 pa = pytest.importorskip("pyarrow")
@@ -49,7 +49,7 @@ def batch_of(values: list[bytes], topic: str = "JFK", partition: int = 0) -> Any
 
 def plan_of(codec: str, schema: str = "", *, time: str = "record.timestamp", bad: str = "", fails: bool = False, path: Any = None) -> Plan:
     fields = parse_schema(schema) if schema else ()
-    return Plan(codec, fields, time, bad, fails, None if path is None else str(path))
+    return Plan(codec, fields, time, bad, fails, None if path is None else str(path), "job")
 
 
 def split(plan: Plan, values: list[bytes]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -124,6 +124,13 @@ def test_the_time_of_a_row_may_be_a_field() -> None:
     assert found["event_time"] == datetime(2020, 2, 2, 2, 2, 2, tzinfo=UTC)
 
 
+def test_a_row_without_the_field_that_is_its_time_is_bad() -> None:
+    values = [b"x", b'{"k": 1}', b'{"k": 2, "at": "2020-02-02T02:02:02Z"}', b'{"at": null}']
+    (found,), bad = split(plan_of("json", "k int, at timestamp", time="at"), values)
+    assert (found["k"], found["record"]["offset"]) == (2, 2)
+    assert [row["offset"] for row in bad] == [0, 1, 3] and [row["reason"] for row in bad[1:]] == ["no at", "no at"]
+
+
 def test_a_field_may_be_called_anything() -> None:
     plan = plan_of("json", "`flight-no` int, `class` string, f0 int, `a b` int")
     (found,), bad = split(plan, [b'{"flight-no":1,"class":"x","f0":2,"a b":3}'])
@@ -163,17 +170,24 @@ def test_keyed_values_without_a_table_are_plain_messagepack() -> None:
 def test_bad_rows_lie_in_a_file_of_their_task_and_a_replay_replaces_it(tmp_path: Path) -> None:
     plan = plan_of("json", "k int", bad=str(tmp_path / "bad"))
     for _ in range(2):
-        kept = BadFile(tmp_path / "bad", 12, 3)
+        kept = BadFile(tmp_path / "bad", "job", 12, 3)
         (good,) = plan.decode([batch_of([b'{"k": 1}', b"x"]), batch_of([b"y"])], kept)
         assert good.num_rows == 1
-    assert [path.name for path in (tmp_path / "bad").iterdir()] == ["0000000012-00003.parquet"]
+    assert [path.name for path in (tmp_path / "bad").iterdir()] == ["job.0000000012-00003.parquet"]
     assert [row["value"] for row in parquet.read_table(kept.path).to_pylist()] == [b"x", b"y"]
     assert kept.path.stat().st_mode & 0o777 == 0o600
-    assert (count_bad(tmp_path / "bad", 12), count_bad(tmp_path / "bad", 11), count_bad(tmp_path / "none", 0)) == (2, 0, 0)
-    assert len(list(plan.decode([batch_of([b'{"k": 1}'])], kept))) == 1
-    assert parquet.read_table(kept.path).num_rows == 2  # of the same object, which has them; a new run has none
-    list(plan.decode([batch_of([b'{"k": 1}'])], BadFile(tmp_path / "bad", 12, 3)))
+    assert [count_bad(tmp_path / folder, "job", batch) for folder, batch in (("bad", 12), ("bad", 11), ("none", 0))] == [2, 0, 0]
+    list(plan.decode([batch_of([b'{"k": 1}'])], BadFile(tmp_path / "bad", "job", 12, 3)))  # with another schema, perhaps
     assert list((tmp_path / "bad").iterdir()) == []
+
+
+def test_jobs_that_share_a_bad_folder_leave_each_other_alone(tmp_path: Path) -> None:
+    for job in ("a", "a-0000000001", "b"):
+        list(plan_of("json", "k int").decode([batch_of([b"x"])], BadFile(tmp_path, job, 1, 0)))
+    (tmp_path / ".a.0000000001-00007.parquet.99").touch()  # of a task that was killed
+    clear_bad(tmp_path, "a", 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-0000000001.0000000001-00000.parquet", "b.0000000001-00000.parquet"]
+    assert [count_bad(tmp_path, job, 1) for job in ("a", "a-0000000001", "b")] == [0, 1, 1]
 
 
 def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
@@ -184,14 +198,14 @@ def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
         raise OSError("the log is gone")
 
     with pytest.raises(OSError, match="gone"):
-        list(plan.decode(batches(), BadFile(tmp_path / "bad", 0, 0)))
-    assert not (tmp_path / "bad").exists()
+        list(plan.decode(batches(), BadFile(tmp_path / "bad", "job", 0, 0)))
+    assert list((tmp_path / "bad").iterdir()) == []
 
 
 def test_a_job_may_fail_instead(tmp_path: Path) -> None:
     plan = plan_of("json", "k int", bad=str(tmp_path / "bad"), fails=True)
     with pytest.raises(BadRecords, match=r"\[KVSPOOL_BAD_RECORD\] topic JFK, partition 0, offset 1: "):
-        list(plan.decode([batch_of([b'{"k": 1}', b"x"])], BadFile(tmp_path / "bad", 0, 0)))
+        list(plan.decode([batch_of([b'{"k": 1}', b"x"])], BadFile(tmp_path / "bad", "job", 0, 0)))
 
 
 def test_a_large_batch_with_one_bad_row(tmp_path: Path) -> None:

@@ -91,12 +91,29 @@ def test_a_job_of_the_least_has_defaults_and_paths_beside_its_file() -> None:
     assert job.select is job.watermark is job.window is job.compact is None
 
 
+@pytest.mark.parametrize("form", ["kvspool", "delta"])
+def test_jobs_that_write_to_one_place_share_nothing_else(form: str) -> None:
+    one, two = (job_of(f'name = "{name}"\n{LEAST}format = "{form}"\n') for name in ("one", "two"))
+    assert (one.state, one.bad_path) == (Path("/jobs/.out.one"), Path("/jobs/out.one_bad"))
+    assert (two.state, two.bad_path) == (Path("/jobs/.out.two"), Path("/jobs/out.two_bad"))
+    assert one.checkpoint != two.checkpoint
+
+
 @pytest.mark.parametrize("option", ["startingOffsets", "StartingTimestamp", "startingOffsetsByTimestamp"])
 def test_a_pipeline_begins_at_the_beginning_unless_it_is_told_otherwise(option: str) -> None:
     lenient = job_of(LEAST.replace("[decode]", 'startingOffsetsByTimestampStrategy = "latest"\n[decode]'))
     assert source_options(lenient)["startingOffsets"] == "earliest"
     told = job_of(LEAST.replace("[decode]", f'{option} = "7"\n[decode]'))
     assert source_options(told) == {"path": "/jobs/root", option: "7"}
+
+
+def test_the_examples_of_the_page_are_jobs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+    first = page.partition("$ cat delays.toml\n")[2].partition("\n$")[0]
+    second = page.partition("```toml\n")[2].partition("```")[0]
+    assert job_of(first).fields is None
+    job = job_of(second)
+    assert (job.mode, job.sink.path, job.window.size) == ("complete", "/jobs/output/hourly", "1 hour")
 
 
 def test_a_job_with_everything() -> None:
@@ -281,6 +298,19 @@ def test_check_does_not_repeat_a_token(tmp_path: Path, capsys: pytest.CaptureFix
         assert main(["pipeline", "check", str(path), *form]) == 0
         said = capsys.readouterr()
         assert "(hidden)" in said.out and "secret" not in said.out + said.err
+
+
+def test_check_repeats_no_secret_of_sink_and_session(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "late.toml"
+    conf = 'conf = { "spark.hadoop.fs.s3a.access.key" = "hush", "spark.ssl.keyPassword" = "hush", "spark.cores.max" = "4" }'
+    sink = 'format = "kvspool"\noptions = { token = "hush", Secret = "hush", tokenFile = "here", topic = "x" }'
+    path.write_text(f"{LEAST}{sink}\n[spark]\n{conf}\n")
+    assert main(["pipeline", "check", str(path), "--json"]) == 0
+    said = capsys.readouterr().out
+    assert "hush" not in said
+    found = json.loads(said)
+    assert found["sink"]["options"] == {"token": "(hidden)", "Secret": "(hidden)", "tokenFile": "here", "topic": "x"}
+    assert found["spark"]["conf"]["spark.cores.max"] == "4"
 
 
 def test_status_of_a_job_that_has_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

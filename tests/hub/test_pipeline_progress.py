@@ -31,6 +31,10 @@ HOSTILE = [
     msgspec.json.encode({**KNOWN, "rate": "fast"}),
     msgspec.json.encode(KNOWN)[:-1] + b',"rate":1e999}',
     msgspec.json.encode({**KNOWN, "error": "x" * progress.LARGEST}),
+    msgspec.json.encode(KNOWN)[:-1] + b',"durations":{"triggerExecution":1%s}}' % (b"0" * 400),
+    msgspec.json.encode({**KNOWN, "durations": {"addBatch": -1}}),
+    msgspec.json.encode({**KNOWN, "shards": [{"topic": "JFK", "partition": 0, "next": 1 << 63, "end": 0}]}),
+    msgspec.json.encode({**KNOWN, "shards": [{"topic": "JFK", "partition": -2, "next": 0, "end": -1}]}),
 ]
 
 
@@ -85,6 +89,16 @@ def test_a_hub_looks_at_so_many_and_no_more(root: Path) -> None:
     assert len(progress.all_of(root)) == progress.MOST
 
 
+def test_wrong_files_are_not_looked_at_without_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "MOST_LOOKED_AT", 3)
+    for number in range(3):
+        (progress.directory_of(root) / f"a{number}.json").touch()
+    progress.write(progress.path_in(root, "delays"), Progress(**KNOWN))
+    assert progress.all_of(root) == []
+    (progress.directory_of(root) / "a0.json").unlink()
+    assert [one.name for one in progress.all_of(root)] == ["delays"]
+
+
 def test_a_pipeline_that_says_nothing_any_more_is_silent(root: Path, clock: StoppedClock) -> None:
     progress.write(progress.path_in(root, "delays"), Progress(**{**KNOWN, "updated": clock.now()}, error="x" * 9999, batch_ended=1 << 62))
     seen = Pipelines(root)
@@ -98,6 +112,14 @@ def test_a_pipeline_that_says_nothing_any_more_is_silent(root: Path, clock: Stop
     clock.pass_(2)
     seen.look()
     assert [one.state for one in seen.statuses] == ["done"]
+
+
+def test_a_root_whose_pipelines_may_not_be_seen_has_none(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> list[str]:
+        raise PermissionError(13, "not yours", str(path))
+
+    monkeypatch.setattr(system.port, "names", refused)
+    assert progress.all_of(root) == []
 
 
 def test_a_root_without_pipelines_has_none(tmp_path: Path) -> None:

@@ -70,6 +70,26 @@ def test_partitions_are_folders(table: Table) -> None:
     assert {(row["row"], row["carrier"], row["month"]) for row in found} == {(1, "AA", 1), (2, "UA", 1)}
 
 
+def test_a_partition_may_be_called_like_a_file_and_what_a_task_left_half_done_is_not_taken(table: Table) -> None:
+    table.fresh_staging()
+    stage(table, [1], "file=a.parquet")
+    stage(table, [2], "_temporary/0/_temporary/attempt_2")
+    table.commit("q", 0)
+    assert rows_of(table.path) == [1] and table.version is not None and len(table.version.files) == 1
+
+
+def test_other_partition_columns_need_another_table(table: Table) -> None:
+    fill(table, 1, "day=0")
+    for folder, words in (("carrier=AA", "by day, and the batch by carrier"), ("", "by day, and the batch by nothing")):
+        table.fresh_staging()
+        stage(table, [2], folder)
+        with pytest.raises(SinkError, match=rf"KVSPOOL_SINK_PARTITIONED.*{words}"):
+            table.commit("q", 1)
+        assert rows_of(table.path) == [0, 1]
+    table.commit("q", 1, replace=True)  # which lets nothing of the old ones stay
+    assert rows_of(table.path) == [2]
+
+
 def test_a_batch_may_replace_all(table: Table) -> None:
     fill(table, 2)
     before = snapshot(table.path)
@@ -91,6 +111,61 @@ def test_what_another_query_wrote_is_not_added_to(table: Table) -> None:
     fill(table, 1)
     with pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_QUERY"):
         table.has("other", 0)
+
+
+def test_a_link_that_is_gone_destroys_nothing(tmp_path: Path) -> None:
+    with Table(tmp_path / "out") as table:
+        fill(table, 2)
+    target = os.readlink(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "moved")
+    for _ in range(2):
+        with pytest.raises(SinkError, match=rf"KVSPOOL_SINK_DAMAGED.*ln -s {target}"):
+            Table(tmp_path / "out")
+    assert rows_of(tmp_path / "moved") == list(range(4))
+    os.symlink(target, tmp_path / "out")
+    with Table(tmp_path / "out") as table:
+        assert table.has("q", 1)
+
+
+def test_the_first_version_is_shown_again_if_it_is_whole(tmp_path: Path) -> None:
+    for damage in (False, True):
+        path = tmp_path / str(damage) / "out"
+        with Table(path) as table:
+            fill(table, 1)
+            (file,) = table.path.glob("*.parquet")
+            if damage:
+                file.write_bytes(b"x")
+        path.unlink()
+        with Table(path) as table:
+            assert table.has("q", 0) != damage and table.path.exists() != damage
+
+
+def test_a_sink_that_is_gone_is_told_from_one_that_has_had_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with Table(path) as table:
+        with pytest.raises(SinkError, match="KVSPOOL_SINK_DAMAGED.* at batch 3"):
+            table.begin("q", "job", 3)
+        table.begin("q", "job", 0)
+    with Table(path) as table:
+        with pytest.raises(SinkError, match="KVSPOOL_SINK_DAMAGED"):
+            table.begin("other", "job", 1)
+        table.begin("q", "job", 1)  # batch 0 had no rows
+        table.fresh_staging()
+        stage(table, [1])
+        table.commit("q", 1)
+        table.begin("q", "job", 2)
+        table.check_job("job")
+    with Table(path) as table, pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_JOB.* job job .* this is other"):
+        table.check_job("other")
+    path.unlink()
+    shutil.rmtree(tmp_path / ".out" / "versions")
+    with Table(path) as table:
+        with pytest.raises(SinkError, match="KVSPOOL_SINK_DAMAGED"):
+            table.begin("q", "job", 2)
+        table.begin("anew", "job", 0)
+    (tmp_path / ".out" / "query").write_bytes(b"{}")
+    with pytest.raises(SinkError, match="KVSPOOL_SINK_DAMAGED"):
+        Table(path)
 
 
 def test_one_process_at_a_time(table: Table) -> None:
@@ -173,6 +248,18 @@ def test_partitions_are_compacted_for_themselves_and_closed_ones_whole(tmp_path:
         assert list(plan(table, RULES, everything=True)) == []
 
 
+def test_many_partitions_are_compacted_in_one_version(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    for batch in range(2):
+        table.fresh_staging()
+        for day in range(5):
+            stage(table, [10 * batch + day], f"day={day}")
+        table.commit("q", batch)
+    monkeypatch.setattr("hub.pipeline.compaction.GROUPS", 3)
+    assert compact(table, RULES, everything=True) == Compacted(10, 5)
+    assert table.version is not None and table.version.number == 2 + 2
+    assert rows_of(table.path) == [*range(5), *range(10, 15)]
+
+
 def test_a_file_never_grows_beyond_the_target(table: Table) -> None:
     for batch in range(8):
         table.fresh_staging()
@@ -232,6 +319,17 @@ def commit(folder: Path) -> None:
     table.commit("q", 3)
     table.prune(0)
     table.close()
+
+
+def first(folder: Path) -> None:
+    """The first batch that has rows."""
+    with Table(folder / "out") as table:
+        if table.has("q", 1):
+            return
+        table.begin("q", "job", 1)
+        table.fresh_staging()
+        stage(table, [0, 1], "day=0")
+        table.commit("q", 1)
 
 
 def replace(folder: Path) -> None:
@@ -298,3 +396,17 @@ def test_killed_at_any_step_it_shows_a_whole_version_and_goes_on(tmp_path: Path,
         nth += 1
     assert nth > 15  # there were that many steps
     assert work is compact_all or list(range(6)) in shown and list(range(8)) in shown
+
+
+def test_killed_at_any_step_of_the_first_batch_it_has_it_once(tmp_path: Path) -> None:
+    with Table(tmp_path / "before" / "out") as table:
+        table.begin("q", "job", 0)
+    nth, is_over = 0, False
+    while not is_over:
+        folder = tmp_path / str(nth)
+        shutil.copytree(tmp_path / "before", folder)
+        is_over = run_killed(first, folder, nth)
+        first(folder)
+        assert rows_of(folder / "out") == [0, 1] and read_manifest(folder / "out").number == 1
+        nth += 1
+    assert nth > 10
