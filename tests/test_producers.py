@@ -108,6 +108,29 @@ def test_what_a_killed_producer_has_left_is_completed_whatever_the_order(make: M
         assert producer.last == 1
 
 
+def test_a_batch_that_is_there_but_not_on_disk_is_flushed_when_a_durable_one_comes_again(make: Make) -> None:
+    with make() as log:
+        producer = log.producer("a")
+        producer.append_many(batch(1), batch=1)
+        assert log.stats().synced_sequence == 0
+        assert producer.append_many(batch(1), batch=1).repeated
+        assert log.stats().synced_sequence == 0
+        assert producer.append_many(batch(1), batch=1, durable=True).repeated
+        assert log.stats().synced_sequence == 10
+
+
+def test_it_says_with_which_batch_to_go_on(make: Make) -> None:
+    with make() as log:
+        producer = log.producer("a")
+        assert producer.next == 0
+        producer.append_many(batch(3), batch=3)
+        assert producer.next == 4
+        leave_part(log, "a", batch(7), 7, 4)
+        assert producer.next == 7, "it is there in part"
+        producer.append_many(batch(7), batch=7)
+        assert producer.next == 8
+
+
 def test_more_records_than_before_are_another_batch(make: Make) -> None:
     with make() as log:
         leave_part(log, "a", batch(1), 1, 4)

@@ -154,6 +154,15 @@ def test_only_what_comes_after_the_start_is_read_from_latest_and_from_a_time(
     assert sink.values() == sorted(expected)
 
 
+def test_a_first_batch_that_failed_is_run_again_from_where_it_began(start: Callable[..., StreamingQuery], root: Path) -> None:
+    append(root, "JFK", 0, 10)
+    with pytest.raises(Exception, match="the sink fails once"):
+        start(root, Sink(failures=1)).awaitTermination(PATIENCE)
+    append(root, "JFK", 10, 6000)
+    with pytest.raises(Exception, match="KVSPOOL_DATA_LOSS"):  # although the query would start behind them now
+        start(root, Sink()).awaitTermination(PATIENCE)
+
+
 def test_a_start_by_time_reads_what_is_not_older(start: Callable[..., StreamingQuery], root: Path) -> None:
     append(root, "JFK", 0, 10)
     late = run(start, root, startingTimestamp=str(BASE // 1_000_000 + 6), startingOffsetsByTimestampStrategy="latest")
