@@ -246,13 +246,14 @@ class Ledger:
         self._size = size
         return number
 
-    def store(self, number: int, account: Account) -> None:
-        """Replace an account, under the append lock."""
+    def store(self, number: int, account: Account, *, is_used: bool = True) -> None:
+        """Replace an account, under the append lock. is_used: by its producer; else it keeps its time."""
         at = BLOCK * (1 + number)
         places = self._places(system.port.read(self._fd, BLOCK, at))
         newest = max((place.generation for place in places if place is not None), default=0)
         which = 1 if places[0] is not None and places[0].generation == newest else 0
-        raw = ACCOUNT.pack(account._replace(generation=newest + 1, boot_id=system.port.boot_id(), updated=system.port.now()))[:-4]
+        updated = system.port.now() if is_used else account.updated
+        raw = ACCOUNT.pack(account._replace(generation=newest + 1, boot_id=system.port.boot_id(), updated=updated))[:-4]
         raw += _checksum(self._log_id, raw).to_bytes(4, "little")
         system.port.write(self._fd, raw, at + which * PLACE)
 
@@ -307,7 +308,9 @@ def settle(directory: Path, log_id: bytes, number: int, next_sequence: int) -> N
         account = ledger.read(number)
         if account is None or account.state != UNDER_WAY:
             return
-        ledger.store(number, account.settled(lambda first, count: [(first, max(0, min(next_sequence - first, count)))]))
+        ledger.store(
+            number, account.settled(lambda first, count: [(first, max(0, min(next_sequence - first, count)))]), is_used=False
+        )
         if account.is_durable:
             ledger.flush()
 
@@ -331,7 +334,7 @@ def restarted(
         boot_id = system.port.boot_id()
         for number, account in list(ledger.accounts()):
             if account.boot_id != boot_id or is_forced:
-                ledger.store(number, _after_loss(account, kept))
+                ledger.store(number, _after_loss(account, kept), is_used=False)
         ledger.flush()
 
 

@@ -103,6 +103,13 @@ class ProducerLog(Protocol):
 
     path: Path
 
+    @property
+    def is_durable(self) -> bool:
+        """Return whether every append is to be on disk when it returns."""
+
+    def sync(self, timeout: float | None) -> None:
+        """Put all that was appended on disk."""
+
     def prepared_rows(self, values: Iterable[Any], keys: Iterable[bytes | None] | None, type: int, timestamp: int | None) -> Rows: ...
 
     def column_rows(self, pieces: Pieces, codec: int) -> Rows: ...
@@ -137,6 +144,13 @@ class Producer:
         self._hint = -1
 
     @property
+    def next(self) -> int:
+        """Return the number of the batch to go on with: the last one that was begun if it isn't there in full, else the one behind it; 0
+        for a new producer. Raises what `last` does."""
+        account = self._look(None)
+        return 0 if account is None else account.batch + int(account.is_done)
+
+    @property
     def last(self) -> int | None:
         """Return the number of the last batch that is there in full; None if there is none, or a crash of the machine took some of it.
 
@@ -169,7 +183,7 @@ class Producer:
         BatchChanged, BatchOutOfOrder, TooManyPieces, TooManyProducers.
         """
         self._check(batch, changed)
-        if (done := self._answer(batch, timeout)) is not None:
+        if (done := self._answer(batch, timeout, durable)) is not None:
             return done
         return self._append(self._log.prepared_rows(values, keys, type, timestamp), batch, timeout, durable, changed)
 
@@ -187,7 +201,7 @@ class Producer:
         from kvspool import arrow
 
         self._check(batch, changed)
-        if (done := self._answer(batch, timeout)) is not None:
+        if (done := self._answer(batch, timeout, durable)) is not None:
             return done
         parts = table if isinstance(table, list) else arrow.parts(table)
         pieces: Pieces = [(self._log.columns(part, codec), None) for part in parts]
@@ -199,7 +213,7 @@ class Producer:
     ) -> Stored:  # fmt: skip
         """As `append_arrow`, some rows of each of several batches, which are laid out already."""
         self._check(batch, changed)
-        if (done := self._answer(batch, timeout)) is not None:
+        if (done := self._answer(batch, timeout, durable)) is not None:
             return done
         return self._append(self._log.column_rows(pieces, codec), batch, timeout, durable, changed)
 
@@ -229,7 +243,8 @@ class Producer:
         with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
             found = ledger.find(self._id)
             if found is not None and found[1].state == UNDER_WAY:
-                ledger.store(found[0], found[1].settled(lambda first, count: [(first, max(0, min(next_sequence - first, count)))]))
+                settled = found[1].settled(lambda first, count: [(first, max(0, min(next_sequence - first, count)))])
+                ledger.store(found[0], settled, is_used=False)
         return 0
 
     def _find(self) -> Account | None:
@@ -241,8 +256,15 @@ class Producer:
         self._hint = -1 if found is None else found[0]
         return None if found is None else found[1]
 
-    def _answer(self, batch: int, timeout: float | None) -> Stored | None:
-        """Return what there is to say of a batch of which nothing is to be appended; None otherwise."""
+    def _answer(self, batch: int, timeout: float | None, durable: bool) -> Stored | None:
+        """Return what there is to say of a batch of which nothing is to be appended; None otherwise. Who appended it may have died before
+        it was on disk, so a durable one is flushed."""
+        done = self._there(batch, timeout)
+        if done is not None and (durable or self._log.is_durable):
+            self._log.sync(timeout)
+        return done
+
+    def _there(self, batch: int, timeout: float | None) -> Stored | None:
         account = self._look(timeout)
         if account is None or batch > account.batch:
             return None
@@ -259,7 +281,7 @@ class Producer:
     def _append(self, rows: Rows, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored:
         while True:
             seen = self._look(timeout)
-            if (done := self._answer(batch, timeout)) is not None:
+            if (done := self._answer(batch, timeout, durable)) is not None:
                 return done  # another process was quicker
             account = seen or new_account(self._id, self.name)
             left = rows

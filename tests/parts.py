@@ -27,10 +27,10 @@ def leave_part(log: Any, name: str, values: list[Any], batch: int, count: int, k
     booking = Booking(producer_id(name), seen, account, rows.count, False)
     store = Ledger.store
 
-    def killed_at_the_end(self: Ledger, number: int, account: Account) -> None:
-        if account.state == AT_REST:
+    def killed_at_the_end(self: Ledger, number: int, account: Account, *, is_used: bool = True) -> None:
+        if account.state == AT_REST and is_used:
             raise Killed
-        store(self, number, account)
+        store(self, number, account, is_used=is_used)
 
     with mock.patch.object(Ledger, "store", killed_at_the_end):
         try:

@@ -3,6 +3,9 @@
     {"JFK": {"0": 23, "1": 45}}                                                    as Kafka writes them: 23 is the next to be read
     {"/logs": {"JFK": {"0": "9f3c8a21", "1": "04d1b7e6"}}, "JFK": {"0": 23, "1": 45}}     as a query notes them
 
+The end of a query's first micro-batch also says, under "/from", where that batch began: Spark notes only ends, and if that batch is run
+again asks a new process where the query starts, which "latest" and times would answer otherwise by then.
+
 A query adds the first digits of each log's id under a name that no topic has, so that a log that was deleted and made anew under a
 checkpoint is noticed although its sequences may look right; a log without an id has none there. The numbers stay plain numbers, for
 whoever works out a lag from a progress report. A user's JSON may have the ids, as when it was copied from such a report, or leave them out.
@@ -25,6 +28,7 @@ from hub.spark.shards import Extent, ShardKey
 EARLIEST, LATEST = -2, -1
 LARGEST = (1 << 63) - 1
 LOGS = "/logs"  # a topic is a file's name or a part of one, so it has no slash
+FROM = "/from"
 DIGITS = 8  # of a log's id; they are random, so one replaced log in four billion would go unnoticed
 
 Side = Literal["starting", "ending"]
@@ -60,6 +64,7 @@ def parse(given: object, what: str, least: int = 0) -> Offsets:
     """
     topics = dict(_object(given, what))
     noted = topics.pop(LOGS, {})
+    topics.pop(FROM, None)
     ends = dict(_flat(topics, what))
     for key, end in ends.items():
         if not isinstance(end, int) or isinstance(end, bool) or not least <= end <= LARGEST:
@@ -69,6 +74,11 @@ def parse(given: object, what: str, least: int = 0) -> Offsets:
         if key not in ends or not isinstance(log_id, str) or not _ID.fullmatch(log_id):
             raise ValueError(f"[KVSPOOL_INVALID_OFFSETS] {what}: {_short(log_id)} is no id of a log of these offsets")
     return Offsets(dict(sorted(ends.items())), logs)
+
+
+def begin_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> Any:
+    """Return the offsets at which a micro-batch begins that Spark says goes from `start` to `end`."""
+    return start if FROM in start else end.get(FROM, start)
 
 
 def is_same_log(noted: str, log_id: str) -> bool:

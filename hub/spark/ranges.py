@@ -55,16 +55,16 @@ class HubRange(ShardRange):
         """See `ShardRange.batches`; the batches have the columns that were asked for. Raises Unreachable, NotAllowed, ShardDamaged."""
         yield from self._read(self.parts, self.first, self.end)
 
-    def _read(self, parts: tuple[Part, ...], first: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
-        """Yield what the first of some hubs has; what it lacks, the next one may have."""
+    def _read(self, parts: tuple[Part, ...], first: int, end: int, reason: str = "trimmed") -> Iterator[pyarrow.RecordBatch | Gap]:
+        """Yield what the first of some hubs has; what it lacks, the next one may have. reason: of the Gap, if that hasn't got it either."""
         part, others = parts[0], parts[1:]
         if end > part.end:  # an older hub doesn't have it
-            yield from self._read(parts, first, part.end) if first < part.end else ()
-            yield Gap(max(first, part.end), end - 1, "trimmed", self._where(part))
+            yield from self._read(parts, first, part.end, reason) if first < part.end else ()
+            yield Gap(max(first, part.end), end - 1, reason, self._where(part))
             return
         for item in self._from(part, first, end):
             if isinstance(item, Gap) and others:
-                yield from self._read(others, item.first, item.last + 1)
+                yield from self._read(others, item.first, item.last + 1, item.reason)
             else:
                 yield item
 

@@ -38,6 +38,7 @@ COLUMNS: dict[str, DataType] = {
 KNOWN = ("machine restart", "missing")  # reasons of Gaps that were there when the query was planned
 
 SMALL = 2048  # rows of a batch, below which the batch itself costs Spark more than its rows do
+SMALL_BYTES = 8 << 20  # and so are they only as long as all of them have no more bytes
 
 _logger = logging.getLogger("kvspool")
 
@@ -80,8 +81,9 @@ def together(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordB
     waiting: list[pyarrow.RecordBatch] = []
     for batch in chain(batches, [None]):
         is_small = batch is not None and batch.num_rows < SMALL
-        if waiting and not (is_small and sum(one.num_rows for one in waiting) < SMALL):
-            yield waiting[0] if len(waiting) == 1 else pyarrow.Table.from_batches(waiting).combine_chunks().to_batches()[0]
+        is_room = sum(one.num_rows for one in waiting) < SMALL and sum(one.nbytes for one in waiting) < SMALL_BYTES
+        if waiting and not (is_small and is_room):
+            yield from waiting if len(waiting) == 1 else pyarrow.Table.from_batches(waiting).combine_chunks().to_batches()
             waiting = []
         if is_small:
             waiting.append(batch)

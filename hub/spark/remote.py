@@ -161,6 +161,7 @@ class _Hub:
         self._isolation = isolation
         self._damaged: dict[ShardKey, tuple[float, str]] = {}  # since when a shard can't be read, and why
         self._token = ""
+        self._news = False  # something has changed that `look` hasn't told yet
         self._everything_at = 0.0
         self._hub: RemoteHub | None = None
         self._reader = _Reader(line.location, reader) if reader is not None else None
@@ -172,7 +173,7 @@ class _Hub:
             return False
         is_new = self._hub is None
         try:
-            has_changed = self._ask(self._connected(), wait)
+            self._news |= self._ask(self._connected(), wait)
             if self._reader is not None:
                 self._reader.hold(self._connected(), {key: state.first for key, state in self.states.items()})
         except LATER as error:
@@ -186,7 +187,8 @@ class _Hub:
         self._check_damage()
         self.is_known = self.is_known or not self._damaged
         self.patience.succeeded()
-        return has_changed
+        news, self._news = self._news, False
+        return news
 
     def _fail(self, error: Exception) -> None:
         self._let_go()

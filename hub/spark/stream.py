@@ -32,12 +32,13 @@ from hub.spark.opening import open_shards
 from hub.spark.options import ReadOptions
 from hub.spark.planning import Task, plan
 from hub.spark.shards import Extent, ShardKey, Shards
-from kvspool.errors import LogNotFound
+from kvspool.errors import LogNotFound, ReaderBusy
 
 if TYPE_CHECKING:
     import pyarrow
 
 CHECKPOINT = "an offset in the checkpoint"  # for messages
+COMMIT_AGAIN = 60.0  # seconds
 MOST_REPORTED = 1000  # losses that are remembered so as to warn of each one once
 
 _logger = logging.getLogger("kvspool")
@@ -61,19 +62,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle: tuple[Json, dict[ShardKey, Extent]] | None = None  # offsets behind which nothing was, as the shards were then
         self._latest: tuple[dict[ShardKey, Extent], Json] = ({}, {})
         self._committed: Json | None = None  # as far as the durable reader was told to go
+        self._committed_at = 0.0
         self._reported: set[str] = set()
         self._delay = None if options.min_offsets is None else Delay(options.min_offsets, options.max_delay, time.monotonic)
 
     def initialOffset(self) -> Json:
-        """Return where a new query starts. Spark asks twice, and means the same."""
+        """Return where a new query starts. Spark asks twice, and means the same; and again in a new process if the first batch has to be
+        run again, which begins where its end says."""
         if self._initial is None:
             extents = self._look()
             assert self._shards is not None
             starting, sequence_at = self._options.starting, self._shards.sequence_at
             is_lenient = self._options.is_lenient_on_time
             starts = starting.sequences("starting", extents, sequence_at, self._report, is_lenient_on_time=is_lenient)
-            self._shards.commit(starts)  # from now on the durable reader holds back what is to be read
-            self._initial = self._committed = offsets.note(starts, extents)
+            self._initial = offsets.note(starts, extents)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -93,6 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         extents = self._look()
         if self._idle == (start, extents):
+            self._keep_committed(start)
             return start
         # Spark asks for more only when the batch before is done and its checkpoint complete; its own `commit` comes with the next batch,
         # which after the last one of a run, or before a long silence, is too late for those who wait for room.
@@ -102,8 +105,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         available = self._available(places, extents)
         admitted = self._admitted(places, available, limit)
         following = offsets.note(admitted, extents)
-        if following != start:
-            return following
+        if following != {name: value for name, value in start.items() if name != offsets.FROM}:
+            return {offsets.FROM: start, **following} if start == self._initial else following
         if admitted == available:
             self._idle = (start, extents)
         return start
@@ -144,7 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of a micro-batch. Raises what `latestOffset` does."""
         extents = self._look()
         assert self._shards is not None
-        begin, stop = offsets.parse(start, CHECKPOINT), offsets.parse(end, CHECKPOINT)
+        begin, stop = offsets.parse(offsets.begin_of(start, end), CHECKPOINT), offsets.parse(end, CHECKPOINT)
         spans = offsets.spans(begin, stop, extents, self._report)
         ranges = [self._shards.range(key, at, until) for key, (at, until) in spans.items() if at < until]
         tasks = plan(ranges, min_partitions=self._options.min_partitions, max_records=self._options.max_records)
@@ -162,8 +165,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             assert self._shards is not None
             noted = offsets.parse(end, CHECKPOINT)
             is_same = {key: offsets.is_same_log(noted.logs.get(key, ""), extent.log_id) for key, extent in extents.items()}
-            self._shards.commit({key: at for key, at in noted.next.items() if is_same.get(key)})
+            try:
+                self._shards.commit({key: at for key, at in noted.next.items() if is_same.get(key)})
+            except ReaderBusy as error:
+                _logger.warning("the durable reader stays where it is for now: %s", error)
+                return
             self._committed = end
+            self._committed_at = time.monotonic()
+
+    def _keep_committed(self, end: Json) -> None:
+        """Commit again from time to time while there is nothing to read: shards that the query doesn't ask for go on, and its durable
+        reader must not hold them back."""
+        if time.monotonic() - self._committed_at > COMMIT_AGAIN and not self._options.selection.is_all:
+            self._committed = None
+            self.commit(end)
 
     def stop(self) -> None:
         """Close the logs. Spark doesn't always call this; a process that ends closes them too."""

@@ -5,10 +5,14 @@ again, or twice at once, adds nothing that is there.
 
 **No transaction.** What a task has appended is there when the task ends, not only when the job does. A job that fails leaves what its
 tasks have appended; run again by hand, it is another job, and appends all of it once more.
+
+**After the job** its accounts stay for an hour at least: a copy of a task that Spark gave up may still be at work on some host.
 """
 
 from __future__ import annotations
 
+import re
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,6 +28,9 @@ from kvspool import KvspoolError
 if TYPE_CHECKING:
     import pyarrow
 
+LONGEST_TASK = 3600 * 10**9  # ns for which the accounts of a job are kept at least
+JOB = re.compile("job:[0-9a-f]{32}/[0-9]+")
+
 
 class ShardWriter(DataSourceArrowWriter):
     """Appends rows to a target; see the module."""
@@ -37,25 +44,23 @@ class ShardWriter(DataSourceArrowWriter):
         """Append the rows of one task."""
         context = TaskContext.get()
         task = 0 if context is None else context.partitionId()
-        return append(self.target, iterator, f"{self.job}/{task}", 0)
+        return append(self.target, iterator, f"job:{self.job}/{task}", 0)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Let the logs forget the tasks: the job is done, and no task of it comes again."""
-        self._forget(messages)
+        """Let the logs forget earlier jobs. Not this one: a copy of a task that Spark gave up may still be at work somewhere, and must find
+        that its rows are there."""
+        self._forget_others(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Let the logs forget the tasks that ended; what they have appended stays."""
-        self._forget(messages)
+        """Let the logs forget earlier jobs; what the tasks have appended stays."""
+        self._forget_others(messages)
 
-    def _forget(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Free the accounts, where this host has the logs; elsewhere they are free after some days."""
-        names: dict[str, dict[int, list[str]]] = {}
-        for message in messages:
-            if isinstance(message, Appended):
-                for topic, shards in message.shards.items():
-                    for shard in shards:
-                        names.setdefault(topic, {}).setdefault(shard, []).append(message.producer)
-        for topic, by_shard in names.items():
+    def _forget_others(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Free the accounts of jobs that are long over, where this host has the logs; elsewhere they are free after some days."""
+        over = time.time_ns() - LONGEST_TASK
+        for topic in {topic for message in messages if isinstance(message, Appended) for topic in message.shards}:
             with suppress(KvspoolError, OSError), self.target.open(topic) as opened:
-                for shard, producers in by_shard.items():
-                    opened.shards[shard].forget_producers(producers)
+                for log in opened.shards:
+                    names = [one.name for one in log.producers() if one.updated < over and JOB.fullmatch(one.name)]
+                    if names:
+                        log.forget_producers(names)

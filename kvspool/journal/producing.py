@@ -66,6 +66,13 @@ class JournalProducing:
         self._log = log
         self.path = log.path
 
+    @property
+    def is_durable(self) -> bool:
+        return self._log.durability == "disk"
+
+    def sync(self, timeout: float | None) -> None:
+        self._log.sync(timeout)
+
     def prepared_rows(self, values: Iterable[Any], keys: Iterable[bytes | None] | None, type: int, timestamp: int | None) -> ListedRows:
         return ListedRows(self._log.prepare(values, keys, type, timestamp))
 
@@ -80,7 +87,7 @@ class JournalProducing:
         return ColumnPieces(pieces, codec)
 
     def append_booked(self, rows: Any, booking: Booking, timeout: float | None, durable: bool) -> None:
-        booking.is_durable = durable or self._log.durability == "disk"
+        booking.is_durable = durable or self.is_durable
         self._log.ensure_log_id(timeout)
         self._log.append_booked(rows.batch if isinstance(rows, ListedRows) else _rows(rows), booking, timeout, durable)
 

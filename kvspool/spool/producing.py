@@ -67,6 +67,13 @@ class SpoolProducing:
         self._log = log
         self.path = log.path
 
+    @property
+    def is_durable(self) -> bool:
+        return self._log.is_durable
+
+    def sync(self, timeout: float | None) -> None:
+        self._log.sync(timeout)
+
     def prepared_rows(self, values: Iterable[Any], keys: Iterable[bytes | None] | None, type: int, timestamp: int | None) -> ListedRows:
         return ListedRows(self._log.prepare(values, keys, type, timestamp))
 

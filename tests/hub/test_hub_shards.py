@@ -6,6 +6,7 @@ import logging
 import pickle
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from shipping import eventually
 
 import hub
 import kvspool
+from hub.columns import Rows
 from hub.errors import Conflict, HubError, Malformed, NotAllowed, NotFound, ShardDamaged, Unreachable
 from hub.remote import RemoteHub
 from hub.shipper import Shipper
@@ -266,7 +268,7 @@ def test_a_hub_that_sends_something_else_is_found_out(server: HubServer, monkeyp
 
     def wrong(self: RemoteHub, ticket: Ticket, timeout: float | None = None) -> Iterator[Any]:
         for item in items(self, ticket, timeout):
-            yield item._replace(first=item.first + 1) if hasattr(item, "_replace") else item
+            yield replace(item, first=item.first + 1) if isinstance(item, Rows) else item
 
     monkeypatch.setattr(RemoteHub, "items", wrong)
     with pytest.raises(Malformed, match=r"\[KVSPOOL_DATA_LOSS\].*sequence 0 is missing"):

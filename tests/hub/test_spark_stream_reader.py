@@ -132,6 +132,30 @@ def test_batch_after_batch_has_what_was_appended_meanwhile_in_order(root: Path) 
     assert query.reader.reportLatestOffset() == json.loads(query.checkpoint[-1])
 
 
+@pytest.mark.parametrize("starting", [{"startingOffsets": "latest"}, {"startingOffsets": "earliest"}])
+def test_a_first_batch_that_is_run_again_begins_where_it_began(root: Path, starting: dict[str, str]) -> None:
+    """Spark notes only where a batch ends, so the new process is asked where the query starts, and may see another place by then."""
+    append(root, "JFK", 30)
+    first = Query(root, groupId="g", **starting)
+    first.latest()
+    append(root, "JFK", 12, 30)
+    first.latest()
+    rows = sorted(first.rows(0, -1))
+    assert len(rows) == (42 if starting["startingOffsets"] == "earliest" else 12)
+    append(root, "JFK", 40, 42)
+    with hub.open(root) as opened:
+        held = {one.name: one.lag.records for one in opened.readers() if one.lag is not None}
+
+    again = Query(root, groupId="g", **starting)  # after a kill, with the ends alone
+    again.checkpoint = [json.dumps(again.reader.initialOffset()), *first.checkpoint[1:]]
+    assert sorted(row for end in range(1, len(again.checkpoint)) for row in again.rows(end - 1, end)) == rows
+    with hub.open(root) as opened:
+        assert {one.name: one.lag.records for one in opened.readers() if one.lag is not None} == held, "its reader waits for the batch"
+    assert values(again.drain()) == named("JFK", 42, 82)
+    assert again.run() == []
+    assert "/from" not in again.checkpoint[-1]
+
+
 def test_when_nothing_is_new_the_very_same_offset_is_returned(root: Path) -> None:
     append(root, "JFK", 5)
     query = Query(root)

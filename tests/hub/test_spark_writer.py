@@ -277,9 +277,14 @@ def once(flag: Path) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("format", ["spool", "kvj"])
-def test_a_task_that_fails_after_it_has_appended_is_run_again_and_adds_nothing(spark: SparkSession, tmp_path: Path, format: str) -> None:
+def test_a_task_that_fails_after_it_has_appended_is_run_again_and_adds_nothing(
+    spark: SparkSession, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pyspark.sql.datasource import DataSource
+    from pyspark.sql.types import StructType
 
+    from hub.spark import writer as module
+    from hub.spark.appending import Appended
     from hub.spark.target import Target
     from hub.spark.writer import ShardWriter
 
@@ -308,7 +313,14 @@ def test_a_task_that_fails_after_it_has_appended_is_run_again_and_adds_nothing(s
     assert (tmp_path / "failed").exists()
     with shard.open(tmp_path / "root") as shards:
         assert sorted(record.data for record in shards) == sorted(f"value-{at}" for at in range(4000))
-        assert [log.producers() for log in shards.shards] == [[]] * 4, "what is done needs no account any more"
+        tasks = {one.name for log in shards.shards for one in log.producers()}
+    assert len(tasks) == 3, "a copy of a task that still runs would find its account"
+
+    monkeypatch.setattr(module, "LONGEST_TASK", -10 * 10**9)
+    job = ShardWriter(Target.parse({"path": str(tmp_path / "root")}, StructType().add("value", "string")))
+    job.commit([Appended(1, 0, "job:ours/0", {"p": {0: []}}), None])
+    with shard.open(tmp_path / "root") as shards:
+        assert [log.producers() for log in shards.shards] == [[]] * 4, "jobs that are long over need none any more"
 
 
 def test_a_task_whose_worker_is_killed_is_run_again_and_each_row_is_there_once(
