@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from hub.pipeline import JobError, SchemaError, load
+import shard
+from hub.pipeline import JobError, SchemaError, SinkError, Table, load
 from hub.pipeline.failures import cause
 from hub.pipeline.infer import infer
 from hub.pipeline.job import parse, seconds, source_options
 from hub.pipeline.schema import Kind, ddl, parse_schema
+from hub.pipeline.sinks import open_sink
 from kvspool.cli import main
 
 LEAST = """
@@ -107,10 +109,15 @@ def test_a_pipeline_begins_at_the_beginning_unless_it_is_told_otherwise(option: 
     assert source_options(told) == {"path": "/jobs/root", option: "7"}
 
 
-def test_the_examples_of_the_page_are_jobs() -> None:
+def examples() -> tuple[str, str]:
+    """Return the job files of the page: the one to infer from, and the whole one."""
     page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
     first = page.partition("$ cat delays.toml\n")[2].partition("\n$")[0]
-    second = page.partition("```toml\n")[2].partition("```")[0]
+    return first, page.partition("```toml\n")[2].partition("```")[0]
+
+
+def test_the_examples_of_the_page_are_jobs() -> None:
+    first, second = examples()
     assert job_of(first).fields is None
     job = job_of(second)
     assert (job.mode, job.sink.path, job.window.size) == ("complete", "/jobs/output/hourly", "1 hour")
@@ -311,6 +318,26 @@ def test_check_repeats_no_secret_of_sink_and_session(tmp_path: Path, capsys: pyt
     found = json.loads(said)
     assert found["sink"]["options"] == {"token": "(hidden)", "Secret": "(hidden)", "tokenFile": "here", "topic": "x"}
     assert found["spark"]["conf"]["spark.cores.max"] == "4"
+
+
+def test_the_first_command_of_the_page_infers_a_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "output").mkdir()
+    with shard.create(tmp_path / "output" / "hub", prefix="JFK", bits=1, capacity="64KiB") as shards:
+        shards.append_many([{"row": row, "carrier": "AA"} for row in range(4)], keys=[b"%d" % row for row in range(4)])
+    (tmp_path / "delays.toml").write_text(examples()[0])
+    assert main(["pipeline", "infer", str(tmp_path / "delays.toml")]) == 0
+    assert capsys.readouterr().out == 'schema = "row bigint, carrier string"\n'
+
+
+def test_a_folder_of_parquet_is_of_one_job(tmp_path: Path) -> None:
+    one, two = (job_of(f'name = "{name}"\n{LEAST}', tmp_path) for name in ("one", "two"))
+    with Table(Path(one.sink.path)) as table:
+        table.begin("q", "one", 0)
+    open_sink(one).close()
+    for _ in range(2):  # it isn't left locked
+        with pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_JOB.* the job one writes, and this is two"):
+            open_sink(two)
 
 
 def test_status_of_a_job_that_has_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
