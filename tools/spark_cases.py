@@ -69,6 +69,7 @@ def cases(
 def started(folder: Path) -> Iterator[Any]:
     """Run a session of two cores."""
     import hub.spark
+    from hub.pipeline.session import errors_to
 
     settings = {
         "spark.ui.enabled": "false",
@@ -85,19 +86,6 @@ def started(folder: Path) -> Iterator[Any]:
         yield spark
     finally:
         spark.stop()
-
-
-@contextmanager
-def errors_to(log: Path) -> Iterator[None]:
-    """Let processes that start meanwhile inherit a file as their standard error."""
-    saved = os.dup(2)
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
 
 
 class Logs:

@@ -27,7 +27,7 @@ def start(job: Job, log: Path) -> SparkSession:
 
     is_local = "://" not in job.checkpoint
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _errors_to(log), _interrupts_later():
+    with errors_to(log), _interrupts_later():
         session = spark.session(
             f"kvspool pipeline {job.name}", master=job.spark.master, local_checkpoints=is_local, settings=settings(job)
         )
@@ -49,7 +49,7 @@ def settings(job: Job) -> dict[str, str]:
 
 
 @contextmanager
-def _errors_to(log: Path) -> Iterator[None]:
+def errors_to(log: Path) -> Iterator[None]:
     """Let processes that start meanwhile inherit a file as their standard error."""
     sys.stderr.flush()
     saved = os.dup(2)

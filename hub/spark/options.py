@@ -7,7 +7,6 @@ before offsets.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hub import hubs
+from hub.spark.naming import named
 from hub.spark.offsets import EARLIEST, LARGEST, LATEST, Bound, parse_text
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import ShardKey
@@ -151,7 +151,7 @@ class ReadOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> ReadOptions:
         """Return the options of a read. ValueError names one that is unknown, missing, wrong or contradicts another one."""
-        options = _named(given)
+        options = named(given, NAMES, _REFUSED, "format kvspool")
         selection = _selection(options)
         names = frozenset(options)
         path, locations = options.get("path"), options.get("hub")
@@ -215,26 +215,6 @@ def _or(bound: Bound, everywhere: int) -> Bound:
 
 def _has(bound: Bound, edge: int) -> bool:
     return bound.everywhere == edge or (bound.offsets is not None and edge in bound.offsets.next.values())
-
-
-def _named(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options by their names in NAMES. ValueError for any other one."""
-    known = {name.lower(): name for name in NAMES}
-    options = {}
-    for name, value in given.items():
-        if name.lower() not in known:
-            raise ValueError(_unknown(name.lower()))
-        options[known[name.lower()]] = value
-    return options
-
-
-def _unknown(name: str) -> str:
-    why = next((words for begin, words in _REFUSED.items() if name == begin or (begin.endswith(".") and name.startswith(begin))), None)
-    if why is not None:
-        return f"option {name} has no meaning for format kvspool: {why}"
-    near = difflib.get_close_matches(name, [known.lower() for known in NAMES], 1)
-    hint = f"; did you mean {next(known for known in NAMES if known.lower() == near[0])}?" if near else ""
-    return f"unknown option {name!r} for format kvspool{hint}; there are {', '.join(sorted(NAMES, key=str.lower))}"
 
 
 def _exclude(options: Mapping[str, str], *names: str) -> None:

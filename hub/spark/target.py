@@ -9,12 +9,12 @@ reading gives, are left out: the log gives offsets itself.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hub.spark.naming import named
 from hub.spark.options import local_path
 from kvspool import Codec, logs, sizes
 from kvspool.errors import KvspoolError, LogNotFound
@@ -37,7 +37,7 @@ _REFUSED = {
     "kafka.bootstrap.servers": "there is no broker: save(path) or start(path) writes to logs of the host where a task runs",
     "kafka.": "it configures a client of Kafka, and there is none here; leave it out",
     "includeheaders": "records have no headers; leave it out",
-    "hub": "hub servers take what clients ship to them; write to logs of this host, and let `kvspool hub ship` send them",
+    "hub": "hub servers take what clients ship to them; write to logs of this host, and let `kvspool ship` send them",
 }
 
 
@@ -75,7 +75,8 @@ class Target:
         Raises ValueError that names the option or column which is unknown, missing or wrong; LogNotFound, ShardError, and what opening the
         logs raises.
         """
-        options = _named(given)
+        asked = {name: value for name, value in given.items() if name.lower() not in IGNORED}
+        options = named(asked, NAMES, _REFUSED, "writing with format kvspool")
         if not options.get("path"):
             raise ValueError("a path is missing: save(path) or start(path), of a log or of a root of shards")
         path = local_path(options["path"])
@@ -198,27 +199,6 @@ def check_columns(schema: StructType) -> None:
         raise ValueError("a column named value is missing")
     if len(set(names_given)) < len(names_given):
         raise ValueError("two columns have the same name")
-
-
-def _named(given: Mapping[str, str]) -> dict[str, str]:
-    known = {name.lower(): name for name in NAMES}
-    options = {}
-    for name, value in given.items():
-        if name.lower() in IGNORED:
-            continue
-        if name.lower() not in known:
-            raise ValueError(_unknown(name.lower()))
-        options[known[name.lower()]] = value
-    return options
-
-
-def _unknown(name: str) -> str:
-    why = next((words for begin, words in _REFUSED.items() if name == begin or (begin.endswith(".") and name.startswith(begin))), None)
-    if why is not None:
-        return f"option {name} has no meaning for writing with format kvspool: {why}"
-    near = difflib.get_close_matches(name, [known.lower() for known in NAMES], 1)
-    hint = f"; did you mean {next(known for known in NAMES if known.lower() == near[0])}?" if near else ""
-    return f"unknown option {name!r} for writing with format kvspool{hint}; there are {', '.join(sorted(NAMES, key=str.lower))}"
 
 
 def _topic(options: Mapping[str, str]) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,3 +62,17 @@ def expected(records: Iterable[Record], topic: str | None = None) -> list[tuple[
 def told(failure: pytest.ExceptionInfo[BaseException]) -> str:
     """Return everything that an error from Spark says."""
     return str(failure.value)
+
+
+def once(flag: Path) -> Callable[[], bool]:
+    """Return what is true the first time that it is called, in whatever process that is. Spark pickles it as it is."""
+    name = str(flag)
+
+    def is_first() -> bool:
+        try:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    return is_first

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from parts import leave_part
-from sessions import MARKS, told
+from sessions import MARKS, once, told
 
 import kvspool
 import shard
@@ -139,20 +139,6 @@ def test_what_was_left_of_a_batch_is_appended_when_it_comes_again(spark: SparkSe
     put_file(folder, 3)
     run(stream(spark, folder), root, checkpoint)
     assert values(root) == list(range(4 * PER_FILE))
-
-
-def once(flag: Path) -> Callable[[], bool]:
-    """Return what is true the first time that it is called, in whatever process that is. Spark pickles it as it is."""
-    name = str(flag)
-
-    def is_first() -> bool:
-        try:
-            os.close(os.open(name, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
-
-    return is_first
 
 
 @pytest.mark.parametrize("where", ["write", "commit"])

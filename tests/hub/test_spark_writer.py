@@ -8,12 +8,12 @@ import shutil
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sessions import MARKS, load, told
+from sessions import MARKS, load, once, told
 
 import hub
 import kvspool
@@ -260,20 +260,6 @@ def test_a_row_that_can_not_be_written_fails_the_job_with_the_reason(spark: Spar
             save(numbered(spark, 10, "'v' AS value", "if(id = 5, NULL, 'p') AS topic").coalesce(1), tmp_path / "root")
         assert "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row" in told(failure)
         assert list(shards) == []
-
-
-def once(flag: Path) -> Callable[[], bool]:
-    """Return what is true the first time that it is called, in whatever process that is. Spark pickles it as it is."""
-    name = str(flag)
-
-    def is_first() -> bool:
-        try:
-            os.close(os.open(name, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
-
-    return is_first
 
 
 @pytest.mark.parametrize("format", ["spool", "kvj"])
