@@ -308,11 +308,14 @@ def settle(directory: Path, log_id: bytes, number: int, next_sequence: int) -> N
         account = ledger.read(number)
         if account is None or account.state != UNDER_WAY:
             return
-        ledger.store(
-            number, account.settled(lambda first, count: [(first, max(0, min(next_sequence - first, count)))]), is_used=False
-        )
+        ledger.store(number, account.settled(before(next_sequence)), is_used=False)
         if account.is_durable:
             ledger.flush()
+
+
+def before(end: int) -> Callable[[int, int], list[tuple[int, int]]]:
+    """Return what says which of some records are there in a log that goes on at a sequence; see `Account.settled`."""
+    return lambda first, count: [(first, max(0, min(end - first, count)))]
 
 
 def restarted(

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from kvspool.errors import BatchChanged, BatchOutOfOrder
-from kvspool.ledger import AT_REST, FREE, UNDER_WAY, Account, Ledger, new_account
+from kvspool.ledger import AT_REST, FREE, UNDER_WAY, Account, Ledger, before, new_account
 from kvspool.record import Codec
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Producer:
         BatchChanged, BatchOutOfOrder, TooManyPieces, TooManyProducers.
         """
         self._check(batch, changed)
-        if (done := self._answer(batch, timeout, durable)) is not None:
+        if (done := self._answer(self._look(timeout), batch, timeout, durable)) is not None:
             return done
         return self._append(self._log.prepared_rows(values, keys, type, timestamp), batch, timeout, durable, changed)
 
@@ -201,7 +201,7 @@ class Producer:
         from kvspool import arrow
 
         self._check(batch, changed)
-        if (done := self._answer(batch, timeout, durable)) is not None:
+        if (done := self._answer(self._look(timeout), batch, timeout, durable)) is not None:
             return done
         parts = table if isinstance(table, list) else arrow.parts(table)
         pieces: Pieces = [(self._log.columns(part, codec), None) for part in parts]
@@ -213,7 +213,7 @@ class Producer:
     ) -> Stored:  # fmt: skip
         """As `append_arrow`, some rows of each of several batches, which are laid out already."""
         self._check(batch, changed)
-        if (done := self._answer(batch, timeout, durable)) is not None:
+        if (done := self._answer(self._look(timeout), batch, timeout, durable)) is not None:
             return done
         return self._append(self._log.column_rows(pieces, codec), batch, timeout, durable, changed)
 
@@ -243,8 +243,7 @@ class Producer:
         with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
             found = ledger.find(self._id)
             if found is not None and found[1].state == UNDER_WAY:
-                settled = found[1].settled(lambda first, count: [(first, max(0, min(next_sequence - first, count)))])
-                ledger.store(found[0], settled, is_used=False)
+                ledger.store(found[0], found[1].settled(before(next_sequence)), is_used=False)
         return 0
 
     def _find(self) -> Account | None:
@@ -256,16 +255,15 @@ class Producer:
         self._hint = -1 if found is None else found[0]
         return None if found is None else found[1]
 
-    def _answer(self, batch: int, timeout: float | None, durable: bool) -> Stored | None:
+    def _answer(self, account: Account | None, batch: int, timeout: float | None, durable: bool) -> Stored | None:
         """Return what there is to say of a batch of which nothing is to be appended; None otherwise. Who appended it may have died before
         it was on disk, so a durable one is flushed."""
-        done = self._there(batch, timeout)
+        done = self._there(account, batch)
         if done is not None and (durable or self._log.is_durable):
             self._log.sync(timeout)
         return done
 
-    def _there(self, batch: int, timeout: float | None) -> Stored | None:
-        account = self._look(timeout)
+    def _there(self, account: Account | None, batch: int) -> Stored | None:
         if account is None or batch > account.batch:
             return None
         if batch == account.batch and account.is_done:
@@ -281,7 +279,7 @@ class Producer:
     def _append(self, rows: Rows, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored:
         while True:
             seen = self._look(timeout)
-            if (done := self._answer(batch, timeout, durable)) is not None:
+            if (done := self._answer(seen, batch, timeout, durable)) is not None:
                 return done  # another process was quicker
             account = seen or new_account(self._id, self.name)
             left = rows

@@ -69,7 +69,7 @@ class Accounts:
         """Under the append lock, after a restart of the machine: the journal goes on at this sequence, so what lay behind it is lost."""
         if system.port.look_up(self._directory / ledger.NAME) is None:
             return  # nor is the journal's id needed then
-        ledger.restarted(self._directory, self._log_id(), lambda first, count: [(first, max(0, min(end - first, count)))])
+        ledger.restarted(self._directory, self._log_id(), ledger.before(end))
 
 
 class Appender:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from kvspool import Record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 MARKS = [
     pytest.mark.spark,
@@ -21,6 +23,7 @@ MARKS = [
 ]
 SCHEMA = "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,type:int>"
 BASE = 1_700_000_000_123_456_789  # ns
+PATIENCE = 60  # seconds, against a hang
 KEYS = [None, b"", b"a", b"hello", b"\xff\x00"]
 
 
@@ -76,3 +79,12 @@ def once(flag: Path) -> Callable[[], bool]:
         return True
 
     return is_first
+
+
+def until(query: StreamingQuery, condition: Callable[[], object]) -> None:
+    """Wait for something that a running query brings about."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

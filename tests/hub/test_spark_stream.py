@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sessions import BASE, MARKS, told
+from sessions import BASE, MARKS, PATIENCE, told, until
 
 import hub
 import kvspool
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyarrow")
 pytestmark = MARKS
-PATIENCE = 60  # seconds, against a hang
 
 
 class Sink:
@@ -66,14 +64,6 @@ def run(start: Callable[..., StreamingQuery], path: Path, sink: Sink | None = No
     query = start(path, sink, **options)
     assert query.awaitTermination(PATIENCE)
     return sink
-
-
-def until(query: StreamingQuery, condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert query.isActive, query.exception()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
