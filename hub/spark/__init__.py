@@ -35,13 +35,15 @@ def session(
     name: what Spark shows. master: where it runs; None: what `spark-submit` was told, or else all cores of this machine. cores,
     local_checkpoints: see `session_settings`. settings: more of Spark's, which go before ours.
 
-    JAVA_HOME is set, or unset, as `hub.spark.java.use_java` does it; PYSPARK_PYTHON becomes the running Python for a local master, if it
-    isn't set. A session that runs already is returned as it is. Raises MissingExtra without PySpark, JavaNotFound without Java.
+    JAVA_HOME is set, or unset, as `hub.spark.java.use_java` does it. For a local master PYSPARK_PYTHON becomes the running Python and
+    SPARK_HOME one whose Python starts fast, see `hub.spark.home`, if they aren't set. A session that runs already is returned as it is.
+    Raises MissingExtra without PySpark, JavaNotFound without Java.
     """
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise MissingExtra(f"Spark needs the package pyspark ({error}); pip install 'kvspool[spark]'") from error
+    from hub.spark.home import use_home
     from hub.spark.java import use_java
 
     spark = SparkSession.getActiveSession()
@@ -56,6 +58,7 @@ def session(
             builder = builder.master(master)
         if (master or "").startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            use_home()
         spark = builder.getOrCreate()
     if find_spec("pyspark_kvspool") is None:  # otherwise Spark finds the format by itself
         register(spark)

@@ -29,11 +29,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     from hub.spark import register, session_settings
+    from hub.spark.home import use_home
 
     patch = pytest.MonkeyPatch()
     patch.setenv("PYSPARK_PYTHON", sys.executable)
     patch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
     patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    patch.setenv("SPARK_HOME", "")
+    use_home(folder=tmp_path_factory.mktemp("spark") / "home")
     builder = SparkSession.builder.master("local[2,2]").appName("tests")
     settings = {
         **session_settings(cores=2),

@@ -176,6 +176,8 @@ os.rename(shown, hidden)
 bare.sql(f"CREATE TEMPORARY VIEW records USING kvspool OPTIONS (path '{log}')")
 said["by a view"] = bare.sql("SELECT count(*), sum(offset) FROM records").collect()[0][:]
 said["again"] = hub.spark.session() is spark
+said["home"] = os.environ["SPARK_HOME"]
+said["loader"] = spark.sparkContext.parallelize([0], 1).map(lambda _: type(__import__("pyspark").__spec__.loader).__name__).first()
 print(json.dumps(said))
 spark.stop()
 """
@@ -198,7 +200,8 @@ def test_spark_runs_on_the_packaged_java_and_knows_the_format_and_what_breaks_it
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "__init__.py").write_text("raise RuntimeError('a hub for something else')")
 
-    variables = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "KVSPOOL_JRE", "PYSPARK_PYTHON")}
+    apart = "JAVA_HOME", "KVSPOOL_JRE", "PYSPARK_PYTHON", "SPARK_HOME"
+    variables = {name: value for name, value in os.environ.items() if name not in apart}
     variables |= {"PATH": str(programs), "PYTHONPATH": f"{tmp_path / 'modules'}:{ROOT}", "SPARK_LOCAL_IP": "127.0.0.1"}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "log"), str(tmp_path / "broken"), str(tmp_path / "modules" / "hub")]
     done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=110)
@@ -212,3 +215,5 @@ def test_spark_runs_on_the_packaged_java_and_knows_the_format_and_what_breaks_it
     assert "pip install 'kvspool[spark]'" in said["kvspool, while it is broken"]
     assert said["by a view"] == [100, 99 * 50]
     assert said["again"] is True
+    assert said["loader"] == "SourceFileLoader"  # not that of a zip
+    assert Path(said["home"]).name.startswith("kvspool-spark-home.") and not Path(said["home"]).exists()

@@ -105,19 +105,8 @@ def test_executors_in_processes_of_their_own_read_and_write_the_same_shards_once
 
 def run_program(program: str, folder: Path, *arguments: Any) -> str:
     """Run a driver in a process of its own, and return what it printed."""
-    home = spark_home(folder / "spark")
-    variables = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "SPARK_HOME": "", "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program, *map(str, arguments)]
     done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, timeout=230)
     assert done.returncode == 0, done.stderr[-5000:]
     return done.stdout
-
-
-def spark_home(folder: Path) -> Path:
-    """Return a home of Spark whose folder `work`, which its workers write to, isn't in the installed package."""
-    found = importlib.util.find_spec("pyspark")
-    assert found is not None and found.origin is not None
-    folder.mkdir()
-    for path in Path(found.origin).parent.iterdir():
-        (folder / path.name).symlink_to(path)
-    return folder

@@ -9,7 +9,6 @@ query since a busy machine took 10 s to start its Python, it is started again; h
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -29,9 +28,11 @@ LOOKS = 0.2  # seconds between two looks at the queries
 def main(path: Path) -> int:
     """Run the queries of a plan."""
     import hub.spark
+    from hub.spark.home import use_home
 
     folder = path.parent
-    os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home(folder / "spark-home"))}
+    use_home(folder=folder / "spark-home")
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
@@ -57,22 +58,6 @@ def main(path: Path) -> int:
             print(json.dumps({"slow": slow}), flush=True)
             queries[name] = begun(spark, **plan[name])
         time.sleep(LOOKS)
-
-
-def home(folder: Path) -> Path:
-    """Return a home of Spark whose Python is the installed package. Its own is a zip of sources, which each process compiles anew."""
-    spec = importlib.util.find_spec("pyspark")
-    assert spec is not None and spec.origin is not None
-    package = Path(spec.origin).parent
-    library = folder / "python" / "lib"
-    if not library.exists():
-        (library / "pyspark.zip").mkdir(parents=True)
-        (library / "pyspark.zip" / "pyspark").symlink_to(package)
-        for path in (*package.iterdir(), *(package / "python" / "lib").glob("py4j-*")):
-            where = library if path.name.startswith("py4j-") else folder
-            if path.name != "python":
-                (where / path.name).symlink_to(path)
-    return folder
 
 
 def begun(spark: SparkSession, **query: Any) -> StreamingQuery:
