@@ -109,6 +109,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {offsets.FROM: start, **following} if start == self._initial else following
         if admitted == available:
             self._idle = (start, extents)
+            if self._target is not None:
+                self.stop()  # a run ends here, and its process is killed: what the durable reader has yet to be told is told now
         return start
 
     def _available(self, places: Ends, extents: dict[ShardKey, Extent]) -> Ends:
