@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import re
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from processes_of_spark import JAVA, Servers, confs
 
 import shard
-from hub.spark.home import use_home
 
-ROOT = Path(__file__).resolve().parents[2]
 RECORDS = 4000
-PATIENCE = 60  # seconds, against a hang
-JAVA = "-XX:TieredStopAtLevel=1"  # half the work for the compiler
+WORKERS = ("work1", "work2")
 
 JOB = """
 import json, os, sys
@@ -55,90 +48,29 @@ spark.stop()
 """
 
 
-class Cluster:
-    """A master and workers of one core, whose words go to files in a folder."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        home = use_home({}, folder=folder / "home")
-        assert home is not None
-        self.home = home
-        self.folder = folder
-        self._stack = stack
-        self.environment = {
-            **os.environ,
-            "SPARK_HOME": str(self.home),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": JAVA,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
-        }
-        self._start("master", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        self.location = self._said("master", r"spark://127\.0\.0\.1:\d+")
-
-    def add_worker(self, name: str) -> None:
-        """Start a worker, whose executors have folders under one of its name."""
-        words = ["--host", "127.0.0.1", "-c", "1", "-m", "512m", "--webui-port", "0", self.location]
-        self._start(name, "org.apache.spark.deploy.worker.Worker", *words, SPARK_WORKER_DIR=str(self.folder / name))
-
-    def wait_for(self, name: str) -> None:
-        """Wait until the master has a worker."""
-        self._said(name, "Successfully registered with master")
-
-    def submit(self, job: Path, *arguments: object) -> str:
-        """Run a job to its end, and return the last line that it printed; warnings of PySpark may be among the others."""
-        settings = {
-            "spark.driver.memory": "512m",
-            "spark.executor.memory": "512m",
-            "spark.ui.enabled": "false",
-            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-            "spark.executor.extraJavaOptions": JAVA,
-            "spark.driver.extraJavaOptions": JAVA,
-            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
-        }
-        given = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-        command = [self.home / "bin" / "spark-submit", "--master", self.location, *given, job, *arguments]
-        done = subprocess.run(list(map(str, command)), env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=110)
-        assert done.returncode == 0, done.stderr[-5000:]
-        return done.stdout.splitlines()[-1]
-
-    def _start(self, name: str, what: str, *words: str, **variables: str) -> None:
-        with (self.folder / f"{name}.log").open("wb") as log:
-            command = [str(self.home / "bin" / "spark-class"), what, *words]
-            process = subprocess.Popen(command, env={**self.environment, **variables}, cwd=self.folder, stdout=log, stderr=log)
-        self._stack.callback(process.wait, PATIENCE)
-        self._stack.callback(process.terminate)
-
-    def _said(self, name: str, pattern: str) -> str:
-        """Wait for words in the log of a process, and return them."""
-        found: list[str] = []
-
-        def has_said() -> bool:
-            found[:] = re.findall(pattern, (self.folder / f"{name}.log").read_text())
-            return bool(found)
-
-        until(has_said, f"{name} says nothing like {pattern}")
-        return found[0]
-
-
-def until(condition: Callable[[], bool], words: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, words
-        time.sleep(0.02)
+SETTINGS = {
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.ui.enabled": "false",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.executor.extraJavaOptions": JAVA,
+    "spark.driver.extraJavaOptions": JAVA,
+}
+HERE = ("--host", "127.0.0.1", "--webui-port", "0")
 
 
 @contextmanager
-def cluster_in(folder: Path) -> Iterator[Cluster]:
-    """A cluster with two workers; its processes are gone behind the `with` block."""
-    with ExitStack() as stack:
-        cluster = Cluster(folder, stack)
-        workers = ("work1", "work2")
-        for name in workers:
-            cluster.add_worker(name)
-        for name in workers:
-            cluster.wait_for(name)
-        yield cluster
+def cluster_in(folder: Path) -> Iterator[tuple[Servers, str]]:
+    """A master with two workers of one core, and its location; executors have folders under one of their worker's name."""
+    with Servers(folder) as servers:
+        servers.start("master", "bin/spark-class", "org.apache.spark.deploy.master.Master", *HERE, "--port", "0")
+        location = servers.said("master", r"spark://127\.0\.0\.1:\d+")
+        for name in WORKERS:
+            words = ("org.apache.spark.deploy.worker.Worker", *HERE, "-c", "1", "-m", "512m", location)
+            servers.start(name, "bin/spark-class", *words, SPARK_WORKER_DIR=str(folder / name))
+        for name in WORKERS:
+            servers.said(name, "Successfully registered with master")
+        yield servers, location
 
 
 @pytest.mark.spark
@@ -149,12 +81,14 @@ def test_a_job_that_is_submitted_reads_and_streams_on_both_workers_and_each_reco
         shards.append_many(values, keys=[value[-5:] for value in values])
     (tmp_path / "job.py").write_text(JOB)
 
-    with cluster_in(tmp_path) as cluster:
-        said = json.loads(cluster.submit(tmp_path / "job.py", tmp_path / "source", tmp_path / "target"))
+    with cluster_in(tmp_path) as (servers, location):
+        job = (tmp_path / "job.py", tmp_path / "source", tmp_path / "target")
+        settings = confs({**SETTINGS, "spark.sql.warehouse.dir": str(tmp_path / "warehouse")})
+        said = json.loads(servers.run(servers.home / "bin" / "spark-submit", "--master", location, *settings, *job))
 
     assert sum(rows for _, rows in said["read"]) == RECORDS
-    assert {Path(place).relative_to(tmp_path).parts[0] for place, _ in said["read"]} == {"work1", "work2"}
+    assert {Path(place).relative_to(tmp_path).parts[0] for place, _ in said["read"]} == set(WORKERS)
     assert len(said["streamed"]) == 2 and sum(said["streamed"]) == RECORDS
-    assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.glob("work*/*/*/streamed")} == {"work1", "work2"}
+    assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.glob("work*/*/*/streamed")} == set(WORKERS)
     with shard.open(tmp_path / "target", prefix="copy") as shards:
         assert Counter(record.value for record in shards) == dict.fromkeys(values, 1)
