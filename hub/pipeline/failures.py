@@ -8,14 +8,23 @@ LONGEST = 2000  # characters
 _OURS = re.compile(r"\[KVSPOOL_[A-Z_.]+\][^\n]*")
 _SPARKS = re.compile(r"\[[A-Z][A-Z0-9_.]+\][^\n]*")
 _PYTHON = re.compile(r"^(?:[a-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit)): ([^\n]+)", re.MULTILINE)
+_JAVA = re.compile(r"^: ((?:[a-z_]\w*\.)+[A-Z][\w$]*: [^\n]+)", re.MULTILINE)  # behind "Py4JJavaError: An error occurred while calling ..."
 _WRAPPERS = tuple(
     f"[{name}]"
     for name in "STREAM_FAILED PYTHON_EXCEPTION FOREACH_BATCH_USER_FUNCTION_ERROR PYTHON_DATA_SOURCE_ERROR TASK_WRITE_FAILED".split()
 )
 
 
+def of_spark() -> tuple[type[Exception], ...]:
+    """Return what Spark raises: some errors of its JVM come as they are."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    return PySparkException, Py4JError
+
+
 def cause(error: BaseException) -> str:
-    """Return the cause: ours with its code if there is one, then a Python error, then what Spark says."""
+    """Return the cause: ours with its code if there is one, then a Python error, then what Spark says, or Java."""
     text = f"{error}\n{_java_message(error)}"
     ours = _OURS.findall(text)
     if ours:
@@ -24,7 +33,8 @@ def cause(error: BaseException) -> str:
     if python and any(wrapper in text for wrapper in _WRAPPERS):
         return _short(python[-1])
     sparks = [line for line in _SPARKS.findall(text) if not line.startswith(_WRAPPERS)]
-    return _short(sparks[0] if sparks else next(iter(text.strip().splitlines()), type(error).__name__))
+    said = sparks[:1] or _JAVA.findall(text)[-1:] or text.strip().splitlines()[:1]
+    return _short(said[0] if said else type(error).__name__)
 
 
 def _java_message(error: BaseException) -> str:

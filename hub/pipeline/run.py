@@ -26,6 +26,7 @@ from hub.pipeline.progress import Progress, ShardProgress
 from hub.pipeline.schema import Field, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
 from kvspool import disk, logs, system
+from kvspool.errors import KvspoolError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,7 +76,7 @@ class Run:
             try:
                 fields = pinned_fields(self.job)
                 if spark is None:
-                    spark = session.start(self.job, self.log)
+                    spark = self._session()
                     stack.callback(spark.stop)
                 self._start(spark, sink, fields)
                 self._watch()
@@ -87,15 +88,21 @@ class Run:
 
     # The query.
 
-    def _start(self, spark: SparkSession, sink: Sink, fields: tuple[Field, ...]) -> None:
-        from pyspark.errors import PySparkException
+    def _session(self) -> SparkSession:
+        try:
+            return session.start(self.job, self.log)
+        except KvspoolError:  # such as that there is no Spark, nor its errors
+            raise
+        except failures.of_spark() as error:
+            raise PipelineFailed(failures.cause(error)) from error
 
+    def _start(self, spark: SparkSession, sink: Sink, fields: tuple[Field, ...]) -> None:
         job = self.job
         for name, value in session.RUNTIME.items():
             spark.conf.set(name, value)
         try:
             rows = query.rows(job, fields, query.stream(job, spark))
-            writer = sink.attach(rows.writeStream, self._id, self._clear_bad)
+            writer = sink.attach(rows, self._id, self._clear_bad)
             writer = writer.outputMode(job.mode).queryName(job.name).option("checkpointLocation", job.checkpoint)
             interval = job.interval or 0.0
             if self._is_once:
@@ -103,7 +110,7 @@ class Run:
             else:
                 writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
             self._query = writer.start()
-        except PySparkException as error:
+        except failures.of_spark() as error:
             raise PipelineFailed(failures.cause(error)) from error
         self._started.set()
         self._note(state="running")

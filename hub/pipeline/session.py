@@ -20,6 +20,12 @@ RUNTIME = {
     "spark.sql.streaming.numRecentProgressUpdates": "20",  # all of them are looked at four times a second
 }
 
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""Without these Delta refuses to work; its jars are up to the job."""
+
 
 def start(job: Job, log: Path) -> SparkSession:
     """Start a session whose JVM writes what it has to say to a file. Raises MissingExtra, JavaNotFound, and what Spark raises."""
@@ -43,6 +49,7 @@ def settings(job: Job) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         **RUNTIME,
+        **(DELTA if job.sink.format == "delta" else {}),
         **({"spark.driver.host": "127.0.0.1"} if job.spark.master.startswith("local[") else {}),
         **job.spark.conf,
     }

@@ -1,38 +1,38 @@
 """Where a pipeline's rows go, and why each is there once.
 
 - `parquet`: a `Table`. The batch's number becomes visible in the same step as its rows, so a replayed batch is known.
-- `delta`: Delta's own transactions, which keep the last batch of an application; needs the package `delta-spark`.
+- `delta`: Delta's own transactions, which keep the last batch of an application; needs its jars.
 - `kvspool`: the streaming sink of `format("kvspool")`, which keeps the last batch of a query in the log.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from hub.pipeline import failures
 from hub.pipeline.compaction import compact
 from hub.pipeline.job import Job, seconds
 from hub.pipeline.table import Table
 from kvspool.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 class Sink(Protocol):
     """Where batches go. `query` is the id of the query, known when its first batch comes."""
 
-    def attach(self, writer: DataStreamWriter, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
-        """Let a query write here. before: is called with a batch's number before anything of it is computed."""
+    def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
+        """Let a query write its rows here. before: is called with a batch's number before anything of it is computed."""
 
     def close(self) -> None:
         """Let go of it."""
 
 
 def open_sink(job: Job) -> Sink:
-    """Return the job's sink. Raises MissingExtra, SinkError, PipelineRuns."""
+    """Return the job's sink. Raises SinkError, PipelineRuns."""
     if job.sink.format == "parquet":
         return ParquetSink(job)
     if job.sink.format == "delta":
@@ -55,13 +55,13 @@ class ParquetSink:
             self._table.close()
             raise
 
-    def attach(self, writer: DataStreamWriter, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
+    def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
         """See `Sink`."""
 
         def write(frame: DataFrame, batch: int) -> None:
             self._write(frame, query(), batch, before)
 
-        return writer.foreachBatch(write)
+        return frame.writeStream.foreachBatch(write)
 
     def _write(self, frame: DataFrame, query: str, batch: int, before: Callable[[int], None]) -> None:
         if self._table.has(query, batch):
@@ -86,17 +86,12 @@ class DeltaSink:
     """A table of Delta Lake."""
 
     def __init__(self, job: Job) -> None:
-        """Raises MissingExtra."""
-        if importlib.util.find_spec("delta") is None:
-            raise MissingExtra(
-                "[sink] format delta needs the package delta-spark of Spark's version, and its jars in [spark.conf] spark.jars.packages; "
-                "it isn't installed"
-            )
         self._job = job
 
-    def attach(self, writer: DataStreamWriter, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
-        """See `Sink`."""
+    def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
+        """See `Sink`. Raises MissingExtra where Spark has no Delta."""
         job = self._job
+        self._check(frame.sparkSession)
 
         def write(frame: DataFrame, batch: int) -> None:
             before(batch)
@@ -106,7 +101,19 @@ class DeltaSink:
                 target = target.partitionBy(*job.sink.partition_by)
             target.mode("overwrite" if job.mode == "complete" else "append").save(job.sink.path)
 
-        return writer.foreachBatch(write)
+        return frame.writeStream.foreachBatch(write)
+
+    def _check(self, spark: SparkSession) -> None:
+        """Ask for the table, which need not be there; but Spark must know the format, or the first batch would fail at its end."""
+        try:
+            spark.read.format("delta").load(self._job.sink.path)
+        except failures.of_spark() as error:
+            if "[DATA_SOURCE_NOT_FOUND]" in str(error):
+                release = ".".join(spark.version.split(".")[:2])
+                raise MissingExtra(
+                    f"{self._job.path}: [sink] format: Spark {spark.version} has no Delta Lake; name the one for it in [spark.conf], "
+                    f'as "spark.jars.packages" = "io.delta:delta-spark_{release}_2.13:..." or by its files in "spark.jars"'
+                ) from None
 
     def close(self) -> None:
         """See `Sink`."""
@@ -118,9 +125,9 @@ class KvspoolSink:
     def __init__(self, job: Job) -> None:
         self._job = job
 
-    def attach(self, writer: DataStreamWriter, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
+    def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
         """See `Sink`."""
-        return writer.format("kvspool").options(**self._job.sink.options).option("path", self._job.sink.path)
+        return frame.writeStream.format("kvspool").options(**self._job.sink.options).option("path", self._job.sink.path)
 
     def close(self) -> None:
         """See `Sink`."""

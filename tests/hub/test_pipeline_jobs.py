@@ -358,6 +358,11 @@ def test_status_of_a_job_that_has_not_run(tmp_path: Path, capsys: pytest.Capture
         ),
         ("[STREAM_FAILED] Query\n[PYTHON_EXCEPTION] Traceback:\n  File\nValueError: it is odd\n\tat java", "ValueError: it is odd"),
         ("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column named `x`. SQLSTATE: 42703;\n'Project", "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A"),
+        (
+            "[STREAM_FAILED] Query\nTraceback:\npy4j.protocol.Py4JJavaError: An error occurred while calling o1.save.\n"
+            ": java.lang.NoSuchMethodError: 'void org.X'\n\tat x",
+            "java.lang.NoSuchMethodError: 'void org.X",
+        ),
         ("just words\nand more", "just words"),
     ],
 )

@@ -23,6 +23,7 @@ from hub.pipeline import PipelineFailed, Table, load, progress
 from hub.pipeline.compaction import compact
 from hub.pipeline.job import Compact
 from hub.pipeline.run import Run
+from kvspool.errors import MissingExtra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -195,6 +196,23 @@ def test_a_failure_says_its_cause_first(spark: SparkSession, root: Path, changes
     assert words in str(caught.value) and "\n" not in str(caught.value) and "\tat " not in str(caught.value)
     told = progress.read(job.state / "progress.json")
     assert told.state == "failed" and words in told.error
+
+
+def test_delta_that_spark_does_not_have_is_said_before_anything_runs(spark: SparkSession, root: Path) -> None:
+    job = job_at(root.parent, sink='format = "delta"')
+    with pytest.raises(MissingExtra, match=r"delays\.toml: \[sink\] format: Spark 4\..* has no Delta Lake; .*delta-spark_4\.\d+_2\.13:"):
+        Run(job, once=True).run(spark)
+    assert progress.read(job.state / "progress.json").state == "failed"
+    assert not Path(job.checkpoint).exists() and not (root.parent / "out").exists()
+
+
+def test_a_spark_that_does_not_start_is_said_without_a_trace(root: Path) -> None:
+    job = job_at(root.parent, tables='[spark.conf]\n"spark.jars.packages" = "nothing"')
+    command = [sys.executable, "-m", "kvspool.cli", "pipeline", "run", str(job.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "[JAVA_GATEWAY_EXITED]" in done.stderr and str(job.state / "spark.log") in done.stderr and "Traceback" not in done.stderr
+    assert "Maven Coordinates" in (job.state / "spark.log").read_text()
 
 
 def test_a_checkpoint_that_is_gone_is_noticed(spark: SparkSession, root: Path) -> None:
