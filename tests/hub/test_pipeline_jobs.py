@@ -16,6 +16,7 @@ from hub.pipeline.failures import cause
 from hub.pipeline.infer import infer
 from hub.pipeline.job import parse, seconds, source_options
 from hub.pipeline.schema import Kind, ddl, parse_schema
+from hub.pipeline.session import settings
 from hub.pipeline.sinks import open_sink
 from kvspool.cli import main
 
@@ -338,6 +339,16 @@ def test_a_folder_of_parquet_is_of_one_job(tmp_path: Path) -> None:
     for _ in range(2):  # it isn't left locked
         with pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_JOB.* the job one writes, and this is two"):
             open_sink(two)
+
+
+def test_a_session_for_delta_has_its_extension_unless_the_job_names_others() -> None:
+    text = f'{LEAST}\n[spark.conf]\n"spark.sql.extensions" = "ours"'
+    job = job_of(text)
+    delta = msgspec.structs.replace(job, sink=msgspec.structs.replace(job.sink, format="delta"))
+    catalog = "spark.sql.catalog.spark_catalog"
+    assert catalog not in settings(job)
+    assert settings(delta)[catalog] == "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+    assert settings(delta)["spark.sql.extensions"] == "ours"
 
 
 def test_status_of_a_job_that_has_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
