@@ -158,9 +158,12 @@ def test_a_sequence_that_is_not_written_is_refused(connect: dict[str, RemoteHub]
         connect["a"].commit("q", {("JFK", 0): 11})
     assert raised.value.expected == 10
     assert positions.names(root) == []
+    assert not list(root.glob(".hub/readers/*"))  # nor a lock
 
 
-def test_there_are_so_many_readers_and_no_more(connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_so_many_readers_and_no_more(
+    connect: dict[str, RemoteHub], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(consumers, "MOST_OF_ONE", 2)
     monkeypatch.setattr(consumers, "MOST_READERS", 3)
     for name in ("q", "r"):
@@ -171,6 +174,7 @@ def test_there_are_so_many_readers_and_no_more(connect: dict[str, RemoteHub], mo
     connect["b"].commit("s", {})
     with pytest.raises(QuotaExceeded, match="keeps 3 at most"):
         connect["b"].commit("t", {})
+    assert sorted(path.name for path in root.glob(".hub/readers/*.lock")) == ["q.lock", "r.lock", "s.lock"]
     too_many = Commit("q", [ReaderPlace("JFK", index, 0) for index in range(consumers.MOST_PLACES + 1)])
     with pytest.raises(Malformed, match="up to 8,192 shards"):
         connect["a"]._act("commit-positions", msgspec.json.encode(too_many), tickets.Committed)
