@@ -197,8 +197,11 @@ def test_a_damaged_file_is_an_error_and_is_not_replaced(connect: dict[str, Remot
 
 
 def test_a_reader_whose_name_is_taken_at_this_moment_is_a_conflict(connect: dict[str, RemoteHub], root: Path) -> None:
+    connect["a"].commit("q", {})
     with hub.open(root) as there, there.reader("q"), pytest.raises(Conflict, match="is open already"):
         connect["a"].commit("q", {})
+    with hub.open(root) as there, there.reader("r"), pytest.raises(NotAllowed, match="one of the hub's own host"):
+        connect["a"].commit("r", {})
 
 
 def test_a_shard_that_went_is_forgotten_with_the_next_commit(server: HubServer, connect: dict[str, RemoteHub], root: Path) -> None:
