@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from hub import consumers, positions, tickets
 from hub.access import Access
 from hub.connection import Security
 from hub.errors import Conflict, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
+from hub.lease import Lease
 from hub.positions import Position, Stored
 from hub.remote import RemoteHub
 from hub.tickets import Commit, ReaderPlace
@@ -197,8 +199,8 @@ def test_a_damaged_file_is_an_error_and_is_not_replaced(connect: dict[str, Remot
 
 
 def test_a_reader_whose_name_is_taken_at_this_moment_is_a_conflict(connect: dict[str, RemoteHub], root: Path) -> None:
-    connect["a"].commit("q", {})
-    with hub.open(root) as there, there.reader("q"), pytest.raises(Conflict, match="is open already"):
+    positions.make_directory(root)
+    with closing(Lease(positions.path_of(root, "q").with_suffix(".lock"), "q")), pytest.raises(Conflict, match="is open already"):
         connect["a"].commit("q", {})
     with hub.open(root) as there, there.reader("r"), pytest.raises(NotAllowed, match="one of the hub's own host"):
         connect["a"].commit("r", {})
