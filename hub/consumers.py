@@ -67,12 +67,15 @@ class Consumers:
         for too many readers, Conflict while a process of the hub's host has the reader open.
         """
         wanted = _checked(asked, may_read)
-        with self._moving, _taken(self._root, asked.reader) as path:
-            before = self._before(path, asked.reader, principal)
+        path = positions.path_of(self._root, asked.reader)
+        with self._moving:
+            self._before(path, asked.reader, principal)  # nothing is left behind by what he may not
             moved = {key: place for key, next in wanted.items() if (place := self._place(key, next)) is not None}
-            places = {key: one for key, one in {**before.places, **moved}.items() if self._is_there(key, one)}
-            if places != before.places or not before.owner:
-                positions.store(path, places, principal.name)
+            with _taken(self._root, asked.reader):
+                before = self._before(path, asked.reader, principal)
+                places = {key: one for key, one in {**before.places, **moved}.items() if self._is_there(key, one)}
+                if places != before.places or not before.owner:
+                    positions.store(path, places, principal.name)
         return Committed(len(places), len(wanted) - len(moved))
 
     def _before(self, path: Path, name: str, principal: Principal) -> Stored:
@@ -143,16 +146,15 @@ class Consumers:
 
 
 @contextmanager
-def _taken(root: Path, name: str) -> Iterator[Path]:
-    """Take a reader's name inside the `with` block, which gets the path of its positions. Raises Conflict if it is open elsewhere."""
+def _taken(root: Path, name: str) -> Iterator[None]:
+    """Take a reader's name inside the `with` block. Raises Conflict if it is open elsewhere."""
     positions.make_directory(root)
-    path = positions.path_of(root, name)
     try:
-        taken = Lease(path.with_suffix(lease.SUFFIX), name)
+        taken = Lease(positions.path_of(root, name).with_suffix(lease.SUFFIX), name)
     except ReaderBusy as error:
         raise Conflict(str(error)) from None
     with closing(taken):
-        yield path
+        yield
 
 
 def _checked(asked: Commit, may_read: MayRead) -> dict[Key, int]:

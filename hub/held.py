@@ -7,17 +7,16 @@ from typing import NamedTuple
 
 from hub import positions
 from hub.positions import Position, Stored
+from hub.stamp import Stamp
 from kvspool import system
 from kvspool.errors import Corruption, UnknownVersion
 from shard import route
-
-SETTLED = 100_000_000  # ns; a file that was written later may have been replaced again with the same time
 
 
 class _Seen(NamedTuple):
     """A file of positions as it was read. stored: None if that can't be known."""
 
-    stamp: tuple[int, int, int]
+    stamp: Stamp
     stored: Stored | None
 
 
@@ -68,13 +67,12 @@ class Held:
 
     def _look(self, name: str) -> _Seen | None:
         path = positions.path_of(self._root, name)
-        status = system.port.look_up(path)
-        if status is None:
+        stamp = Stamp.of(path)
+        if stamp is None:
             self._seen.pop(name, None)
             return None
-        stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
         seen = self._seen.get(name)
-        if seen is None or seen.stamp != stamp or system.port.now() - status.st_mtime_ns < SETTLED:
+        if seen is None or seen.stamp != stamp or not stamp.is_settled:
             try:
                 stored = positions.load(path)
             except (Corruption, UnknownVersion):

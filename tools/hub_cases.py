@@ -1,8 +1,9 @@
 """What a hub and its shippers do, beside what Flight alone, the disk alone and a hub of the old kind do: the cases of `tools/bench hub`.
 
 The hub is `kvspool hub serve`, each client a process with a Shipper, on loopback; the floor is a Flight server that reads what a `DoPut`
-sends and keeps nothing, and clients that send one batch of the same size over and over out of memory. Nothing is timed before all processes
-have started and imported what they need; connecting is timed, on both sides.
+sends and keeps nothing, and clients that send the same batches, which lie ready in their memory. A second floor writes the buffers of each
+batch to a file, as they are. Nothing is timed before all processes have started and imported what they need; connecting is timed, on both
+sides.
 """
 
 from __future__ import annotations
@@ -82,13 +83,20 @@ def serving(root: Path, folder: Path, pki: Path | None, level: str = "process") 
         process.stdout.close()  # type: ignore[union-attr]
 
 
-def _bare(pki: Path | None, ports: Any) -> None:
+def _bare(argument: tuple[Path | None, Path | None], ports: Any) -> None:
     from pyarrow import flight
+
+    pki, folder = argument
 
     class Bare(flight.FlightServerBase):  # type: ignore[misc]
         def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-            for _ in reader:
-                pass
+            if folder is None:
+                for _ in reader:
+                    pass
+            else:
+                with open(folder / descriptor.command.decode(), "wb", buffering=0) as file:
+                    for chunk in reader:
+                        os.writev(file.fileno(), [part for column in chunk.data.columns for part in column.buffers() if part is not None])
             writer.write(b"all")
 
     secure = {} if pki is None else {"tls_certificates": [((pki / "server.pem").read_bytes(), (pki / "server.key").read_bytes())]}
@@ -134,9 +142,9 @@ def started(target: Callable[..., None], argument: object) -> Iterator[tuple[int
 
 
 @contextmanager
-def bare_server(pki: Path | None) -> Iterator[Server]:
-    """Serve a `DoPut` that keeps nothing."""
-    with started(_bare, pki) as (port, pid):
+def bare_server(pki: Path | None, folder: Path | None) -> Iterator[Server]:
+    """Serve a `DoPut` that keeps nothing, or writes what comes to files in a folder."""
+    with started(_bare, (pki, folder)) as (port, pid):
         yield Server(f"{'grpc' if pki is None else 'grpc+tls'}://127.0.0.1:{port}", pid)
 
 
@@ -154,25 +162,36 @@ def _ship(source: Path, location: str, authorities: bytes | None, gate: Any, spe
         spent.put(time.process_time() - before)
 
 
-def _put(batches: int, rows: int, value: int, location: str, authorities: bytes | None, gate: Any, spent: Any) -> None:
-    import pyarrow as pa
+def _put(source: Path, location: str, authorities: bytes | None, gate: Any, spent: Any) -> None:
     from pyarrow import flight
 
     from hub.columns import SCHEMA
 
-    columns = [[time.time_ns()] * rows, [0] * rows, [None] * rows, [b"x" * value] * rows, [0] * rows]
-    batch = pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+    batches = list(_batches(source))
     message = b"a message"
     client = flight.FlightClient(location, **({} if authorities is None else {"tls_root_certs": authorities}))
     gate.wait()
     before = time.process_time()
-    writer, answers = client.do_put(flight.FlightDescriptor.for_command(b"bench"), SCHEMA)
-    for _ in range(batches):
+    writer, answers = client.do_put(flight.FlightDescriptor.for_command(source.name.encode()), SCHEMA)
+    for batch in batches:
         writer.write_with_metadata(batch, message)
     writer.done_writing()
     answers.read()
     writer.close()
     spent.put(time.process_time() - before)
+
+
+def _batches(source: Path) -> Iterator[Any]:
+    """Yield the batches that a shipper would send of a log."""
+    import kvspool
+    from hub import columns
+    from hub.wire import MOST_ROWS
+
+    with kvspool.open(source) as log:
+        cursor = log.cursor(0)
+        while (rows := columns.next_rows(cursor, MOST_ROWS)) is not None:
+            yield rows.batch
+        cursor.close()
 
 
 def together(targets: list[tuple[Callable[..., None], tuple[object, ...]]], records: int, server: Server) -> Run:
@@ -217,14 +236,16 @@ class Sources:
             targets = [(_ship, (path, server.location, authorities)) for path in self.paths]
             return together(targets, self.records * len(self.paths), server)  # type: ignore[arg-type]
 
-    def put(self, pki: Path | None) -> Run:
-        """Send as many records to a server that keeps nothing."""
+    def put(self, pki: Path | None, folder: Path | None = None) -> Run:
+        """Send the same to a server that keeps nothing, or to one that writes it to files in a folder."""
         authorities = None if pki is None else (pki / "ca.pem").read_bytes()
-        rows = BATCH // self.value
-        batches = -(-self.records // rows)
-        with bare_server(pki) as server:
-            targets = [(_put, (batches, rows, self.value, server.location, authorities)) for _ in self.paths]
-            return together(targets, batches * rows * len(self.paths), server)  # type: ignore[arg-type]
+        with ExitStack() as stack:
+            if folder is not None:
+                folder.mkdir()
+                stack.callback(shutil.rmtree, folder)
+            server = stack.enter_context(bare_server(pki, folder))
+            targets = [(_put, (path, server.location, authorities)) for path in self.paths]
+            return together(targets, self.records * len(self.paths), server)  # type: ignore[arg-type]
 
     def remove(self) -> None:
         """Give the room back."""
@@ -256,9 +277,10 @@ def cases(folder: Path, rounds: int, wanted: Callable[[str], bool]) -> Iterator[
 def ingest(folder: Path, pki: Path, rounds: int) -> Iterator[dict[str, object]]:
     """Four clients with records of 100 bytes, over TLS."""
     sources = Sources(folder, CLIENTS, RECORDS)
-    pairs = [(sources.shipped(folder, pki), sources.put(pki)) for _ in range(rounds + 1)][1:]
+    found = [(sources.shipped(folder, pki), sources.put(pki), sources.put(pki, folder / "kept")) for _ in range(rounds + 1)][1:]
     sources.remove()
-    yield compared(f"hub ingest: {CLIENTS} clients, TLS", "M/s", "Flight DoPut, kept nowhere", pairs)
+    for floor, name in ((1, "Flight DoPut, kept nowhere"), (2, "Flight DoPut, buffers written to files")):
+        yield compared(f"hub ingest: {CLIENTS} clients, TLS", "M/s", name, [(one[0], one[floor]) for one in found])
 
 
 def disk(folder: Path, pki: Path, rounds: int) -> Iterator[dict[str, object]]:

@@ -54,7 +54,8 @@ class Patience:
         self.retry_at = 0.0
 
     def failed(self, error: Exception) -> None:
-        """Note an attempt; `retry_at` says when to make the next one. Raises Unreachable if the hub has been down for too long."""
+        """Note an attempt; `retry_at` says when to make the next one. Raises Unreachable if the hub has been down for too long, and the
+        error again if it has answered with it for as long."""
         from hub.connection import jittered
 
         now = system.port.monotonic()
@@ -63,10 +64,15 @@ class Patience:
         elif self._backoff == 2 * FIRST_BACKOFF:  # the first attempt may have met an old connection
             _logger.warning("%s doesn't answer, and is asked again for %g s: %s", self._line.location, self._line.timeout, error)
         if now - self._since >= self._line.timeout:
-            told = f"[KVSPOOL_HUB_UNREACHABLE] {self._line.location} has been out of reach for {now - self._since:.0f} s: {error}"
-            raise Unreachable(f"{told}; start it, look at the network, or raise the option hubTimeout") from None
+            raise self._given_up(error, now - self._since) from None
         self.retry_at = now + min(max(jittered(self._backoff), getattr(error, "retry_after", None) or 0.0), LONGEST_BACKOFF)
         self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
+
+    def _given_up(self, error: Exception, seconds: float) -> Exception:
+        if isinstance(error, HubFull | QuotaExceeded):
+            return type(error)(f"[KVSPOOL_HUB_REFUSES] {self._line.location} has answered for {seconds:.0f} s: {error}")
+        told = f"[KVSPOOL_HUB_UNREACHABLE] {self._line.location} has been out of reach for {seconds:.0f} s: {error}"
+        return Unreachable(f"{told}; start it, look at the network, or raise the option hubTimeout")
 
     def pause(self) -> None:
         """Wait until the next attempt is due."""

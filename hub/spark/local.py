@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from hub.held import SETTLED
 from hub.spark.errors import DataLossError
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey, ShardRange
+from hub.stamp import UNSETTLED, Stamp
 from kvspool import Gap, Spool, logs, system
 from kvspool.errors import LogNotFound, NotALog
 from kvspool.journal import Journal
@@ -237,34 +237,13 @@ def _within(log: Log, sequence: int) -> int:
     return min(max(sequence, first), end)
 
 
-class _Stamp(NamedTuple):
-    """What changes about a file or directory when its content does."""
-
-    inode: int
-    changed: int  # ns since 1970
-    size: int
-
-    @property
-    def is_settled(self) -> bool:
-        """Return whether a further change gets another stamp: the kernel's clock ticks coarsely."""
-        return system.port.now() - self.changed >= SETTLED
-
-
-_UNSETTLED = _Stamp(-1, -1, -1)  # equal to no file's
-
-
-def _stamp(path: Path) -> _Stamp | None:
-    status = system.port.look_up(path)
-    return None if status is None else _Stamp(status.st_ino, status.st_mtime_ns, status.st_size)
-
-
 class _Names:
     """The shards that the names under a root stand for, read again only when they may have changed."""
 
     def __init__(self, root: Path, selection: Selection) -> None:
         self.selection = selection
         self._root = root
-        self._stamp: _Stamp | None = None
+        self._stamp: Stamp | None = None
         self._again_at = 0.0
         self._is_plain = False  # every name is a shard's
         self._complete: set[str] = set()  # topics that were there in full: what is missing of them now is being removed
@@ -274,7 +253,7 @@ class _Names:
 
         is_all_there: a log lies in every one of them.
         """
-        stamp = _stamp(self._root)
+        stamp = Stamp.of(self._root)
         if stamp is None:
             raise LogNotFound(f"{self._root} is gone")
         if stamp == self._stamp and (is_all_there and self._is_plain or system.port.monotonic() < self._again_at):
@@ -308,7 +287,7 @@ class _Look:
         self.log: Log | None = None
         self._log_id = ""
         self._extent: Extent | None = None
-        self._stamps: list[_Stamp | None] = []  # of a journal: its segments' directory, its lock file, its last segment
+        self._stamps: list[Stamp | None] = []  # of a journal: its segments' directory, its lock file, its last segment
         self._paths: list[Path] = []  # of these
 
     def refresh(self) -> None:
@@ -348,10 +327,10 @@ class _Look:
 
     def _of_journal(self, log: Journal, isolation: Isolation) -> Extent | None:
         """Look into the journal again only if one of its files has changed."""
-        stamps = [_stamp(path) for path in self._paths]
+        stamps = [Stamp.of(path) for path in self._paths]
         if stamps and stamps == self._stamps:
             return self._extent
-        directory = _stamp(log.segments_apart().directory)
+        directory = Stamp.of(log.segments_apart().directory)
         if [directory] != self._stamps[:1]:  # another segment, or another journal: what we know of it may be wrong
             self.close()
             self._open()
@@ -360,8 +339,8 @@ class _Look:
             log = self.log
         segments = log.segments_apart()
         self._paths = [segments.directory, log.format.lock_file(log.path), segments.path_of(log.bases()[-1])]
-        stamps = [directory, *map(_stamp, self._paths[1:])]  # from before we look: what comes meanwhile is seen the next time
-        self._stamps = [stamp if stamp is None or stamp.is_settled else _UNSETTLED for stamp in stamps]
+        stamps = [directory, *map(Stamp.of, self._paths[1:])]  # from before we look: what comes meanwhile is seen the next time
+        self._stamps = [stamp if stamp is None or stamp.is_settled else UNSETTLED for stamp in stamps]
         return self._noted(*log.extent(isolation))
 
     def close(self) -> None:

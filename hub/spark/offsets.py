@@ -208,7 +208,8 @@ class Bound:
         if at in (EARLIEST, LATEST):
             return _at_edge(at, extent)
         if side == "ending" and at < extent.first and is_same_log(asked.logs.get(key, ""), extent.log_id):
-            return at  # what is gone is missed at the start, if at all
+            report(f"[KVSPOOL_DATA_LOSS] {name(key)}: all that lies before offset {at}, where option endingOffsets ends, is gone")
+            return extent.first  # nothing is left to read
 
         def named(loss: str) -> None:
             report(f"{loss}; option {side}Offsets asks for offset {at}")

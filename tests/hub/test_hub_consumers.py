@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from hub import consumers, positions, tickets
 from hub.access import Access
 from hub.connection import Security
 from hub.errors import Conflict, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
+from hub.lease import Lease
 from hub.positions import Position, Stored
 from hub.remote import RemoteHub
 from hub.tickets import Commit, ReaderPlace
@@ -158,9 +160,12 @@ def test_a_sequence_that_is_not_written_is_refused(connect: dict[str, RemoteHub]
         connect["a"].commit("q", {("JFK", 0): 11})
     assert raised.value.expected == 10
     assert positions.names(root) == []
+    assert not list(root.glob(".hub/readers/*"))  # nor a lock
 
 
-def test_there_are_so_many_readers_and_no_more(connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_so_many_readers_and_no_more(
+    connect: dict[str, RemoteHub], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(consumers, "MOST_OF_ONE", 2)
     monkeypatch.setattr(consumers, "MOST_READERS", 3)
     for name in ("q", "r"):
@@ -171,6 +176,7 @@ def test_there_are_so_many_readers_and_no_more(connect: dict[str, RemoteHub], mo
     connect["b"].commit("s", {})
     with pytest.raises(QuotaExceeded, match="keeps 3 at most"):
         connect["b"].commit("t", {})
+    assert sorted(path.name for path in root.glob(".hub/readers/*.lock")) == ["q.lock", "r.lock", "s.lock"]
     too_many = Commit("q", [ReaderPlace("JFK", index, 0) for index in range(consumers.MOST_PLACES + 1)])
     with pytest.raises(Malformed, match="up to 8,192 shards"):
         connect["a"]._act("commit-positions", msgspec.json.encode(too_many), tickets.Committed)
@@ -193,8 +199,11 @@ def test_a_damaged_file_is_an_error_and_is_not_replaced(connect: dict[str, Remot
 
 
 def test_a_reader_whose_name_is_taken_at_this_moment_is_a_conflict(connect: dict[str, RemoteHub], root: Path) -> None:
-    with hub.open(root) as there, there.reader("q"), pytest.raises(Conflict, match="is open already"):
+    positions.make_directory(root)
+    with closing(Lease(positions.path_of(root, "q").with_suffix(".lock"), "q")), pytest.raises(Conflict, match="is open already"):
         connect["a"].commit("q", {})
+    with hub.open(root) as there, there.reader("r"), pytest.raises(NotAllowed, match="one of the hub's own host"):
+        connect["a"].commit("r", {})
 
 
 def test_a_shard_that_went_is_forgotten_with_the_next_commit(server: HubServer, connect: dict[str, RemoteHub], root: Path) -> None:

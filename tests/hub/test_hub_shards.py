@@ -21,11 +21,12 @@ from shipping import eventually
 import hub
 import kvspool
 from hub.columns import Rows
-from hub.errors import Conflict, HubError, Malformed, NotAllowed, NotFound, ShardDamaged, Unreachable
+from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unreachable
 from hub.remote import RemoteHub
 from hub.shipper import Shipper
 from hub.spark import lines, ranges, remote
 from hub.spark.errors import DataLossError
+from hub.spark.lines import Line, Patience
 from hub.spark.opening import open_shards
 from hub.spark.options import Credentials, ReadOptions
 from hub.spark.ranges import HubRange
@@ -611,3 +612,10 @@ def test_a_reader_is_moved_when_the_hub_is_back_and_new_clients_are_held(root: P
         eventually(lambda: ours.look() and there.readers()[0].lag is not None and len(there.readers()[0].lag.shards) == 3)
         assert there.held("LGA", 0) == 0
     ours.close()
+
+
+@pytest.mark.parametrize("kind", [HubFull, QuotaExceeded])
+def test_a_hub_that_refuses_for_too_long_is_not_said_to_be_down(kind: type[HubFull | QuotaExceeded]) -> None:
+    patience = Patience(Line("grpc://hub:7070", timeout=0.0))
+    with pytest.raises(kind, match=r"^\[KVSPOOL_HUB_REFUSES\] grpc://hub:7070 has answered for 0 s: delete one$"):
+        patience.failed(kind("delete one"))

@@ -48,8 +48,8 @@ def starting(bound: Bound, report: offsets.Report = fail, is_lenient_on_time: bo
     return bound.sequences("starting", SHARDS, sequence_at, report, is_lenient_on_time=is_lenient_on_time)
 
 
-def ending(bound: Bound) -> dict[ShardKey, int]:
-    return bound.sequences("ending", SHARDS, sequence_at, fail)
+def ending(bound: Bound, report: offsets.Report = fail) -> dict[ShardKey, int]:
+    return bound.sequences("ending", SHARDS, sequence_at, report)
 
 
 def asked(text: str) -> Bound:
@@ -281,5 +281,11 @@ def test_a_batch_reads_from_one_bound_to_the_other_and_not_backwards() -> None:
     assert offsets.ranges(begin, ending(Bound(everywhere=LATEST))) == {A0: (15, 20), A1: (0, 5), B0: (7, 7)}
     with pytest.raises(ValueError, match=r"START_OFFSET_GREATER.*partition 0: the start is at offset 15, and the end at 14"):
         offsets.ranges(begin, ending(asked('{"a": {"0": 14, "1": -1}, "b": {"0": -1}}')))
-    with pytest.raises(ValueError, match="the start is at offset 10, and the end at 4"):
-        offsets.ranges(starting(Bound(everywhere=EARLIEST)), ending(asked('{"a": {"0": 4, "1": -1}, "b": {"0": -1}}')))
+
+
+def test_a_batch_of_which_all_is_gone_is_a_loss_and_empty_where_that_may_be() -> None:
+    bound = asked('{"a": {"0": 4, "1": -1}, "b": {"0": -1}}')
+    with pytest.raises(Lost, match=r"KVSPOOL_DATA_LOSS.* 'a', partition 0: all that lies before offset 4, where .* is gone"):
+        ending(bound)
+    for begin in (Bound(everywhere=EARLIEST), asked('{"a": {"0": 2, "1": -2}, "b": {"0": 7}}')):
+        assert offsets.ranges(starting(begin, print), ending(bound, print))[A0] == (10, 10)
