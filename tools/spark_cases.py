@@ -4,7 +4,8 @@ One local session of two cores with `session_settings`, everything in the page c
 one that doesn't count. A record has a key of 8 and a value of 92 bytes, hexadecimal digits of random bits, so that no codec of Parquet's
 makes them vanish; they lie in four shards. JSON lines and Parquet hold key and value alone.
 
-A query that streams is compared with Spark's own rate source, with the same checkpoint manager: that is the floor of a micro-batch.
+A query that streams is compared with Spark's own rate source, with the same checkpoint manager: that is the floor of a micro-batch. It is
+the one that has rows for each micro-batch; that with a number of rows for each second has them once a second, and its code stays cold.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ VALUE = 92  # bytes
 PIECE = 100_000  # records that are made at once
 RATE = 10_000  # records a second that the latency is measured with
 LOW_RATE = 200  # and the overhead of a micro-batch
+ROWS = 10  # in each micro-batch of the rate source
 SCHEMA = "value binary"
 SUM = "sum(length(value))"
 spawn = multiprocessing.get_context("spawn")
@@ -264,9 +266,10 @@ def stream(spark: Any, path: Path, **options: str) -> Any:
     return spark.readStream.format("kvspool").options(**options).load(str(path))
 
 
-def rate_source(spark: Any, rows: int) -> Any:
-    """Return Spark's own source of rows, which comes out of the JVM itself."""
-    return spark.readStream.format("rate").option("rowsPerSecond", rows).load()
+def rate_source(spark: Any, **options: int) -> Any:
+    """Return Spark's own source of rows, which comes out of the JVM itself: so many in each second, or in each micro-batch."""
+    kind = "rate-micro-batch" if "rowsPerBatch" in options else "rate"
+    return spark.readStream.format(kind).options(**options).load()
 
 
 def catch_up(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
@@ -295,18 +298,28 @@ def catch_up(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[s
 
 def overhead(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
     """What a micro-batch of few records takes, with 1, 4 and 64 shards, beside one of the rate source."""
-    floor = [batch_time(spark, logs, rate_source(spark, LOW_RATE), None, size.seconds) for _ in range(rounds)]
+    found = in_turn(
+        rounds, size._replace(warm_ups=2 * size.warm_ups),
+        rate=lambda: floor_of_batches(spark, logs, size),
+        **{str(shards): lambda shards=shards: batch_time_of(spark, logs, shards, size) for shards in size.shards},  # type: ignore[misc]
+    )  # fmt: skip
     for shards in size.shards:
-        import shard
-
-        ours = []
-        for _ in range(rounds):
-            root = logs.new()
-            with shard.create(root, prefix="bench", bits=shards.bit_length() - 1, capacity=1 << 20) as log:
-                rows = stream(spark, root, startingOffsets="latest")
-                ours.append(batch_time(spark, logs, rows, log, size.seconds))
         name = f"spark overhead: {shards} shard{'s' if shards > 1 else ''}"
-        yield compared(name, "ms", ours, "a micro-batch of the rate source", floor)
+        yield compared(name, "ms", found[str(shards)], "a micro-batch of the rate source", found["rate"])
+
+
+def floor_of_batches(spark: Any, logs: Logs, size: Size) -> float:
+    """Return the milliseconds of a micro-batch of the rate source with few rows."""
+    return batch_time(spark, logs, rate_source(spark, rowsPerBatch=ROWS), None, size.seconds)
+
+
+def batch_time_of(spark: Any, logs: Logs, shards: int, size: Size) -> float:
+    """Return the milliseconds of a micro-batch of a new set of shards to which little is appended."""
+    import shard
+
+    root = logs.new()
+    with shard.create(root, prefix="bench", bits=shards.bit_length() - 1, capacity=1 << 20) as log:
+        return batch_time(spark, logs, stream(spark, root, startingOffsets="latest"), log, size.seconds)
 
 
 def batch_time(spark: Any, logs: Logs, rows: Any, log: Any, seconds: float) -> float:
@@ -367,7 +380,7 @@ def latency(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[st
     """The time from an append to the append of the same record by a task of our sink, at 10,000 records a second."""
     import kvspool
 
-    floor = [batch_time(spark, logs, rate_source(spark, LOW_RATE), None, size.seconds) for _ in range(rounds)]
+    floor = [floor_of_batches(spark, logs, size) for _ in range(rounds)]
     found = []
     for _ in range(rounds):
         source, target = logs.new(), logs.new()
@@ -398,7 +411,7 @@ def idle(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, 
     found = in_turn(
         rounds, size,
         ours=lambda: processor(spark, logs, rows, size.seconds),
-        rate=lambda: processor(spark, logs, rate_source(spark, 1), size.seconds),
+        rate=lambda: processor(spark, logs, rate_source(spark, rowsPerSecond=1), size.seconds),
     )
     yield compared("spark idle: 4 shards", "cores", found["ours"], "rate source, 1 row a second", found["rate"])
 
