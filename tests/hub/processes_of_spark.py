@@ -15,7 +15,7 @@ from hub.spark.home import use_home
 from hub.spark.java import use_java
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 60  # seconds, against a hang
+PATIENCE = 120  # seconds, against a hang
 JAVA = "-XX:TieredStopAtLevel=1"  # half the work for the compiler
 
 
@@ -64,7 +64,7 @@ class Servers:
     def run(self, *command: object, **variables: str) -> str:
         """Run a program to its end, and return the last line that it printed: PySpark may have printed warnings before."""
         words, environment = list(map(str, command)), {**self.environment, **variables}
-        done = subprocess.run(words, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=110)
+        done = subprocess.run(words, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=230)
         assert done.returncode == 0, done.stderr[-5000:]
         return done.stdout.splitlines()[-1]
 

@@ -36,6 +36,7 @@ settings = {
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.executorEnv.PYTHONPATH": path,
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "100s",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
     "spark.sql.warehouse.dir": flags,
 }

@@ -53,6 +53,7 @@ SETTINGS = {
     "spark.executor.memory": "512m",
     "spark.ui.enabled": "false",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "100s",
     "spark.executor.extraJavaOptions": JAVA,
     "spark.driver.extraJavaOptions": JAVA,
 }
