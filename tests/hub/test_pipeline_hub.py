@@ -46,6 +46,9 @@ schema = "row int, carrier string"
 path = "out"
 trigger = "0 seconds"
 
+[compact]
+files = 2
+
 [spark]
 master = "local[1]"
 conf = {{ "spark.driver.extraJavaOptions" = "-XX:TieredStopAtLevel=1" }}

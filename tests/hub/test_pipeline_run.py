@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -222,22 +220,3 @@ def test_a_checkpoint_that_is_gone_is_noticed(spark: SparkSession, root: Path) -
     with pytest.raises(PipelineFailed, match="KVSPOOL_SINK_OF_ANOTHER_QUERY"):
         Run(job, once=True).run(spark)
     assert rows_of(root.parent / "out") == list(range(300))
-
-
-def test_killed_in_the_midst_and_started_again_it_has_each_row_once(spark: SparkSession, root: Path) -> None:
-    job = job_at(root.parent, source="maxOffsetsPerTrigger = 20", tables='[compact]\nfiles = 2\n[spark]\nmaster = "local[1]"')
-    command = [sys.executable, "-m", "kvspool.cli", "pipeline", "run", str(job.path), "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if json.loads(line)["batch"] >= 1:
-                break
-        process.send_signal(signal.SIGKILL)
-        process.stdout.close()
-        assert process.wait() == -signal.SIGKILL
-    killed = rows_of(root.parent / "out")
-    assert 20 <= len(killed) < 300 and len(set(killed)) == len(killed)
-    append(root, range(300, 350))
-    done = Run(job_at(root.parent, tables="[compact]\nfiles = 2"), once=True).run(spark)  # what is left may come at once
-    assert done.state == "done" and done.lag == 0
-    assert rows_of(root.parent / "out") == list(range(350))
