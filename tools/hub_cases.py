@@ -182,16 +182,18 @@ def _put(source: Path, location: str, authorities: bytes | None, gate: Any, spen
 
 
 def _batches(source: Path) -> Iterator[Any]:
-    """Yield the batches that a shipper would send of a log."""
+    """Yield the batches that a shipper sends of a log."""
     import kvspool
-    from hub import columns
-    from hub.wire import MOST_ROWS
+    from hub.lane import Lane
+    from hub.shipper import MOST_ROWS
+    from hub.wire import BATCH_BYTES, Place
 
     with kvspool.open(source) as log:
-        cursor = log.cursor(0)
-        while (rows := columns.next_rows(cursor, MOST_ROWS)) is not None:
+        lane = Lane(0, log, "bench")
+        lane.open(Place(0, 0, False), "appended")
+        while (rows := lane.next_rows(MOST_ROWS, BATCH_BYTES)) is not None:
             yield rows.batch
-        cursor.close()
+        lane.close()
 
 
 def together(targets: list[tuple[Callable[..., None], tuple[object, ...]]], records: int, server: Server) -> Run:
@@ -238,6 +240,7 @@ class Sources:
 
     def put(self, pki: Path | None, folder: Path | None = None) -> Run:
         """Send the same to a server that keeps nothing, or to one that writes it to files in a folder."""
+        self._forget()
         authorities = None if pki is None else (pki / "ca.pem").read_bytes()
         with ExitStack() as stack:
             if folder is not None:
