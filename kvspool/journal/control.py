@@ -139,10 +139,6 @@ class Control:
         """Replace the page, under the append lock."""
         system.port.write(self.fd, pack(page), 0)
 
-    def begin_at(self, sequence: int) -> None:
-        """Let the first record of a journal that has no segment yet get this sequence. For who makes the journal."""
-        self.write(Page(MAGIC, self.boot_id, sequence, NOT_BEGUN, sequence, NO_TIME, sequence, 0, *self.holder, 0))
-
     def close(self) -> None:
         """Let go of all locks."""
         fd, self.fd = self.fd, -1

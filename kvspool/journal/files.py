@@ -10,7 +10,6 @@ import msgspec
 from kvspool import disk, system
 from kvspool.errors import Corruption, FormatError, LogExists
 from kvspool.journal import settings
-from kvspool.journal.control import Control
 from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.format import LAST_SEQUENCE, Format
 from kvspool.journal.formats import FORMATS, Fixed
@@ -40,8 +39,7 @@ def create(
 ) -> Journal:
     """Make a journal of a format at `path`, on disk, with its first segment, and open it. Raises LogExists, ValueError, OSError."""
     form = FORMATS[format](**limits)
-    if not 0 <= first_sequence < LAST_SEQUENCE or form.name_of(first_sequence) is None:
-        raise ValueError(f"no segment of the format {format} begins at sequence {first_sequence}")
+    _refuse_no_first(form, first_sequence)
     chosen = Settings(
         format=format,
         limits=form.limits(),
@@ -49,6 +47,7 @@ def create(
         durability=durability,
         sync_interval=sync_interval,
         retention=retention,
+        first_sequence=first_sequence,
         id=settings.new_id(),
     )
     made: list[Path] = []
@@ -60,10 +59,6 @@ def create(
         for directory in dict.fromkeys((form.segments_in(path), form.lock_file(path).parent)):
             if directory not in (path, form.sidecar(path)):
                 _make(directory, mode, made, is_ours=True)
-        if first_sequence:
-            control = Control(form.lock_file(path), mode)
-            control.begin_at(first_sequence)
-            control.close()
         journal = _opened(path, form, chosen, timeout)
         with journal.appending(timeout):
             return journal
@@ -71,6 +66,12 @@ def create(
         for directory in reversed(made):
             _remove(directory)
         raise
+
+
+def _refuse_no_first(form: Format, sequence: int) -> None:
+    """Raise ValueError for a sequence that no journal of the format begins at."""
+    if not 0 <= sequence < LAST_SEQUENCE or form.name_of(sequence) is None:
+        raise ValueError(f"no segment of the format {form.name} begins at sequence {sequence}")
 
 
 def _make(directory: Path, mode: int, made: list[Path], *, is_ours: bool) -> None:
@@ -133,9 +134,9 @@ def find(path: Path, format: str | None = None, limits: dict[str, int] | None = 
 
 
 def _check_limits(known: type[Format], chosen: Settings, path: Path) -> None:
-    """Raise Corruption for limits that the format doesn't have."""
+    """Raise Corruption for limits, or a first sequence, that the format doesn't have."""
     try:
-        known(**chosen.limits)
+        _refuse_no_first(known(**chosen.limits), chosen.first_sequence)
     except (TypeError, ValueError) as error:
         where = known.sidecar(path) / settings.NAME
         raise Corruption(f"{where} doesn't say what the journal was created with: {error}; remove it to open with the defaults") from None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from kvspool.errors import OutOfRange
+from kvspool.journal import settings
 from kvspool.record import Codec
 
 if TYPE_CHECKING:
@@ -158,8 +159,10 @@ class Format(ABC):
         """Return where the durable readers' places are kept; new files get the permission bits `mode`."""
 
     def first(self, path: Path) -> int:
-        """Return the sequence that the first record of a journal gets that has no segment at all."""
-        return 0
+        """Return the sequence that the first record of a journal gets that has no segment at all. Raises Corruption for damaged
+        settings."""
+        found = settings.load(self.sidecar(path))
+        return 0 if found is None or found.format != self.name else found.first_sequence
 
     # What the bytes mean.
 

@@ -22,8 +22,8 @@ LARGEST = 65536  # bytes
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """format: its name. limits: what its class takes, by name. codec: of values that are neither bytes nor str. durability, sync_interval
-    (seconds): of handles that aren't opened with others. retention: applied by whoever begins a segment. id: 16 random bytes in hex that
-    tell this journal from every other one; none in what was made without."""
+    (seconds): of handles that aren't opened with others. retention: applied by whoever begins a segment. first_sequence: of the first
+    record ever. id: 16 random bytes in hex that tell this journal from every other one; none in what was made without."""
 
     format: str
     limits: dict[str, int] = {}
@@ -31,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     durability: Durability = "memory"
     sync_interval: float | None = None
     retention: Retention | None = None
+    first_sequence: Annotated[int, msgspec.Meta(ge=0)] = 0
     id: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import kvspool
 from kvspool import Gap
-from kvspool.errors import OutOfRange
-from kvspool.journal import Batch, Journal
+from kvspool.errors import Corruption, OutOfRange
+from kvspool.journal import Batch, Journal, settings
 from kvspool.journal.formats import FORMATS
 
 LIMITS: dict[str, dict[str, int]] = {"fixed": {"item_bytes": 1, "items_per_blob": 4}}
@@ -30,6 +31,30 @@ def test_the_first_record_has_the_sequence_that_was_asked_for(tmp_path: Path, fo
         assert log.append(b"c") == FIRST + 2
         assert sequences(log) == [FIRST, FIRST + 1, FIRST + 2]
         assert log.stats().first_sequence == FIRST
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_it_holds_until_there_is_a_segment(tmp_path: Path, format: str) -> None:
+    """As if the machine had stopped before the first segment was on disk: neither that nor the writers' page is there."""
+    with kvspool.create(tmp_path / "log", format=format, first_sequence=FIRST, **LIMITS.get(format, {})) as log:  # type: ignore[call-overload]
+        lock = log.format.lock_file(tmp_path / "log")
+        segment = log.format.segments_in(tmp_path / "log") / log.format.name_of(FIRST)
+    lock.write_bytes(b"")
+    segment.unlink()
+    with kvspool.open(tmp_path / "log") as log:
+        assert isinstance(log, Journal)
+        assert (log.first(), log.end(), sequences(log)) == (FIRST, FIRST, [])
+        assert log.append(b"a") == FIRST
+        assert sequences(log) == [FIRST]
+
+
+@pytest.mark.parametrize("sequence", [-1, (1 << 64) - 1, 6])
+def test_settings_that_let_it_begin_where_no_record_is_are_damaged(tmp_path: Path, sequence: int) -> None:
+    with kvspool.create(tmp_path / "log", format="fixed", item_bytes=1, items_per_blob=4) as log:
+        file = log.format.sidecar(tmp_path / "log") / settings.NAME
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "first_sequence": sequence}))
+    with pytest.raises(Corruption, match=r"doesn't say what the journal was created with.*sequence"):
+        kvspool.open(tmp_path / "log")
 
 
 @pytest.mark.parametrize("sequence", [-1, (1 << 64) - 1])

@@ -248,11 +248,16 @@ class Trim(Case):
 
 
 class Create(Case):
+    begin = 0
+
     def prepare(self) -> None:
         pass
 
+    def create(self, root: Path) -> Journal:
+        return kvspool.create(root / "log", format=self.format, first_sequence=self.begin, **FORMATS[self.format])  # type: ignore[call-overload,no-any-return]
+
     def run(self) -> None:
-        with kvspool.create(self.root / "log", format=self.format, **FORMATS[self.format]) as log:  # type: ignore[call-overload]
+        with self.create(self.root) as log:
             self.said = 1
             log.append(value(0))
 
@@ -262,14 +267,18 @@ class Create(Case):
             log = kvspool.open(root / "log")
         except (LogNotFound, NotALog):
             assert not said
-            log = kvspool.create(root / "log", format=self.format, **FORMATS[self.format])  # type: ignore[call-overload]
+            log = self.create(root)
         with log:
             assert isinstance(log, Journal)
             assert log.format.name == self.format
             assert log.format.limits().items() >= FORMATS[self.format].items()
             first = log.append(value(0))
-            assert first in (0, 1)
-            assert [one.value for one in log.read()] == [value(0)] * (first + 1)
+            assert first in (self.begin, self.begin + 1)
+            assert [(one.sequence, one.value) for one in log.read()] == [(at, value(0)) for at in range(self.begin, first + 1)]
+
+
+class CreateBehind(Create):
+    begin = 4_000_000
 
 
 class Rewind(Case):
@@ -333,7 +342,7 @@ class BeginAnew(Case):
                 assert [one.sequence for one in reader.read(on_gap="skip")][-1] == end
 
 
-SHARED = [Append, AppendMany, AppendDurably, Recover, RecoverWithoutPage, Commit, NewReader, DeleteReader, Trim, Create]
+SHARED = [Append, AppendMany, AppendDurably, Recover, RecoverWithoutPage, Commit, NewReader, DeleteReader, Trim, Create, CreateBehind]
 CASES = [(kind, name) for kind in SHARED for name in FORMATS if (kind, name) != (Trim, "fflg")]  # its segments hold too much for that
 CASES.append((Produce, "kvj"))
 CASES += [(kind, "fixed") for kind in (Rewind, RewindBehindReader, Prune, BeginAnew)]

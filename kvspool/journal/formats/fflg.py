@@ -114,8 +114,9 @@ class Fflg(Bare):
         return ConsumerIndex(path, mode)
 
     def first(self, path: Path) -> int:
-        """Behind everything that a consumer says it has read: none of them may be ahead of what is stored."""
-        return min(max((place for _, place in parse_index(read_index(path)).entries), default=0), LAST_SEQUENCE)
+        """Behind everything that a consumer says it has read, too: none of them may be ahead of what is stored."""
+        consumed = max((place for _, place in parse_index(read_index(path)).entries), default=0)
+        return max(super().first(path), min(consumed, LAST_SEQUENCE))
 
     # Headers.
 
