@@ -41,6 +41,7 @@ from shard.shardset import Log
 
 LINGER = 0.002  # seconds
 WINDOW = 8 << 20  # bytes
+QUESTIONS = 4  # what is stored is asked so often in a window
 MOST_ROWS = 16_384  # of a batch
 COMMIT_INTERVAL = 0.1  # seconds between two commits of the durable readers
 PING_INTERVAL = 5.0  # seconds without anything to send after which the hub is asked whether it is there
@@ -307,7 +308,8 @@ class _Call:
         self._largest = opened.batch_bytes
         self._batch_bytes = min(shipper.batch_bytes, self._largest)
         self._lanes: list[Lane] = []
-        self._held: tuple[Lane, Rows] | None = None  # the batch that is to be sent next: it asks if it is the last one of a round
+        self._question = max(self._batch_bytes, shipper.window // QUESTIONS)  # bytes that one covers, while more is there
+        self._held: tuple[Lane, Rows] | None = None  # the batch that is to be sent next: it asks if it is the last one for now
         self._unanswered: deque[int] = deque()  # bytes that each question without an answer covers
         self._unasked = 0
         self._committed = self._pinged = self._looked = system.port.monotonic()
@@ -348,7 +350,7 @@ class _Call:
     def _round(self) -> tuple[int, bool]:
         """Send a batch of each lane that has one; return their bytes, and whether more is likely to be there, since a batch was full.
 
-        The last one asks for an acknowledgement of all.
+        Where no more is, the last one asks for an acknowledgement of all.
         """
         size, has_more = 0, False
         for lane in self._lanes:
@@ -360,29 +362,33 @@ class _Call:
             if rows is not None:
                 size += rows.size
                 has_more = has_more or rows.batch.num_rows == MOST_ROWS or rows.size > self._batch_bytes // 2
-                self._send_held(ask=self._unasked >= self._batch_bytes)
+                self._send_held(is_last=False)
                 self._held = lane, rows
-        self._send_held(ask=True)
+        self._send_held(is_last=not has_more)
         self._drop_failed()
         return size, has_more
 
-    def _send_held(self, *, ask: bool) -> None:
-        if self._held is None:
-            return
-        (lane, rows), self._held = self._held, None
+    def _send_held(self, *, is_last: bool) -> None:
+        """Send the batch that was held. Ask what is stored if it is the last one for now, or enough was sent since the last question."""
+        held, self._held = self._held, None
+        if (held is None or not self._send(*held, is_last)) and is_last and self._unasked:
+            self._ask()
+
+    def _send(self, lane: Lane, rows: Rows, is_last: bool) -> bool:
+        """Send a batch; returns whether it could be: a lane may be left aside instead."""
+        size = rows.size
+        ask = is_last or self._unasked + size >= self._question
         put = None
         with self._shipper.leaving_aside(lane):
             put = lane.put(rows, ask, self._largest)
         if put is None:
-            if ask and self._unasked:
-                self._ask()
-            return
-        size = rows.size
+            return False
         self._unasked += size
         if ask:
             self._note_question()
         self._connection.put(put, rows.batch)
         self._shipper.counted(size)
+        return True
 
     def _ask(self) -> None:
         """Ask what is stored, and say how far the logs go."""

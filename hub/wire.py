@@ -30,7 +30,7 @@ from hub.errors import (
 VERSION = 1
 LARGEST_MESSAGE = 1 << 20  # bytes of one of these
 MOST_ROWS = 1 << 20  # of a batch
-BATCH_BYTES = 1 << 20  # that a shipper aims at
+BATCH_BYTES = 2 << 20  # that a shipper aims at
 LARGEST_BATCH = 64 << 20  # bytes of a batch that a hub takes; one record may be that large
 LAST = (1 << 63) - 1  # no sequence reaches it
 MOST_BITS, MOST_SHARDS = 10, 1024

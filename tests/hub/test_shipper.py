@@ -17,9 +17,11 @@ from shipping import contents, eventually, gaps, shipping, stored
 
 import kvspool
 import shard
+from hub.connection import Connection
 from hub.errors import Conflict, Fenced, Restored, ShardDamaged
 from hub.shipper import Shipper
 from hub.store import GENERATIONS
+from hub.wire import Put
 from kvspool import _frames
 from kvspool.errors import LogVanished, NotALog, ReaderBusy, TooLarge
 from kvspool.queue import ChunkQueue
@@ -85,6 +87,29 @@ def test_a_journal_is_shipped_and_made_anew(server: HubServer, root: Path, path:
                 new.append_many([b"new", b"newer"], keys=[b"key"] * 2)
                 eventually(lambda: shipper.status().lanes[0].acknowledged == 2)
     assert [row.value for row in stored(root / "client").values()][3000:] == [b"more", b"new", b"newer"]
+
+
+@pytest.mark.parametrize("count", [1, 6, 7, 11, 12, 13, 24, 500])
+def test_a_backlog_is_asked_about_a_few_times_in_a_window_and_at_its_end(
+    server: HubServer, root: Path, path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of 6 records, a window of 8 batches; nothing but a question of the shipper brings an answer."""
+    monkeypatch.setattr("hub.shipper.PING_INTERVAL", 1e6)
+    asked: list[bool] = []
+    send = Connection.put
+
+    def put(connection: Connection, message: Put, batch: Any) -> None:
+        asked.append(message.ask)
+        send(connection, message, batch)
+
+    monkeypatch.setattr(Connection, "put", put)
+    with kvspool.create(path, capacity="1MiB") as log:
+        log.append_many([b"%d" % number + b"x" * 1000 for number in range(count)])
+        with shipping(path, server.location, batch_bytes=8000, window=64_000) as shipper:
+            eventually(lambda: shipper.status().lanes[0].acknowledged == count)
+        assert stored(root / "client") == contents(log)
+    assert len(asked) >= count // 7
+    assert sum(asked) <= len(asked) // 2 + 1
 
 
 def test_large_records_go_alone(server: HubServer, root: Path, path: Path) -> None:
