@@ -58,13 +58,13 @@ logger = logging.getLogger("kvspool.hub")
 class _Backend(flight.FlightServerBase):  # type: ignore[misc]
     """What Flight calls, on its own threads. It lives as long as one pair of certificates.
 
-    With TLS it is on a loopback port, since Flight speaks TLS on TCP only. Without, it is on a socket in the hub's private directory, which
-    takes less of a processor, and which nobody else on the host can reach.
+    With TLS it is on a loopback port, since Flight speaks TLS on TCP only. Without, it is on a Unix socket, which takes less of a
+    processor; it is made in the hub's private directory and has no name from then on: nobody else can reach it, and nothing of it is left.
     """
 
     def __init__(self, hub: HubServer, certificates: Certificates | None) -> None:
         self._hub = hub
-        self._private = -1
+        self._private = self._socket = -1  # descriptors: the directory, since Flight removes the name when it ends, and the socket's file
         options: dict[str, Any] = {"middleware": {KEY: hub.authentication}}
         # It serves from here on; Flight's own `serve` would only wait, and take the process's signals for itself.
         if certificates is not None:
@@ -73,33 +73,34 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
                 options |= {"verify_client": True, "root_certificates": certificates.authority}
             super().__init__("grpc+tls://127.0.0.1:0", **options)
             return
-        self._private = system.port.open(hub.root / PRIVATE, os.O_PATH | os.O_DIRECTORY, 0)
+        folder = hub.root / PRIVATE
+        self._private = system.port.open(folder, os.O_PATH | os.O_DIRECTORY, 0)
+        name = f"/proc/self/fd/{self._private}/backend"  # for a path to a socket has 107 bytes at most
         try:
-            super().__init__(f"grpc+unix://{self._socket}", **options)
+            super().__init__(f"grpc+unix://{name}", **options)
         except (pa.ArrowException, OSError) as error:  # not every file system has sockets
-            logger.warning("no socket in %s, so the hub takes a loopback port: %s", hub.root / PRIVATE, error)
-            self._close_private()
+            logger.warning("no socket in %s, so the hub takes a loopback port: %s", folder, error)
+            self._close_descriptors()
             super().__init__("grpc://127.0.0.1:0", **options)
-
-    @property
-    def _socket(self) -> str:
-        """Return where the socket lies: by way of a descriptor, for a path to one has 107 bytes at most."""
-        return f"/proc/self/fd/{self._private}/backend"
+        else:
+            self._socket = system.port.open(name, os.O_PATH, 0)
+            system.port.remove(Path(name))
 
     @property
     def target(self) -> Target:
         """Return where the gate finds it."""
-        return ("127.0.0.1", self.port) if self._private < 0 else self._socket
+        return ("127.0.0.1", self.port) if self._socket < 0 else f"/proc/self/fd/{self._socket}"
 
     def end(self) -> None:
         """Wait for the last call, and serve no more."""
         self.shutdown()
-        self._close_private()
+        self._close_descriptors()
 
-    def _close_private(self) -> None:
-        private, self._private = self._private, -1
-        if private >= 0:
-            system.port.close(private)
+    def _close_descriptors(self) -> None:
+        for fd in (self._socket, self._private):
+            if fd >= 0:
+                system.port.close(fd)
+        self._socket = self._private = -1
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take in what a shipper sends."""
