@@ -67,13 +67,16 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
         self._private = self._socket = -1  # descriptors: the directory, since Flight removes the name when it ends, and the socket's file
         options: dict[str, Any] = {"middleware": {KEY: hub.authentication}}
         # It serves from here on; Flight's own `serve` would only wait, and take the process's signals for itself.
-        if certificates is not None:
-            options["tls_certificates"] = [(certificates.pair.chain, certificates.pair.key)]
-            if certificates.authority is not None:
-                options |= {"verify_client": True, "root_certificates": certificates.authority}
-            super().__init__("grpc+tls://127.0.0.1:0", **options)
+        if certificates is None:
+            self._serve_on_socket(hub.root / PRIVATE, options)
             return
-        folder = hub.root / PRIVATE
+        options["tls_certificates"] = [(certificates.pair.chain, certificates.pair.key)]
+        if certificates.authority is not None:
+            options |= {"verify_client": True, "root_certificates": certificates.authority}
+        super().__init__("grpc+tls://127.0.0.1:0", **options)
+
+    def _serve_on_socket(self, folder: Path, options: dict[str, Any]) -> None:
+        """Serve on a socket that is made in a folder; on a loopback port where none can be."""
         self._private = system.port.open(folder, os.O_PATH | os.O_DIRECTORY, 0)
         name = f"/proc/self/fd/{self._private}/backend"  # for a path to a socket has 107 bytes at most
         try:

@@ -365,30 +365,28 @@ class _Call:
                 self._send_held(is_last=False)
                 self._held = lane, rows
         self._send_held(is_last=not has_more)
+        if not has_more and self._unasked:
+            self._ask()  # what ended a backlog was taken for more than it was, or the last lane was left aside
         self._drop_failed()
         return size, has_more
 
     def _send_held(self, *, is_last: bool) -> None:
-        """Send the batch that was held. Ask what is stored if it is the last one for now, or enough was sent since the last question."""
-        held, self._held = self._held, None
-        if (held is None or not self._send(*held, is_last)) and is_last and self._unasked:
-            self._ask()
-
-    def _send(self, lane: Lane, rows: Rows, is_last: bool) -> bool:
-        """Send a batch; returns whether it could be: a lane may be left aside instead."""
+        """Send the batch that was held. It asks what is stored if it is the last for now, or enough was sent since the last question."""
+        if self._held is None:
+            return
+        (lane, rows), self._held = self._held, None
         size = rows.size
         ask = is_last or self._unasked + size >= self._question
         put = None
         with self._shipper.leaving_aside(lane):
             put = lane.put(rows, ask, self._largest)
         if put is None:
-            return False
+            return
         self._unasked += size
         if ask:
             self._note_question()
         self._connection.put(put, rows.batch)
         self._shipper.counted(size)
-        return True
 
     def _ask(self) -> None:
         """Ask what is stored, and say how far the logs go."""
