@@ -32,6 +32,7 @@ PIECE = 100_000  # records that are made at once
 RATE = 10_000  # records a second that the latency is measured with
 LOW_RATE = 200  # and the overhead of a micro-batch
 ROWS = 10  # in each micro-batch of the rate source
+LOOK = 0.1  # seconds between two looks at what a processor did
 SCHEMA = "value binary"
 SUM = "sum(length(value))"
 spawn = multiprocessing.get_context("spawn")
@@ -417,17 +418,22 @@ def idle(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, 
 
 
 def processor(spark: Any, logs: Logs, rows: Any, seconds: float) -> float:
-    """Return the seconds of a processor that the JVM and all its Python processes take in each second of a query."""
+    """Return the seconds of a processor that the JVM and all its Python processes take in each second of a query.
+
+    They are looked at many times: what one took until it ended counts, and one that ends takes nothing of the others away."""
     pid = spark._jvm.java.lang.ProcessHandle.current().pid()
     with streaming(logs, rows):
         time.sleep(min(3.0, seconds))
         before, start = used(pid), time.monotonic()
-        time.sleep(seconds)
-        return (used(pid) - before) / (time.monotonic() - start)
+        last = dict(before)
+        while (passed := time.monotonic() - start) < seconds:
+            time.sleep(LOOK)
+            last |= used(pid)
+        return sum(taken - before.get(process, 0.0) for process, taken in last.items()) / passed
 
 
-def used(pid: int) -> float:
-    """Return the seconds of a processor that a process and those that it has started have used, with those of them that have ended."""
+def used(pid: int) -> dict[tuple[int, int], float]:
+    """Return the seconds of a processor that a process and all below it that live have used themselves, by their ids and starts."""
     stats: dict[int, list[str]] = {}
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -437,9 +443,10 @@ def used(pid: int) -> float:
             continue  # it has ended
         stats[int(path.parent.name)] = fields
         children.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    ticks, left = 0, [pid]
+    found, left = {}, [pid]
     while left:
         one = left.pop()
         left += children.get(one, [])
-        ticks += sum(map(int, stats[one][11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+        user, system, start = (int(stats[one][at]) for at in (11, 12, 19))
+        found[one, start] = (user + system) / os.sysconf("SC_CLK_TCK")
+    return found
