@@ -21,12 +21,12 @@ from typing import Literal
 
 import msgspec
 
-from hub import hubs
-from hub.connection import Security, jittered
 from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, QuotaExceeded, RootInUse, Unreachable
-from hub.mirrored import MirroredShard, check_state
 from hub.remote import RemoteHub
 from hub.root import HubRoot
+from hub.shipping import hubs
+from hub.shipping.connection import Security, jittered
+from hub.shipping.mirrored import MirroredShard, check_state
 from hub.store import PRIVATE, root_id
 from hub.tickets import ShardState
 from hub.wire import VERSION, Level

@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import flight
 
-from hub import columns, connection, tickets
+from hub import columns, tickets
 from hub.columns import Rows
-from hub.connection import Security
 from hub.errors import Malformed, Unreachable
-from hub.hubs import check
+from hub.shipping import connection
+from hub.shipping.connection import Security
+from hub.shipping.hubs import check
 from hub.tickets import (
     LARGEST_ANSWER,
     MOST_PLACES,

@@ -17,8 +17,8 @@ from typing import Literal
 
 import msgspec
 
-from hub import access_file, private
-from hub.private import WatchedFile
+from hub.security import access_file, private
+from hub.security.private import WatchedFile
 from kvspool import system
 from kvspool.disk import flush_directory
 from kvspool.errors import Corruption

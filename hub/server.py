@@ -2,8 +2,8 @@
 
     client --- TLS ---> gate ---> backend, a Flight server of its own ---> intake, outlet ---> store
 
-The gate bounds what connections cost; see `hub.gate`. A backend keeps its certificates as long as it lives: new ones make a new backend,
-and the old one ends with its last connection.
+The gate bounds what connections cost; see `hub.serving.gate`. A backend keeps its certificates as long as it lives: new ones make a new
+backend, and the old one ends with its last connection.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ import pyarrow as pa
 from pyarrow import flight
 
 import kvspool
-from hub import consumers, outlet, wire
-from hub.access import Access, Principal
-from hub.addresses import needs_tls
-from hub.admission import Admission
-from hub.authentication import KEY, Authentication
-from hub.clients import Clients
-from hub.consumers import Consumers
+from hub import wire
 from hub.errors import HubError
-from hub.gate import Connection, Gate, Target
-from hub.intake import Intake
-from hub.lags import Lags
-from hub.limits import Address, Limits, Reason
-from hub.outlet import Outlet
-from hub.owners import Owners
-from hub.pipelines import Pipelines
-from hub.quotas import Meters, Space
+from hub.security.access import Access, Principal
+from hub.security.quotas import Meters, Space
+from hub.serving import consumers, outlet
+from hub.serving.addresses import needs_tls
+from hub.serving.admission import Admission
+from hub.serving.authentication import KEY, Authentication
+from hub.serving.clients import Clients
+from hub.serving.consumers import Consumers
+from hub.serving.gate import Connection, Gate, Target
+from hub.serving.intake import Intake
+from hub.serving.lags import Lags
+from hub.serving.limits import Address, Limits, Reason
+from hub.serving.outlet import Outlet
+from hub.serving.owners import Owners
+from hub.serving.pipelines import Pipelines
+from hub.serving.survey import MayRead
+from hub.serving.trimmer import Keeper
 from hub.status import ClientStatus, HubStatus, ShardStatus
 from hub.store import PRIVATE, Store
-from hub.survey import MayRead
-from hub.trimmer import Keeper
 from hub.wire import LARGEST_BATCH, Level
 from kvspool import system
 
 if TYPE_CHECKING:
-    from hub.certificates import Certificates
+    from hub.security.certificates import Certificates
 
 PORT = 7070
 GRACE = 5.0  # seconds that connections have to end when the hub is closed

@@ -24,12 +24,12 @@ import msgspec
 
 import kvspool
 import shard
-from hub import hubs
 from hub.client import check_client
 from hub.columns import Rows
-from hub.connection import SILENCE, Connection, Security, jittered
 from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, Silent, Unexpected, Unreachable
-from hub.lane import LOOK_AGAIN, Lane
+from hub.shipping import hubs
+from hub.shipping.connection import SILENCE, Connection, Security, jittered
+from hub.shipping.lane import LOOK_AGAIN, Lane
 from hub.wire import BATCH_BYTES, VERSION, Opening
 from hub.wire import Log as LogOnWire
 from kvspool import system

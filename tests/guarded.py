@@ -1,4 +1,4 @@
-"""A tiny Flight server behind `hub.authentication`, and what a client sees of it."""
+"""A tiny Flight server behind `hub.serving.authentication`, and what a client sees of it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow
 from pyarrow import flight
 
-from hub.access import Access
-from hub.authentication import KEY, Authentication
-from hub.certificates import Pair
-from hub.tokens import Token
+from hub.security.access import Access
+from hub.security.certificates import Pair
+from hub.security.tokens import Token
+from hub.serving.authentication import KEY, Authentication
 
 
 class GuardedServer(flight.FlightServerBase):  # type: ignore[misc]

@@ -58,7 +58,7 @@ def test_the_sdist_has_all_that_builds_tests_and_explains_the_project(sdist: Pat
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     kinds = ["kvspool/*.py", "*/*.pxd", "kvspool/*.h", "*/py.typed", "tests/*", "docs/*", "tools/*", "hub/spark/*.py", "*.md", "LICENSE"]
-    kinds += ["hub/static/*", "hub/spark/jre/bin/java", "pyspark_kvspool/*.py"]
+    kinds += ["hub/web/static/*", "hub/spark/jre/bin/java", "pyspark_kvspool/*.py"]
     expected = {str(path.relative_to(ROOT)) for kind in kinds for path in ROOT.glob(kind) if path.is_file()}
     assert {"setup.py", "setup.cfg", "pyproject.toml", *expected} <= names
     assert [name for name in names if name.startswith("build") or name.endswith((".so", ".pyc"))] == []
@@ -72,7 +72,7 @@ def test_the_wheel_has_every_package_with_its_types_and_no_generated_c(wheel: Pa
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert {f"kvspool/{path.name}" for kind in ("*.pxd", "*.h") for path in (ROOT / "kvspool").glob(kind)} <= names
     assert {f"shard/{path.name}" for path in (ROOT / "shard").glob("*.pxd")} <= names
-    assert {"hub/static/hub.html", "hub/static/hub.css", "hub/static/hub.js"} <= names
+    assert {"hub/web/static/hub.html", "hub/web/static/hub.css", "hub/web/static/hub.js"} <= names
     assert "hub/spark/jre/bin/java" in names
     assert [name for name in names if name.endswith((".c", ".so")) or name.startswith(("tests/", "tools/", "build/"))] == []
 

@@ -152,8 +152,8 @@ def bare_server(pki: Path | None, folder: Path | None) -> Iterator[Server]:
 
 
 def _ship(source: Path, location: str, authorities: bytes | None, gate: Any, spent: Any) -> None:
-    from hub.connection import Security
     from hub.shipper import Shipper
+    from hub.shipping.connection import Security
 
     with Shipper(source, location, client=source.name, security=Security(authorities=authorities)) as shipper:
         gate.wait()
@@ -184,8 +184,8 @@ def _put(source: Path, location: str, authorities: bytes | None, gate: Any, spen
 def _batches(source: Path) -> Iterator[Any]:
     """Yield the batches that a shipper sends of a log."""
     import kvspool
-    from hub.lane import Lane
     from hub.shipper import MOST_ROWS
+    from hub.shipping.lane import Lane
     from hub.wire import BATCH_BYTES, Place
 
     with kvspool.open(source) as log:

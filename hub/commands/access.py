@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hub import access_file, private
-from hub.access_file import ROLES
 from hub.errors import CertificateError
-from hub.tokens import Token
+from hub.security import access_file, private
+from hub.security.access_file import ROLES
+from hub.security.tokens import Token
 from kvspool import system
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
@@ -18,7 +18,7 @@ from kvspool.cli.options import BadInput
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hub.certificates import Certificate
+    from hub.security.certificates import Certificate
 
 MOST_DAYS = 36500
 
@@ -275,28 +275,28 @@ def _add_making(parser: argparse.ArgumentParser, forced: str) -> None:
 
 def _certificate_init(arguments: argparse.Namespace) -> int:
     """Make the authority and the server's certificate."""
-    from hub import authority
+    from hub.security import authority
 
     return _made(arguments, "ca.pem, ca.key, server.pem and server.key", authority.make_authority, arguments.name)
 
 
 def _certificate_server(arguments: argparse.Namespace) -> int:
     """Make the server's certificate."""
-    from hub import authority
+    from hub.security import authority
 
     return _made(arguments, "server.pem and server.key", authority.make_server, arguments.name)
 
 
 def _certificate_client(arguments: argparse.Namespace) -> int:
     """Make a client's certificate."""
-    from hub import authority
+    from hub.security import authority
 
     return _made(arguments, f"clients/{arguments.name}.pem and .key", authority.make_client, arguments.name)
 
 
 def _made(arguments: argparse.Namespace, files: str, make: Any, name: Any) -> int:
     """Make what is asked for, and say what was made."""
-    from hub.certificates import moment
+    from hub.security.certificates import moment
 
     try:
         pair = make(arguments.directory, name, days=arguments.days, replaces=arguments.force)
@@ -311,7 +311,7 @@ def _made(arguments: argparse.Namespace, files: str, make: Any, name: Any) -> in
 
 def _certificate_show(arguments: argparse.Namespace) -> int:
     """Print what a certificate says; code 1 if it isn't valid."""
-    from hub import certificates
+    from hub.security import certificates
 
     found = certificates.read(arguments.path)
     problem = found.problem()
@@ -325,7 +325,7 @@ def _certificate_show(arguments: argparse.Namespace) -> int:
 
 
 def _lines(found: Certificate) -> dict[str, str]:
-    from hub.certificates import moment
+    from hub.security.certificates import moment
 
     return {
         "subject": found.subject,

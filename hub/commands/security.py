@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvspool.cli.options import BadInput
 
 if TYPE_CHECKING:
-    from hub.connection import Security
+    from hub.shipping.connection import Security
 
 TOKEN = "KVSPOOL_TOKEN"  # the environment variable
 
@@ -26,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def load(arguments: argparse.Namespace) -> Security:
     """Return what the options say. Raises BadInput for files that can't be read, or that others may read."""
-    from hub.connection import Security
+    from hub.shipping.connection import Security
 
     if (arguments.certificate is None) != (arguments.key is None):
         raise BadInput("--certificate and --key go together")

@@ -12,8 +12,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hub.limits import Limits
 from hub.root import HubRoot
+from hub.serving.limits import Limits
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
 from kvspool.errors import LogExists
@@ -124,8 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _server(arguments: argparse.Namespace) -> HubServer:
-    from hub.access import Access
-    from hub.certificates import Certificates
+    from hub.security.access import Access
+    from hub.security.certificates import Certificates
     from hub.server import HubServer
 
     if (arguments.certificate is None) != (arguments.key is None):
@@ -152,7 +152,7 @@ def _server(arguments: argparse.Namespace) -> HubServer:
 
 def _page(hub: HubServer, arguments: argparse.Namespace, stack: ExitStack) -> str:
     """Serve the page, and return where."""
-    from hub.page import Page
+    from hub.web.page import Page
 
     page = stack.enter_context(Page(hub.status, listen=arguments.page, names=arguments.page_name))
     return page.url

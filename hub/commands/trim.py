@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub import HubRoot, retention
-from hub.access import Patterns
 from hub.commands.retention import add_limits, limits
 from hub.retention import EVERYBODY
-from hub.trimmer import ShardTrim, Trimmer
+from hub.security.access import Patterns
+from hub.serving.trimmer import ShardTrim, Trimmer
 from kvspool import sizes, system
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hub.access import Access, Patterns
 from hub.errors import AccessError
 from hub.retention import EVERYBODY
+from hub.security.access import Access, Patterns
 from kvspool import sizes, system
 from kvspool.cli import options, output, progress, verify
 from kvspool.cli.options import BadInput

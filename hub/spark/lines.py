@@ -56,7 +56,7 @@ class Patience:
     def failed(self, error: Exception) -> None:
         """Note an attempt; `retry_at` says when to make the next one. Raises Unreachable if the hub has been down for too long, and the
         error again if it has answered with it for as long."""
-        from hub.connection import jittered
+        from hub.shipping.connection import jittered
 
         now = system.port.monotonic()
         if self._since is None:

@@ -138,7 +138,7 @@ class HubRange(ShardRange):
         return None
 
     def _directly(self, path: Path, first: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
-        from hub.survey import generations
+        from hub.serving.survey import generations
         from kvspool import arrow
 
         with closing(open_shard(path, LOCK_TIMEOUT)) as log:

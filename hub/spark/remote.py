@@ -221,7 +221,7 @@ class _Hub:
 
     def _selected(self, states: list[ShardState]) -> dict[ShardKey, ShardState]:
         """Return the shards that are asked for and had a record once, and note which ones can't be read. Raises Malformed."""
-        from hub.mirrored import check_state
+        from hub.shipping.mirrored import check_state
 
         found: dict[ShardKey, ShardState] = {}
         for state in states:

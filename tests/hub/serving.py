@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from hub import server
-from hub.access import Access
+from hub.security.access import Access
 
 
 class HubServer(server.HubServer):

@@ -14,12 +14,12 @@ from clocks import StoppedClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub import access_file, private
-from hub.access import Access, Patterns, Principal
 from hub.errors import AccessError, NotAuthenticated
-from hub.quotas import UNLIMITED, Quota
 from hub.root import check_client
-from hub.tokens import Token
+from hub.security import access_file, private
+from hub.security.access import Access, Patterns, Principal
+from hub.security.quotas import UNLIMITED, Quota
+from hub.security.tokens import Token
 from kvspool import system
 from kvspool.errors import LockTimeout
 from kvspool.system import Port
@@ -103,7 +103,7 @@ def test_what_is_denied_is_denied_whatever_else_allows_it(path: Path) -> None:
 def test_a_client_s_right_to_write_is_exactly_that_of_its_beginning(name: str, client: str) -> None:
     found = access_file.parse(f'[[principals]]\nname = "{name}"\n'.encode())
     (entry,) = found.principals
-    from hub.access import _principal
+    from hub.security.access import _principal
 
     assert _principal(entry, UNLIMITED).may_write(client) == (client == name or client.startswith(name + "-"))
     assert _principal(entry, UNLIMITED).may_write(name + "-" + client)
@@ -218,7 +218,7 @@ def test_what_is_no_token_of_the_file_is_nobody(path: Path, text: str) -> None:
 def test_no_text_but_the_token_itself_is_ever_taken(text: str) -> None:
     token = Token.make()
     toml = f'[[principals]]\nname = "a"\n[[tokens]]\nprincipal = "a"\nid = "{token.id}"\nsha256 = "{token.digest}"\n'
-    from hub.access import _rights
+    from hub.security.access import _rights
 
     access = Access(private.WatchedFile("/nowhere", is_secret=True))
     access._rights = _rights(access_file.parse(toml.encode()))

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from clocks import StoppedClock
 
-from hub import certificates
-from hub.access import Access
 from hub.errors import NotAuthenticated
-from hub.tokens import Token
+from hub.security import certificates
+from hub.security.access import Access
+from hub.security.tokens import Token
 from kvspool import system
 from kvspool.cli import main
 

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import flight
 
-from hub import access_file
-from hub.access import Access
-from hub.authentication import LINES, Authentication, escape
-from hub.private import WatchedFile
-from hub.tokens import Token
+from hub.security import access_file
+from hub.security.access import Access
+from hub.security.private import WatchedFile
+from hub.security.tokens import Token
+from hub.serving.authentication import LINES, Authentication, escape
 from kvspool import system
 
 

@@ -28,12 +28,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import flight
 
-from hub import access_file, authority, certificates
-from hub.access import Access
-from hub.addresses import needs_tls
-from hub.certificates import Certificate, Certificates, Pair
 from hub.errors import AccessError, CertificateError
-from hub.tokens import Token
+from hub.security import access_file, authority, certificates
+from hub.security.access import Access
+from hub.security.certificates import Certificate, Certificates, Pair
+from hub.security.tokens import Token
+from hub.serving.addresses import needs_tls
 from kvspool import system
 from kvspool.system import Port
 

@@ -12,9 +12,10 @@ import pytest
 from pyarrow import flight
 from shipping import LOG, numbered
 
-from hub import outlet, wire
-from hub.connection import Connection, Security
+from hub import wire
 from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, Silent, Unreachable
+from hub.serving import outlet
+from hub.shipping.connection import Connection, Security
 from hub.wire import Log, Opened, Opening, Place, Put, Refused, Stored
 
 OPENING = Opening(wire.VERSION, "client", 1, [Log(1, LOG, 10)])

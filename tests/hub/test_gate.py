@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from hub import flow, gate
-from hub.gate import Address, Connection, Gate, Limits, Reason
-from hub.limits import Visitor
+from hub.serving import flow, gate
+from hub.serving.gate import Address, Connection, Gate, Limits, Reason
+from hub.serving.limits import Visitor
 from kvspool import system
 from kvspool.errors import Closed
 

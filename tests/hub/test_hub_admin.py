@@ -16,11 +16,11 @@ import hub
 import kvspool
 import shard
 from hub import retention
-from hub.access import Access
 from hub.commands import serve
-from hub.limits import Limits, Reason
-from hub.page import Page
+from hub.security.access import Access
 from hub.server import HubServer
+from hub.serving.limits import Limits, Reason
+from hub.web.page import Page
 from kvspool.cli import main
 from kvspool.journal import Retention
 

@@ -15,13 +15,14 @@ from serving import HubServer
 
 import hub
 import kvspool
-from hub import consumers, positions, tickets
-from hub.access import Access
-from hub.connection import Security
+from hub import positions, tickets
 from hub.errors import Conflict, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
 from hub.lease import Lease
 from hub.positions import Position, Stored
 from hub.remote import RemoteHub
+from hub.security.access import Access
+from hub.serving import consumers
+from hub.shipping.connection import Security
 from hub.tickets import Commit, ReaderPlace
 from kvspool.cli import main
 from kvspool.errors import ReaderBusy
@@ -88,7 +89,7 @@ def test_it_holds_back_what_it_has_a_place_in_and_nothing_else(connect: dict[str
 
 
 def test_retention_follows_it(connect: dict[str, RemoteHub], server: HubServer, root: Path) -> None:
-    from hub.trimmer import Trimmer
+    from hub.serving.trimmer import Trimmer
 
     with kvspool.create(root / "LGA", format="kvj", segment_bytes=65536) as log:
         for number in range(40):
@@ -233,7 +234,7 @@ def test_the_command_shows_whose_it_is_and_deletes_it(
 
 
 def test_the_page_counts_only_shards_in_which_it_has_a_place(server: HubServer, connect: dict[str, RemoteHub]) -> None:
-    from hub.lags import Lags
+    from hub.serving.lags import Lags
 
     connect["a"].commit("q", {("JFK", 0): 4})
     server.store.count(0)

@@ -19,9 +19,9 @@ from shipping import Row, contents, gaps, row_of
 
 import kvspool
 from hub import wire
-from hub.clients import Client
-from hub.intake import Intake
-from hub.lane import Lane
+from hub.serving.clients import Client
+from hub.serving.intake import Intake
+from hub.shipping.lane import Lane
 from hub.store import Store
 from hub.wire import Log, Opened, Opening, Put, Refused, Stored
 from kvspool.errors import LogVanished

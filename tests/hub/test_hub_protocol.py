@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from hub import consumers, outlet, tickets, wire
+from hub import tickets, wire
+from hub.serving import consumers, outlet
 from hub.store import Generation
 from kvspool import arrow
 

@@ -17,16 +17,17 @@ from hypothesis import strategies as st
 
 import hub
 import kvspool
-from hub import columns, retention, trimmer
-from hub.access import Access
+from hub import columns, retention
 from hub.audit import Audit
 from hub.columns import Rows
 from hub.errors import AccessError
 from hub.retention import HubRetention
+from hub.security.access import Access
 from hub.server import HubServer
+from hub.serving import trimmer
+from hub.serving.trimmer import Keeper, Trimmer, beginnings
 from hub.shipper import Shipper
 from hub.store import Store
-from hub.trimmer import Keeper, Trimmer, beginnings
 from kvspool import Gap
 from kvspool.errors import Corruption, ReaderBusy
 from kvspool.journal import Floor, Retention

@@ -539,7 +539,7 @@ def guarded(root: Path, tmp_path: Path) -> Iterator[HubServer]:
     for name, pattern in (("spark", "JFK"), ("other", "*")):
         words = ["--name", name, "--role", "reader", "--read", pattern, "--output", str(tmp_path / f"{name}.token")]
         assert main(["hub", "token", "add", access, *words]) == 0
-    from hub.access import Access
+    from hub.security.access import Access
 
     with HubServer(root, access=Access.load(access)) as server:
         yield server
@@ -567,7 +567,7 @@ def test_a_wrong_token_and_a_client_that_may_not_be_read_are_errors_at_once(guar
 
 
 def test_a_new_token_in_the_file_is_taken(guarded: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hub.access.INTERVAL", 0.0)
+    monkeypatch.setattr("hub.security.access.INTERVAL", 0.0)
     path = tmp_path / "mine.token"
     path.touch(0o600)
     path.write_bytes((tmp_path / "spark.token").read_bytes())

@@ -229,7 +229,7 @@ def test_whatever_a_stranger_says_the_hub_goes_on(server: HubServer, opening: by
 
 
 def test_a_client_that_asks_for_nothing_is_told_all_the_same(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hub.intake.UNASKED", 1000)
+    monkeypatch.setattr("hub.serving.intake.UNASKED", 1000)
     with Call(server) as call:
         call.hear()
         for number in range(100):

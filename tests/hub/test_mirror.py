@@ -200,7 +200,7 @@ def test_at_the_level_disk_all_is_on_disk_on_both_sides(source: Path, server: Hu
 SERVE = """
 import sys, time
 from hub.server import HubServer
-from hub.access import Access
+from hub.security.access import Access
 server = HubServer(sys.argv[1], access=Access.anonymous(), least_free=1 << 20, listen=("127.0.0.1", int(sys.argv[2])))
 server.start()
 print(server.location, flush=True)
@@ -327,8 +327,8 @@ class DyingPort(system.Port):
 def test_a_mirror_may_die_at_every_call_of_the_system(
     source: Path, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.mirrored.TURN_BYTES", 4000)
-    monkeypatch.setattr("hub.mirrored.LEAST_ROWS", 100)
+    monkeypatch.setattr("hub.shipping.mirrored.TURN_BYTES", 4000)
+    monkeypatch.setattr("hub.shipping.mirrored.LEAST_ROWS", 100)
     deaths, nth = 0, 1
     root = tmp_path / "mirror"
     hub.create(root).close()

@@ -23,8 +23,9 @@ from serving import HubServer
 
 import hub
 import kvspool
-from hub import outlet, tickets
+from hub import tickets
 from hub.errors import Malformed
+from hub.serving import outlet
 from hub.shipper import Shipper
 from hub.wire import Level
 from kvspool import arrow

@@ -23,10 +23,10 @@ from hub_statuses import DAY, GIB, SECOND, Told, client, hub, pipeline, shard
 from prometheus_client.parser import text_string_to_metric_families
 
 import hub as hub_package
-from hub import history, metrics, page, site
-from hub.history import Histories, Rates, Ring
-from hub.page import Page
 from hub.status import HubStatus, ReaderStatus
+from hub.web import history, metrics, page, site
+from hub.web.history import Histories, Rates, Ring
+from hub.web.page import Page
 from kvspool.errors import Closed
 
 HOSTILE = '"><script>alert(1)</script>\n</style>\\{}'
@@ -519,7 +519,7 @@ def test_it_listens_on_ipv6(told: Told) -> None:
 
 @pytest.mark.parametrize("package", ["uvicorn", "starlette", "prometheus_client"])
 def test_without_the_extra_it_says_what_to_install(package: str) -> None:
-    program = f"import sys; sys.modules[{package!r}] = None; import hub.page"
+    program = f"import sys; sys.modules[{package!r}] = None; import hub.web.page"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, encoding="utf-8")
     assert "kvspool.errors.MissingExtra: the hub's page needs a package that isn't installed" in done.stderr
     assert done.stderr.endswith("pip install 'kvspool[hub]'\n")

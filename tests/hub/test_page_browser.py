@@ -12,8 +12,8 @@ from hub_statuses import GIB, SECOND, Busy, Told, client, hub, pipeline, shard
 from playwright.sync_api import Browser, Locator, expect, sync_playwright
 from playwright.sync_api import Page as Tab
 
-from hub.page import Page
 from hub.status import ReaderStatus
+from hub.web.page import Page
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(

@@ -14,7 +14,7 @@ from clocks import StoppedClock
 import hub
 from hub.pipeline import progress
 from hub.pipeline.progress import Progress, ShardProgress
-from hub.pipelines import Pipelines
+from hub.serving.pipelines import Pipelines
 from kvspool import system
 
 KNOWN: dict[str, Any] = dict(name="delays", job="/jobs/delays.toml", sink="/out", state="running", pid=7, started=1, updated=2)

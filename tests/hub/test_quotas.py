@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import kvspool
 from hub import errors
 from hub.errors import HubError, HubFull, QuotaExceeded
-from hub.quotas import INTERVAL, LEAST_FILES, MOST_CALLS, Meter, Meters, Quota, Space, TokenBucket
+from hub.security.quotas import INTERVAL, LEAST_FILES, MOST_CALLS, Meter, Meters, Quota, Space, TokenBucket
 from kvspool import system
 
 GIB = 1 << 30

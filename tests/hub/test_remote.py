@@ -174,7 +174,7 @@ def test_what_is_no_location_is_refused(location: str) -> None:
 SERVE = """
 import sys, time
 from hub.server import HubServer
-from hub.access import Access
+from hub.security.access import Access
 server = HubServer(sys.argv[1], access=Access.anonymous(), least_free=1 << 20, listen=('127.0.0.1', 0))
 server.start()
 print(server.location, flush=True)

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pytest
 
 import hub
-from hub import authority, columns
-from hub.access import Access
-from hub.certificates import Certificates
-from hub.connection import Connection, Security
+from hub import columns
 from hub.errors import HubFull, NotAllowed, QuotaExceeded
+from hub.security import authority
+from hub.security.access import Access
+from hub.security.certificates import Certificates
 from hub.server import HubServer
+from hub.shipping.connection import Connection, Security
 from hub.wire import Log, Opening, Put
 from kvspool.cli import main
 
@@ -92,8 +93,8 @@ def test_a_client_ships_its_own_id_alone(server: HubServer, root: Path, security
 def test_a_right_that_is_taken_away_ends_with_the_next_batches(
     server: HubServer, access: Path, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.admission.RENEWAL", 0.0)
-    monkeypatch.setattr("hub.access.INTERVAL", 0.0)
+    monkeypatch.setattr("hub.serving.admission.RENEWAL", 0.0)
+    monkeypatch.setattr("hub.security.access.INTERVAL", 0.0)
     with connection(server, "jfk", security) as call:
         send(call, 0)
         assert security.token is not None

@@ -17,9 +17,9 @@ from shipping import contents, eventually, gaps, shipping, stored
 
 import kvspool
 import shard
-from hub.connection import Connection
 from hub.errors import Conflict, Fenced, Restored, ShardDamaged
 from hub.shipper import Shipper
+from hub.shipping.connection import Connection
 from hub.store import GENERATIONS
 from hub.wire import Put
 from kvspool import _frames
@@ -259,7 +259,7 @@ def test_another_number_of_shards_is_a_conflict(server: HubServer, path: Path, t
 def test_a_shard_that_is_damaged_at_the_hub_stops_alone_and_goes_on_when_it_is_repaired(
     server: HubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.lane.ASK_AGAIN", 0.2)
+    monkeypatch.setattr("hub.shipping.lane.ASK_AGAIN", 0.2)
     with shard.create(tmp_path / "set", bits=1) as logs:
         for log in logs.shards:
             log.append_many([b"one", b"two"])

@@ -13,8 +13,8 @@ from sessions import MARKS, PATIENCE, expected, fill, rows, told, until
 
 import hub
 import kvspool
-from hub.access import Access
-from hub.certificates import Certificates
+from hub.security.access import Access
+from hub.security.certificates import Certificates
 from kvspool.cli import main
 from kvspool.journal.format import Batch
 

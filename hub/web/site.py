@@ -1,4 +1,4 @@
-"""What the hub's page answers to a browser, to Prometheus and to who asks for its health. `hub.page` runs it.
+"""What the hub's page answers to a browser, to Prometheus and to who asks for its health. `hub.web.page` runs it.
 
     /                       the page, with /hub.css and /hub.js
     /api/status             status, rates and history as JSON
@@ -32,9 +32,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hub import metrics
-from hub.history import Histories, History, Rates, Rows
 from hub.status import HubStatus
+from hub.web import metrics
+from hub.web.history import Histories, History, Rates, Rows
 
 MOST_LISTENERS = 32  # event streams at once
 STALE = 10.0  # seconds after which what the hub said last says nothing any more
@@ -276,7 +276,7 @@ class Guard:
 
 
 def _static(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-    content = files("hub").joinpath("static", name).read_bytes()
+    content = files("hub.web").joinpath("static", name).read_bytes()
 
     async def answer(request: Request) -> Response:
         return Response(content, media_type=media_type)

@@ -3,7 +3,7 @@
     with Page(server.status, ("127.0.0.1", 8816)) as page:
         print(page.url)
 
-One thread asks the hub for its status each second; another serves (`hub.site`). A hub that fails to say how it is, or doesn't answer at
+One thread asks the hub for its status each second; another serves (`hub.web.site`). A hub that fails to say how it is, or doesn't answer at
 all, is shown as that, and is not healthy. Whoever looks takes nothing from the hub but that one question a second: connections are
 counted and bounded, and one that asks nothing, or doesn't take its answer, is cut. Needs the extra `hub`.
 """
@@ -28,7 +28,7 @@ try:
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    from hub.site import Sample, Site
+    from hub.web.site import Sample, Site
 except ModuleNotFoundError as error:
     raise MissingExtra(f"the hub's page needs a package that isn't installed ({error}); pip install 'kvspool[hub]'") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hub.access import Principal
+from hub.security.access import Principal
 
 
 class Owners:

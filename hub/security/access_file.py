@@ -37,11 +37,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from hub import private
 from hub.client import check_client
 from hub.errors import AccessError
-from hub.quotas import UNLIMITED, Quota
-from hub.tokens import ID, Token
+from hub.security import private
+from hub.security.quotas import UNLIMITED, Quota
+from hub.security.tokens import ID, Token
 from kvspool import sizes, system
 
 Role = Literal["client", "reader", "admin"]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from hub import columns, wire
-from hub.clients import Client
 from hub.columns import Rows
 from hub.errors import HubError, Malformed, ShardDamaged
+from hub.serving.clients import Client
 from hub.store import Outcome, Shard, Store
 from hub.wire import Done, Level, Log, Opened, Opening, Ping, Place, Put, Stored
 from kvspool.errors import KvspoolError

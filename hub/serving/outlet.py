@@ -20,7 +20,7 @@ from pyarrow import flight
 
 from hub import columns, tickets
 from hub.errors import Fenced, HubError, HubFull, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
-from hub.survey import SCARCE, MayRead, Survey, error_number, generations, shown
+from hub.serving.survey import SCARCE, MayRead, Survey, error_number, generations, shown
 from hub.tickets import LONGEST_WAIT, Beside, ClientState, Query, ServerInfo, ShardState, Since, Ticket
 from hub.wire import VERSION, Level
 from kvspool import arrow, system

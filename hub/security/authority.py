@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from hub import private
-from hub.certificates import Pair, read_pair
 from hub.errors import CertificateError
+from hub.security import private
+from hub.security.certificates import Pair, read_pair
 from kvspool import system
 from kvspool.errors import MissingExtra
 

@@ -18,12 +18,12 @@ from pathlib import Path
 import msgspec
 
 from hub import lease, positions, reader, tickets
-from hub.access import Principal
 from hub.client import check_client
 from hub.errors import Conflict, Malformed, NotAllowed, NotFound, QuotaExceeded, Unexpected
 from hub.lease import Lease
 from hub.positions import Key, Position, Stored
-from hub.survey import MayRead, Survey
+from hub.security.access import Principal
+from hub.serving.survey import MayRead, Survey
 from hub.tickets import LARGEST_COMMIT, MOST_PLACES, Commit, Committed, ReaderName, ReaderPlace, Readers, ReaderState
 from hub.wire import LAST
 from kvspool import Spool, system

@@ -1,4 +1,4 @@
-"""Who makes a call, as far as Arrow Flight can tell; it knows Flight, `hub.access` does not.
+"""Who makes a call, as far as Arrow Flight can tell; it knows Flight, `hub.security.access` does not.
 
     authentication = Authentication(access, uses_certificates=True)
     class Server(flight.FlightServerBase): ...      with middleware={KEY: authentication}
@@ -25,9 +25,9 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
-from hub.access import Access, Principal
 from hub.errors import NotAuthenticated
-from hub.quotas import TokenBucket
+from hub.security.access import Access, Principal
+from hub.security.quotas import TokenBucket
 from kvspool.errors import MissingExtra
 
 try:

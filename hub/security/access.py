@@ -1,4 +1,4 @@
-"""Who may do what on a hub. What the file doesn't allow isn't allowed; what it denies is denied; see `hub.access_file` for its words.
+"""Who may do what on a hub. What the file doesn't allow isn't allowed; what it denies is denied. Its words: `hub.security.access_file`.
 
     access = Access.load("/etc/kvspool/access.toml")
     principal = access.authenticate("kvs_...")      or access.identify("jfk.example.com"), a certificate's name
@@ -19,13 +19,13 @@ from typing import Literal
 
 import msgspec
 
-from hub import access_file
-from hub.access_file import AccessFile, PrincipalEntry, Role, TokenEntry
 from hub.client import check_client
 from hub.errors import AccessError, NotAuthenticated
-from hub.private import WatchedFile
-from hub.quotas import UNLIMITED, Quota
-from hub.tokens import Token
+from hub.security import access_file
+from hub.security.access_file import AccessFile, PrincipalEntry, Role, TokenEntry
+from hub.security.private import WatchedFile
+from hub.security.quotas import UNLIMITED, Quota
+from hub.security.tokens import Token
 from kvspool import system
 
 INTERVAL = 1.0  # seconds between two looks at the file

@@ -13,7 +13,7 @@ import os
 import re
 
 from hub.errors import AccessError
-from hub.private import WatchedFile
+from hub.security.private import WatchedFile
 from kvspool import system
 
 ID = re.compile(r"[0-9a-f]{8}")

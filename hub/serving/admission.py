@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from hub.quotas import Meters, Space
+from hub.security.quotas import Meters, Space
 from kvspool import system
 
 if TYPE_CHECKING:
-    from hub.access import Principal
-    from hub.authentication import Authentication
-    from hub.gate import Connection
+    from hub.security.access import Principal
+    from hub.serving.authentication import Authentication
+    from hub.serving.gate import Connection
     from hub.store import Store
 
 RENEWAL = 1.0  # seconds after which is looked again whether the client still may

@@ -43,8 +43,8 @@ from contextlib import ExitStack, suppress
 
 import msgspec
 
-from hub.flow import CHUNK, EXHAUSTED, Carriers, Flow
-from hub.limits import Address, Census, Limits, Reason, Visitor
+from hub.serving.flow import CHUNK, EXHAUSTED, Carriers, Flow
+from hub.serving.limits import Address, Census, Limits, Reason, Visitor
 from kvspool import system
 from kvspool.errors import Closed
 

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from hub.errors import AccessError, CertificateError
-from hub.private import WatchedFile
+from hub.security.private import WatchedFile
 from kvspool import system
 from kvspool.errors import MissingExtra
 

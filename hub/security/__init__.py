@@ -1,0 +1,1 @@
+"""Whom a hub trusts, and with how much: certificates, tokens, rights and quotas. It knows nothing of the network."""

@@ -1,0 +1,1 @@
+"""The hub's web page, its metrics and its health."""
