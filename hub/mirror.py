@@ -24,6 +24,7 @@ import msgspec
 from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, QuotaExceeded, RootInUse, Unreachable
 from hub.remote import RemoteHub
 from hub.root import HubRoot
+from hub.security import private
 from hub.shipping import hubs
 from hub.shipping.connection import Security, jittered
 from hub.shipping.mirrored import MirroredShard, check_state
@@ -90,8 +91,8 @@ class Mirror:
         isolation: Isolation | None = None,
         turn: float = TURN,
     ) -> None:
-        """Take the root, which is made if it isn't there. Raises RootInUse if it is pulled from that source already, ValueError, and what
-        `HubRoot.open` raises.
+        """Take the root, which is made if it isn't there. Raises RootInUse if it is pulled from that source already, AccessError if others
+        may write it, ValueError, and what `HubRoot.open` raises.
 
         source: `grpc+tls://host:port` or `grpc://host:port`. clients: a pattern (`*`, `?`, `[...]`) of ids, or several. security: or a
         function that gives it anew for each connection. level: what a record that is here survives: the death of this process, or that
@@ -108,6 +109,7 @@ class Mirror:
             HubRoot.create(root).close()
         with HubRoot.open(root) as found:
             self.root = found.path
+        private.check_directory(self.root)
         self._id = root_id(self.root)
         self._lock_fd = self._take_root()
         self._shards: dict[tuple[str, int], MirroredShard] = {}

@@ -165,7 +165,7 @@ class HubServer:
         least_free: int = LEAST_FREE,
         largest_batch: int = LARGEST_BATCH,
     ) -> None:
-        """Take the root, which exists. Raises RootInUse, LogNotFound, NotALog, and ValueError for what would not be safe.
+        """Take the root, which exists. Raises RootInUse, LogNotFound, NotALog, AccessError, and ValueError for what would not be safe.
 
         access: who may do what; anybody only on a loopback address. certificates: needed everywhere else. level: what an acknowledged
         record survives. least_free: bytes of the disk; with less, nothing is taken in. largest_batch: bytes.

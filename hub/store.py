@@ -33,6 +33,7 @@ from hub import columns
 from hub.client import check_client
 from hub.columns import Rows
 from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
+from hub.security import private
 from hub.wire import LAST
 from kvspool import disk, system
 from kvspool.arrow import Records
@@ -241,13 +242,16 @@ class Store:
     """All shards under a hub root. One process at a time has it; threads may use it. Raises RootInUse."""
 
     def __init__(self, root: Path, changed: Callable[[str, int], None] = lambda client, index: None) -> None:
-        """Take a root. changed: called with a client and the index of its shard when something new was stored there; must be quick."""
+        """Take a root. changed: called with a client and the index of its shard when something new was stored there; must be quick.
+
+        Raises AccessError for a root that others may write, before anything is made there."""
+        private.check_directory(root)
         self.root = root
         self._changed = changed
-        private = root / PRIVATE
+        folder = root / PRIVATE
         with suppress(FileExistsError):
-            system.port.make_directory(private)
-        self._lock_fd = system.port.open(private / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            system.port.make_directory(folder)
+        self._lock_fd = system.port.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         if not system.port.try_lock_file(self._lock_fd, shared=False):
             system.port.close(self._lock_fd)
             raise RootInUse(f"another hub serves {root}; stop it first")

@@ -705,6 +705,14 @@ def test_doctor_finds_an_unsafe_file_system(tmp_path: Path, monkeypatch: pytest.
     assert main(["doctor", str(tmp_path)]) == 1
 
 
+@pytest.mark.parametrize(("mode", "state"), [(0o777, "warn"), (0o702, "warn"), (0o1777, "ok"), (0o775, "ok"), (0o700, "ok")])
+def test_doctor_says_where_anybody_may_write(tmp_path: Path, mode: int, state: str) -> None:
+    tmp_path.chmod(mode)
+    (found,) = [check for check in checks.of_place(tmp_path) if check.name == "rights"]
+    assert found.state == state
+    assert state == "ok" or (f"mode {mode:o}" in found.found and found.advice == f"chmod o-w {tmp_path}")
+
+
 def test_doctor_warns_of_a_file_system_that_copies_on_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hub.root import HubRoot
+from hub.serving import memory
 from hub.serving.limits import Limits
+from kvspool import sizes
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
 from kvspool.errors import LogExists
@@ -35,6 +37,7 @@ EXAMPLES = """\
       --certificate /etc/kvspool/server.pem --key /etc/kvspool/server.key
   kvspool hub serve --root flights --anonymous          for this host alone, at 127.0.0.1:7070"""
 
+logger = logging.getLogger("kvspool.hub")
 LIMITS = (
     f"what connections may cost: connections ({Limits().connections}), connections_per_address ({Limits().connections_per_address}), "
     f"idle_seconds ({Limits().idle_seconds:g}), and others that docs/hub.md lists"
@@ -58,6 +61,12 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--least-free", type=options.size, default="1GiB", metavar="SIZE", help="stays free on the disk (%(default)s)")
     parser.add_argument("--largest-batch", type=options.size, default="64MiB", metavar="SIZE", help="that is taken in (%(default)s)")
+    parser.add_argument(
+        "--memory",
+        type=options.size,
+        metavar="SIZE",
+        help="for batches, in all, whatever they say of themselves (half of this machine's)",
+    )
     who = parser.add_argument_group("who may do what")
     rights = who.add_mutually_exclusive_group(required=True)
     rights.add_argument("--access", type=Path, metavar="FILE", help="the access file")
@@ -110,6 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
         HubRoot.create(arguments.root).close()
     HubRoot.open(arguments.root).close()
     _raise_descriptors()
+    _bound_memory(arguments.memory or memory.half_of_all())
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: is_over.set())
@@ -166,6 +176,18 @@ def _say(said: dict[str, str], is_json: bool) -> None:
         if "page" in said:
             print(output.escape(f"its page: {said['page']}"))
     sys.stdout.flush()
+
+
+def _bound_memory(size: int) -> None:
+    """Let batches take no more than that, in all; before anything loads Arrow."""
+    try:
+        is_bounded = memory.bound(size)
+    except ValueError as error:
+        raise BadInput(f"--memory: {error}") from error
+    except MemoryError as error:
+        raise BadInput(f"--memory: {sizes.show(size)} can't be had here; give less") from error
+    if not is_bounded:
+        logger.warning("this build of Arrow has no mimalloc, so --memory holds nothing: bound the process, as systemd's MemoryMax does")
 
 
 def _raise_descriptors() -> None:

@@ -7,6 +7,7 @@ are often kept; whoever can change the link can also stop the hub.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -68,6 +69,20 @@ class WatchedFile:
             raise AccessError(f"{self.path} holds secrets, and others have rights to it (mode {rights:o}); chmod 600 {self.path}")
         if rights & 0o022:
             raise AccessError(f"{self.path} can be written by others (mode {rights:o}); chmod go-w {self.path}")
+
+
+def check_directory(path: Path) -> None:
+    """Raise AccessError for a directory that anybody may write, or whose owner is neither this user nor root: what lies in it is trusted.
+
+    Its group may have the right to write, for that is given on purpose. root may use anybody's directory."""
+    status = system.port.look_up(Path(os.path.realpath(path)))
+    if status is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    us = system.port.user_id()
+    if status.st_uid not in (us, 0) and us != 0:
+        raise AccessError(f"{path} belongs to user {status.st_uid}, not to user {us} as whom this runs; chown it")
+    if status.st_mode & stat.S_IWOTH:
+        raise AccessError(f"{path} can be written by anybody (mode {stat.S_IMODE(status.st_mode):o}); chmod o-w {path}")
 
 
 def write(path: Path, data: bytes, *, replaces: bool = False, mode: int = 0o600) -> None:

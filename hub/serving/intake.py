@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from hub import columns, wire
 from hub.columns import Rows
-from hub.errors import HubError, Malformed, ShardDamaged
+from hub.errors import HubError, HubFull, Malformed, ShardDamaged
 from hub.serving.clients import Client
 from hub.store import Outcome, Shard, Store
 from hub.wire import Done, Level, Log, Opened, Opening, Ping, Place, Put, Stored
@@ -252,8 +252,10 @@ class _OneAtATime:
 
 @contextmanager
 def _decoding() -> Iterator[None]:
-    """Raise Malformed for what Arrow can't decode."""
+    """Raise Malformed for what Arrow can't decode, HubFull for what it has no room for."""
     try:
         yield
+    except MemoryError as error:  # a compressed batch says itself how large it becomes
+        raise HubFull(f"a batch needs more memory than there is for all: {str(error)[:200]}") from None
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise Malformed(f"no Arrow batch: {str(error)[:200]}") from None

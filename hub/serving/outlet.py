@@ -254,6 +254,8 @@ def _as_hub_error(error: Exception, root: Path) -> HubError:
         return error
     if error_number(error) in SCARCE:
         return HubFull(f"the hub has no room for that now: {shown(error, root)}")
+    if isinstance(error, MemoryError):
+        return HubFull("the hub has no memory for that now", 1.0)
     if isinstance(error, KvspoolError | OSError):
         return ShardDamaged(f"the hub can't read on: {shown(error, root)}")
     return ShardDamaged("the hub failed; its own log says why")

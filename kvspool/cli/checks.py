@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections import Counter
@@ -57,6 +58,7 @@ def of_place(path: Path) -> Iterator[Check]:
     place = next(parent for parent in (path, *path.parents) if parent.is_dir())
     yield _file_system(place)
     yield _free_space(place)
+    yield _rights(place)
     # Files to try with must not get among those of a log.
     fits = place == path and os.access(place, os.W_OK) and not any(place.glob("*.ctl")) and not _is_journal(place)
     trial = place if fits else place.parent if os.access(place.parent, os.W_OK) else Path(tempfile.gettempdir())
@@ -204,6 +206,15 @@ def _free_space(place: Path) -> Check:
     if free < LEAST_FREE:
         return Check("free space", "warn", found, "a new log reserves its whole capacity; make room first")
     return Check("free space", "ok", found)
+
+
+def _rights(place: Path) -> Check:
+    """See who may change what lies there; in a directory that is sticky, only the owner of each file."""
+    status = place.stat()
+    rights = stat.S_IMODE(status.st_mode)
+    if rights & stat.S_IWOTH and not rights & stat.S_ISVTX:
+        return Check("rights", "warn", f"anybody may change what lies in {place} (mode {rights:o})", f"chmod o-w {place}")
+    return Check("rights", "ok", f"not everybody may change what lies in {place}")
 
 
 def _locks(file: Path) -> Check:

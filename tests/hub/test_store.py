@@ -15,7 +15,7 @@ from shipping import LOG, OTHER, contents, gaps, numbered, shard_of, stored
 
 import kvspool
 from hub.columns import Rows
-from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
+from hub.errors import AccessError, Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
 from hub.store import GENERATIONS, MOST_GENERATIONS, Generation, Outcome, Shard, Store
 from hub.wire import LAST
 from kvspool import system
@@ -462,3 +462,35 @@ def test_a_disk_that_fails_to_flush_never_acknowledges(root: Path) -> None:
     with shard_of(root) as shard:
         assert shard.enter(LOG, 10) == (3, True)
         shard.sync()
+
+
+def test_a_root_that_anybody_may_write_is_refused_and_left_alone(tmp_path: Path) -> None:
+    for mode in (0o777, 0o1777, 0o702):
+        tmp_path.chmod(mode)
+        with pytest.raises(AccessError, match=rf"mode {mode:o}\); chmod o-w {tmp_path}"):
+            Store(tmp_path)
+    assert os.listdir(tmp_path) == []
+    for mode in (0o770, 0o755, 0o700):
+        tmp_path.chmod(mode)
+        Store(tmp_path).close()
+
+
+def test_a_root_of_somebody_else_is_refused_to_all_but_root(tmp_path: Path) -> None:
+    class As(system.Port):
+        def __init__(self, user: int) -> None:
+            self.user = user
+
+        def user_id(self) -> int:
+            return self.user
+
+        def look_up(self, path: str | os.PathLike[str]) -> os.stat_result | None:
+            """Say that everything belongs to user 1000."""
+            found = super().look_up(path)
+            return None if found is None else os.stat_result((*found[:4], 1000, *found[5:]))
+
+    with system.replaced(As(1001)), pytest.raises(AccessError, match="belongs to user 1000, not to user 1001"):
+        Store(tmp_path)
+    assert os.listdir(tmp_path) == []
+    for user in (1000, 0):
+        with system.replaced(As(user)):
+            Store(tmp_path).close()

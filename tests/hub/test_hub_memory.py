@@ -1,0 +1,136 @@
+"""The bound on what Arrow takes in a hub: a batch that says it becomes huge gets no memory, and everybody else is served."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+from shipping import LOG, contents, stored
+
+import kvspool
+from hub import columns, tickets, wire
+from hub.errors import HubFull
+from hub.remote import RemoteHub
+from hub.serving import memory
+from hub.shipper import Shipper
+from hub.wire import Log, Opened, Opening, Put
+
+BOUND = 256 << 20
+BOMB = 768 << 20  # bytes that a compressed batch becomes
+
+
+class Hub:
+    """`kvspool hub serve` with a bound."""
+
+    def __init__(self, root: Path, bound: int = BOUND) -> None:
+        words = ["hub", "serve", "--root", root, "--listen", "127.0.0.1:0", "--least-free", "1MiB", "--no-page", "--json", "--anonymous"]
+        command = [sys.executable, "-m", "kvspool.cli", *words, "--memory", bound]
+        self.process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.location = json.loads(self.process.stdout.readline())["location"]
+
+    def most(self) -> int:
+        """Return the bytes of memory that it has had at most."""
+        told = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        return int(told.split("VmHWM:")[1].split()[0]) << 10
+
+    def end(self) -> str:
+        self.process.kill()
+        _, said = self.process.communicate(timeout=30)
+        return said
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[Hub]:
+    served = Hub(root)
+    try:
+        yield served
+    finally:
+        served.end()
+
+
+def bomb() -> pa.RecordBatch:
+    """Return a batch of one large record of zeros, which a codec makes next to nothing of."""
+    columns_of: dict[str, Any] = {"timestamp": [0], "type": [0], "key": [None], "codec": [0]}
+    offsets = pa.array([0, BOMB], pa.int32()).buffers()[1]
+    value = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(bytearray(BOMB))])
+    arrays = [value if field.name == "value" else pa.array(columns_of[field.name], field.type) for field in columns.SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMA)
+
+
+def explode(location: str, codec: str) -> flight.FlightError:
+    """Send a hub the batch, and return how the call ends."""
+    with flight.FlightClient(location) as client:
+        command = wire.encode(Opening(wire.VERSION, "bomber", 0, [Log(0, LOG, 1)]))
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(command), flight.FlightCallOptions(timeout=60))
+        writer.begin(columns.SCHEMA, options=pa.ipc.IpcWriteOptions(compression=codec))
+        assert isinstance(wire.decode_from_hub(reader.read_chunk().app_metadata.to_pybytes()), Opened)
+        writer.write_with_metadata(bomb(), wire.encode(Put(0, 0, 0, 1, True)))
+        with pytest.raises(flight.FlightError) as refused:
+            while True:
+                reader.read_chunk()
+        with suppress(pa.ArrowException, OSError):
+            writer.close()
+    return refused.value
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_a_batch_that_becomes_huge_gets_no_memory_and_the_others_are_served(tmp_path: Path, codec: str) -> None:
+    with serving(tmp_path / "root") as hub, kvspool.create(tmp_path / "log", capacity="1MiB") as log:
+        log.append_many([b"%d" % number for number in range(1000)])
+        before = hub.most()
+        for _ in range(2):
+            assert isinstance(tickets.error_in(explode(hub.location, codec).extra_info), HubFull)
+        with Shipper(tmp_path / "log", hub.location, client="good") as shipper:
+            shipper.run(until_empty=True)
+        with RemoteHub(hub.location) as remote:
+            assert remote.read_arrow("good", 0).num_rows == 1000
+        assert hub.most() < before + BOUND
+        assert "more memory" in hub.end()
+        assert stored(tmp_path / "root" / "good") == contents(log)
+        assert stored(tmp_path / "root" / "bomber") == {}
+
+
+def test_a_bound_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least 64 MiB"):
+        memory.bound(memory.LEAST - 1)
+    command = [sys.executable, "-m", "kvspool.cli", "hub", "serve", "--root", tmp_path / "root", "--anonymous", "--memory", "1MiB"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "--memory: a hub needs at least 64 MiB" in done.stderr
+
+
+@pytest.mark.parametrize(("before", "answer"), [("", "True"), ("import pyarrow; ", "False")])
+def test_whether_the_bound_holds_is_told(before: str, answer: str) -> None:
+    program = f"{before}from hub.serving import memory; print(memory.bound(1 << 30))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{answer}\n", done.stderr
+
+
+def test_the_default_is_what_can_be_had() -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+        "from hub.serving import memory\n"
+        "size = memory.half_of_all()\n"
+        "print(memory.LEAST <= size < 2 << 30, memory.bound(size))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True True\n", done.stderr
+
+
+def test_addresses_that_can_not_be_had_are_an_error_and_no_hub_without_memory() -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "from hub.serving import memory\n"
+        "try: memory.bound(64 << 30)\n"
+        "except MemoryError: print('refused')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "refused\n", done.stderr
