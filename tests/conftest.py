@@ -23,8 +23,8 @@ settings.load_profile("kvspool")
 
 # What speaks over the network, and what is made of it, has no loops of two twins: one run of it is enough, where there are two.
 OF_THE_NETWORK = (
-    "access access_cli authentication certificates connection gate hub_admin hub_backend hub_consumers hub_crash_points hub_disk hub_machine "
-    "hub_memory hub_protocol hub_retention hub_shards "
+    "access access_cli authentication certificates connection gate hub_admin hub_backend hub_consumers hub_crash_points hub_disk "
+    "hub_machine hub_memory hub_protocol hub_retention hub_shards "
     "intake java many_clients mirror network_faults outlet page page_browser pipeline* quotas remote server_rights ship_cli shipper spark* "
     "systemd"
 )
