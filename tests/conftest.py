@@ -38,6 +38,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let all of it go when the interpreter ends."""
+    gc.unfreeze()
+
+
 def _twins() -> list[ModuleType]:
     try:
         return [_frames_py, importlib.import_module("kvspool._frames_c")]

@@ -31,7 +31,7 @@ from kvspool.errors import Closed
 
 HOSTILE = '"><script>alert(1)</script>\n</style>\\{}'
 PATHS = ["/", "/hub.css", "/hub.js", "/api/status", "/api/history?client=JFK", "/metrics", "/healthz", "/nowhere"]
-STATIC = Path(hub_package.__file__).parent / "static"
+STATIC = Path(hub_package.__file__).parent / "web" / "static"
 ROOT = Path(__file__).resolve().parents[2]
 
 
