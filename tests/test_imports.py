@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptography", "starlette", "uvicorn", "prometheus_client")
-OF_ARROW = ("authentication", "columns", "connection", "intake", "mirrored", "outlet", "remote", "server")
+OF_ARROW = ("columns", "remote", "server", "serving/authentication", "serving/intake", "serving/outlet", "shipping/connection", "shipping/mirrored")
 ARROW = {"kvspool/arrow.py", "hub/pipeline/decode.py", *(f"hub/{name}.py" for name in OF_ARROW)}
 ABOVE = {
     "kvspool": {"shard", "hub", "pyspark_kvspool", "tools", "tests"},
