@@ -35,10 +35,11 @@ from hub.columns import Rows
 from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
 from hub.security import private
 from hub.wire import LAST
-from kvspool import disk, system
+from kvspool import disk, logs, system
 from kvspool.arrow import Records
 from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogExists, OutOfRange
 from kvspool.journal import Journal
+from kvspool.journal import files as journals
 from kvspool.spool.spool import TIMEOUT
 from shard import route
 from shard.errors import ShardError
@@ -279,9 +280,10 @@ class Store:
             if found is not None and any(os.path.lexists(path / MIRRORED) for _, path in found.paths(self.root)):
                 raise Fenced(f"client {client} is mirrored here from another hub; ship to that one")
             try:
-                for index in found.missing if found is not None else range(1 << bits):
-                    with suppress(LogExists):
-                        kvspool.create(self.root / names[index], format="kvj").close()
+                for name in names:
+                    if found is None or _is_unmade(self.root / name):
+                        with suppress(LogExists):
+                            kvspool.create(self.root / name, format="kvj").close()
             except KvspoolError:
                 raise
             except OSError as error:
@@ -378,6 +380,14 @@ class Store:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _is_unmade(path: Path) -> bool:
+    """Return whether a shard isn't there, or a hub was killed while it made it; one that is damaged is there."""
+    try:
+        return journals.find(path) is None and not logs.is_log(path)
+    except (KvspoolError, ValueError):
+        return False
 
 
 def root_id(root: Path) -> str:

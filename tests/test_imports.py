@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptography", "starlette", "uvicorn", "prometheus_client")
-OF_ARROW = ("columns", "remote", "server", "serving/authentication", "serving/intake", "serving/outlet", "shipping/connection", "shipping/mirrored")
+OF_SERVING = ("authentication", "intake", "outlet")
+OF_ARROW = ("columns", "remote", "server", "shipping/connection", "shipping/mirrored", *(f"serving/{name}" for name in OF_SERVING))
 ARROW = {"kvspool/arrow.py", "hub/pipeline/decode.py", *(f"hub/{name}.py" for name in OF_ARROW)}
 ABOVE = {
     "kvspool": {"shard", "hub", "pyspark_kvspool", "tools", "tests"},

@@ -18,7 +18,9 @@ import pyarrow as pa
 from hub import columns, wire
 from hub.columns import Rows
 from hub.errors import HubError, HubFull, Malformed, ShardDamaged
+from hub.serving.authentication import escape
 from hub.serving.clients import Client
+from hub.serving.survey import SCARCE, error_number
 from hub.store import Outcome, Shard, Store
 from hub.wire import Done, Level, Log, Opened, Opening, Ping, Place, Put, Stored
 from kvspool.errors import KvspoolError
@@ -89,11 +91,8 @@ class Intake:
                 shard = self._store.take(opening.client, opening.bits, log.index)
                 taken.callback(self._store.give_back, opening.client, log.index)
                 expected, is_known = shard.enter(log.id, log.end)
-            except HubError as error:
-                refusals.append((error, log.index))
-                continue
-            except KvspoolError as error:
-                refusals.append((self._damaged(log.index, error), log.index))
+            except (KvspoolError, OSError) as error:
+                refusals.append((self._refusal(log.index, error), log.index))
                 continue
             self._logs[log.index], self._shards[log.index] = log, shard
             places.append(Place(log.index, expected, is_known))
@@ -133,16 +132,15 @@ class Intake:
             raise Malformed("a put without a batch")
         records = columns.check(batch, self._largest)
         size = records.size
-        if put.index in self._logs:
+        log = self._logs.get(put.index)  # a flush on another thread may refuse the shard at any moment
+        if log is not None:
             try:
                 self._guard.admit(size)
-                self._store_batch(put, Rows(put.first, batch, records), size)
-            except HubError as error:
-                self._refuse(writer, error, put.index)
+                self._store_batch(put, log, Rows(put.first, batch, records), size)
+            except KvspoolError as error:
+                self._refuse(writer, self._refusal(put.index, error), put.index)
                 if isinstance(error, Malformed):
                     raise
-            except KvspoolError as error:
-                self._refuse(writer, self._damaged(put.index, error), put.index)
         elif not any(log.index == put.index for log in self._opening.logs):
             raise Malformed(f"a put for shard {put.index}, which the call was not opened for")
         self._guard.progress()
@@ -151,15 +149,20 @@ class Intake:
         if put.ask or self._unasked >= UNASKED:
             self._acknowledge(writer)
 
-    def _store_batch(self, put: Put, rows: Rows, size: int) -> None:
-        outcome = self._shards[put.index].put(self._logs[put.index].id, rows, put.after)
+    def _store_batch(self, put: Put, log: Log, rows: Rows, size: int) -> None:
+        outcome = self._shards[put.index].put(log.id, rows, put.after)
         self._client.said({put.index: put.end})
         self._client.stored(put.index, outcome, size)
         self._pending[put.index] = outcome.expected
 
-    def _damaged(self, index: int, error: KvspoolError) -> ShardDamaged:
-        """Return how to say that a shard is damaged, or was removed: a person has to look."""
-        logger.error("%s shard %d: %s", self._opening.client, index, error)
+    def _refusal(self, index: int, error: KvspoolError | OSError) -> HubError:
+        """Return how to say what is wrong with a shard: what may pass is said as HubFull, and all else, that it is damaged or was removed:
+        a person has to look."""
+        if isinstance(error, HubError):
+            return error
+        if error_number(error) in SCARCE:
+            return HubFull(f"shard {index}: {error}")
+        logger.error("%s shard %d: %s", self._opening.client, index, escape(str(error)))
         return ShardDamaged(str(error))
 
     def _refuse(self, writer: Any, error: HubError, index: int) -> None:
@@ -167,7 +170,7 @@ class Intake:
         self._logs.pop(index, None)
         refused = wire.refusal(error, index)
         self._client.refuse(refused.reason)
-        logger.warning("refused %s shard %d: %s", self._opening.client, index, error)
+        logger.warning("refused %s shard %d: %s", self._opening.client, index, escape(str(error)))
         writer.write_metadata(wire.encode(refused))
 
     def _acknowledge(self, writer: Any) -> None:
@@ -186,10 +189,8 @@ class Intake:
     def _is_synced(self, index: int, writer: Any) -> bool:
         try:
             self._shards[index].sync()
-        except HubError as error:
-            self._refuse(writer, error, index)
         except KvspoolError as error:
-            self._refuse(writer, self._damaged(index, error), index)
+            self._refuse(writer, self._refusal(index, error), index)
         else:
             return True
         return False

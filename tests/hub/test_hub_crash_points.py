@@ -16,7 +16,7 @@ from shipping import LOG, OTHER, contents, numbered
 
 import kvspool
 from hub.errors import Fenced
-from hub.store import Shard
+from hub.store import Shard, Store
 
 ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
 PREFIXES = 10_000 if ALL else 12  # of one write, at most
@@ -128,3 +128,23 @@ def test_a_kill_at_any_opcode_loses_and_doubles_nothing(tmp_path: Path, name: st
             case.check(copy.become(state), state.said)
             count += 1
     assert count >= 4
+
+
+def test_a_kill_at_any_opcode_of_making_a_client_s_shards_leaves_what_the_next_hub_finishes(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+
+    def make() -> None:
+        with Store(tmp_path / "run") as store:
+            store.enter("client", 1)
+
+    make_run = Run(make, tmp_path / "run")
+    with Copy(tmp_path / "copy") as copy:
+        for state in make_run.states:
+            with Store(copy.become(state)) as store:
+                store.enter("client", 1)
+                for index in range(2):
+                    shard = store.take("client", 1, index)
+                    ship(shard, ONE)
+                    assert len(contents(shard.journal)) == ONE[3]
+                    store.give_back("client", index)
+    assert len(make_run.states) > 20

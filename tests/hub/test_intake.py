@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +19,11 @@ from serving import HubServer
 from shipping import LOG, OTHER, Row, batch, eventually, numbered, stored
 
 from hub import columns, tickets, wire
+from hub.serving.admission import Admission
+from hub.serving.intake import Intake
+from hub.store import Shard
 from hub.wire import Done, Log, Opened, Opening, Ping, Put, Refused, Stored
+from kvspool.errors import Poisoned
 
 OPENING = Opening(wire.VERSION, "client", 0, [Log(0, LOG, 0)])
 
@@ -243,3 +250,68 @@ def test_only_its_own_shards_are_remembered_of_what_a_client_says(server: HubSer
         call.say(Ping({number: 5 for number in range(1024)}))
         call.hear()
         assert server.clients.of("client").ends == {0: 5}
+
+
+TWO = Opening(wire.VERSION, "client", 1, [Log(0, LOG, 0), Log(1, OTHER, 0)])
+
+
+@pytest.mark.parametrize(("number", "reason"), [(errno.EIO, "damaged"), (errno.EMFILE, "full")])
+def test_a_shard_that_can_not_be_opened_is_refused_and_the_other_one_goes_on(
+    server: HubServer, root: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
+) -> None:
+    take = server.store.take
+
+    def failing(client: str, bits: int, index: int) -> Any:
+        if index == 0:
+            raise OSError(number, os.strerror(number))
+        return take(client, bits, index)
+
+    monkeypatch.setattr(server.store, "take", failing)
+    with Call(server, TWO) as call:
+        assert call.hear().places == [wire.Place(1, 0, False)]
+        refused = call.hear()
+        assert (refused.reason, refused.index) == (reason, 0)
+        call.put(Put(1, 0, 0, 3, True), rows(0, 3))
+        assert call.hear() == Stored([(1, 3)], 1)
+        call.say(Done())
+        call.end()
+    assert list(stored(root / "client.1.001")) == [0, 1, 2]
+
+
+def test_a_shard_that_a_flush_refuses_while_a_batch_of_it_waits_is_refused_and_no_more(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_waiting, has_refused = threading.Event(), threading.Event()
+    real_admit, real_refuse = Admission.admit, Intake._refuse
+
+    def admit(self: Admission, size: int) -> None:
+        """Wait, as for a quota, until the flush of the batch before was refused."""
+        real_admit(self, size)
+        if waits:
+            is_waiting.set()
+            assert has_refused.wait(30)
+        waits.append(size)
+
+    def refuse(self: Intake, *arguments: Any) -> None:
+        real_refuse(self, *arguments)
+        has_refused.set()
+
+    def fail(self: Shard) -> None:
+        if self.path.name == "client.1.000":
+            assert is_waiting.wait(30)
+            raise Poisoned("the disk fails")
+
+    waits: list[int] = []
+    monkeypatch.setattr(Admission, "admit", admit)
+    monkeypatch.setattr(Intake, "_refuse", refuse)
+    monkeypatch.setattr(Shard, "sync", fail)
+    with HubServer(root, level="disk") as server, Call(server, TWO) as call:
+        call.hear()
+        call.put(Put(0, 0, 0, 3, True), rows(0, 2))
+        call.put(Put(0, 2, 2, 3, True), rows(2, 3))
+        call.put(Put(1, 0, 0, 3, True), rows(0, 3))
+        said = [call.hear()]
+        while not (isinstance(said[-1], Stored) and said[-1].asked == 3):
+            said.append(call.hear())
+        assert {(one.reason, one.index) for one in said if isinstance(one, Refused)} == {("damaged", 0)}
+        assert (1, 3) in {place for one in said if isinstance(one, Stored) for place in one.places}
