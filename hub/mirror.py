@@ -204,7 +204,7 @@ class Mirror:
                 shard.error, shard.retry_at = None, 0.0
             except (HubFull, QuotaExceeded):
                 raise
-            except KvspoolError as error:
+            except (KvspoolError, OSError) as error:
                 self._fail(shard, error)
             is_busy = is_busy or not (shard.is_settled or shard.retry_at)
         return is_busy
@@ -218,7 +218,7 @@ class Mirror:
         stands_still = shard.next == before and not shard.is_settled
         shard.retry_at = system.port.monotonic() + WAIT if stands_still else 0.0
 
-    def _fail(self, shard: MirroredShard, error: KvspoolError) -> None:
+    def _fail(self, shard: MirroredShard, error: KvspoolError | OSError) -> None:
         """Note that a shard can't be pulled; the others go on."""
         if str(shard.error) != str(error):
             logger.error("%s", error)

@@ -78,7 +78,8 @@ class MirroredShard:
         """Store what the source has more, some of it; the call returns when it survives the death of this process.
 
         timeout: seconds for it. Raises Restored, Fenced and Conflict if the source is not what the shard was pulled from; ShardDamaged,
-        HubFull, Unreachable and whatever else the source says. What came before an error is stored.
+        HubFull, Unreachable and whatever else the source says; the system's OSError where files can't be read. What came before an error is
+        stored.
         """
         journal = self._open()
         if self.state.error:
@@ -183,7 +184,7 @@ class MirroredShard:
         return Rows(end - 1, found.select(columns.SCHEMA.names))
 
     def _agree(self) -> None:
-        """Take over the source's generations; those that are here already must be the first of them. Raises Restored, Fenced."""
+        """Take over the source's generations; those that are here already must be the first of them. Raises Restored, Fenced, HubFull."""
         ours, theirs = load_generations(self.path / GENERATIONS), self.state.generations
         if ours == theirs:
             return
@@ -194,7 +195,10 @@ class MirroredShard:
             )
         if theirs[: len(ours)] != ours:
             raise Fenced(f"{self.path.name}: the source's records come from another log than those that are here. Nothing was changed")
-        disk.replace(self.path / GENERATIONS, msgspec.json.encode(theirs), 0o600)
+        try:
+            disk.replace(self.path / GENERATIONS, msgspec.json.encode(theirs), 0o600)
+        except OSError as error:
+            raise HubFull(f"{self.path.name} can't take over what its records come from: {error}") from error
 
     # Storing.
 

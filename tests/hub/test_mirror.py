@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -26,12 +27,13 @@ import hub
 import kvspool
 from hub import mirror as mirrors
 from hub import tickets
-from hub.errors import Conflict, Fenced, HubError, Malformed, Restored, RootInUse, ShardDamaged
+from hub.errors import Conflict, Fenced, HubError, HubFull, Malformed, Restored, RootInUse, ShardDamaged
 from hub.mirror import Mirror
 from hub.shipper import Shipper
+from hub.shipping import mirrored
 from hub.store import GENERATIONS, Generation, load_generations
 from hub.tickets import Changes, ServerInfo, ShardState
-from kvspool import arrow, system
+from kvspool import arrow, disk, system
 from kvspool.journal import Journal
 from kvspool.journal.format import Batch
 from kvspool.record import Codec, Gap
@@ -562,6 +564,39 @@ def test_a_damaged_shard_is_reported_and_the_others_are_pulled(source: Path, ser
 
 
 # A hub that lies.
+
+
+def test_a_full_disk_is_waited_out_when_a_generation_is_taken_over(
+    source: Path, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failed = disk.replace, []
+
+    def replace(path: Path, data: bytes, mode: int) -> None:
+        if path.name == GENERATIONS and len(failed) < 3:
+            failed.append(path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        real(path, data, mode)
+
+    monkeypatch.setattr(disk, "replace", replace)
+    monkeypatch.setattr(HubFull.__init__, "__defaults__", (0.01,))  # seconds until the next attempt
+    status = pull(server.location, tmp_path / "mirror")
+    assert len(failed) == 3 and status.outages == 3
+    for name in NAMES:
+        assert contents(tmp_path / "mirror" / name) == contents(source / name)
+
+
+def test_a_shard_whose_files_can_not_be_read_is_reported_and_the_others_are_pulled(
+    source: Path, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(shard: mirrored.MirroredShard) -> None:
+        if shard.path.name == NAMES[0]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(shard.path))
+
+    monkeypatch.setattr(mirrored.MirroredShard, "_check_mark", check)
+    with pytest.raises(PermissionError, match=NAMES[0]):
+        pull(server.location, tmp_path / "mirror")
+    for name in NAMES[1:]:
+        assert contents(tmp_path / "mirror" / name) == contents(source / name)
 
 
 class Liar(flight.FlightServerBase):  # type: ignore[misc]
