@@ -11,6 +11,7 @@ from hub.stamp import Stamp
 from kvspool import system
 from kvspool.errors import Corruption, UnknownVersion
 from shard import route
+from shard.shardset import Log
 
 
 class _Seen(NamedTuple):
@@ -36,16 +37,17 @@ class Held:
         places = self.places(client, index).values()
         return max(0, min(places)) if places else None
 
-    def places(self, client: str, index: int) -> dict[str, int]:
+    def places(self, client: str, index: int, log: Log | None = None) -> dict[str, int]:
         """Return the sequence of a shard that each reader has yet to read, by the reader's name; -1 where that isn't known.
 
-        A reader that has an owner reads only shards in which it has a place.
+        A reader that has an owner reads only shards in which it has a place. log: the shard, for who has it open: a place in another log,
+        which it was made anew for, counts as not known.
         """
         found = {}
         for name in positions.names(self._root):
             seen = self._look(name)
             if seen is not None:
-                sequence = -1 if seen.stored is None else self._sequence(seen.stored.places.get((client, index)), client, index)
+                sequence = -1 if seen.stored is None else self._sequence(seen.stored.places.get((client, index)), client, index, log)
                 if sequence >= 0 or seen.stored is None or not seen.stored.owner:
                     found[name] = sequence
         return found
@@ -59,8 +61,8 @@ class Held:
                 found[name] = seen.stored or Stored({})
         return found
 
-    def _sequence(self, position: Position | None, client: str, index: int) -> int:
-        if position is None:
+    def _sequence(self, position: Position | None, client: str, index: int, log: Log | None) -> int:
+        if position is None or (log is not None and positions.why_replaced(position, log)):
             return -1
         directory = self._root / route.directory_name(client, position.bits, index)
         return -1 if system.port.look_up(directory) is None else position.sequence  # else: of a client of the same name that is gone

@@ -4,8 +4,8 @@
     kvspool-hub-positions 1 [CRC32C of what follows, 8 hex digits]
     [["JFK.2.000", 1204, "0a1b..", 1763724000123456789], ...]
 
-Each entry, in JSON: the shard's directory; the sequence of the record that comes next; of a spool the log's id, in hex; the timestamp of
-the record before it, 0 where that isn't known.
+Each entry, in JSON: the shard's directory; the sequence of the record that comes next; the log's id, in hex, empty for a journal that has
+none; the timestamp of the record before it, 0 where that isn't known.
 
 A reader that is moved over the network has an owner, and version 2: `{"owner": "spark", "places": [...]}`. It reads the shards in which it
 has a place and no others, so it holds back nothing elsewhere; an older kvspool takes it for one that holds back everything.
@@ -27,12 +27,14 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from hub.client import check_client
-from kvspool import disk, system
+from kvspool import Record, Spool, disk, system
 from kvspool.disk import flush_directory
 from kvspool.errors import Corruption, NotALog, UnknownVersion
 from kvspool.journal.control import checksum
 from kvspool.journal.offsets import check_name
+from kvspool.record import NO_TIME
 from shard import route
+from shard.shardset import Log
 
 Key = tuple[str, int]  # a client and the index of a shard
 SUFFIX = ".positions"
@@ -43,8 +45,8 @@ _VERSIONS = (1, 2)  # without an owner, and with one
 
 
 class Position(NamedTuple):
-    """A place in one shard. bits: of its client's set; sequence: of the record that comes next; log: a spool's id, empty for a journal;
-    time: timestamp of the record before that, 0 where it isn't known."""
+    """A place in one shard. bits: of its client's set; sequence: of the record that comes next; log: its id, empty for a journal that has
+    none; time: timestamp of the record before that, 0 where it isn't known."""
 
     bits: int
     sequence: int
@@ -128,6 +130,36 @@ def load(path: Path) -> Stored | None:
 def store(path: Path, positions: dict[Key, Position], owner: str = "") -> None:
     """Replace the positions in a file; on disk when it returns. Raises the system's OSError: the old ones, or the new ones, are there."""
     disk.replace(path, pack(positions, owner), 0o600)
+
+
+def log_id(log: Log) -> str:
+    """Return the id of a log as a position has it; of a journal, of the one that lies there now."""
+    return (log.log_id if isinstance(log, Spool) else log.read_log_id()).hex()
+
+
+def why_replaced(position: Position, log: Log) -> str:
+    """Return why a position can't be one of this log, in words; nothing if it can.
+
+    A log is known by its id. Of a journal that has none, or had none when the position was taken, the record before the position is asked
+    for its time, if it is still there.
+    """
+    id = log_id(log)
+    if position.log != id and (isinstance(log, Spool) or (position.log and id)):
+        return "the log was made anew"
+    if position.sequence > log.end():
+        return "the log ends before the reader's place: it was made anew, or restored from an older copy"
+    if position.log != id or not id:
+        return _why_another_time(position, log)
+    return ""
+
+
+def _why_another_time(position: Position, log: Log) -> str:
+    if position.time not in (0, NO_TIME):
+        for item in log.read(position.sequence - 1, limit=1, on_gap="yield"):
+            if isinstance(item, Record) and item.sequence == position.sequence - 1 and item.timestamp != position.time:
+                return "the log was made anew: the record before the reader's place is another one"
+            break
+    return ""
 
 
 def names(root: Path) -> list[str]:

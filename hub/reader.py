@@ -29,9 +29,8 @@ from hub.lease import Lease
 from hub.positions import Key, Position
 from kvspool import Gap, Record, Spool, forks, system
 from kvspool.disk import flush_directory
-from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, OutOfRange, ReaderBusy, UnknownVersion
+from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
 from kvspool.iteration import OnGap, check
-from kvspool.record import NO_TIME
 from kvspool.spool.cursor import Isolation, check_isolation
 from shard import route
 from shard.merge import Cursor, Merge
@@ -147,7 +146,7 @@ class HubReader:
     def _settle(self, current: dict[Key, Position]) -> None:
         """Put what was read of journals on disk, or a crash of the machine would leave us ahead of what is there."""
         for key, one in current.items():
-            if not one.log and one != self._committed.get(key):
+            if one != self._committed.get(key):
                 path = self.root.path / route.directory_name(key[0], one.bits, key[1])
                 log = self.root.open_log(key, path, may_be_gone=True)
                 if log is not None and not isinstance(log, Spool):
@@ -211,7 +210,7 @@ class HubReader:
         """Return a cursor of a shard at the reader's place there; at its earliest record if it has none, or one in another log."""
         position = self._place(key) if key in self._positions else None
         bits = _bits(path)
-        why = "" if position is None or position.bits != bits else _why_replaced(position, log)
+        why = "" if position is None or position.bits != bits else positions.why_replaced(position, log)
         if position is not None and position.bits == bits and not why:
             return log.cursor(position.sequence, bounded=bounded, isolation=self.isolation)
         cursor = log.cursor("earliest", bounded=bounded, isolation=self.isolation)
@@ -415,7 +414,7 @@ def measure(root: HubRoot, places: Mapping[Key, Position], *, reads_all: bool = 
         position = places.get(key)
         if position is None and not reads_all:
             continue
-        if position is None or position.bits != _bits(path) or _why_replaced(position, log):
+        if position is None or position.bits != _bits(path) or positions.why_replaced(position, log):
             position = _position(path, log, _sequence(log, "earliest"))
         lags.append(ShardLag(*key, position.sequence, log.records_from(position.sequence)))
     return HubLag(sum(one.records for one in lags), lags)
@@ -461,27 +460,10 @@ def _bits(path: Path) -> int:
 
 
 def _position(path: Path, log: Log, sequence: int) -> Position:
-    return Position(_bits(path), sequence, log.log_id.hex() if isinstance(log, Spool) else "")
+    return Position(_bits(path), sequence, positions.log_id(log))
 
 
 def _sequence(log: Log, start: int | str | datetime) -> int:
     return int(log.cursor(start).sequence) if isinstance(log, Spool) else log.place(start).sequence
 
 
-def _why_replaced(position: Position, log: Log) -> str:
-    """Return why a position can't be one of this log, in words; nothing if it can.
-
-    A spool has an id. A journal has none, so the record before the position is asked for its time, if it is still there.
-    """
-    if position.log != (log.log_id.hex() if isinstance(log, Spool) else ""):
-        return "the log was made anew"
-    try:
-        _sequence(log, position.sequence)
-    except OutOfRange:
-        return "the log ends before the reader's place: it was made anew, or restored from an older copy"
-    if not position.log and position.time not in (0, NO_TIME):
-        for item in log.read(position.sequence - 1, limit=1, on_gap="yield"):
-            if isinstance(item, Record) and item.sequence == position.sequence - 1 and item.timestamp != position.time:
-                return "the log was made anew: the record before the reader's place is another one"
-            break
-    return ""

@@ -107,10 +107,9 @@ class Consumers:
             end = log.end()
             if next > end:
                 raise Unexpected(f"client {key[0]}, shard {key[1]}: the next record will be {end}, so no reader can be at {next}", end)
-            if isinstance(log, Spool):
-                return Position(bits, next, log.log_id.hex())
-            log.settle(next)
-            return Position(bits, next)
+            if not isinstance(log, Spool):
+                log.settle(next)
+            return Position(bits, next, positions.log_id(log))
 
     def _is_there(self, key: Key, position: Position) -> bool:
         return system.port.look_up(self._root / route.directory_name(key[0], position.bits, key[1])) is not None

@@ -76,12 +76,13 @@ class Trimmer:
         with _journal(path) as journal:
             if journal is None:
                 return None
-            trim = partial(journal.trim, limits, before=before, most=most, timeout=TIMEOUT, elsewhere=lambda: self._readers(client, index))
+            readers = partial(self._readers, client, index, journal)
+            trim = partial(journal.trim, limits, before=before, most=most, timeout=TIMEOUT, elsewhere=readers)
             would = trim(dry_run=True)
             return trim() if would.removed_segments and not dry_run else msgspec.structs.replace(would, dry_run=dry_run)
 
-    def _readers(self, client: str, index: int) -> dict[str, int]:
-        return {f"hub:{name}": sequence for name, sequence in self._held.places(client, index).items()}
+    def _readers(self, client: str, index: int, journal: Journal) -> dict[str, int]:
+        return {f"hub:{name}": sequence for name, sequence in self._held.places(client, index, journal).items()}
 
 
 def _plan(path: Path) -> TrimPlan | None:

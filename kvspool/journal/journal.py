@@ -794,9 +794,13 @@ class Journal:
         It keeps them whatever becomes of its records. A copy of its directory has them too. Raises Corruption for damaged settings.
         """
         if not self._id:
-            found = settings.load(self.format.sidecar(self.path))
-            self._id = b"" if found is None else bytes.fromhex(found.id)
+            self._id = self.read_log_id()
         return self._id
+
+    def read_log_id(self) -> bytes:
+        """Return the `log_id` of what lies under the path now: another one if the journal was replaced since it was opened."""
+        found = settings.load(self.format.sidecar(self.path))
+        return b"" if found is None else bytes.fromhex(found.id)
 
     def ensure_log_id(self, timeout: float | None = None) -> bytes:
         """Return `log_id`; a journal that has none gets one, on disk when this returns.

@@ -247,6 +247,39 @@ def test_a_client_made_anew_between_two_runs_is_told_once_and_then_read_from_its
         assert data(reader.read()) == []
 
 
+def test_a_log_made_anew_with_the_same_records_is_told_by_its_id(root: HubRoot, options: dict[str, Any]) -> None:
+    def make() -> None:
+        with kvspool.create(root.path / "a", **options) as log:
+            for number in range(6):
+                log.append(b"%d" % number, timestamp=1000 + number)
+
+    make()
+    with root.reader("r") as reader:
+        assert len(list(reader.read(limit=4))) == 4
+        reader.commit()
+    shutil.rmtree(root.path / "a")
+    make()
+    with root.reader("r") as reader:
+        with pytest.raises(ShardReplaced, match="made anew"):
+            list(reader.read())
+        assert len(list(reader.read())) == 6
+
+
+def test_a_place_without_an_id_is_known_by_the_time_of_the_record_before_it(root: HubRoot) -> None:
+    """As another kvspool wrote it, for which journals had none."""
+    with kvspool.create(root.path / "a", format="kvj") as log:
+        log.append_many([b"1", b"2", b"3"], timestamp=1000)
+    for time, count in ((1000, 1), (999, 3)):
+        with root.reader("r") as reader:
+            reader.commit()
+        positions.store(position_file(root), {("a", 0): Position(0, 2, "", time)})
+        with root.reader("r") as reader:
+            if count == 3:
+                with pytest.raises(ShardReplaced, match="another one"):
+                    list(reader.read())
+            assert len(list(reader.read())) == count
+
+
 def test_a_shard_restored_from_an_older_copy_is_told(root: HubRoot, options: dict[str, Any], tmp_path: Path) -> None:
     add(root, "a", [1], bits=0, **options)
     root.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import threading
 import time
@@ -20,7 +21,7 @@ import kvspool
 from hub import columns, retention
 from hub.audit import Audit
 from hub.columns import Rows
-from hub.errors import AccessError
+from hub.errors import AccessError, ShardReplaced
 from hub.retention import HubRetention
 from hub.security.access import Access
 from hub.server import HubServer
@@ -217,6 +218,30 @@ def test_no_floor_is_passed_by_force_either(root: Path, floor: Floor) -> None:
         assert found.segments >= (floor.segments or 0)
         assert found.used >= (floor.bytes or 0)
         assert found.first_sequence <= (1000 if floor.sequence is None else floor.sequence)
+
+
+@pytest.mark.parametrize("count", [600, 2000])
+def test_a_log_that_was_made_anew_is_held_back_whole_until_its_readers_stand_in_it(root: Path, count: int) -> None:
+    rules, path = Retention(by_consumers=True), root / "jfk.1.000"
+    with hub.open(root) as opened, opened.reader("spark") as reader:
+        read_all(reader)
+        assert reader.commit()["jfk", 0] == 1000
+    shutil.rmtree(path)
+    with kvspool.create(path, format="kvj", segment_bytes=SEGMENT) as log:
+        log.append_many([b"new"] * count)
+    (report,) = [one.report for one in Trimmer(root).trim("jfk", rules) if one.shard == 0]
+    assert report.removed_segments == 0
+    with hub.open(root) as opened, opened.reader("spark") as reader:
+        with pytest.raises(ShardReplaced, match="made anew"):
+            read_all(reader)
+        assert read_all(reader) == count
+        reader.commit()
+    (report,) = [one.report for one in Trimmer(root).trim("jfk", rules) if one.shard == 0]
+    assert report.removed_segments > 0
+
+
+def read_all(reader: hub.HubReader) -> int:
+    return sum(1 for _ in reader.read())
 
 
 def test_a_reader_whose_places_cannot_be_read_holds_back_everything(root: Path) -> None:
