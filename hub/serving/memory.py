@@ -14,6 +14,7 @@ from kvspool import system
 
 LEAST = 64 << 20  # bytes with which a hub can work
 _TRIAL = 1 << 20  # bytes
+_BESIDE = 1 << 30  # bytes of addresses that all else takes: libraries, stacks of threads
 
 # Its names in mimalloc from version 2.1 on, and before.
 _NO_MORE = ("MIMALLOC_DISALLOW_OS_ALLOC", "MIMALLOC_LIMIT_OS_ALLOC")
@@ -22,7 +23,7 @@ _NO_MORE = ("MIMALLOC_DISALLOW_OS_ALLOC", "MIMALLOC_LIMIT_OS_ALLOC")
 def half_of_all() -> int:
     """Return half of this machine's memory, in bytes; less where a process may not have so many addresses."""
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    while size > LEAST and not _can_be_had(size):
+    while size > LEAST and not _can_be_had(size + _BESIDE):
         size //= 2
     return max(LEAST, size)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -107,30 +108,24 @@ def test_a_bound_that_is_too_small_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2 and "--memory: a hub needs at least 64 MiB" in done.stderr
 
 
+def said(program: str, addresses: int = resource.RLIM_INFINITY) -> str:
+    """Return what a program of its own says, which may have so many bytes of addresses."""
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({addresses}, {addresses}))\n{program}"
+    done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize(("before", "answer"), [("", "True"), ("import pyarrow; ", "False")])
 def test_whether_the_bound_holds_is_told(before: str, answer: str) -> None:
-    program = f"{before}from hub.serving import memory; print(memory.bound(1 << 30))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == f"{answer}\n", done.stderr
+    assert said(f"{before}from hub.serving import memory; print(memory.bound(1 << 30))") == answer
 
 
 def test_the_default_is_what_can_be_had() -> None:
-    program = (
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
-        "from hub.serving import memory\n"
-        "size = memory.half_of_all()\n"
-        "print(memory.LEAST <= size < 2 << 30, memory.bound(size))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "True True\n", done.stderr
+    program = "from hub.serving import memory; size = memory.half_of_all(); print(memory.LEAST <= size < 2 << 30, memory.bound(size))"
+    assert said(program, 2 << 30) == "True True"
 
 
 def test_addresses_that_can_not_be_had_are_an_error_and_no_hub_without_memory() -> None:
-    program = (
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
-        "from hub.serving import memory\n"
-        "try: memory.bound(64 << 30)\n"
-        "except MemoryError: print('refused')"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "refused\n", done.stderr
+    program = "from hub.serving import memory\ntry: memory.bound(64 << 30)\nexcept MemoryError: print('refused')"
+    assert said(program, 3 << 30) == "refused"
