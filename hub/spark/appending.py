@@ -9,8 +9,9 @@ not on the order, or a row might go to another shard when it comes again.
 
 **Order.** Rows of a key are in the order of the task, unless a part of them was appended before it was run again in another order.
 
-**Memory.** Rows stay as they came, as Arrow batches, up to a limit; more go to a temporary file that nobody else can read, and that has
-no name any more when it is written to. They are read from there through the page cache.
+**Memory.** Rows stay as Arrow batches, up to a limit; more go to a temporary file that nobody else can read, and that has no name any more
+when it is written to. They are read from there through the page cache. A batch with rows of several topics is sorted by them before, so
+that the rows of each are a slice of it, not a copy.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def append(target: Target, batches: Iterator[pyarrow.RecordBatch], producer: str
     records = 0
     try:
         with _Kept(target.memory) as kept:
-            for rows in kept.through(batches):
+            for rows in kept.through(_arranged(target, one) for one in batches):
                 records += rows.num_rows
                 for topic, part in _by_topic(target, rows):
                     if topic not in topics:
@@ -122,25 +123,34 @@ class _Kept:
             os.close(self._fd)
 
 
-def _by_topic(target: Target, rows: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBatch]]:
-    """Yield topics, and the rows that have each, with columns in lower case."""
-    import pyarrow
+def _arranged(target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """Return the rows of a batch with columns in lower case, without those that are left out, and topic by topic if they name it."""
     import pyarrow.compute as pc
 
     names = [name.lower() for name in rows.schema.names]
-    rows = rows.rename_columns(names).drop_columns([name for name in names if name in LEFT_OUT])
+    left_out = LEFT_OUT if target.topic is None else (*LEFT_OUT, "topic")
+    rows = rows.rename_columns(names).drop_columns([name for name in names if name in left_out])
+    if "topic" not in rows.schema.names:
+        return rows
+    topics = rows.column("topic").dictionary_encode(null_encoding="encode")
+    return rows if len(topics.dictionary) < 2 else rows.take(pc.array_sort_indices(topics.indices))
+
+
+def _by_topic(target: Target, rows: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBatch]]:
+    """Yield topics, and the slice of arranged rows that has each."""
+    import pyarrow.compute as pc
+
     if not rows.num_rows:
         return
-    if target.topic is not None or "topic" not in names:
-        topic = target.path.name if target.topic is None else target.topic
-        yield topic, rows.drop_columns(["topic"]) if "topic" in names else rows
+    if "topic" not in rows.schema.names:
+        yield target.path.name if target.topic is None else target.topic, rows
         return
-    column = rows.column("topic")
+    runs = pc.run_end_encode(rows.column("topic"))
     rows = rows.drop_columns(["topic"])
-    for topic in pc.unique(column).to_pylist():
-        name = target.check_topic(topic)
-        is_it = pc.equal(column, pyarrow.scalar(topic, column.type))
-        yield name, rows if pc.all(is_it).as_py() else rows.filter(is_it)
+    start = 0
+    for topic, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        yield target.check_topic(topic), rows.slice(start, end - start)
+        start = end
 
 
 class _Topic:

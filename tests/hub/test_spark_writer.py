@@ -398,6 +398,52 @@ def test_more_rows_than_fit_into_memory_go_by_a_file(tmp_path: Path) -> None:
     assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("kvspool-sink") and name not in before]
 
 
+def test_rows_of_many_topics_take_no_more_memory_than_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+
+    from hub.spark import appending
+
+    kinds = {"key": pyarrow.binary(), "value": pyarrow.binary(), "topic": pyarrow.string()}
+    held, before = [0], pyarrow.total_allocated_bytes()
+    append = appending._Topic.append
+
+    def watched(self: Any, *arguments: Any) -> Any:
+        held.append(pyarrow.total_allocated_bytes() - before)
+        return append(self, *arguments)
+
+    def batches() -> Iterator[Any]:
+        for number in range(40):
+            rows = [{"key": b"%d" % (at % 7), "value": b"%d-%d " % (number, at) + bytes(5000), "topic": f"t{at % 3}"} for at in range(100)]
+            yield of_rows(kinds, rows)
+
+    monkeypatch.setattr(appending._Topic, "append", watched)
+    writing = target(tmp_path / "root", "key binary, value binary, topic string", bits="1", capacity="32MiB", memory="2MiB")
+    done = appending.append(writing, batches(), "job/0", 0)
+    assert (done.records, sorted(done.shards)) == (4000, ["t0", "t1", "t2"])
+    assert 1 << 20 < max(held) < 3 << 20, "20 MiB of rows, of which 2 MiB may be in memory"
+    for topic in range(3):
+        with shard.open(tmp_path / "root", prefix=f"t{topic}") as shards:
+            records, last = list(shards), Counter[bytes]()
+            for record in records:
+                number, at = map(int, record.value.rstrip(b"\0").split(b"-"))
+                assert at % 3 == topic and record.key == b"%d" % (at % 7)
+                assert last[record.key] <= 100 * number + at, "a key's rows stay in their order"
+                last[record.key] = 100 * number + at
+            assert len(records) == (1360, 1320, 1320)[topic]
+
+
+def test_a_row_that_its_topic_has_room_for_may_stand_beside_rows_of_a_smaller_one(tmp_path: Path) -> None:
+    import pyarrow
+
+    from hub.spark.appending import append
+
+    shard.create(tmp_path / "root", prefix="large", bits=1, capacity="1MiB").close()
+    shard.create(tmp_path / "root", prefix="small", bits=1, capacity="64KiB").close()
+    kinds = {"value": pyarrow.string(), "topic": pyarrow.string()}
+    rows = [{"value": "v" * 20000, "topic": "large"}, {"value": "v", "topic": "small"}, {"value": "w", "topic": "large"}]
+    assert append(target(tmp_path / "root", "value string, topic string"), iter([of_rows(kinds, rows)]), "job/0", 0).records == 3
+
+
 def test_an_attempt_whose_rows_stop_coming_has_appended_nothing(tmp_path: Path) -> None:
     import pyarrow
 
