@@ -60,6 +60,6 @@ class KvspoolDataSource(DataSource):
         """Return the sink of a micro-batch. Not for the output mode complete, which would append the whole result again each time."""
         if overwrite:
             raise ValueError("format kvspool appends, so it can't replace its content with the whole result of each batch: use the output "
-                             'mode "append" or "update"')
+                             'mode "append", or foreachBatch')
         return ShardSink(Target.parse(self.options, schema))
 
