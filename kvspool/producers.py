@@ -176,14 +176,14 @@ class Producer:
 
         values, keys, type, timestamp, timeout, durable: as for the log's `append_many`. batch: 0..2**63-1; one that is not above the last
         one that is there in full is not looked at. A larger one may begin where an earlier one is not there in full: what is missing of
-        that one is then up to the caller, and logged. changed: what becomes of a batch that has come in part before and is another one now:
-        "raise", or "append" all that isn't there yet.
+        that one is then up to the caller, and logged. changed: what becomes of a batch that has come before and is another one now:
+        "raise" if it is there in part, or "append" all that isn't there yet, also to the last one that is there in full.
 
         Raises what `append_many` of the log does: what of the batch was appended before is accounted for, append it again. And
         BatchChanged, BatchOutOfOrder, TooManyPieces, TooManyProducers.
         """
         self._check(batch, changed)
-        if (done := self._answer(self._look(timeout), batch, timeout, durable)) is not None:
+        if (done := self._answer(self._look(timeout), batch, timeout, durable, changed)) is not None:
             return done
         return self._append(self._log.prepared_rows(values, keys, type, timestamp), batch, timeout, durable, changed)
 
@@ -201,7 +201,7 @@ class Producer:
         from kvspool import arrow
 
         self._check(batch, changed)
-        if (done := self._answer(self._look(timeout), batch, timeout, durable)) is not None:
+        if (done := self._answer(self._look(timeout), batch, timeout, durable, changed)) is not None:
             return done
         parts = table if isinstance(table, list) else arrow.parts(table)
         pieces: Pieces = [(self._log.columns(part, codec), None) for part in parts]
@@ -213,7 +213,7 @@ class Producer:
     ) -> Stored:  # fmt: skip
         """As `append_arrow`, some rows of each of several batches, which are laid out already."""
         self._check(batch, changed)
-        if (done := self._answer(self._look(timeout), batch, timeout, durable)) is not None:
+        if (done := self._answer(self._look(timeout), batch, timeout, durable, changed)) is not None:
             return done
         return self._append(self._log.column_rows(pieces, codec), batch, timeout, durable, changed)
 
@@ -255,19 +255,22 @@ class Producer:
         self._hint = -1 if found is None else found[0]
         return None if found is None else found[1]
 
-    def _answer(self, account: Account | None, batch: int, timeout: float | None, durable: bool) -> Stored | None:
-        """Return what there is to say of a batch of which nothing is to be appended; None otherwise. Who appended it may have died before
-        it was on disk, so a durable one is flushed."""
-        done = self._there(account, batch)
-        if done is not None and (durable or self._log.is_durable):
+    def _answer(self, account: Account | None, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored | None:
+        """Return what there is to say of a batch of which nothing is to be appended, whatever its rows are; None otherwise."""
+        done = self._there(account, batch, changed)
+        return None if done is None else self._repeated(done, timeout, durable)
+
+    def _repeated(self, done: Stored, timeout: float | None, durable: bool) -> Stored:
+        """Return `done`. Who appended it may have died before it was on disk, so a durable one is flushed."""
+        if durable or self._log.is_durable:
             self._log.sync(timeout)
         return done
 
-    def _there(self, account: Account | None, batch: int) -> Stored | None:
+    def _there(self, account: Account | None, batch: int, changed: Changed) -> Stored | None:
         if account is None or batch > account.batch:
             return None
         if batch == account.batch and account.is_done:
-            return Stored(account.runs[0][0] if account.pieces else None, account.rows, True)
+            return _all_of(account) if changed == "raise" else None
         if batch < account.done:
             return Stored(None, 0, True)
         if batch < account.batch:
@@ -279,12 +282,14 @@ class Producer:
     def _append(self, rows: Rows, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored:
         while True:
             seen = self._look(timeout)
-            if (done := self._answer(seen, batch, timeout, durable)) is not None:
+            if (done := self._answer(seen, batch, timeout, durable, changed)) is not None:
                 return done  # another process was quicker
             account = seen or new_account(self._id, self.name)
             left = rows
             if batch == account.batch and seen is not None and account.stored:
                 left = self._left(rows, account, changed)
+                if account.is_done and not left.count:
+                    return self._repeated(_all_of(account), timeout, durable)
             else:
                 if seen is not None and not seen.is_done and seen.pieces:
                     _logger.warning(
@@ -298,7 +303,7 @@ class Producer:
                 return booking.stored
 
     def _left(self, rows: Rows, account: Account, changed: Changed) -> Rows:
-        """Return the rows of a batch that are not there yet, of one that is there in part."""
+        """Return the rows of a batch that are not there yet, of one that is there in part, or as it was."""
         there: Counter[Any] = Counter()
         for first, count in account.runs:
             there.update((one.key, one.value, one.type, one.codec) for one in self._log.stored_records(first, count))
@@ -331,6 +336,11 @@ class Producer:
                 account.batch, self.name, gone,
             )  # fmt: skip
         return rows.chosen(left[gone:])
+
+
+def _all_of(account: Account) -> Stored:
+    """Return what is said of a batch that is there in full."""
+    return Stored(account.runs[0][0] if account.pieces else None, account.rows, True)
 
 
 class Booking:

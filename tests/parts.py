@@ -6,14 +6,16 @@ from typing import Any
 from unittest import mock
 
 from kvspool.ledger import AT_REST, Account, Ledger, new_account
-from kvspool.producers import Booking, producer_id
+from kvspool.producers import Booking, Changed, producer_id
 
 
 class Killed(BaseException):
     """In place of the end of the process."""
 
 
-def leave_part(log: Any, name: str, values: list[Any], batch: int, count: int, keys: list[bytes | None] | None = None) -> None:
+def leave_part(
+    log: Any, name: str, values: list[Any], batch: int, count: int, keys: list[bytes | None] | None = None, *, changed: Changed = "raise"
+) -> None:
     """Leave in the log what a producer leaves that is killed when it has appended `count` records of a batch, or of the rest of one that
     it has begun."""
     producer = log.producer(name)
@@ -23,7 +25,7 @@ def leave_part(log: Any, name: str, values: list[Any], batch: int, count: int, k
     if seen is None or seen.batch != batch:
         account = account.with_runs([])._replace(batch=batch)
     elif seen.stored:
-        rows = producer._left(rows, seen, "raise")
+        rows = producer._left(rows, seen, changed)
     booking = Booking(producer_id(name), seen, account, rows.count, False)
     store = Ledger.store
 

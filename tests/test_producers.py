@@ -200,6 +200,51 @@ def test_a_batch_that_has_changed_is_refused_unless_what_is_there_may_stay(make:
         assert producer.append_many(other, batch=1).repeated
 
 
+def test_a_whole_batch_that_has_changed_gets_what_it_has_not(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with make() as log:
+        producer = log.producer("a")
+        producer.append_many(["a1", "a2", "a2"], batch=5)
+        log.append("between")
+        assert producer.append_many(["a2", "c1", "a1", "a2", "a2"], batch=5, changed="append") == Stored(0, 5, False)
+        assert values(log) == ["a1", "a2", "a2", "between", "c1", "a2"]
+        assert (producer.last, producer.next) == (5, 6)
+        assert producer.append_many(["a1", "a2", "a2", "a2", "c1"], batch=5, changed="append") == Stored(0, 5, True)
+        assert caplog.text == ""
+        assert producer.append_many(["a1"], batch=5, changed="append") == Stored(0, 5, True)
+        assert "batch 5 of producer a has changed: 4 records of it stay" in caplog.text
+        assert producer.append_many(["anything"], batch=4, changed="append") == Stored(None, 0, True)
+        assert len(values(log)) == 6
+
+
+def test_killed_while_a_whole_batch_gets_more_it_is_one_that_is_there_in_part(make: Make) -> None:
+    with make() as log:
+        producer = log.producer("a")
+        producer.append_many(["a"], batch=1)
+        leave_part(log, "a", ["a", "b", "c"], 1, 1, changed="append")
+        assert (producer.last, producer.next) == (None, 1)
+        assert producer.append_many(["c", "b", "a"], batch=1) == Stored(0, 3, False)
+        assert values(log) == ["a", "b", "c"]
+
+
+def test_a_whole_batch_whose_records_were_overwritten_is_not_appended_again(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity="4KiB") as log:
+        producer = log.producer("a")
+        producer.append_many(batch(1), batch=1)
+        for number in range(200):
+            log.append(f"then {number}")
+        assert producer.append_many(batch(1), batch=1, changed="append").repeated
+        assert producer.append_many([*batch(1), "new"], batch=1, changed="append") == Stored(0, 11, False)
+        assert values(log)[-2:] == ["then 199", "new"]
+
+
+def test_a_changed_batch_that_is_there_but_not_on_disk_is_flushed_when_a_durable_one_comes_again(make: Make) -> None:
+    with make() as log:
+        producer = log.producer("a")
+        producer.append_many(batch(1), batch=1)
+        assert producer.append_many(batch(1), batch=1, durable=True, changed="append").repeated
+        assert log.stats().synced_sequence == 10
+
+
 def test_a_later_batch_may_begin_where_one_was_left_in_part_and_that_is_logged(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with make() as log:
         leave_part(log, "a", batch(4), 4, 3)

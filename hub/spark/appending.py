@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 STORED = ("value", "key", "type", "timestamp")
 PARTITIONS_CHANGED = (
     "The query must make the same partitions when a batch comes again: give repartition a number, and set "
-    "spark.sql.adaptive.streaming.stateless.enabled to false, as session_settings does; changedBatch=append goes on as it is"
+    "spark.sql.adaptive.streaming.stateless.enabled to false, as session_settings does; changedBatch=append appends what its partition "
+    "doesn't have yet, so that no row is lost, and rows that came from one partition to another are there twice"
 )
 
 
@@ -195,14 +196,21 @@ class _Topic:
         return repeated, others
 
     def _check_count(self, stored: int, pieces: Pieces, shard: int, producer: str, batch: int) -> None:
-        """Raise SinkError if a part that is there in full has not as many rows as it has now."""
+        """Raise SinkError if a part that is there in full has not as many rows as it has now, or is of an earlier batch than the last one:
+        of that nothing is known any more."""
         count = sum(columns.rows if numbers is None else len(numbers) for columns, numbers in pieces)
-        if stored != count and not self._target.takes_changed:
-            where = f"partition {shard} of {self.shards.prefix or self._target.path}"
+        if stored == count or (stored and self._target.takes_changed):
+            return
+        where = f"partition {shard} of {self.shards.prefix or self._target.path}"
+        if not stored:
             raise SinkError(
-                f"[KVSPOOL_BATCH_CHANGED] {where}: {stored} records of batch {batch} of {producer} are there, and now it has {count}; "
-                f"nothing was written for it. {PARTITIONS_CHANGED}"
+                f"[KVSPOOL_BATCH_CHANGED] {where}: {producer} has appended a later batch than {batch}, so nobody can say what of this one "
+                "is there; nothing was written for it. If the checkpoint is an older copy, take a new one: all of the source comes again"
             )
+        raise SinkError(
+            f"[KVSPOOL_BATCH_CHANGED] {where}: {stored} records of batch {batch} of {producer} are there, and now it has {count}; "
+            f"nothing was written for it. {PARTITIONS_CHANGED}"
+        )
 
 
 def _others(log: Log, producer: str, batch: int, before: int) -> list[str]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from parts import leave_part
@@ -124,6 +125,81 @@ def test_parts_of_a_batch_in_partitions_that_it_has_no_more_are_told(tmp_path: P
     with pytest.raises(SinkError, match=r"KVSPOOL_BATCH_CHANGED.*batch 7 has 2 partitions.*as q/2"):
         sink.commit([*told], 7)
     ShardSink(Target.parse({"path": str(tmp_path / "log"), "changedBatch": "append"}, fields)).commit([*told], 7)
+
+
+def task(sink: Any, query: str, number: int, batch: int, values: str) -> Any:
+    """Let a sink write values, parted by blanks, as it does in a task."""
+    import pyarrow
+    from pyspark import TaskContext
+
+    class Context:
+        def partitionId(self) -> int:
+            return number
+
+        def getLocalProperty(self, name: str) -> str:
+            return {"sql.streaming.queryId": query, "streaming.sql.batchId": str(batch)}[name]
+
+    with mock.patch.object(TaskContext, "get", Context):
+        return sink.write(iter([pyarrow.RecordBatch.from_pydict({"value": values.split()})]))
+
+
+def test_rows_that_a_whole_part_of_a_batch_has_not_are_appended_if_it_may_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    from hub.spark.sink import ShardSink
+    from hub.spark.target import SinkError, Target
+
+    fields = StructType([StructField("value", StringType())])
+    with kvspool.create(tmp_path / "log", capacity="1MiB") as log:
+        strict = ShardSink(Target.parse({"path": str(tmp_path / "log")}, fields))
+        task(strict, "q", 0, 5, "a1 a2")
+        task(strict, "q", 1, 5, "b1 b2")
+        with pytest.raises(SinkError, match="2 records of batch 5 of q/0 are there, and now it has 3"):
+            task(strict, "q", 0, 5, "a1 a2 c1")
+        sink = ShardSink(Target.parse({"path": str(tmp_path / "log"), "changedBatch": "append"}, fields))
+        done = [task(sink, "q", 0, 5, "a1 a2 c1"), task(sink, "q", 1, 5, "c2 b1 b2")]
+        sink.commit(done, 5)
+        assert [one.data for one in log.read()] == ["a1", "a2", "b1", "b2", "c1", "c2"]
+        assert [(one.records, one.repeated) for one in done] == [(3, 0), (3, 0)]
+        assert task(sink, "q", 1, 5, "b2 b1").repeated == 3
+        assert "1 records of it stay that are not in it any more" in caplog.text
+        for one in (strict, sink):
+            with pytest.raises(SinkError, match="q/0 has appended a later batch than 4, so nobody can say what of this one is there"):
+                task(one, "q", 0, 4, "d")
+        assert len(list(log.read())) == 6
+
+
+def test_a_batch_that_failed_loses_no_row_in_other_partitions_if_it_may_change(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    from pyspark import TaskContext
+    from pyspark.errors import StreamingQueryException
+    from pyspark.sql.datasource import DataSource
+
+    from hub.spark.sink import ShardSink
+    from hub.spark.target import Target
+
+    class Failing(ShardSink):
+        def write(self, iterator: Iterator[Any]) -> Any:
+            context = TaskContext.get()
+            assert context is not None
+            if context.partitionId() == 2:
+                raise OSError("the last task fails")
+            return super().write(iterator)
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "failing_part"
+
+        def streamWriter(self, schema: Any, overwrite: bool) -> Failing:
+            return Failing(Target.parse(self.options, schema))
+
+    spark.dataSource.register(Source)
+    root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"
+    with pytest.raises(StreamingQueryException, match="the last task fails"):
+        run(stream(spark, folder, files=3).repartition(3, "key"), root, checkpoint, "failing_part")
+    run(stream(spark, folder, files=3).repartition(2, "key"), root, checkpoint, changedBatch="append")
+    with shard.open(root) as shards:
+        assert {int(record.data) for record in shards.read()} == set(range(3 * PER_FILE)), "some may be there twice, none is missing"
 
 
 def test_what_was_left_of_a_batch_is_appended_when_it_comes_again(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
