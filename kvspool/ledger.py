@@ -38,7 +38,8 @@ FREE, AT_REST, UNDER_WAY = range(3)
 PIECES = 8  # of one batch that killed producers have left apart from each other
 STEP = 128  # accounts by which the file grows
 MOST = 4096
-EXPIRY = 7 * 86_400 * 10**9  # ns; an account that was not used for so long may become another producer's
+HOUR = 3600 * 10**9  # ns
+EXPIRY = 7 * 24 * HOUR  # an account that was not used for so long may become another producer's, if it doesn't say otherwise
 _RANGE = struct.Struct("<2Q")
 _logger = logging.getLogger("kvspool")
 
@@ -68,7 +69,9 @@ class Account(NamedTuple):
     is_durable: Annotated[int, "B", "1: it is on disk before the first record of the batch is published"]
     pieces: Annotated[int, "B", "how many of the ranges count"]
     name_bytes: Annotated[int, "B", "length of the name"]
-    reserved: Annotated[int, "I", "0"]
+    is_over: Annotated[int, "B", "1: its producer appends nothing more, so that another one may have it"]
+    reserved: Annotated[int, "B", "0"]
+    keep: Annotated[int, "H", "hours for which it is kept behind its last batch, if that is whole; 0: seven days"]
     ranges: Annotated[bytes, "128s", "8 ranges of two words: the first sequence, and how many records of the batch lie there in a row"]
     name: Annotated[bytes, "44s", "the beginning of the producer's name, UTF-8, for people"]
     crc: Annotated[int, "I", "CRC32C of the log id and the bytes before"]
@@ -118,7 +121,9 @@ ACCOUNT = Layout(Account)
 BLOCK = 512  # the header, and each account
 PLACE = 256
 
-assert ACCOUNT.size == PLACE
+_GLANCE = struct.Struct("<Q32x2Q8xqB3xBxH176x")  # of a place what `claim` asks: generation, batch, done, updated, state, is_over, keep
+
+assert ACCOUNT.size == _GLANCE.size == PLACE
 assert HEADER.size == 64
 
 
@@ -222,29 +227,62 @@ class Ledger:
             at = data.find(id, at + 1)
         return None
 
-    def claim(self) -> int:
-        """Return the number of an account that a new producer may have. Raises TooManyProducers."""
+    def named(self, prefix: bytes) -> Iterator[tuple[int, Account]]:
+        """Yield the numbers and accounts of the producers whose names begin so; prefix: at most 44 bytes of UTF-8."""
         data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
-        now = system.port.now()
-        oldest: tuple[int, int] | None = None
-        for number in range(len(self)):
+        at = data.find(prefix)
+        while at >= 0:
+            number = at // BLOCK
             account = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
-            if account is None or account.state == FREE:
+            if account is not None and account.state != FREE and account.name[: account.name_bytes].startswith(prefix):
+                yield number, account
+            at = data.find(prefix, (number + 1) * BLOCK)
+
+    def claim(self) -> int:
+        """Return the number of an account that a new producer may have: a free one, or one that has been over for an hour. If there is none
+        the list grows; where it may not, one that is over, or that is done and wasn't used for as long as it is kept. Of several the one
+        that was used least recently. Raises TooManyProducers."""
+        data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
+        for number, generation in self._claimable(data):
+            account = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
+            if account is None or account.generation == generation:
                 return number
-            if account.is_done and account.updated < now - EXPIRY and (oldest is None or account.updated < oldest[0]):
-                oldest = account.updated, number
-        if oldest is not None:
-            return oldest[1]
-        if len(self) == MOST:
-            raise TooManyProducers(
-                f"{self.path.parent} knows {MOST} producers, and each was used within {EXPIRY // 86_400 // 10**9} days or has a batch that "
-                "is not whole; forget those that are gone: `kvspool producers --forget`"
-            )
+        return self._grown() if len(self) < MOST else self._damaged_one()
+
+    def _claimable(self, data: bytes) -> list[tuple[int, int]]:
+        """Return the numbers of accounts that seem to be free or to be had, the best ones first, with the generations that say so.
+
+        Who claims holds the append lock, so thousands of accounts are only glanced at: no checksum is looked at.
+        """
+        now, is_full = system.port.now(), len(self) == MOST
+        places = _GLANCE.iter_unpack(data[: len(data) // BLOCK * BLOCK])
+        found = []
+        # Both places of an account in turn; the larger one has the higher generation.
+        for number, (generation, batch, done, updated, state, is_over, keep) in enumerate(map(max, places, places)):
+            is_gone = is_over or (done == batch + 1 and updated < now - (keep * HOUR or EXPIRY))
+            if state == FREE:
+                found.append((-1, number, generation))
+            elif state == AT_REST and is_gone and (is_full or (is_over and updated < now - HOUR)):
+                found.append((updated, number, generation))
+        return [one[1:] for one in sorted(found)]
+
+    def _grown(self) -> int:
+        """Make room for more accounts; return the number of the first one."""
         number = len(self)
         size = BLOCK * (1 + min(MOST, number + STEP))
         system.port.allocate(self._fd, size)
         self._size = size
         return number
+
+    def _damaged_one(self) -> int:
+        """Return the number of an account of which nothing is sound. Raises TooManyProducers."""
+        for number in range(len(self)):
+            if self.read(number) is None:
+                return number
+        raise TooManyProducers(
+            f"{self.path.parent} knows {MOST} producers, and each was used within {EXPIRY // HOUR // 24} days, or one for a task of a "
+            "batch job of Spark, or has a batch that is not whole; forget those that are gone: `kvspool producers --forget`"
+        )
 
     def store(self, number: int, account: Account, *, is_used: bool = True) -> None:
         """Replace an account, under the append lock. is_used: by its producer; else it keeps its time."""
@@ -285,10 +323,10 @@ class Ledger:
         return account if is_possible and account.batch < 1 << 63 else None
 
 
-def new_account(id: bytes, name: str) -> Account:
-    """Return the account of a producer that has appended nothing."""
+def new_account(id: bytes, name: str, keep: int = 0) -> Account:
+    """Return the account of a producer that has appended nothing. keep: see `Account`."""
     shown = name.encode()[:44]
-    return Account(0, id, b"", 0, 0, 0, 0, AT_REST, 0, 0, len(shown), 0, b"", shown, 0)
+    return Account(0, id, b"", 0, 0, 0, 0, AT_REST, 0, 0, len(shown), 0, 0, keep, b"", shown, 0)
 
 
 def settle(directory: Path, log_id: bytes, number: int, next_sequence: int) -> None:

@@ -139,6 +139,7 @@ class Producer:
         if not 0 < len(name.encode()) <= LARGEST_NAME:
             raise ValueError(f"the name of a producer has 1 to {LARGEST_NAME} bytes of UTF-8")
         self.name = name
+        self.keep = 0  # hours, up to 65535, for which a new account is kept behind its last batch, where room is short; 0: seven days
         self._log = log
         self._id = producer_id(name)
         self._hint = -1
@@ -284,7 +285,7 @@ class Producer:
             seen = self._look(timeout)
             if (done := self._answer(seen, batch, timeout, durable, changed)) is not None:
                 return done  # another process was quicker
-            account = seen or new_account(self._id, self.name)
+            account = seen or new_account(self._id, self.name, self.keep)
             left = rows
             if batch == account.batch and seen is not None and account.stored:
                 left = self._left(rows, account, changed)
@@ -452,5 +453,27 @@ def forget(log: ProducerLog, names: Iterable[str], timeout: float | None = None)
                     ledger.store(found[0], found[1]._replace(state=FREE))
                     known += 1
         return known
+
+    return log.change(change, timeout)
+
+
+def retire(log: ProducerLog, prefix: str, timeout: float | None = None) -> int:
+    """Let a log know that the producers whose names begin with `prefix`, of at most 44 bytes, append nothing more: other ones may have
+    their accounts, an hour later, or where there is no other room. Returns how many they are. Raises LockTimeout, or the system's OSError.
+    """
+    start = prefix.encode()
+    ledger = log.ledger()
+    if ledger is None:
+        return 0
+    with ledger:
+        if next(ledger.named(start), None) is None:
+            return 0  # nobody waits for a lock that isn't needed
+
+    def change(place: Place, _: int) -> int:
+        with Ledger.make(place.directory, place.log_id, place.mode) as ledger:
+            found = list(ledger.named(start))
+            for number, account in found:
+                ledger.store(number, account._replace(is_over=1))
+        return len(found)
 
     return log.change(change, timeout)

@@ -29,7 +29,7 @@ from kvspool.errors import (
     TooManyProducers,
     UnknownVersion,
 )
-from kvspool.ledger import BLOCK, EXPIRY, MOST, PIECES, Ledger
+from kvspool.ledger import BLOCK, EXPIRY, HOUR, MOST, PIECES, Ledger
 from kvspool.producers import Stored
 
 Make = Callable[..., Any]
@@ -644,6 +644,93 @@ def test_a_list_that_is_full_forgets_who_is_gone_for_days_and_nobody_else(tmp_pa
         assert log.producer("first").last is None
         assert log.forget_producers(["one more", "nobody"]) == 1
         assert log.producer("another").append_many(["x"], batch=1).records == 1
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list has room for eight."""
+    monkeypatch.setattr(ledger, "MOST", 8)
+    monkeypatch.setattr(ledger, "STEP", 4)
+
+
+def test_producers_that_append_nothing_more_make_room_the_oldest_first(make: Make, few: None) -> None:
+    with make() as log:
+        for number in range(8):
+            log.producer(f"job:{number}/0").append_many(["x"], batch=0)
+        with pytest.raises(TooManyProducers, match="knows 8 producers"):
+            log.producer("new").append_many(["x"], batch=0)
+        assert [log.retire_producers(f"job:{number}/") for number in (5, 2, 9)] == [1, 1, 0]
+        log.producer("new").append_many(["x"], batch=0)
+        assert log.producer("job:2/0").append_many(["x"], batch=0).repeated, "it is known as long as there is room"
+        log.producer("newer").append_many(["x"], batch=0)
+        assert {one.name for one in log.producers()} == {"new", "newer", *(f"job:{number}/0" for number in (0, 1, 3, 4, 6, 7))}
+        with pytest.raises(TooManyProducers):
+            log.producer("one more").append_many(["x"], batch=0)
+
+
+def test_a_list_grows_before_it_forgets_who_was_retired_within_an_hour(make: Make, few: None) -> None:
+    now = 1_700_000_000_000_000_000
+    with make() as log:
+        with system.replaced(ClockPort(now)):
+            for name in "abcd":
+                log.producer(name).append_many(["x"], batch=0)
+            assert log.retire_producers("a") == 1
+        with system.replaced(ClockPort(now + HOUR)):
+            log.producer("e").append_many(["x"], batch=0)
+        assert [one.name for one in log.producers()] == ["a", "b", "c", "d", "e"]
+        for name in "fgh":
+            log.producer(name).append_many(["x"], batch=0)
+        log.forget_producers(["h"])
+        with system.replaced(ClockPort(now + HOUR + 1)):
+            for name in "ij":
+                log.producer(name).append_many(["x"], batch=0)
+        assert [one.name for one in log.producers()] == ["b", "c", "d", "e", "f", "g", "i", "j"], "a free one is taken first"
+
+
+def test_a_producer_says_for_how_long_it_is_kept_and_a_batch_that_is_not_whole_is_kept_longer(make: Make, few: None) -> None:
+    now = 1_700_000_000_000_000_000
+    with make() as log:
+        with system.replaced(ClockPort(now)):
+            leave_part(log, "killed", ["x", "y"], 0, 1)
+            for number in range(7):
+                producer = log.producer(f"{number}")
+                producer.keep = 24 if number == 3 else 0
+                producer.append_many(["x"], batch=0)
+        with system.replaced(ClockPort(now + 24 * HOUR)), pytest.raises(TooManyProducers):
+            log.producer("new").append_many(["x"], batch=0)
+        with system.replaced(ClockPort(now + 24 * HOUR + 1)):
+            log.producer("new").append_many(["x"], batch=0)
+        assert [one.name for one in log.producers()] == ["0", "1", "2", "4", "5", "6", "killed", "new"]
+        with system.replaced(ClockPort(now + 2 * EXPIRY)):
+            for number in range(7):
+                log.producer(f"newer {number}").append_many(["x"], batch=0)
+            with pytest.raises(TooManyProducers):
+                log.producer("one too many").append_many(["x"], batch=0)
+        assert log.producer("killed").append_many(["x", "y"], batch=0) == Stored(0, 2, False)
+
+
+def test_an_account_is_never_taken_by_a_newest_place_that_is_damaged(make: Make, few: None) -> None:
+    with make() as log:
+        for number in range(8):
+            log.producer(f"{number}").append_many(["x"], batch=0)
+        path = log.path / ledger.NAME
+        with path.open("r+b") as file:
+            file.seek(BLOCK + ledger.PLACE + ledger.ACCOUNT.offset("state"))
+            file.write(b"\0")  # it looks free, and its older place is sound
+            file.seek(4 * BLOCK)
+            file.write(b"\1" * BLOCK)  # nothing of it is sound
+        log.producer("new").append_many(["x"], batch=0)
+        assert [one.name for one in log.producers()] == ["0", "1", "2", "4", "5", "6", "7", "new"]
+
+
+def test_only_names_that_begin_so_are_retired(make: Make) -> None:
+    with make() as log:
+        for name in ("job:1/0", "job:10/0", "a job:1/0", "job:1/1", "other"):
+            log.producer(name).append_many(["x"], batch=0)
+        log.forget_producers(["job:1/1"])
+        assert log.retire_producers("job:1/") == 1
+        assert log.retire_producers("job:") == 2
+        assert log.producer("job:1/0").append_many(["y"], batch=1).records == 1, "it is no more than a leave to forget it"
 
 
 def test_a_log_that_is_resized_takes_its_producers_along(tmp_path: Path) -> None:

@@ -56,9 +56,11 @@ class Appended(WriterCommitMessage):
     shards: dict[str, dict[int, list[str]]] = field(default_factory=dict)
 
 
-def append(target: Target, batches: Iterator[pyarrow.RecordBatch], producer: str, batch: int, began: int = 0) -> Appended:
+def append(
+    target: Target, batches: Iterator[pyarrow.RecordBatch], producer: str, batch: int, *, began: int = 0, keep: int = 0
+) -> Appended:
     """Append the rows of a task, each once, as `batch` of `producer` in each shard; see the module. began: when this attempt at the batch
-    began, ns since 1970.
+    began, ns since 1970. keep: hours for which a shard remembers it at least, where room is short; 0: seven days.
 
     Raises SinkError for a row that can't be written, and what appending raises: what is appended by then is accounted for.
     """
@@ -74,7 +76,7 @@ def append(target: Target, batches: Iterator[pyarrow.RecordBatch], producer: str
                     topics[topic].add(part)
             done = Appended(records, 0, producer)
             for topic, gathered in topics.items():
-                repeated, done.shards[topic] = gathered.append(producer, batch, began)
+                repeated, done.shards[topic] = gathered.append(producer, batch, began, keep)
                 done.repeated += repeated
             topics.clear()  # what looks at the file goes before it
         settle()
@@ -170,7 +172,7 @@ class _Topic:
         for shard, numbers in grouped(_shards_of(rows, columns, count, self.shards.prefix), count).items():
             self.pieces.setdefault(shard, []).append((columns, numbers))
 
-    def append(self, producer: str, batch: int, began: int) -> tuple[int, dict[int, list[str]]]:
+    def append(self, name: str, batch: int, began: int, keep: int) -> tuple[int, dict[int, list[str]]]:
         """Append what was gathered, and close the shards; return how many records were there already in full, and who else had a part of
         the batch in each shard before this attempt began. Raises SinkError for a part that is there with another number of rows."""
         repeated = 0
@@ -179,7 +181,9 @@ class _Topic:
         try:
             for shard, pieces in sorted(self.pieces.items()):
                 log = self.shards.shards[shard]
-                done = log.producer(producer).append_pieces(
+                producer = log.producer(name)
+                producer.keep = keep
+                done = producer.append_pieces(
                     pieces,
                     batch=batch,
                     codec=target.codec,
@@ -187,9 +191,9 @@ class _Topic:
                     changed="append" if target.takes_changed else "raise",
                 )
                 if done.repeated:
-                    self._check_count(done.records, pieces, shard, producer, batch)
+                    self._check_count(done.records, pieces, shard, name, batch)
                     repeated += done.records
-                others[shard] = _others(log, producer, batch, began)
+                others[shard] = _others(log, name, batch, began)
         finally:
             self.pieces.clear()
             self.shards.close()

@@ -45,7 +45,7 @@ class ShardSink(DataSourceStreamArrowWriter):
         batch = None if context is None else context.getLocalProperty("streaming.sql.batchId")
         if context is None or not query or batch is None:
             raise SinkError("[KVSPOOL_NO_QUERY] this task is of no streaming query: Spark doesn't say which query and batch it belongs to")
-        return append(self.target, iterator, f"{query}/{context.partitionId()}", int(batch), self.began)
+        return append(self.target, iterator, f"{query}/{context.partitionId()}", int(batch), began=self.began)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Report the batch; its records are in the log already. Raises SinkError if they lie there in other partitions than those of the

@@ -286,6 +286,10 @@ class Journal:
         """Let the journal forget producers, whose records stay; returns how many it knew. Raises LockTimeout."""
         return producers.forget(producing.JournalProducing(self), names, timeout)
 
+    def retire_producers(self, prefix: str, timeout: float | None = None) -> int:
+        """Let the journal know that producers whose names begin so append nothing more; see `kvspool.producers.retire`."""
+        return producers.retire(producing.JournalProducing(self), prefix, timeout)
+
     def _check(self, batch: Batch) -> None:
         """Raise TypeError, ValueError or TooLarge for a batch that can't be appended as it is."""
         for name, many in (("keys", batch.keys), ("types", batch.types), ("timestamps", batch.timestamps)):

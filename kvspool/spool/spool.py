@@ -272,6 +272,10 @@ class Spool(Single):
         """Let the log forget producers, whose records stay; returns how many it knew. Raises LockTimeout, the system's OSError."""
         return producers.forget(producing.SpoolProducing(self), names, timeout)
 
+    def retire_producers(self, prefix: str, timeout: float | None = None) -> int:
+        """Let the log know that producers whose names begin so append nothing more; see `kvspool.producers.retire`."""
+        return producers.retire(producing.SpoolProducing(self), prefix, timeout)
+
     def append_booked(
         self, put: Callable[[FrameWriter], Any], end: Callable[[FrameWriter], int], booking: Booking, timeout: float | None, durable: bool
     ) -> None:

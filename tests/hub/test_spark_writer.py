@@ -11,14 +11,16 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
+from faults import ClockPort
 from sessions import MARKS, load, once, told
 
 import hub
 import kvspool
 import shard
-from kvspool import KvspoolError
+from kvspool import KvspoolError, ledger, system
 from kvspool.record import Codec
 from shard import route
 
@@ -264,13 +266,10 @@ def test_a_row_that_can_not_be_written_fails_the_job_with_the_reason(spark: Spar
 
 @pytest.mark.parametrize("format", ["spool", "kvj"])
 def test_a_task_that_fails_after_it_has_appended_is_run_again_and_adds_nothing(
-    spark: SparkSession, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, format: str
 ) -> None:
     from pyspark.sql.datasource import DataSource
-    from pyspark.sql.types import StructType
 
-    from hub.spark import writer as module
-    from hub.spark.appending import Appended
     from hub.spark.target import Target
     from hub.spark.writer import ShardWriter
 
@@ -302,11 +301,68 @@ def test_a_task_that_fails_after_it_has_appended_is_run_again_and_adds_nothing(
         tasks = {one.name for log in shards.shards for one in log.producers()}
     assert len(tasks) == 3, "a copy of a task that still runs would find its account"
 
-    monkeypatch.setattr(module, "LONGEST_TASK", -10 * 10**9)
-    job = ShardWriter(Target.parse({"path": str(tmp_path / "root")}, StructType().add("value", "string")))
-    job.commit([Appended(1, 0, "job:ours/0", {"p": {0: []}}), None])
+
+def test_jobs_in_any_number_find_room_and_a_copy_of_a_task_that_is_over_adds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hub.spark.writer import ShardWriter
+
+    monkeypatch.setattr(ledger, "MOST", 12)
+    monkeypatch.setattr(ledger, "STEP", 4)
+    writing = target(tmp_path / "root", "value binary", prefix="p", bits="1", capacity="1MiB")
+    jobs = 40
+    running = ShardWriter(writing)
+    assert run_task(running, 0).repeated == 0
+    for number in range(jobs):
+        job = ShardWriter(writing)
+        messages = [run_task(job, task) for task in range(3)]
+        (job.abort if number % 5 == 0 else job.commit)([*messages, None] if number % 3 else messages)
+        assert run_task(job, 2).repeated == 20, "a copy of the task that Spark has given up"
+    assert run_task(running, 0).repeated == 20, "it is run again, behind many jobs"
     with shard.open(tmp_path / "root") as shards:
-        assert [log.producers() for log in shards.shards] == [[]] * 4, "jobs that are long over need none any more"
+        assert len(list(shards)) == 20 * (3 * jobs + 1)
+
+
+def test_a_job_that_runs_for_days_keeps_what_it_knows_of_its_tasks(tmp_path: Path) -> None:
+    from hub.spark.writer import ShardWriter
+
+    writing = target(tmp_path / "root", "value binary", prefix="p", bits="1", capacity="1MiB")
+    now = 1_700_000_000_000_000_000
+    with system.replaced(ClockPort(now)):
+        running, other = ShardWriter(writing), ShardWriter(writing)
+        run_task(running, 0)
+    for hours in range(1, 7 * 24, 20):
+        with system.replaced(ClockPort(now + hours * 3600 * 10**9)):
+            other.commit([run_task(other, hours)])
+    assert run_task(running, 0).repeated == 20
+    with shard.open(tmp_path / "root") as shards:
+        assert all(len(log.producers()) == 10 for log in shards.shards)
+
+
+def test_where_the_driver_has_no_logs_none_are_made_when_a_job_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from hub.spark.writer import ShardWriter
+
+    caplog.set_level("INFO", "kvspool")
+    writer = ShardWriter(target(tmp_path / "root", "value binary", prefix="p", bits="1", capacity="1MiB"))
+    done = run_task(writer, 0)
+    shutil.rmtree(tmp_path / "root")
+    writer.commit([done])
+    assert not (tmp_path / "root").exists()
+    assert "topic p can't be told that a job is over" in caplog.text
+
+
+def run_task(writer: Any, task: int) -> Any:
+    """Let a writer write 20 rows, as it does in a task of that number."""
+    import pyarrow
+    from pyspark import TaskContext
+
+    class Context:
+        def partitionId(self) -> int:
+            return task
+
+    rows = pyarrow.RecordBatch.from_pydict({"value": [b"%d" % at for at in range(20)]})
+    with mock.patch.object(TaskContext, "get", Context):
+        return writer.write(iter([rows]))
 
 
 def test_a_task_whose_worker_is_killed_is_run_again_and_each_row_is_there_once(
