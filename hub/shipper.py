@@ -5,7 +5,8 @@ a death or an outage the hub says what it has, and the lanes go on from there. W
 memory here: a lane reads it again.
 
 **Batches.** What is there is sent at once, up to `batch_bytes` of each lane in turn; where less is there, the shipper waits for `linger`
-seconds, so that single records travel together. Up to `window` bytes are on their way without an acknowledgement.
+seconds, so that single records travel together. Up to `window` bytes of all lanes together are on their way without an acknowledgement,
+and one batch more: each batch waits until less than that is.
 """
 
 from __future__ import annotations
@@ -308,7 +309,8 @@ class _Call:
         self._largest = opened.batch_bytes
         self._batch_bytes = min(shipper.batch_bytes, self._largest)
         self._lanes: list[Lane] = []
-        self._question = max(self._batch_bytes, shipper.window // QUESTIONS)  # bytes that one covers, while more is there
+        # Bytes that one covers, while more is there: never more than a window, in which an answer is waited for.
+        self._question = min(shipper.window, max(self._batch_bytes, shipper.window // QUESTIONS))
         self._held: tuple[Lane, Rows] | None = None  # the batch that is to be sent next: it asks if it is the last one for now
         self._unanswered: deque[int] = deque()  # bytes that each question without an answer covers
         self._unasked = 0
@@ -327,15 +329,14 @@ class _Call:
             self._hear()
         while self._lanes and not self._shipper.is_stopping and not self._is_time_for_others():
             size, has_more = self._round()
-            is_full = sum(self._unanswered) >= self._shipper.window
-            if is_full or (not has_more and self._connection.is_owed):
+            if not has_more and self._unanswered:
                 self._hear()
             else:
                 self._commit_now_and_then()
-            if not has_more and not is_full:
+            if not has_more:
                 if not size and self._is_finished():
                     return
-                self._rest(is_idle=not size)
+                self._rest(is_idle=not size and not self._unanswered)
 
     def close(self) -> None:
         """Let go of what was read ahead, and commit what is acknowledged."""
@@ -354,6 +355,8 @@ class _Call:
         """
         size, has_more = 0, False
         for lane in self._lanes:
+            if lane.error is not None:
+                continue  # since the round began
             rows = None
             with self._shipper.leaving_aside(lane):
                 if self._isolation == "synced":
@@ -375,6 +378,9 @@ class _Call:
         if self._held is None:
             return
         (lane, rows), self._held = self._held, None
+        self._make_room()
+        if lane.error is not None:
+            return  # the hub refused it meanwhile
         size = rows.size
         ask = is_last or self._unasked + size >= self._question
         put = None
@@ -387,6 +393,11 @@ class _Call:
             self._note_question()
         self._connection.put(put, rows.batch)
         self._shipper.counted(size)
+
+    def _make_room(self) -> None:
+        """Wait until less than a window is on its way."""
+        while self._unanswered and sum(self._unanswered) + self._unasked >= self._shipper.window:
+            self._hear()
 
     def _ask(self) -> None:
         """Ask what is stored, and say how far the logs go."""

@@ -67,17 +67,16 @@ class Lane:
     def open(self, place: wire.Place, isolation: Isolation) -> None:
         """Begin to read where the hub goes on. Raises Conflict if that can't be.
 
-        The last record that the hub has is sent once more, if it is there still: the hub compares it. What the hub had acknowledged and
-        has no more, since its machine died or its disk was lost, is sent again, too. But a hub that never had this log, since it was
-        shipped to another one before, gets what comes behind that.
+        The last record that the hub has is sent once more, if it is there still: the hub compares it. It alone says what it has, wherever
+        the durable reader stands: what it stored before a cut and could not acknowledge any more isn't sent again; what it had acknowledged
+        and has no more, since its machine died or its disk was lost, is. But a hub that never had this log, since it was shipped to another
+        one before, gets what comes behind that.
         """
         self.close_cursor()
         self.acknowledge(place.next)
         self._gaps.clear()
-        start = max(place.next - 1, 0) if place.is_known else 0
-        if self._is_moved and not place.is_known:
-            start = self.reader.sequence
-        start = min(start, self.reader.sequence, self.log.end())
+        start = self.reader.sequence if self._is_moved and not place.is_known else max(place.next - 1, 0)
+        start = min(start, self.log.end())
         try:
             self.cursor = self.log.cursor(start, isolation=isolation)
         except OutOfRange as error:

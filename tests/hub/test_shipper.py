@@ -17,10 +17,10 @@ from shipping import contents, eventually, gaps, shipping, stored
 
 import kvspool
 import shard
-from hub.errors import Conflict, Fenced, Restored, ShardDamaged
+from hub.errors import Conflict, Fenced, Restored, ShardDamaged, Unreachable
 from hub.shipper import Shipper
 from hub.shipping.connection import Connection
-from hub.store import GENERATIONS
+from hub.store import GENERATIONS, Shard
 from hub.wire import Put
 from kvspool import _frames
 from kvspool.errors import LogVanished, NotALog, ReaderBusy, TooLarge
@@ -110,6 +110,87 @@ def test_a_backlog_is_asked_about_a_few_times_in_a_window_and_at_its_end(
         assert stored(root / "client") == contents(log)
     assert len(asked) >= count // 7
     assert sum(asked) <= len(asked) // 2 + 1
+
+
+@pytest.mark.parametrize("window", [0, 3000, 32_000])
+def test_the_window_holds_for_all_lanes_together(
+    server: HubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """What the shipper has heard no answer about is counted at each batch, of up to 8000 bytes: eight lanes with a backlog."""
+    sent: list[tuple[int, int]] = []  # the question that covers a batch, and its bytes
+    most = 0
+    send = Connection.put
+
+    def put(connection: Connection, message: Put, batch: Any) -> None:
+        nonlocal most
+        sent.append((connection.asked + 1, batch.nbytes))
+        most = max(most, sum(size for question, size in sent if question > connection.answered))
+        send(connection, message, batch)
+
+    monkeypatch.setattr(Connection, "put", put)
+    with shard.create(tmp_path / "set", bits=3, capacity="1MiB") as logs:
+        for log in logs.shards:
+            log.append_many([b"x" * 1000] * 100)
+        ship(tmp_path / "set", server, batch_bytes=8000, window=window)
+        assert all(stored(root / f"client.3.{index:03x}") == contents(log) for index, log in enumerate(logs.shards))
+    assert window <= most <= window + 8000
+
+
+@pytest.mark.parametrize("bits", [0, 2])
+def test_nothing_more_is_sent_of_a_shard_that_is_refused_while_a_batch_waits_for_room(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
+) -> None:
+    """The last shard is refused. The shipper hears that in its second round: before that comes to it, or when its batch is to be sent."""
+    last = (1 << bits) - 1
+    sent: list[int] = []
+    send, store = Connection.put, Shard.put
+
+    def put(connection: Connection, message: Put, batch: Any) -> None:
+        sent.append(message.index)
+        send(connection, message, batch)
+
+    def refuse(stored_in: Shard, *arguments: Any) -> Any:
+        if stored_in.path.name in ("client", "client.2.003"):
+            raise Conflict("other records")
+        return store(stored_in, *arguments)
+
+    monkeypatch.setattr(Connection, "put", put)
+    monkeypatch.setattr(Shard, "put", refuse)
+    with shard.create(tmp_path / "set", prefix="a", bits=bits, capacity="1MiB") as logs:
+        for log in logs.shards:
+            log.append_many([b"x" * 1000] * 100)
+        with pytest.raises(Conflict, match="other records"):
+            ship(tmp_path / "set", server, batch_bytes=8000, window=1)
+        assert server.clients.of("client").records == 100 * last
+    assert sent.count(last) == 1
+
+
+def test_what_the_hub_stored_before_a_cut_is_not_sent_again(
+    server: HubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was sent is stored when the connection breaks, and none of it acknowledged: but for one record of each lane, which the hub
+    compares, nothing comes twice."""
+    send, records = Connection.put, 0
+    hear = Connection.hear
+
+    def put(connection: Connection, message: Put, batch: Any) -> None:
+        nonlocal records
+        if records > 100:
+            eventually(lambda: server.clients.of("client").records == records)
+            monkeypatch.setattr(Connection, "put", send)
+            monkeypatch.setattr(Connection, "hear", hear)
+            raise Unreachable("cut")
+        records += batch.num_rows
+        send(connection, message, batch)
+
+    monkeypatch.setattr(Connection, "put", put)
+    monkeypatch.setattr(Connection, "hear", lambda _: pytest.fail("there was room in the window"))
+    with shard.create(tmp_path / "set", bits=2, capacity="1MiB") as logs:
+        for log in logs.shards:
+            log.append_many([b"x" * 1000] * 100)
+        assert ship(tmp_path / "set", server, batch_bytes=8000).status().outages == 1
+        assert server.clients.of("client").duplicates == 4
+        assert all(stored(root / f"client.2.{index:03x}") == contents(log) for index, log in enumerate(logs.shards))
 
 
 def test_large_records_go_alone(server: HubServer, root: Path, path: Path) -> None:
