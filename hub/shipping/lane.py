@@ -56,10 +56,13 @@ class Lane:
         self.cursor: Cursor | None = None
         self._surplus: Rows | None = None  # read, and more than goes into one batch
         self._gaps: deque[tuple[int, int]] = deque()  # that the hub was told of, not acknowledged yet: from a sequence up to another
-        readers = [reader for reader in log.readers() if reader.name.startswith(PREFIX)]
-        known = {reader.name: reader.sequence for reader in readers if reader.sequence is not None}
-        self._is_moved = self._name not in known and bool(known)
-        start: Start = max(known.values()) if self._is_moved else "earliest"
+        places = {reader.name: reader.sequence for reader in log.readers() if reader.sequence is not None}
+        ours = places.pop(self._name, None)
+        others = [place for name, place in places.items() if name.startswith(PREFIX)]
+        # A log that was shipped to another hub goes on here behind what that one has acknowledged. A reader that stands there still was
+        # made for that, by a process that has ended before this hub had anything.
+        self._is_moved = bool(others) if ours is None else ours in others
+        start: Start = max(others, default="earliest")
         self.reader = log.reader(self._name, start)
 
     # On a connection.
@@ -69,20 +72,19 @@ class Lane:
 
         The last record that the hub has is sent once more, if it is there still: the hub compares it. It alone says what it has, wherever
         the durable reader stands: what it stored before a cut and could not acknowledge any more isn't sent again; what it had acknowledged
-        and has no more, since its machine died or its disk was lost, is. But a hub that never had this log, since it was shipped to another
-        one before, gets what comes behind that.
+        and has no more, since its machine died or its disk was lost, is. But a hub that has nothing of this log, since that was shipped to
+        another one before, gets what comes behind that.
         """
         self.close_cursor()
         self.acknowledge(place.next)
         self._gaps.clear()
-        start = self.reader.sequence if self._is_moved and not place.is_known else max(place.next - 1, 0)
-        start = min(start, self.log.end())
+        start = min(self.reader.sequence if self._is_moved else max(place.next - 1, 0), self.log.end())
         try:
             self.cursor = self.log.cursor(start, isolation=isolation)
         except OutOfRange as error:
             raise Conflict(f"the log of shard {self.index} has no sequence {start}: {error}") from None
         self.sent = min(start, place.next)
-        self.acked = place.next
+        self.acked = max(start, place.next)  # after a move: what lies below is at the other hub
 
     def sync(self) -> None:
         """Put what is there on disk, once all that is known to be there was read; nobody else may ever do it."""
@@ -115,6 +117,7 @@ class Lane:
 
     def acknowledge(self, sequence: int) -> None:
         """Note that the hub has everything below a sequence."""
+        self._is_moved = self._is_moved and not sequence
         while self._gaps and self._gaps[0][1] <= sequence:
             first, end = self._gaps.popleft()
             self.lost += max(0, end - max(first, self.acked))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,13 @@ def anonymous(tmp_path: Path) -> Iterator[Hub]:
 
 
 @pytest.fixture
+def second(tmp_path: Path) -> Iterator[Hub]:
+    served = Hub(tmp_path / "second", "--anonymous")
+    yield served
+    served.end()
+
+
+@pytest.fixture
 def log(tmp_path: Path) -> Path:
     with kvspool.create(tmp_path / "events", capacity="1MiB") as made:
         made.append_many([f"record {number}" for number in range(100)])
@@ -72,6 +80,29 @@ def test_a_log_and_a_shard_set_are_shipped_and_pulled_again(anonymous: Hub, log:
     assert received(tmp_path / "mirror") == there
     run("ship", anonymous.location, tmp_path / "part", "--once", "--only", "we*")
     assert {client for client, *_ in received(tmp_path / "part")} == {"web"}
+
+
+@pytest.mark.parametrize("format", ["spool", "kvj"])
+def test_a_log_that_moved_to_another_hub_lost_nothing_and_is_rid_of_the_first_ones_reader(
+    anonymous: Hub, second: Hub, tmp_path: Path, format: Any
+) -> None:
+    """The words of docs/hub.md name the reader."""
+    path = tmp_path / "events"
+    with kvspool.create(path, format=format) as log:
+        log.append_many([b"one", b"two"])
+        run("ship", path, anonymous.location, "--client", "web", "--once")
+        log.append(b"three")
+        said = run("ship", path, second.location, "--client", "web", "--once").stderr
+        assert "web: 1 records" in said and "lost" not in said
+        words = f"printf %s {anonymous.location} | sha256sum | cut -c1-12"
+        old = "ship." + subprocess.run(words, shell=True, capture_output=True, text=True, check=True).stdout.strip()
+        assert len(log.readers()) == 2
+        run("readers", path, "--delete", old)
+        assert [reader.sequence for reader in log.readers()] == [3]
+        log.append(b"four")
+        run("ship", path, second.location, "--client", "web", "--once")
+    with hub.open(tmp_path / "second") as found:
+        assert [record.sequence for record in found.read(on_gap="skip")] == [2, 3]
 
 
 def test_a_shipper_ends_at_a_signal_with_all_acknowledged(anonymous: Hub, log: Path, tmp_path: Path) -> None:

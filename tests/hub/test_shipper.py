@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -20,8 +21,9 @@ import shard
 from hub.errors import Conflict, Fenced, Restored, ShardDamaged, Unreachable
 from hub.shipper import Shipper
 from hub.shipping.connection import Connection
+from hub.shipping.lane import PREFIX, Lane
 from hub.store import GENERATIONS, Shard
-from hub.wire import Put
+from hub.wire import Place, Put
 from kvspool import _frames
 from kvspool.errors import LogVanished, NotALog, ReaderBusy, TooLarge
 from kvspool.queue import ChunkQueue
@@ -290,6 +292,90 @@ def test_a_log_that_vanishes_does_not_stop_the_others(server: HubServer, root: P
         with kvspool.create(logs.shards[0].path) as new:
             new.append(b"three")
             eventually(lambda: len(stored(root / "client.1.000")) == 2)
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Iterator[HubServer]:
+    """Another hub."""
+    (tmp_path / "second").mkdir()
+    with HubServer(tmp_path / "second") as server:
+        yield server
+
+
+def test_a_log_that_moves_goes_on_behind_what_the_first_hub_has_and_loses_nothing(
+    server: HubServer, second: HubServer, tmp_path: Path, path: Path
+) -> None:
+    with kvspool.create(path) as log:
+        log.append_many([b"%d" % number for number in range(100)])
+        ship(path, server)
+        log.append(b"new")
+        status = ship(path, second).status()
+        assert (status.sent, status.lost, status.behind) == (1, 0, 0)
+        assert list(stored(tmp_path / "second" / "client")) == [100]
+        log.append(b"newer")
+        status = ship(path, second).status()
+        assert (status.sent, status.lost) == (2, 0)  # the last one that the hub has, too
+        assert list(stored(tmp_path / "second" / "client")) == [100, 101]
+
+
+@pytest.mark.parametrize("call", ["__init__", "put"])
+def test_a_move_that_is_interrupted_before_anything_arrived_goes_on_where_it_began(
+    server: HubServer, second: HubServer, tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The shipper dies before it has reached the new hub, or when that knows the log and has nothing of it."""
+    with kvspool.create(path) as log:
+        log.append_many([b"%d" % number for number in range(100)])
+        ship(path, server)
+        log.append_many([b"new", b"newer"])
+        with monkeypatch.context() as patched:
+
+            def cut(*_: Any) -> None:
+                raise Unreachable("cut")
+
+            patched.setattr(Connection, call, cut)
+            with shipping(path, second.location) as shipper:
+                eventually(lambda: shipper.status().outages)
+        status = ship(path, second).status()
+        assert (status.sent, status.lost) == (2, 0)
+        assert list(stored(tmp_path / "second" / "client")) == [100, 101]
+
+
+def test_a_hub_that_has_acknowledged_something_after_a_move_and_lost_it_gets_all_that_is_there(path: Path) -> None:
+    with kvspool.create(path) as log:
+        log.append_many([b"x"] * 10)
+        log.reader(f"{PREFIX}first", "latest").close()
+        log.append_many([b"x"] * 10)
+        with closing(Lane(0, log, "second")) as lane:
+            lane.open(Place(0, 0, False), "appended")
+            assert (lane.acked, lane.behind) == (10, 10)
+            lane.acknowledge(15)
+            lane.open(Place(0, 0, False), "appended")
+            assert (lane.acked, lane.behind) == (0, 20)
+
+
+def test_what_is_overwritten_after_a_move_is_lost_and_what_lies_before_it_is_not(
+    server: HubServer, second: HubServer, tmp_path: Path, path: Path
+) -> None:
+    with kvspool.create(path, capacity=4096) as log:
+        log.append_many([b"%d" % number for number in range(30)])
+        ship(path, server)
+        log.append_many([b"%d" % number for number in range(30, 1000)])
+        begin = next(iter(log.read())).sequence
+        assert ship(path, second).status().lost == begin - 30 > 0
+        with kvspool.open(tmp_path / "second" / "client") as journal:
+            assert gaps(journal) == [(0, begin - 1)]
+
+
+def test_a_hub_that_lost_everything_gets_all_that_is_there_though_another_one_is_ahead(
+    server: HubServer, second: HubServer, tmp_path: Path, path: Path
+) -> None:
+    with kvspool.create(path) as log:
+        for hub in (second, server):
+            log.append_many([b"%d" % number for number in range(10)])
+            ship(path, hub)
+        shutil.rmtree(tmp_path / "second" / "client")
+        ship(path, second)
+        assert stored(tmp_path / "second" / "client") == contents(log)
 
 
 def test_until_empty_says_that_the_log_vanished(server: HubServer, path: Path) -> None:
