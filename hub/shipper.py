@@ -27,10 +27,10 @@ import kvspool
 import shard
 from hub.client import check_client
 from hub.columns import Rows
-from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, Silent, Unexpected, Unreachable
+from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, ShardDamaged, Silent, Unexpected, Unreachable
 from hub.shipping import hubs
 from hub.shipping.connection import SILENCE, Connection, Security, jittered
-from hub.shipping.lane import LOOK_AGAIN, Lane
+from hub.shipping.lane import ASK_AGAIN, LOOK_AGAIN, Lane
 from hub.wire import BATCH_BYTES, VERSION, Opening
 from hub.wire import Log as LogOnWire
 from kvspool import system
@@ -58,7 +58,7 @@ State = Literal["connecting", "connected", "waiting", "stopped", "failed"]
 
 class LaneStatus(msgspec.Struct, frozen=True):
     """One log on its way. sent: records, those that went twice counted twice; acknowledged: sequence below which the hub has all; behind:
-    records that it hasn't; lost: sequences that were overwritten before they could be sent; error: why it is not shipped any more."""
+    records that it hasn't; lost: sequences that were overwritten before they could be sent; error: why it is not shipped now."""
 
     shard: int
     path: str
@@ -140,8 +140,9 @@ class Shipper:
     def run(self, *, until_empty: bool = False) -> None:
         """Ship until `stop` is called from another thread or a signal handler; `until_empty`: until the hub has all that is there.
 
-        An outage is no error: it goes on until the hub is back. A log that can't be shipped any more is left aside, the others go on; one
-        that was deleted is shipped again once it was made anew. Raises the error of the first log that can't be shipped: when none can be
+        An outage is no error: it goes on until the hub is back. A log that can't be shipped is left aside, the others go on. One that was
+        deleted is shipped again once it was made anew; after an error that may pass (a lock that others hold, the system's own errors, a
+        shard that is damaged at the hub) it is tried again. Raises the error of the first log that can't be shipped: when none can be
         shipped any more, or, with `until_empty`, when the others are done.
         """
         pulse = threading.Thread(target=self._keep_alive, name="kvspool pulse", daemon=True)
@@ -177,7 +178,7 @@ class Shipper:
                 elif isinstance(error, Silent):
                     patience = min(2 * patience, MOST_PATIENCE)
                 backoff = min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF)
-                self._rest(max(self._note(error), jittered(backoff)))
+                self._rest(max(self._note(error, until_empty), jittered(backoff)))
         errors = [lane.error for lane in self.lanes if lane.error is not None]
         if until_empty and errors and not self._stop.is_set():
             raise errors[0]
@@ -222,7 +223,12 @@ class Shipper:
 
     def is_any_due(self) -> bool:
         """Return whether some lane that was left aside is to be tried again from now on."""
-        return any([lane.is_due() for lane in self.lanes])
+        return any([self._is_due(lane) for lane in self.lanes])
+
+    def _is_due(self, lane: Lane) -> bool:
+        with self.leaving_aside(lane):
+            return lane.is_due()
+        return False
 
     @contextmanager
     def leaving_aside(self, lane: Lane) -> Iterator[None]:
@@ -232,16 +238,18 @@ class Shipper:
         except (HubFull, QuotaExceeded, Unexpected, Unreachable, NotAllowed):
             raise
         except (KvspoolError, OSError) as error:
-            logger.error("shard %d of %s: %s", lane.index, self.client, error)
             lane.fail(error)
+            logger.error("shard %d of %s is left aside %s: %s", lane.index, self.client, lane.until, lane.error)
 
-    def _note(self, error: HubError) -> float:
+    def _note(self, error: HubError, until_empty: bool) -> float:
         """Note why a connection ended. Return how long to wait at least. Raises the error if trying again is of no use."""
         self._outages += 1
         self._error = str(error)
         logger.warning("%s", error)
         if isinstance(error, HubFull | QuotaExceeded):
             return error.retry_after or LONGEST_BACKOFF
+        if isinstance(error, ShardDamaged) and not until_empty:
+            return ASK_AGAIN  # the hub failed as a whole, and its own log says why: it may be mended
         if not isinstance(error, Unreachable | NotAllowed | Unexpected):
             raise error
         return 0.0

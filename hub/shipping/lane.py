@@ -13,7 +13,17 @@ from hub import columns, wire
 from hub.errors import Conflict, HubError, ShardDamaged
 from hub.wire import Put
 from kvspool import system
-from kvspool.errors import KvspoolError, LogNotFound, LogVanished, NotALog, OutOfRange, TooLarge
+from kvspool.errors import (
+    KvspoolError,
+    LockTimeout,
+    LogNotFound,
+    LogVanished,
+    NotALog,
+    OutOfRange,
+    ReaderBusy,
+    TooLarge,
+    TooManyReaders,
+)
 from kvspool.journal import Journal
 from kvspool.queue import ChunkQueue
 from kvspool.record import Gap
@@ -26,7 +36,11 @@ if TYPE_CHECKING:
 
 PREFIX = "ship."  # of the durable readers' names; behind it comes the hub's
 LOOK_AGAIN = 1.0  # seconds between two looks whether a log that was deleted was made anew
+TRY_AGAIN = 10.0  # seconds after which what went wrong here may have passed; all lanes begin a new call then
 ASK_AGAIN = 60.0  # seconds after which a shard that is damaged at the hub may have been repaired
+
+
+_PASSING = (LockTimeout, ReaderBusy, TooManyReaders)  # and each OSError that is the system's own
 
 
 class Lane:
@@ -64,6 +78,7 @@ class Lane:
         self._is_moved = bool(others) if ours is None else ours in others
         start: Start = max(others, default="earliest")
         self.reader = log.reader(self._name, start)
+        self._is_gone = False
 
     # On a connection.
 
@@ -172,34 +187,61 @@ class Lane:
 
     def fail(self, error: Exception) -> None:
         """Ship it no more, for good or until `retry_at`; the others go on. Whatever is wrong with a log that was replaced, it is gone."""
-        if not isinstance(error, HubError | LogVanished) and self._is_replaced():
+        if not (self._is_gone or isinstance(error, HubError | LogVanished)) and self._is_replaced():
             error = LogVanished(f"{self.path} was deleted or replaced while it was shipped: {error}")
+        self._is_gone = self._is_gone or isinstance(error, LogVanished | LogNotFound)
         self.error = error
-        wait = LOOK_AGAIN if isinstance(error, LogVanished | LogNotFound) else ASK_AGAIN if isinstance(error, ShardDamaged) else None
+        wait = self._wait_after(error)
         self.retry_at = None if wait is None else system.port.monotonic() + wait
         self.close_cursor()
+
+    def _wait_after(self, error: Exception) -> float | None:
+        """Return the seconds after which an error may have passed; None: it can't."""
+        if isinstance(error, LogVanished | LogNotFound):
+            return LOOK_AGAIN
+        if isinstance(error, ShardDamaged):
+            return ASK_AGAIN
+        is_of_the_system = isinstance(error, OSError) and not isinstance(error, KvspoolError)
+        # What lies in the place of a log that is gone may be one that is being made.
+        return TRY_AGAIN if self._is_gone or is_of_the_system or isinstance(error, _PASSING) else None
+
+    @property
+    def until(self) -> str:
+        """Return for how long it is left aside, for people."""
+        if self.retry_at is None:
+            return "until the shipper is started anew"
+        if isinstance(self.error, LogVanished | LogNotFound):
+            return "until it is made anew"
+        return f"for {max(0.0, self.retry_at - system.port.monotonic()):.0f} s"
 
     def is_due(self) -> bool:
         """Return whether it may be tried again, after an error that may have passed; if its log was deleted: whether it is there again.
 
-        A log that was made anew under the same path is another one: the hub begins a new generation for it.
+        A log that was made anew under the same path is another one: the hub begins a new generation for it. Raises what opening it and
+        taking its durable reader raise.
         """
         if self.retry_at is None or system.port.monotonic() < self.retry_at:
             return False
-        if isinstance(self.error, LogVanished | LogNotFound):
+        if self._is_gone:
             try:
-                log = _open(self.path)
+                self._take_anew()
             except LogNotFound:
                 self.retry_at = system.port.monotonic() + LOOK_AGAIN
                 return False
-            except (KvspoolError, OSError) as error:
-                self.fail(error)
-                return False
-            self.close()
-            with self._lock:
-                self._take(log)
         self.error = self.retry_at = None
         return True
+
+    def _take_anew(self) -> None:
+        """Go on with the log that lies under the path now. If that fails, no log can be used before another call has succeeded."""
+        log = _open(self.path)
+        with suppress(KvspoolError, OSError):  # the old one can't be put on disk any more
+            self.close()
+        try:
+            with self._lock:
+                self._take(log)
+        except BaseException:
+            log.close()
+            raise
 
     def close_cursor(self) -> None:
         """Let go of what was read ahead."""

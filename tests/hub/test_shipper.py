@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,12 +21,13 @@ import kvspool
 import shard
 from hub.errors import Conflict, Fenced, Restored, ShardDamaged, Unreachable
 from hub.shipper import Shipper
+from hub.shipping import hubs
 from hub.shipping.connection import Connection
 from hub.shipping.lane import PREFIX, Lane
-from hub.store import GENERATIONS, Shard
+from hub.store import GENERATIONS, Shard, Store
 from hub.wire import Place, Put
 from kvspool import _frames
-from kvspool.errors import LogVanished, NotALog, ReaderBusy, TooLarge
+from kvspool.errors import LockTimeout, LogVanished, NotALog, ReaderBusy, TooLarge
 from kvspool.queue import ChunkQueue
 
 
@@ -292,6 +294,122 @@ def test_a_log_that_vanishes_does_not_stop_the_others(server: HubServer, root: P
         with kvspool.create(logs.shards[0].path) as new:
             new.append(b"three")
             eventually(lambda: len(stored(root / "client.1.000")) == 2)
+
+
+@pytest.mark.parametrize("method", ["open", "sync", "next_rows", "commit"])
+@pytest.mark.parametrize("error", [LockTimeout("held"), OSError(errno.EMFILE, "too many"), OSError(errno.ENOSPC, "full")], ids=repr)
+def test_what_goes_wrong_for_a_while_stops_its_shard_for_a_while(
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    error: Exception,
+) -> None:
+    monkeypatch.setattr("hub.shipping.lane.TRY_AGAIN", 0.1)
+    work, has_failed = getattr(Lane, method), False
+
+    def fail(lane: Lane, *arguments: Any) -> Any:
+        nonlocal has_failed
+        if lane.index == 0 and not has_failed:
+            has_failed = True
+            raise error
+        return work(lane, *arguments)
+
+    with shard.create(tmp_path / "set", bits=1) as logs, HubServer(root, level="disk") as server:
+        for log in logs.shards:
+            log.append(b"one")
+        monkeypatch.setattr(Lane, method, fail)
+        with shipping(tmp_path / "set", server.location) as shipper:
+            eventually(lambda: has_failed and shipper.status().behind == 0)
+        assert f"shard 0 of client is left aside for 0 s: {error}" in caplog.text
+        for index, log in enumerate(logs.shards):
+            assert stored(root / f"client.1.{index:03x}") == contents(log)
+            log.append(b"two")
+        has_failed = False
+        with pytest.raises(type(error)) as caught:
+            ship(tmp_path / "set", server)
+        assert caught.value is error
+        assert stored(root / "client.1.001") == contents(logs.shards[1])
+
+
+def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hub.shipping.lane.TRY_AGAIN", 0.1)
+    with shard.create(tmp_path / "set", bits=1, format="kvj") as logs, HubServer(root, level="disk") as server:
+        one, two = logs.shards
+        with shipping(tmp_path / "set", server.location) as shipper, kvspool.open(one.path, format="kvj") as other:
+            shipper.lanes[0].log.timeout = 0.1  # type: ignore[union-attr]
+            one.append(b"one")
+            with other.appending(10):
+                eventually(lambda: shipper.status().lanes[0].error)
+                assert "no lock within" in shipper.status().lanes[0].error
+                two.append(b"two")
+                eventually(lambda: len(stored(root / "client.1.001")) == 1)
+            eventually(lambda: shipper.status().behind == 0 and not shipper.status().lanes[0].error)
+        assert stored(root / "client.1.000") == contents(one)
+
+
+@pytest.mark.parametrize("obstacle", ["busy", "empty"])
+def test_a_log_made_anew_that_can_not_be_taken_at_once_is_taken_later(
+    server: HubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
+    """Somebody else has its durable reader, or it is being made: only its directory is there. The others go on."""
+    monkeypatch.setattr("hub.shipping.lane.TRY_AGAIN", 0.1)
+    with shard.create(tmp_path / "set", bits=1) as logs, shipping(tmp_path / "set", server.location) as shipper:
+        for log in logs.shards:
+            log.append(b"one")
+        eventually(lambda: shipper.status().behind == 0 and shipper.status().sent == 2)
+        path = logs.shards[0].path
+        with kvspool.create(tmp_path / "new") as new:
+            new.append(b"three")
+            reader = new.reader(PREFIX + hubs.name(server.location))
+            shutil.rmtree(path)
+            if obstacle == "busy":
+                os.rename(tmp_path / "new", path)
+            else:
+                reader.close()
+                path.mkdir()
+            expected = "is open in process" if obstacle == "busy" else "neither a log"
+            eventually(lambda: expected in shipper.status().lanes[0].error)
+            logs.shards[1].append(b"two")
+            eventually(lambda: len(stored(root / "client.1.001")) == 2)
+            reader.close()
+            if obstacle == "empty":
+                os.rename(tmp_path / "new", path)
+            eventually(lambda: len(stored(root / "client.1.000")) == 2)
+
+
+def test_what_can_not_pass_stops_its_shard_for_good(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with shard.create(tmp_path / "set", bits=1, capacity="1MiB") as logs, HubServer(root, largest_batch=10_000) as server:
+        logs.shards[0].append(b"x" * 20_000)
+        with shipping(tmp_path / "set", server.location) as shipper:
+            eventually(lambda: shipper.status().lanes[0].error)
+            assert shipper.lanes[0].retry_at is None
+        assert "shard 0 of client is left aside until the shipper is started anew: " in caplog.text
+
+
+def test_a_hub_that_fails_as_a_whole_is_waited_for(
+    server: HubServer, root: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hub.shipper.ASK_AGAIN", 0.1)
+    enter = Store.enter
+
+    def fail(*_: Any) -> None:
+        raise ValueError("a bug of the hub")
+
+    monkeypatch.setattr(Store, "enter", fail)
+    with kvspool.create(path) as log:
+        log.append(b"one")
+        with pytest.raises(ShardDamaged, match="its own log says why"):
+            ship(path, server)
+        with shipping(path, server.location) as shipper:
+            eventually(lambda: shipper.status().outages > 1)
+            assert "its own log says why" in shipper.status().error
+            monkeypatch.setattr(Store, "enter", enter)
+            eventually(lambda: shipper.status().behind == 0)
+        assert stored(root / "client") == contents(log)
 
 
 @pytest.fixture
