@@ -50,7 +50,7 @@ class ParquetSink:
         self._job = job
         self._table = Table(Path(job.sink.path))
         try:
-            self._table.check_job(job.name)
+            self._table.check_job(job.name, job.mode)
         except BaseException:
             self._table.close()
             raise
@@ -66,7 +66,7 @@ class ParquetSink:
     def _write(self, frame: DataFrame, query: str, batch: int, before: Callable[[int], None]) -> None:
         if self._table.has(query, batch):
             return
-        self._table.begin(query, self._job.name, batch)
+        self._table.begin(query, self._job.name, batch, self._job.mode)
         before(batch)
         target = frame.write
         if self._job.sink.partition_by:

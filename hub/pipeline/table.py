@@ -81,11 +81,13 @@ class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose table it is. query: whose batches; job: the pipeline's name; is_shown: whether there has been a version."""
+    """Whose table it is. query: whose batches; job: the pipeline's name; is_shown: whether there has been a version; mode: "append" or
+    "complete", what its batches do; "" of a table that was made before this was noted."""
 
     query: str
     job: str
     is_shown: bool
+    mode: str = ""
 
 
 class Table:
@@ -128,15 +130,24 @@ class Table:
 
     # Changing it.
 
-    def check_job(self, job: str) -> None:
-        """Raise SinkError if another job than the one of this name writes here: they would share a checkpoint."""
-        if self.owner is not None and self.owner.job != job:
+    def check_job(self, job: str, mode: str) -> None:
+        """Raise SinkError if another job than the one of this name writes here, for they would share a checkpoint; or if it wrote in
+        another mode: what was to be replaced would stay beside what is added, or what was added would be gone."""
+        if self.owner is None:
+            return
+        if self.owner.job != job:
             raise SinkError(
                 f"[KVSPOOL_SINK_OF_ANOTHER_JOB] {self.path} is what the job {self.owner.job} writes, and this is {job}; give it a "
                 f"[sink] path of its own, or name it {self.owner.job} again"
             )
+        if self.owner.mode not in ("", mode):
+            raise SinkError(
+                f"[KVSPOOL_SINK_OF_ANOTHER_MODE] {self.path} was written with the mode {self.owner.mode}, and the job has {mode} now, by "
+                f"its [sink] mode, [window] and [watermark]; set them back, give it another [sink] path, or move {self.path}, "
+                f"{self.state} and the checkpoint away to begin anew"
+            )
 
-    def begin(self, query: str, job: str, batch: int) -> None:
+    def begin(self, query: str, job: str, batch: int, mode: str) -> None:
         """Note on disk whose batches these are, before anything of a batch is there. Raises SinkError if rows of earlier batches are gone.
 
         A batch without rows leaves no version. So where none is, this note tells a query that has had no rows from a sink that is lost.
@@ -147,7 +158,7 @@ class Table:
                 f"[KVSPOOL_SINK_DAMAGED] {self.path} has nothing, and the checkpoint is at batch {batch}: what came before would be "
                 f"missing. Bring {self.path} and {self.state} back, or move the checkpoint away, too, to begin anew"
             )
-        self._note(Owner(query, job, self.version is not None))
+        self._note(Owner(query, job, self.version is not None, mode))
 
     def has(self, query: str, batch: int) -> bool:
         """Return whether a batch is in already. Raises SinkError if other batches are than those of this query."""

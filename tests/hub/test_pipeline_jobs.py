@@ -334,7 +334,7 @@ def test_the_first_command_of_the_page_infers_a_schema(tmp_path: Path, capsys: p
 def test_a_folder_of_parquet_is_of_one_job(tmp_path: Path) -> None:
     one, two = (job_of(f'name = "{name}"\n{LEAST}', tmp_path) for name in ("one", "two"))
     with Table(Path(one.sink.path)) as table:
-        table.begin("q", "one", 0)
+        table.begin("q", "one", 0, "append")
     open_sink(one).close()
     for _ in range(2):  # it isn't left locked
         with pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_JOB.* the job one writes, and this is two"):

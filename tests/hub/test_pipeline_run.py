@@ -17,7 +17,7 @@ from sessions import MARKS
 
 import hub
 import shard
-from hub.pipeline import PipelineFailed, Table, load, progress
+from hub.pipeline import PipelineFailed, SinkError, Table, load, progress
 from hub.pipeline.compaction import compact
 from hub.pipeline.job import Compact
 from hub.pipeline.run import Run
@@ -45,6 +45,8 @@ path = "out"
 trigger = "0 seconds"
 {sink}
 """
+WINDOWS = '[window]\nsize = "1 hour"\naggregates = ["count(*) AS flights"]'
+CLOSED_WINDOWS = f'[watermark]\ndelay = "10 minutes"\n{WINDOWS}'
 DECODE = 'schema = "row int, carrier string, at timestamp"\ntime = "at"'
 
 
@@ -211,6 +213,15 @@ def test_a_spark_that_does_not_start_is_said_without_a_trace(root: Path) -> None
     assert done.returncode == 1
     assert "[JAVA_GATEWAY_EXITED]" in done.stderr and str(job.state / "spark.log") in done.stderr and "Traceback" not in done.stderr
     assert "Maven Coordinates" in (job.state / "spark.log").read_text()
+
+
+def test_a_job_that_would_add_to_what_was_to_be_replaced_is_refused(spark: SparkSession, root: Path) -> None:
+    Run(job_at(root.parent, tables=WINDOWS), once=True).run(spark)
+    before = parquet.read_table(root.parent / "out").to_pylist()
+    append(root, range(300, 420))
+    with pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_MODE.* complete, and the job has append"):
+        Run(job_at(root.parent, tables=CLOSED_WINDOWS), once=True).run(spark)
+    assert parquet.read_table(root.parent / "out").to_pylist() == before
 
 
 def test_a_checkpoint_that_is_gone_is_noticed(spark: SparkSession, root: Path) -> None:

@@ -144,28 +144,56 @@ def test_a_sink_that_is_gone_is_told_from_one_that_has_had_no_rows(tmp_path: Pat
     path = tmp_path / "out"
     with Table(path) as table:
         with pytest.raises(SinkError, match="KVSPOOL_SINK_DAMAGED.* at batch 3"):
-            table.begin("q", "job", 3)
-        table.begin("q", "job", 0)
+            table.begin("q", "job", 3, "append")
+        table.begin("q", "job", 0, "append")
     with Table(path) as table:
         with pytest.raises(SinkError, match="KVSPOOL_SINK_DAMAGED"):
-            table.begin("other", "job", 1)
-        table.begin("q", "job", 1)  # batch 0 had no rows
+            table.begin("other", "job", 1, "append")
+        table.begin("q", "job", 1, "append")  # batch 0 had no rows
         table.fresh_staging()
         stage(table, [1])
         table.commit("q", 1)
-        table.begin("q", "job", 2)
-        table.check_job("job")
+        table.begin("q", "job", 2, "append")
+        table.check_job("job", "append")
     with Table(path) as table, pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_JOB.* job job .* this is other"):
-        table.check_job("other")
+        table.check_job("other", "append")
     path.unlink()
     shutil.rmtree(tmp_path / ".out" / "versions")
     with Table(path) as table:
         with pytest.raises(SinkError, match="KVSPOOL_SINK_DAMAGED"):
-            table.begin("q", "job", 2)
-        table.begin("anew", "job", 0)
+            table.begin("q", "job", 2, "append")
+        table.begin("anew", "job", 0, "append")
     (tmp_path / ".out" / "query").write_bytes(b"{}")
     with pytest.raises(SinkError, match="KVSPOOL_SINK_DAMAGED"):
         Table(path)
+
+
+@pytest.mark.parametrize(("before", "now"), [("append", "complete"), ("complete", "append")])
+def test_a_table_keeps_its_mode(tmp_path: Path, before: str, now: str) -> None:
+    path = tmp_path / "out"
+    with Table(path) as table:
+        table.begin("q", "job", 0, before)
+        fill(table, 1)
+    with Table(path) as table:
+        table.check_job("job", before)
+        with pytest.raises(SinkError, match=f"KVSPOOL_SINK_OF_ANOTHER_MODE.* the mode {before}, and the job has {now} now"):
+            table.check_job("job", now)
+        table.begin("q", "job", 1, before)  # and so it is after another batch
+    with Table(path) as table, pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_MODE"):
+        table.check_job("job", now)
+
+
+def test_a_table_that_noted_no_mode_takes_the_one_of_its_next_batch(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with Table(path) as table:
+        table.begin("q", "job", 0, "append")
+        fill(table, 1)
+    (tmp_path / ".out" / "query").write_bytes(b'{"query":"q","job":"job","is_shown":true}')
+    with Table(path) as table:
+        table.check_job("job", "append")
+        table.begin("q", "job", 1, "append")
+    with Table(path) as table, pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_MODE"):
+        table.check_job("job", "complete")
 
 
 def test_one_process_at_a_time(table: Table) -> None:
@@ -326,7 +354,7 @@ def first(folder: Path) -> None:
     with Table(folder / "out") as table:
         if table.has("q", 1):
             return
-        table.begin("q", "job", 1)
+        table.begin("q", "job", 1, "append")
         table.fresh_staging()
         stage(table, [0, 1], "day=0")
         table.commit("q", 1)
@@ -400,7 +428,7 @@ def test_killed_at_any_step_it_shows_a_whole_version_and_goes_on(tmp_path: Path,
 
 def test_killed_at_any_step_of_the_first_batch_it_has_it_once(tmp_path: Path) -> None:
     with Table(tmp_path / "before" / "out") as table:
-        table.begin("q", "job", 0)
+        table.begin("q", "job", 0, "append")
     nth, is_over = 0, False
     while not is_over:
         folder = tmp_path / str(nth)
