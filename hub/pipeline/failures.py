@@ -9,6 +9,7 @@ _OURS = re.compile(r"\[KVSPOOL_[A-Z_.]+\][^\n]*")
 _SPARKS = re.compile(r"\[[A-Z][A-Z0-9_.]+\][^\n]*")
 _PYTHON = re.compile(r"^(?:[a-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit)): ([^\n]+)", re.MULTILINE)
 _JAVA = re.compile(r"^: ((?:[a-z_]\w*\.)+[A-Z][\w$]*: [^\n]+)", re.MULTILINE)  # behind "Py4JJavaError: An error occurred while calling ..."
+_CAUSED = re.compile(r"^Caused by: ((?:[a-z_]\w*\.)+[A-Z][\w$]*: [^\n]+)", re.MULTILINE)  # the innermost comes last
 _WRAPPERS = tuple(
     f"[{name}]"
     for name in "STREAM_FAILED PYTHON_EXCEPTION FOREACH_BATCH_USER_FUNCTION_ERROR PYTHON_DATA_SOURCE_ERROR TASK_WRITE_FAILED".split()
@@ -24,7 +25,7 @@ def of_spark() -> tuple[type[Exception], ...]:
 
 
 def cause(error: BaseException) -> str:
-    """Return the cause: ours with its code if there is one, then a Python error, then what Spark says, or Java."""
+    """Return the cause: ours with its code if there is one, then a Python error, then what Spark says, or the innermost of Java."""
     text = f"{error}\n{_java_message(error)}"
     ours = _OURS.findall(text)
     if ours:
@@ -33,13 +34,24 @@ def cause(error: BaseException) -> str:
     if python and any(wrapper in text for wrapper in _WRAPPERS):
         return _short(python[-1])
     sparks = [line for line in _SPARKS.findall(text) if not line.startswith(_WRAPPERS)]
-    said = sparks[:1] or _JAVA.findall(text)[-1:] or text.strip().splitlines()[:1]
+    said = sparks[:1] or _innermost(f"{text}\n{_java_trace(error)}") or _JAVA.findall(text)[-1:] or text.strip().splitlines()[:1]
     return _short(said[0] if said else type(error).__name__)
 
 
 def _java_message(error: BaseException) -> str:
     found = getattr(error, "java_exception", None)
     return "" if found is None else str(found)
+
+
+def _java_trace(error: BaseException) -> str:
+    """Return the trace that PySpark keeps of what its JVM has raised, and doesn't print."""
+    return str(getattr(error, "_stackTrace", ""))
+
+
+def _innermost(text: str) -> list[str]:
+    """Return the last "Caused by" that isn't about the way between Java and Python, if there is one; from its code on, if it has one."""
+    caused = [line for line in _CAUSED.findall(text) if not line.startswith("py4j.")]
+    return [found[0] if (found := _SPARKS.search(line)) else line for line in caused[-1:]]
 
 
 def _short(line: str) -> str:

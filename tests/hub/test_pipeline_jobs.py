@@ -374,9 +374,23 @@ def test_status_of_a_job_that_has_not_run(tmp_path: Path, capsys: pytest.Capture
             ": java.lang.NoSuchMethodError: 'void org.X'\n\tat x",
             "java.lang.NoSuchMethodError: 'void org.X",
         ),
+        (
+            "[STREAM_FAILED] Query\n: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed.\n\tat x\n"
+            "Caused by: java.io.IOException: Mkdirs failed to create c=A\n\tat x\nCaused by: py4j.Py4JException: Python Proxy\n",
+            "java.io.IOException: Mkdirs failed to create c=A",
+        ),
         ("just words\nand more", "just words"),
     ],
 )
 def test_the_cause_comes_first(text: str, words: str) -> None:
     assert cause(RuntimeError(text)).startswith(words)
     assert "\n" not in cause(RuntimeError(text))
+
+
+def test_the_cause_is_looked_for_in_the_trace_that_spark_does_not_print() -> None:
+    error = RuntimeError("[STREAM_FAILED] Query x terminated with exception: Exception thrown in awaitResult:")
+    error._stackTrace = (  # type: ignore[attr-defined]
+        "org.x.StreamingQueryException: Exception thrown in awaitResult:\nCaused by: org.apache.spark.SparkException: Exception thrown in "
+        "awaitResult:\n\tat x\nCaused by: org.x.state.ValidationFailed: [STATE_STORE_VALIDATION_FAILED] batch 1.\nExpected 2\n"
+    )
+    assert cause(error) == "[STATE_STORE_VALIDATION_FAILED] batch 1."

@@ -139,6 +139,22 @@ aggregates = ["count(*) AS flights"]
     assert counted == closed and len(closed) == 12
 
 
+@pytest.mark.parametrize("tables", [WINDOWS, CLOSED_WINDOWS], ids=["complete", "append"])
+def test_a_replayed_batch_of_windows_is_known(spark: SparkSession, root: Path, tables: str) -> None:
+    job = job_at(root.parent, tables=tables)
+    Run(job, once=True).run(spark)
+    append(root, range(300, 420))
+    Run(job, once=True).run(spark)
+    before = parquet.read_table(root.parent / "out").to_pylist()
+    last = forget_last_commit(job)
+    assert Run(job, once=True).run(spark).batch >= last
+    assert parquet.read_table(root.parent / "out").to_pylist() == before
+    append(root, range(420, 480))  # the state of the windows is what it was
+    Run(job, once=True).run(spark)
+    counted = {row["window_start"]: row["flights"] for row in parquet.read_table(root.parent / "out").to_pylist()}
+    assert set(counted.values()) == {60} and len(counted) > len(before)
+
+
 def test_aggregates_over_all_time_replace_each_other(spark: SparkSession, root: Path) -> None:
     tables = '[window]\ngroup = ["record.topic AS airport", "carrier"]\naggregates = ["count(*) AS n", "sum(row) AS total"]'
     job = job_at(root.parent, tables=tables, decode='schema = "infer"')
