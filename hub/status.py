@@ -78,6 +78,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     rate: float  # records a second of its last batch
     lag: int  # records that it hasn't read yet; -1 if that isn't known
     bad: int  # records that it could not decode, since it started
+    late: int = 0  # rows that came behind its watermark and are in no window, since it started
     batch: int  # number of its last batch; -1 before the first
     batch_seconds: float  # that the last batch took
     batch_ended: int  # when; 0 before the first

@@ -200,6 +200,8 @@ def _sentence(progress: Progress) -> str:
         words.append(f"{progress.lag:,} behind")
     if progress.bad:
         words.append(f"{progress.bad:,} bad")
+    if progress.late:
+        words.append(f"{progress.late:,} late")
     return ", ".join(words)
 
 

@@ -58,6 +58,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     records: int = 0  # read since it started
     batch_records: int = 0  # of the last batch
     bad: int = 0  # that could not be decoded, since it started
+    late: int = 0  # rows that came behind the watermark and are in no window, since it started; as Spark counts them
     rate: float = 0.0
     lag: int = -1
     durations: dict[str, int] = {}
@@ -95,7 +96,8 @@ def read(path: Path) -> Progress:
 
 def check(progress: Progress) -> Progress:
     """Return it, or raise ValueError for figures that can't be."""
-    numbers = [progress.started, progress.updated, progress.batch_ended, progress.records, progress.batch_records, progress.bad]
+    numbers = [progress.started, progress.updated, progress.batch_ended, progress.records, progress.batch_records]
+    numbers += [progress.bad, progress.late]
     if not NAME.fullmatch(progress.name):
         raise ValueError(f"{progress.name[:100]!r} is no name of a pipeline")
     if min(numbers) < 0 or max(numbers) >= 1 << 63 or not (math.isfinite(progress.rate) and progress.rate >= 0):

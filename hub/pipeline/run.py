@@ -179,6 +179,7 @@ class Run:
                 "records": self._progress.records + records,
                 "batch_records": records,
                 "bad": self._progress.bad + (count_bad(self.job.bad_path, self.job.name, told["batchId"]) if records else 0),
+                "late": self._progress.late + late_of(told),
                 "durations": {name: int(value) for name, value in duration.items()},
             }
             if records:
@@ -222,6 +223,15 @@ def shards_of(source: dict[str, Any]) -> tuple[ShardProgress, ...]:
     except ValueError:
         return ()
     return tuple(ShardProgress(key.topic, key.partition, place, ends.get(key, -1)) for key, place in sorted(done.items()))
+
+
+def late_of(told: dict[str, Any]) -> int:
+    """Return how many rows of a batch came behind the watermark and are in no window.
+
+    Spark counts them where it keeps the windows, when the rows of a task that go into one have been put together: so it is never 0 if
+    there are any, and may be less than the records.
+    """
+    return sum(max(0, int(operator.get("numRowsDroppedByWatermark", 0))) for operator in told.get("stateOperators", ()))
 
 
 def pinned_fields(job: Job) -> tuple[Field, ...]:

@@ -38,6 +38,7 @@ def _status(found: Progress, now: int) -> PipelineStatus:
         rate=found.rate,
         lag=found.lag,
         bad=found.bad,
+        late=found.late,
         batch=found.batch,
         batch_seconds=max(0, found.durations.get("triggerExecution", 0)) / 1000,
         batch_ended=min(found.batch_ended, now),

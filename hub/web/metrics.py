@@ -44,6 +44,7 @@ PIPELINE_GAUGES: tuple[tuple[str, str, Callable[[PipelineStatus], float]], ...] 
     ("records_read", "Records that the pipeline has read since it started.", lambda one: one.records),
     ("records_per_second", "Records a second of the pipeline's last batch.", lambda one: one.rate),
     ("bad_records", "Records that the pipeline could not decode, since it started.", lambda one: one.bad),
+    ("late_records", "Rows that came behind the pipeline's watermark and are in no window, since it started.", lambda one: one.late),
     ("last_batch_seconds", "What the pipeline's last batch took.", lambda one: one.batch_seconds),
     ("last_batch_timestamp_seconds", "When the pipeline's last batch ended, in seconds since 1970.", lambda one: one.batch_ended / NS),
     ("heard_timestamp_seconds", "When the pipeline last said anything, in seconds since 1970.", lambda one: one.updated / NS),

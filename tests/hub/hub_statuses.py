@@ -32,7 +32,8 @@ def client(name: str, bits: int = 1, **fields: Any) -> ClientStatus:
 
 def pipeline(name: str, **fields: Any) -> PipelineStatus:
     """A pipeline that runs, with nothing wrong."""
-    known: dict[str, Any] = dict(state="running", records=5000, rate=250.5, lag=12, bad=3, batch=7, batch_seconds=1.5, error="")
+    known: dict[str, Any] = dict(state="running", records=5000, rate=250.5, lag=12, bad=3, late=4, batch=7)
+    known |= dict(batch_seconds=1.5, error="")
     now = time.time_ns()
     return PipelineStatus(name=name, **{**known, "batch_ended": now - 2 * SECOND, "updated": now, **fields})
 

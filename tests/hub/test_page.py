@@ -299,6 +299,7 @@ def test_pipelines_have_metrics() -> None:
     assert found["kvspool_hub_pipeline_records_read"][("delays",)] == 5000
     assert found["kvspool_hub_pipeline_records_per_second"][("delays",)] == 250.5
     assert found["kvspool_hub_pipeline_bad_records"][("delays",)] == 3
+    assert found["kvspool_hub_pipeline_late_records"][("delays",)] == 4
     assert found["kvspool_hub_pipeline_last_batch_seconds"][("delays",)] == 1.5
     assert found["kvspool_hub_pipeline_heard_timestamp_seconds"][("delays",)] == 5
 

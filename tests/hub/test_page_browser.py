@@ -246,7 +246,7 @@ def test_pipelines_are_shown_and_a_dead_one_is_said_to_be_silent(look: Callable[
         tab = look(page)
         rows = tab.locator("#pipelines tbody tr")
         expect(rows).to_have_count(3)
-        assert rows.nth(0).locator("td").all_text_contents()[:6] == ["delays", "running", "251", "12", "5,000", "3"]
+        assert rows.nth(0).locator("td").all_text_contents()[:7] == ["delays", "running", "251", "12", "5,000", "3", "4"]
         expect(rows.nth(1).locator("td").nth(1)).to_contain_text("silent since")
         assert rows.nth(1).locator("td").nth(3).text_content() == "–"
         expect(rows.nth(2).locator("td").nth(1)).to_have_attribute("title", HOSTILE[0])

@@ -26,6 +26,7 @@ HOSTILE = [
     msgspec.json.encode(Progress(**{**KNOWN, "name": "../../etc"})),
     msgspec.json.encode(Progress(**{**KNOWN, "name": "<img src=x>"})),
     msgspec.json.encode(Progress(**{**KNOWN, "records": -1})),
+    msgspec.json.encode(Progress(**{**KNOWN, "late": -1})),
     msgspec.json.encode(Progress(**{**KNOWN, "batch": 1 << 63})),
     msgspec.json.encode({**KNOWN, "state": "<b>fine</b>"}),
     msgspec.json.encode({**KNOWN, "rate": "fast"}),
@@ -100,11 +101,12 @@ def test_wrong_files_are_not_looked_at_without_end(root: Path, monkeypatch: pyte
 
 
 def test_a_pipeline_that_says_nothing_any_more_is_silent(root: Path, clock: StoppedClock) -> None:
-    progress.write(progress.path_in(root, "delays"), Progress(**{**KNOWN, "updated": clock.now()}, error="x" * 9999, batch_ended=1 << 62))
+    told = Progress(**{**KNOWN, "updated": clock.now()}, error="x" * 9999, batch_ended=1 << 62, late=5)
+    progress.write(progress.path_in(root, "delays"), told)
     seen = Pipelines(root)
     seen.look()
     (found,) = seen.statuses
-    assert (found.state, found.batch_ended, len(found.error)) == ("running", clock.now(), 500)
+    assert (found.state, found.batch_ended, len(found.error), found.late) == ("running", clock.now(), 500, 5)
     clock.pass_(progress.SILENT + 1)
     seen.look()
     assert [one.state for one in seen.statuses] == ["silent"]

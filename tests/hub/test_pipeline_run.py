@@ -155,6 +155,16 @@ def test_a_replayed_batch_of_windows_is_known(spark: SparkSession, root: Path, t
     assert set(counted.values()) == {60} and len(counted) > len(before)
 
 
+def test_records_that_come_behind_the_watermark_are_counted(spark: SparkSession, root: Path) -> None:
+    job = job_at(root.parent, tables=CLOSED_WINDOWS)
+    append(root, range(10_000, 10_001))  # a week ahead
+    assert Run(job, once=True).run(spark).late == 0
+    append(root, range(300, 420))
+    done = Run(job, once=True).run(spark)
+    assert done.records == 120 and 1 <= done.late <= 120
+    assert sum(row["flights"] for row in parquet.read_table(root.parent / "out").to_pylist()) == 300
+
+
 def test_aggregates_over_all_time_replace_each_other(spark: SparkSession, root: Path) -> None:
     tables = '[window]\ngroup = ["record.topic AS airport", "carrier"]\naggregates = ["count(*) AS n", "sum(row) AS total"]'
     job = job_at(root.parent, tables=tables, decode='schema = "infer"')

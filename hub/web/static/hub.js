@@ -446,7 +446,7 @@ function showReaders({ readers }) {
   });
 }
 
-const PIPELINE_CELLS = ["", "", "number", "number", "number", "number", ""]; // classes
+const PIPELINE_CELLS = ["", "", "number", "number", "number", "number", "number", ""]; // classes
 
 function showPipelines({ pipelines, now }) {
   by("pipelines").hidden = !pipelines.length;
@@ -454,7 +454,7 @@ function showPipelines({ pipelines, now }) {
   while (body.rows.length > pipelines.length) body.lastChild.remove();
   pipelines.forEach((one, index) => {
     const row = body.rows[index] || body.appendChild(make("tr", {}, ...PIPELINE_CELLS.map((name) => make("td", { class: name }))));
-    const [name, state, rate, lag, records, bad, batch] = row.cells;
+    const [name, state, rate, lag, records, bad, late, batch] = row.cells;
     const isLive = one.state === "running" || one.state === "starting";
     set(row, "data-state", isLive ? "live" : one.state);
     say(name, one.name);
@@ -464,6 +464,7 @@ function showPipelines({ pipelines, now }) {
     say(lag, one.lag < 0 ? "–" : count(one.lag));
     say(records, count(one.records));
     say(bad, count(one.bad));
+    say(late, count(one.late));
     say(batch, one.batch < 0 ? "none yet" : `${ago(one.batch_ended, now)}, ${one.batch_seconds.toFixed(1)} s`);
   });
 }
