@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import parquet
 
 from hub.pipeline.errors import BadRecords
+from hub.pipeline.job import RECORD_TIME
 from hub.pipeline.keytables import KeyTables
 from hub.pipeline.schema import Field, Kind, ddl
 from kvspool import keyed
@@ -42,6 +44,7 @@ BAD_SCHEMA = pa.schema(
 )
 """What is kept of a row that can't be decoded."""
 
+_TIMESTAMP = next(field for field in RECORD_FIELDS if field.name == "timestamp")
 _FIXED = {"text": (Field("text", Kind("string")),), "raw": (Field("value", Kind("binary")),)}
 _WRONG = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
@@ -51,8 +54,9 @@ Decoded = tuple[list[Any], list[int], list[str]]  # the good rows; the numbers o
 class Plan(NamedTuple):
     """How values are decoded: what a task is told, so it is small and can be pickled.
 
-    path: of a local source, whose key tables codec "keyed" needs. time: "record.timestamp" or a field. job: its name, which
-    the files in `bad` have. fails: on a record that can't be decoded, rather than keep it in the folder `bad`.
+    path: of a local source, whose key tables codec "keyed" needs. time: RECORD_TIME or a field. job: its name, which
+    the files in `bad` have. fails: on a record that can't be decoded, rather than keep it in the folder `bad`. ahead: seconds that a time
+    from a field may be ahead of the record's timestamp; None for any number.
     """
 
     codec: str
@@ -62,6 +66,7 @@ class Plan(NamedTuple):
     fails: bool
     path: str | None
     job: str
+    ahead: float | None = None
 
     @property
     def columns(self) -> tuple[Field, ...]:
@@ -173,30 +178,39 @@ class Decoder:
     def split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """Return the good rows with the plan's columns, and the bad ones with `BAD_SCHEMA`. The rows stay in order."""
         columns, wrong, reasons = self._columns(batch)
-        if self._plan.time != "record.timestamp" and columns[self._time].null_count:
-            columns, wrong, reasons = self._timed(columns, batch.num_rows, wrong, reasons)
-        good = batch
-        if wrong:
-            is_wrong = set(wrong)
-            good = batch.take(pa.array([row for row in range(batch.num_rows) if row not in is_wrong], pa.int64()))
+        bad = dict(zip(wrong, reasons, strict=True))
+        numbers = [row for row in range(batch.num_rows) if row not in bad]
+        good = batch.take(pa.array(numbers, pa.int64())) if bad else batch
+        refused = self._refused(columns, good)
+        if refused:
+            bad |= {numbers[place]: reason for place, reason in refused.items()}
+            kept = pa.array([place for place in range(good.num_rows) if place not in refused], pa.int64())
+            columns, good = [column.take(kept) for column in columns], good.take(kept)
         record = pa.StructArray.from_arrays([_column(good, field) for field in RECORD_FIELDS], fields=list(RECORD.arrow))
-        time = record.field("timestamp") if self._plan.time == "record.timestamp" else columns[self._time]
+        time = record.field("timestamp") if self._plan.time == RECORD_TIME else columns[self._time]
         arrays = [*columns, record, time]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema), _bad(batch, wrong, reasons)
+        wrong = sorted(bad)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema), _bad(batch, wrong, [bad[row] for row in wrong])
 
     @cached_property
     def _time(self) -> int:
         return next(place for place, field in enumerate(self._plan.fields) if field.name == self._plan.time)
 
-    def _timed(
-        self, columns: list[pa.Array], count: int, wrong: list[int], reasons: list[str]
-    ) -> tuple[list[pa.Array], list[int], list[str]]:
-        """Do as `_columns` where rows have no time: no watermark or window would take them, so they are bad, too."""
-        bad = dict(zip(wrong, reasons, strict=True))
-        numbers = [row for row in range(count) if row not in bad]
-        has_time = columns[self._time].is_valid()
-        bad |= {row: f"no {self._plan.time}" for row, has in zip(numbers, has_time.to_pylist(), strict=True) if not has}
-        return [column.filter(has_time) for column in columns], sorted(bad), [bad[row] for row in sorted(bad)]
+    def _refused(self, columns: list[pa.Array], rows: pa.RecordBatch) -> dict[int, str]:
+        """Return which decoded rows are bad all the same, and why: they would do harm further on."""
+        return {} if self._plan.time == RECORD_TIME else self._mistimed(columns[self._time], rows)
+
+    def _mistimed(self, times: pa.Array, rows: pa.RecordBatch) -> dict[int, str]:
+        """Return the rows without a time, which no watermark or window would take, and those that are too far ahead."""
+        name = self._plan.time
+        bad = {} if not times.null_count else {place: f"no {name}" for place in _places(times.is_null())}
+        if self._plan.ahead is None:
+            return bad
+        written = _column(rows, _TIMESTAMP)
+        ahead = pc.subtract(times.cast(pa.int64()), written.cast(pa.int64()))
+        for place in _places(pc.greater(ahead, min(int(self._plan.ahead * 1e6), (1 << 63) - 1))):
+            bad[place] = f"{name} is {times[place].as_py()}, too far ahead of {written[place].as_py()}, when the record was written"
+        return bad
 
     def _columns(self, batch: pa.RecordBatch) -> tuple[list[pa.Array], list[int], list[str]]:
         if self._plan.codec == "raw":
@@ -295,6 +309,12 @@ def _bad(batch: pa.RecordBatch, rows: list[int], reasons: list[str]) -> pa.Recor
     taken = batch.take(pa.array(rows, pa.int64()))
     arrays = [*(_column(taken, field) for field in RECORD_FIELDS), taken.column("value").cast(pa.binary()), pa.array(reasons, pa.string())]
     return pa.RecordBatch.from_arrays(arrays, schema=BAD_SCHEMA)
+
+
+def _places(mask: pa.Array) -> list[int]:
+    """Return where a mask is true."""
+    places: list[int] = pc.indices_nonzero(mask).to_pylist()
+    return places
 
 
 def _column(batch: pa.RecordBatch, field: Field) -> pa.Array:

@@ -31,6 +31,7 @@ AVAILABLE_NOW = "available-now"
 PATHS = {"path", "tokenFile", "caFile", "certificateFile", "keyFile"}  # options of the source that are files of this host
 STARTS = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
 TIME = "event_time"  # the column with a record's time
+RECORD_TIME = "record.timestamp"  # what that is unless a field tells it
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ class Decode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     codec: Codec = "json"
     schema: str = ""
     sample: int = 1000
-    time: str = "record.timestamp"
+    time: str = RECORD_TIME
     bad: OnBad = "keep"
     bad_path: str = ""
 
@@ -64,10 +65,11 @@ class Select(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Watermark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How late a record may come. column: a timestamp."""
+    """How late a record may come, and how far ahead of its timestamp its time may be if a field tells it. column: a timestamp."""
 
     delay: str
     column: str = TIME
+    ahead: str = "1 day"
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,6 +143,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             return self.sink.mode
         is_closed = self.window is None or bool(self.window.size and self.watermark)
         return "append" if is_closed else "complete"
+
+    @property
+    def ahead(self) -> float | None:
+        """Seconds that `event_time` may be ahead of a record's timestamp: one that is far ahead would move the watermark past all others.
+        None: it is the timestamp, or moves no watermark."""
+        if self.watermark is None or self.watermark.column != TIME or self.decode.time == RECORD_TIME:
+            return None
+        return seconds(self.watermark.ahead)
 
     @property
     def state(self) -> Path:
@@ -314,7 +324,7 @@ def _check_decode(job: Job) -> None:
         fields = job.fields
     except SchemaError as error:
         raise JobError(f"{job.path}: [decode] schema: {error}") from None
-    if fields is None or decode.time == "record.timestamp":
+    if fields is None or decode.time == RECORD_TIME:
         return
     kinds = {field.name: field.kind.ddl for field in fields}
     if kinds.get(decode.time) != "timestamp":
@@ -325,6 +335,7 @@ def _check_decode(job: Job) -> None:
 def _check_window(job: Job) -> None:
     if job.watermark is not None:
         _check_duration(job, "watermark", "delay", job.watermark.delay)
+        _check_duration(job, "watermark", "ahead", job.watermark.ahead)
         if not job.watermark.column:
             raise JobError(f"{job.path}: [watermark] column: missing")
     window = job.window

@@ -25,7 +25,9 @@ def stream(job: Job, spark: SparkSession) -> DataFrame:
 def plan(job: Job, fields: tuple[Field, ...]) -> Plan:
     """Return what a task needs to know to decode values to these fields."""
     decode = job.decode
-    return Plan(decode.codec, fields, decode.time, str(job.bad_path), decode.bad == "fail", job.source.options.get("path"), job.name)
+    return Plan(
+        decode.codec, fields, decode.time, str(job.bad_path), decode.bad == "fail", job.source.options.get("path"), job.name, job.ahead
+    )
 
 
 def rows(job: Job, fields: tuple[Field, ...], source: DataFrame) -> DataFrame:

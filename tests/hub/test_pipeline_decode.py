@@ -131,6 +131,18 @@ def test_a_row_without_the_field_that_is_its_time_is_bad() -> None:
     assert [row["offset"] for row in bad] == [0, 1, 3] and [row["reason"] for row in bad[1:]] == ["no at", "no at"]
 
 
+def test_a_time_that_is_too_far_ahead_of_when_the_record_was_written_is_bad() -> None:
+    times = ("2026-02-01T12:00:00Z", "2026-02-01T12:00:00.000001Z", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z")
+    values = [b'{"at": "%s"}' % time.encode() for time in times]
+    plan = plan_of("json", "at timestamp", time="at")
+    good, bad = split(plan._replace(ahead=86400.0), [b"x", *values, b"{}"])
+    assert [row["record"]["offset"] for row in good] == [1, 4]
+    assert [row["offset"] for row in bad] == [0, 2, 3, 5] and bad[3]["reason"] == "no at"
+    assert bad[2]["reason"] == f"at is 9999-12-31 23:59:59+00:00, too far ahead of {AT}, when the record was written"
+    good, bad = split(plan._replace(ahead=1e30), values)
+    assert (len(good), bad) == (4, [])
+
+
 def test_a_field_may_be_called_anything() -> None:
     plan = plan_of("json", "`flight-no` int, `class` string, f0 int, `a b` int")
     (found,), bad = split(plan, [b'{"flight-no":1,"class":"x","f0":2,"a b":3}'])

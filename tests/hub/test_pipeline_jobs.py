@@ -94,6 +94,12 @@ def test_a_job_of_the_least_has_defaults_and_paths_beside_its_file() -> None:
     assert job.select is job.watermark is job.window is job.compact is None
 
 
+def test_a_time_may_be_so_far_ahead_if_a_field_tells_it_and_it_moves_the_watermark() -> None:
+    assert job_of(ALL).ahead == 86400 and job_of(ALL.replace("[watermark]", '[watermark]\nahead = "2 hours"')).ahead == 7200
+    for other in (ALL.replace("[watermark]", '[watermark]\ncolumn = "at"'), ALL.replace('time = "at"', ""), LEAST):
+        assert job_of(other).ahead is None
+
+
 @pytest.mark.parametrize("form", ["kvspool", "delta"])
 def test_jobs_that_write_to_one_place_share_nothing_else(form: str) -> None:
     one, two = (job_of(f'name = "{name}"\n{LEAST}format = "{form}"\n') for name in ("one", "two"))
@@ -186,6 +192,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (LEAST, {"select": {"columns": [""]}}, "[select] columns: each is an expression"),
     (LEAST, {"watermark": {"column": "at"}}, "[watermark] delay: missing"),
     (LEAST, {"watermark": {"delay": "soon"}}, '[watermark] delay: a duration is written as "10 seconds"'),
+    (ALL, {"watermark": {"ahead": "0 days"}}, "[watermark] ahead: longer than nothing"),
     (LEAST, {"window": {"aggregates": []}}, "[window] aggregates: at least one"),
     (LEAST, {"window": {"size": "1 hour"}}, "[window] aggregates: missing"),
     (LEAST, {"window": {"aggregates": ["count(*) AS n"], "slide": "1 hour"}}, "[window] slide: only with size"),

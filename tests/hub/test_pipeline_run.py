@@ -155,6 +155,16 @@ def test_a_replayed_batch_of_windows_is_known(spark: SparkSession, root: Path, t
     assert set(counted.values()) == {60} and len(counted) > len(before)
 
 
+def test_a_time_far_ahead_takes_no_other_record_with_it(spark: SparkSession, root: Path) -> None:
+    with shard.open(root, prefix="JFK") as shards:
+        shards.append(b'{"row": 1, "at": "2099-01-01T00:00:00Z"}', key=b"1")
+    job = job_at(root.parent, tables=CLOSED_WINDOWS)
+    assert Run(job, once=True).run(spark).bad == 1
+    append(root, range(300, 420))
+    assert Run(job, once=True).run(spark).late == 0
+    assert sum(row["flights"] for row in parquet.read_table(root.parent / "out").to_pylist()) == 360
+
+
 def test_records_that_come_behind_the_watermark_are_counted(spark: SparkSession, root: Path) -> None:
     job = job_at(root.parent, tables=CLOSED_WINDOWS)
     append(root, range(10_000, 10_001))  # a week ahead
