@@ -240,6 +240,17 @@ def source_options(job: Job) -> dict[str, str]:
     return dict(options) if begins else {**options, "startingOffsets": "earliest"}
 
 
+def check_time(job: Job, fields: tuple[Field, ...]) -> None:
+    """Raise JobError if the field that tells the time of a record isn't a timestamp among these fields, given or inferred."""
+    time = job.decode.time
+    kinds = {field.name: field.kind.ddl for field in fields}
+    if time == RECORD_TIME or kinds.get(time) == "timestamp":
+        return
+    has = f"is {kinds[time]}" if time in kinds else "is no field"
+    advice = f"; put the schema that kvspool pipeline infer prints into the file, with {time} timestamp" if job.fields is None else ""
+    raise JobError(f"{job.path}: [decode] time: record.timestamp, or a field that is a timestamp; {time!r} {has}{advice}")
+
+
 def _table(document: Mapping[str, Any], name: str, kind: type[msgspec.Struct], path: Path) -> Any:
     if name not in document:
         return None if name in OPTIONAL else kind()
@@ -324,12 +335,8 @@ def _check_decode(job: Job) -> None:
         fields = job.fields
     except SchemaError as error:
         raise JobError(f"{job.path}: [decode] schema: {error}") from None
-    if fields is None or decode.time == RECORD_TIME:
-        return
-    kinds = {field.name: field.kind.ddl for field in fields}
-    if kinds.get(decode.time) != "timestamp":
-        has = f"is {kinds[decode.time]}" if decode.time in kinds else "is no field"
-        raise JobError(f"{job.path}: [decode] time: record.timestamp, or a field that is a timestamp; {decode.time!r} {has}")
+    if fields is not None:
+        check_time(job, fields)
 
 
 def _check_window(job: Job) -> None:

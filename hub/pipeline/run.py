@@ -21,7 +21,7 @@ from hub.pipeline import failures, query, session
 from hub.pipeline import progress as progresses
 from hub.pipeline.decode import clear_bad, count_bad
 from hub.pipeline.errors import PipelineFailed, SchemaError
-from hub.pipeline.job import Job
+from hub.pipeline.job import Job, check_time
 from hub.pipeline.progress import Progress, ShardProgress
 from hub.pipeline.schema import Field, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
@@ -237,23 +237,30 @@ def late_of(told: dict[str, Any]) -> int:
 def pinned_fields(job: Job) -> tuple[Field, ...]:
     """Return the fields to decode to. What is inferred is written down beside the checkpoint, and is the same ever after.
 
-    Raises SchemaError, and KvspoolError for a source that can't be read.
+    Raises SchemaError, JobError if the job needs a time that no field has, and KvspoolError for a source that can't be read.
     """
-    fields = job.fields
-    if fields is not None:
-        return fields
+    if job.fields is not None:
+        return job.fields
     path = schema_path(job)
     with suppress(FileNotFoundError):
-        try:
-            return parse_schema(disk.read(path, LONGEST_SCHEMA).decode())
-        except (UnicodeDecodeError, SchemaError) as error:
-            raise SchemaError(f"[KVSPOOL_NO_SCHEMA] {path} holds no schema: {error}; give [decode] schema") from None
+        fields = _pinned(path)
+        check_time(job, fields)
+        return fields
     from hub.pipeline.sample import infer_job
 
     found = infer_job(job)
+    check_time(job, found.fields)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     disk.replace(path, ddl(found.fields).encode(), 0o600)
     return found.fields
+
+
+def _pinned(path: Path) -> tuple[Field, ...]:
+    """Return the fields that were written down. Raises SchemaError, and the system's OSError."""
+    try:
+        return parse_schema(disk.read(path, LONGEST_SCHEMA).decode())
+    except (UnicodeDecodeError, SchemaError) as error:
+        raise SchemaError(f"[KVSPOOL_NO_SCHEMA] {path} holds no schema: {error}; give [decode] schema") from None
 
 
 def schema_path(job: Job) -> Path:

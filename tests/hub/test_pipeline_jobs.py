@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hub.pipeline import JobError, SchemaError, SinkError, Table, load
 from hub.pipeline.failures import cause
 from hub.pipeline.infer import infer
 from hub.pipeline.job import parse, seconds, source_options
+from hub.pipeline.run import pinned_fields, schema_path
 from hub.pipeline.schema import Kind, ddl, parse_schema
 from hub.pipeline.session import settings
 from hub.pipeline.sinks import open_sink
@@ -336,6 +338,36 @@ def test_the_first_command_of_the_page_infers_a_schema(tmp_path: Path, capsys: p
     (tmp_path / "delays.toml").write_text(examples()[0])
     assert main(["pipeline", "infer", str(tmp_path / "delays.toml")]) == 0
     assert capsys.readouterr().out == 'schema = "row bigint, carrier string"\n'
+
+
+def timed_job(folder: Path) -> Any:
+    """A job that infers its schema, and takes the time from a field."""
+    return job_of(LEAST.replace('schema = "row bigint, carrier string"', 'codec = "msgpack"\nschema = "infer"\ntime = "at"'), folder)
+
+
+@pytest.mark.parametrize(
+    ("value", "has"),
+    [({"at": 1769860800}, "is bigint"), ({"at": "2026-01-31"}, "is string"), ({"t": 1}, "is no field"), ({"at": datetime.now(UTC)}, "")],
+)
+def test_the_time_is_looked_for_among_the_fields_that_are_inferred(tmp_path: Path, value: dict[str, Any], has: str) -> None:
+    pytest.importorskip("pyarrow")
+    with shard.create(tmp_path / "root", prefix="JFK", bits=1, capacity="64KiB") as shards:
+        shards.append(msgspec.msgpack.encode(value), key=b"k")
+    job = timed_job(tmp_path)
+    if has:
+        with pytest.raises(JobError, match=rf"delays\.toml: \[decode\] time: .* 'at' {has}; put the schema .* with at timestamp"):
+            pinned_fields(job)
+    else:
+        assert ddl(pinned_fields(job)) == ddl(pinned_fields(job)) == "at timestamp"
+    assert schema_path(job).exists() != bool(has)
+
+
+def test_the_time_is_looked_for_in_a_schema_that_was_pinned(tmp_path: Path) -> None:
+    job = timed_job(tmp_path)
+    schema_path(job).parent.mkdir()
+    schema_path(job).write_text("at bigint")
+    with pytest.raises(JobError, match="'at' is bigint"):
+        pinned_fields(job)
 
 
 def test_a_folder_of_parquet_is_of_one_job(tmp_path: Path) -> None:
