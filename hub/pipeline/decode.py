@@ -8,6 +8,7 @@ same rows bad and replaces that file by an equal one, so that each is there once
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
@@ -45,6 +46,9 @@ BAD_SCHEMA = pa.schema(
 """What is kept of a row that can't be decoded."""
 
 _TIMESTAMP = next(field for field in RECORD_FIELDS if field.name == "timestamp")
+LONGEST_FOLDER = 255  # bytes of a folder's name, of Linux
+_ESCAPED = re.compile(r"""[\x01-\x1f"#%'*/:=?\\\x7f{[\]^]""")  # in the names of partitions, as %2F
+_ANY_LENGTH = ("string", "binary")
 _FIXED = {"text": (Field("text", Kind("string")),), "raw": (Field("value", Kind("binary")),)}
 _WRONG = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
@@ -56,7 +60,7 @@ class Plan(NamedTuple):
 
     path: of a local source, whose key tables codec "keyed" needs. time: RECORD_TIME or a field. job: its name, which
     the files in `bad` have. fails: on a record that can't be decoded, rather than keep it in the folder `bad`. ahead: seconds that a time
-    from a field may be ahead of the record's timestamp; None for any number.
+    from a field may be ahead of the record's timestamp; None for any number. folders: columns whose values become folders of the sink.
     """
 
     codec: str
@@ -67,11 +71,17 @@ class Plan(NamedTuple):
     path: str | None
     job: str
     ahead: float | None = None
+    folders: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> tuple[Field, ...]:
+        """The columns that a value becomes."""
+        return _FIXED.get(self.codec) or self.fields
 
     @property
     def columns(self) -> tuple[Field, ...]:
         """The columns that come out, `record` and `event_time` included."""
-        return (*(_FIXED.get(self.codec) or self.fields), Field("record", RECORD), Field("event_time", Kind("timestamp")))
+        return (*self.values, Field("record", RECORD), Field("event_time", Kind("timestamp")))
 
     @property
     def ddl(self) -> str:
@@ -198,7 +208,16 @@ class Decoder:
 
     def _refused(self, columns: list[pa.Array], rows: pa.RecordBatch) -> dict[int, str]:
         """Return which decoded rows are bad all the same, and why: they would do harm further on."""
-        return {} if self._plan.time == RECORD_TIME else self._mistimed(columns[self._time], rows)
+        bad = {} if self._plan.time == RECORD_TIME else self._mistimed(columns[self._time], rows)
+        for place in self._folders:
+            bad |= _no_folders(self._plan.values[place].name, columns[place])
+        return bad
+
+    @cached_property
+    def _folders(self) -> list[int]:
+        """Which columns become names of folders, of those that may be of any length."""
+        names = {name.lower() for name in self._plan.folders}
+        return [place for place, field in enumerate(self._plan.values) if field.name.lower() in names and field.kind.name in _ANY_LENGTH]
 
     def _mistimed(self, times: pa.Array, rows: pa.RecordBatch) -> dict[int, str]:
         """Return the rows without a time, which no watermark or window would take, and those that are too far ahead."""
@@ -309,6 +328,24 @@ def _bad(batch: pa.RecordBatch, rows: list[int], reasons: list[str]) -> pa.Recor
     taken = batch.take(pa.array(rows, pa.int64()))
     arrays = [*(_column(taken, field) for field in RECORD_FIELDS), taken.column("value").cast(pa.binary()), pa.array(reasons, pa.string())]
     return pa.RecordBatch.from_arrays(arrays, schema=BAD_SCHEMA)
+
+
+def _no_folders(name: str, values: pa.Array) -> dict[int, str]:
+    """Return which values can't be in the name of a folder, as Spark writes it: one such row would end each try of its batch."""
+    bad = {}
+    room = LONGEST_FOLDER - len(f"{_escaped(name)}=".encode())
+    for place in _places(pc.greater(pc.binary_length(values), room // len("%2F"))):
+        value = values[place].as_py()
+        length = len(_escaped(value if isinstance(value, str) else value.decode(errors="replace")).encode())
+        if length > room:
+            bad[place] = f"{name} takes {length:,} bytes in the name of a folder, where {room} fit, and is in [sink] partition_by"
+    for place in _places(pc.match_substring(values, "\0")):
+        bad[place] = f"{name} has a NUL, which no name of a folder has, and is in [sink] partition_by"
+    return bad
+
+
+def _escaped(value: str) -> str:
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", value)
 
 
 def _places(mask: pa.Array) -> list[int]:

@@ -26,7 +26,15 @@ def plan(job: Job, fields: tuple[Field, ...]) -> Plan:
     """Return what a task needs to know to decode values to these fields."""
     decode = job.decode
     return Plan(
-        decode.codec, fields, decode.time, str(job.bad_path), decode.bad == "fail", job.source.options.get("path"), job.name, job.ahead
+        decode.codec,
+        fields,
+        decode.time,
+        str(job.bad_path),
+        decode.bad == "fail",
+        job.source.options.get("path"),
+        job.name,
+        job.ahead,
+        job.sink.partition_by,
     )
 
 

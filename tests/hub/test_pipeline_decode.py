@@ -143,6 +143,21 @@ def test_a_time_that_is_too_far_ahead_of_when_the_record_was_written_is_bad() ->
     assert (len(good), bad) == (4, [])
 
 
+def test_a_value_that_can_not_be_the_name_of_a_folder_is_bad_if_it_is_to_be_one() -> None:
+    room = 255 - len("Name=")
+    fits = ["", "x" * room, "é" * (room // 2), "/" * (room // 3), "\x01" + "x" * (room - 3), None, "..", "a\u2028b"]
+    wrong = ["x" * (room + 1), "é" * (room // 2 + 1), "/" * (room // 3 + 1), "\x01" + "x" * (room - 2), "a\0b"]
+    values = [msgspec.json.encode({"name": name, "other": name}) for name in (*fits, *wrong)]
+    plan = plan_of("json", "name string, other string")
+    good, bad = split(plan._replace(folders=("Name", "elsewhere")), values)
+    assert [row["name"] for row in good] == fits and [row["offset"] for row in bad] == [len(fits) + place for place in range(5)]
+    assert bad[0]["reason"] == f"name takes {room + 1} bytes in the name of a folder, where {room} fit, and is in [sink] partition_by"
+    assert bad[4]["reason"] == "name has a NUL, which no name of a folder has, and is in [sink] partition_by"
+    assert len(split(plan, values)[0]) == len(values)
+    good, bad = split(plan_of("raw")._replace(folders=("value",)), [b"x" * 249, b"x" * 250, b"\xff" * 84, b"\0"])
+    assert ([len(row["value"]) for row in good], len(bad)) == ([249], 3)
+
+
 def test_a_field_may_be_called_anything() -> None:
     plan = plan_of("json", "`flight-no` int, `class` string, f0 int, `a b` int")
     (found,), bad = split(plan, [b'{"flight-no":1,"class":"x","f0":2,"a b":3}'])
