@@ -5,6 +5,7 @@ Times are ns since 1970, sizes bytes. What only a running server knows is None w
 
 from __future__ import annotations
 
+import http.client
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -112,8 +113,8 @@ def of_page(url: str) -> HubFigures:
     try:
         with opener.open(f"{url}/api/status", timeout=PATIENCE) as answer:
             data = answer.read(LARGEST + 1)
-    except (OSError, ValueError) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    except (OSError, ValueError, http.client.HTTPException) as error:  # the last from what speaks no HTTP, such as the port for clients
+        reason = error.reason if isinstance(error, urllib.error.URLError) else str(error) or type(error).__name__
         raise Unreachable(f"{url} doesn't answer: {reason}; is that the page that kvspool hub serve has named?") from None
     try:
         report = msgspec.json.decode(data[:LARGEST], type=_Report)

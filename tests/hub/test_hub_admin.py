@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,25 @@ def test_stats_of_a_hub_that_runs_come_from_its_page(capfd: Captured) -> None:
         url = page.url
     assert main(["hub", "stats", url]) == 9
     assert "doesn't answer" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("answer", [b"\x00\x00\x12\x04\x00\x00", b"SSH-2.0-OpenSSH_9.2p1\r\n", b""])
+def test_stats_from_a_port_that_is_no_page_are_an_error_with_a_word_of_advice(capfd: Captured, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def reply() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        assert main(["hub", "stats", f"http://127.0.0.1:{listener.getsockname()[1]}"]) == 9
+        thread.join()
+    assert "is that the page that kvspool hub serve has named?" in capfd.readouterr().err
+    assert main(["hub", "stats", "http://127.0.0.1:1/a b"]) == 9
+    assert "is that the page" in capfd.readouterr().err
 
 
 # Rules and trims.
