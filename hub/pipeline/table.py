@@ -8,14 +8,15 @@
     .[name]/lock                             held by the one process that changes it
 
 **Versions.** A batch that adds files, one that replaces all, and a compaction that puts many into one all make the next version beside the
-one that is shown, put it on disk, and move the link. A plain reader of [path] finds the old version or the new one. Files have names that
-are never used again, and are never changed.
+one that is shown, put it on disk, and move the link. [path] is the old version or the new one, and nothing between them. Files have names
+that are never used again, and are never changed.
 
 **Exactly once.** The manifest holds the query and its last batch, and becomes visible with that batch's rows. A batch that is replayed
 because Spark died before it heard of the commit is known, and adds nothing.
 
-**Snapshots.** A reader that lists files now and opens them later may find some replaced by then. One that resolves the link first
-(`os.path.realpath`, or `snapshot`) reads one version for as long as that is kept.
+**Snapshots.** A reader that lists files now and opens them later may find some replaced by then; one that lists the folders of partitions
+one after the other may find some of them in the old version and some in the new one. One that resolves the link first (`os.path.realpath`,
+or `snapshot`) reads one version for as long as that is kept.
 
 **Durability.** What `commit` and `compact` return for is on disk. **Recovery.** Killed at any point, the link shows the version before or
 the one after; `open` removes what was under way. It removes no version that was shown: a link that is gone is said, not taken for a
