@@ -45,7 +45,7 @@ List the tokens of an access file: id, principal, role, when it was made, and wh
 certificate, are there as well."""
 LIST_EXAMPLES = """\
   kvspool hub token list access.toml
-  kvspool hub token list access.toml --json | jq -r 'select(.revoked | not).id'"""
+  kvspool hub token list access.toml --json | jq -r 'select(.token and (.revoked | not)).token'"""
 
 REVOKE = """\
 Let a token, named by its id, or a certificate, named by its first name, hold no more. A hub that runs notices it within a second or two,
