@@ -50,7 +50,7 @@ Run a job until Ctrl-C or SIGTERM, which let the batch under way come to its end
 step. What can't be decoded goes to the folder of bad records, with the reason, and is counted. If the query fails, its cause is said in
 one sentence; Spark's own words are in the log file whose name is said too.
 
-With --json each batch, and each change of the pipeline's state, is a line."""
+With --json each batch, and each change of the pipeline's state, is a line, as kvspool pipeline status has it."""
 RUN_EXAMPLES = """\
   kvspool pipeline run late.toml
   kvspool pipeline run late.toml --once --json | jq '{batch, records, lag}'
@@ -66,7 +66,10 @@ Put the small files of a job's sink together into large ones, while readers read
 this is for one that is stopped, and puts everything together that is small."""
 STATUS = """\
 Say how far a pipeline is: records read and left, for each shard too, what the last batch took, and when it last said anything. The exit
-code is 1 if it has failed, or should be running and says nothing."""
+code is 1 if it has failed, or should be running and says nothing.
+
+With --json it is one object. Times in it are ns since 1970, durations ms; batch and lag are -1 where they aren't known. A job that has not
+run has the state "new"."""
 
 
 def add_commands(subparsers: Any) -> None:
@@ -326,7 +329,10 @@ def _status(arguments: argparse.Namespace) -> int:
     try:
         found = progresses.read(path)
     except FileNotFoundError:
-        print(output.escape(f"{job.name} has not run yet"), file=sys.stderr)
+        if arguments.json:
+            output.print_json({"name": job.name, "state": "new", "silent": False})
+        else:
+            print(output.escape(f"{job.name} has not run yet"), file=sys.stderr)
         return 0
     except ValueError as error:
         raise SinkError(f"{path} doesn't say how far the pipeline is: {error}") from None

@@ -17,11 +17,19 @@ _WRAPPERS = tuple(
 
 
 def of_spark() -> tuple[type[Exception], ...]:
-    """Return what Spark raises: some errors of its JVM come as they are."""
+    """Return what Spark raises: some errors of its JVM come as they are, and so does what the way there says when it has ended."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    return PySparkException, Py4JError
+    return PySparkException, Py4JError, ConnectionError
+
+
+def is_gone(error: BaseException) -> bool:
+    """Return whether an error says that Spark's JVM doesn't answer any more, rather than what went wrong in it."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    is_from_there = isinstance(error, Py4JJavaError) or "Trace:" in str(error)
+    return isinstance(error, (ConnectionError, Py4JError)) and not is_from_there
 
 
 def cause(error: BaseException) -> str:

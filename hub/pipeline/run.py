@@ -27,6 +27,7 @@ from hub.pipeline.schema import Field, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
 from kvspool import disk, logs, system
 from kvspool.errors import KvspoolError
+from kvspool.journal import files as journals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +78,7 @@ class Run:
                 fields = pinned_fields(self.job)
                 if spark is None:
                     spark = self._session()
-                    stack.callback(spark.stop)
+                    stack.callback(_end_session, spark)
                 self._start(spark, sink, fields)
                 self._watch()
             except BaseException as error:
@@ -94,13 +95,13 @@ class Run:
         except KvspoolError:  # such as that there is no Spark, nor its errors
             raise
         except failures.of_spark() as error:
-            raise PipelineFailed(failures.cause(error)) from error
+            raise self._failed(error) from error
 
     def _start(self, spark: SparkSession, sink: Sink, fields: tuple[Field, ...]) -> None:
         job = self.job
-        for name, value in session.RUNTIME.items():
-            spark.conf.set(name, value)
         try:
+            for name, value in session.RUNTIME.items():
+                spark.conf.set(name, value)
             rows = query.rows(job, fields, query.stream(job, spark))
             writer = sink.attach(rows, self._id, self._clear_bad)
             writer = writer.outputMode(job.mode).queryName(job.name).option("checkpointLocation", job.checkpoint)
@@ -111,9 +112,15 @@ class Run:
                 writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
             self._query = writer.start()
         except failures.of_spark() as error:
-            raise PipelineFailed(failures.cause(error)) from error
+            raise self._failed(error) from error
         self._started.set()
         self._note(state="running")
+
+    def _failed(self, error: Exception) -> PipelineFailed:
+        """Return what is to be raised for an error of Spark."""
+        if failures.is_gone(error):
+            return PipelineFailed(f"Spark's JVM has ended, as if it was killed; was there memory enough? What it has said last: {self.log}")
+        return PipelineFailed(failures.cause(error))
 
     def _id(self) -> str:
         """Return the query's id, in the thread of its first batch too."""
@@ -136,8 +143,11 @@ class Run:
                     self._end()
             self._look()
         except StreamingQueryException as error:
-            self._look()
-            raise PipelineFailed(failures.cause(error)) from error
+            with suppress(*failures.of_spark()):
+                self._look()
+            raise self._failed(error) from error
+        except failures.of_spark() as error:
+            raise self._failed(error) from error
 
     def _end(self) -> None:
         """Stop the query when no batch is under way, or its batch has ended."""
@@ -199,6 +209,12 @@ class Run:
         self._report(self._progress)
 
 
+def _end_session(spark: SparkSession) -> None:
+    """Stop a session, also one whose JVM has ended."""
+    with suppress(*failures.of_spark()):
+        spark.stop()
+
+
 def progress_paths(job: Job) -> list[Path]:
     """Return where a job's progress is written: beside the sink, and in the hub root that it reads. The folders are made."""
     paths = []
@@ -206,11 +222,19 @@ def progress_paths(job: Job) -> list[Path]:
         job.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         paths.append(job.state / "progress.json")
     root = job.source.root
-    if root is not None and root.is_dir() and not logs.is_log(root):
+    if root is not None and root.is_dir() and not _is_one_log(root):
         with suppress(OSError):
             progresses.make_directory(root)
             paths.append(progresses.path_in(root, job.name))
     return paths
+
+
+def _is_one_log(path: Path) -> bool:
+    """Return whether a log lies there, of whatever format: in a directory of another program's nothing is ours to make."""
+    try:
+        return logs.is_log(path) or journals.find(path) is not None
+    except (KvspoolError, ValueError):  # a journal that can't be read
+        return True
 
 
 def shards_of(source: dict[str, Any]) -> tuple[ShardProgress, ...]:

@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
+import hub
+import kvspool
 import shard
 from hub.pipeline import JobError, SchemaError, SinkError, Table, load
 from hub.pipeline.failures import cause
 from hub.pipeline.infer import infer
 from hub.pipeline.job import parse, seconds, source_options
-from hub.pipeline.run import pinned_fields, schema_path
+from hub.pipeline.run import pinned_fields, progress_paths, schema_path
 from hub.pipeline.schema import Kind, ddl, parse_schema
 from hub.pipeline.session import settings
 from hub.pipeline.sinks import open_sink
@@ -370,6 +372,20 @@ def test_the_time_is_looked_for_in_a_schema_that_was_pinned(tmp_path: Path) -> N
         pinned_fields(job)
 
 
+@pytest.mark.parametrize("limits", [{"format": "fixed", "item_bytes": 8, "items_per_blob": 10}, {"format": "sej"}, {"format": "kvj"}])
+def test_nothing_is_put_into_a_log_that_is_the_source(tmp_path: Path, limits: dict[str, Any]) -> None:
+    kvspool.create(tmp_path / "root", **limits).close()
+    before = sorted((tmp_path / "root").rglob("*"))
+    job = job_of(LEAST, tmp_path)
+    assert progress_paths(job) == [job.state / "progress.json"]
+    assert sorted((tmp_path / "root").rglob("*")) == before
+
+
+def test_progress_is_put_into_a_hub_root_that_is_the_source(tmp_path: Path) -> None:
+    hub.create(tmp_path / "root").close()
+    assert progress_paths(job_of(LEAST, tmp_path))[1:] == [tmp_path / "root" / ".hub" / "pipelines" / "delays.json"]
+
+
 def test_a_folder_of_parquet_is_of_one_job(tmp_path: Path) -> None:
     one, two = (job_of(f'name = "{name}"\n{LEAST}', tmp_path) for name in ("one", "two"))
     with Table(Path(one.sink.path)) as table:
@@ -394,6 +410,8 @@ def test_status_of_a_job_that_has_not_run(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "late.toml").write_text(LEAST)
     assert main(["pipeline", "status", str(tmp_path / "late.toml")]) == 0
     assert "has not run yet" in capsys.readouterr().err
+    assert main(["pipeline", "status", str(tmp_path / "late.toml"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "late", "state": "new", "silent": False}
 
 
 # The cause of a failure.

@@ -271,6 +271,32 @@ def test_a_job_that_would_add_to_what_was_to_be_replaced_is_refused(spark: Spark
     assert parquet.read_table(root.parent / "out").to_pylist() == before
 
 
+@pytest.mark.parametrize("error", [ConnectionRefusedError(111, "Connection refused"), "An error occurred while calling o71"])
+def test_a_jvm_that_has_ended_is_said(root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | str) -> None:
+    from py4j.protocol import Py4JError
+
+    class Gone:
+        """A session or a query of a JVM that was killed."""
+
+        def fail(self, *_: object) -> None:
+            raise Py4JError(error) if isinstance(error, str) else error
+
+        awaitTermination = set = stop = fail
+
+        @property
+        def conf(self) -> Gone:
+            return self
+
+    job, gone = job_at(root.parent), Gone()
+    monkeypatch.setattr("hub.pipeline.session.start", lambda *_: gone)
+    for _ in ("while the query starts", "while it runs"):
+        with pytest.raises(PipelineFailed, match=r"Spark's JVM has ended.* \S+/spark\.log"):
+            Run(job, once=True).run()
+        told = progress.read(job.state / "progress.json")
+        assert told.state == "failed" and "JVM has ended" in told.error
+        monkeypatch.setattr(Run, "_start", lambda run, *_: setattr(run, "_query", gone))
+
+
 def test_a_checkpoint_that_is_gone_is_noticed(spark: SparkSession, root: Path) -> None:
     job = job_at(root.parent)
     Run(job, once=True).run(spark)
