@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import threading
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hub.client import check_client
 from hub.commands import security
 from kvspool import sizes, system
 from kvspool.cli import options, output
@@ -29,9 +31,9 @@ DESCRIPTION = """\
 Send the records of logs and shard sets to a hub, as they come, each exactly once: through outages of any length, restarts of the hub, and
 the death of this command. It goes on where the hub says that it has come to. Ctrl-C or SIGTERM ends it when what is on its way is there.
 
-A SOURCE is a log, or the directory of a shard set; ID=PATH gives it a client's id of its own. With one source, --client is its id; with
-several, it begins the ids: CLIENT-NAME, after the names of their directories. Of several hubs, separated by commas, each client goes to
-one, chosen by its id.
+A SOURCE is a log, or the directory of a shard set; ID=PATH gives it a client's id of its own, unless something has all of that as its
+path. With one source, --client is its id; with several, it begins the ids: CLIENT-NAME, after the names of their directories. Of several
+hubs, separated by commas, each client goes to one, chosen by its id.
 
 With a hub as the SOURCE, hub://HOST:PORT, its shards are pulled into the hub root DIR in the place of HUB, with the same guarantees: a
 mirror, which may be served in its turn. --only picks clients."""
@@ -120,16 +122,27 @@ def named(sources: list[str], client: str | None) -> list[tuple[str, Path]]:
     """Return the client's id and the path of each source. Raises BadInput where two have the same id, or one has none."""
     found = []
     for source in sources:
-        name, is_given, path = source.rpartition("=")
-        if not is_given and client is None:
+        name, path = _split(source)
+        if not name and client is None:
             raise BadInput(f"{source} has no client's id; give --client ID, or ID={source}")
-        if not is_given:
+        if not name:
             name = str(client) if len(sources) == 1 else f"{client}-{Path(path).resolve().name}"
         found.append((name, Path(path)))
     names = [name for name, _ in found]
     if len(set(names)) < len(names):
         raise BadInput(f"two sources have the same id: {', '.join(names)}; give ID=PATH")
     return found
+
+
+def _split(source: str) -> tuple[str, str]:
+    """Return the id and the path of ID=PATH; "" and the source where all of it is a path: it is there, or what stands before the first =
+    is no id."""
+    name, is_given, path = source.partition("=")
+    try:
+        is_id = bool(is_given) and not os.path.exists(source) and bool(check_client(name))
+    except ValueError:
+        is_id = False
+    return (name, path) if is_id else ("", source)
 
 
 class _Runs:
