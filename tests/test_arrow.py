@@ -533,7 +533,7 @@ def test_gaps_lie_between_batches(history: Journal) -> None:
     with kvspool.open(history.path) as log:
         found = stored(log)
         gaps = [one for one in found if isinstance(one, Gap)]
-        assert [gap.reason for gap in gaps] == ["damaged", "missing"]
+        assert [gap.reason for gap in gaps] == ["damaged", "damaged"]
         assert gathered(log.cursor(bounded=True)) == found
         assert gathered(log.cursor(bounded=True), most=3) == found
         cursor = log.cursor(bounded=True)

@@ -4,8 +4,8 @@ It runs in a worker process on any host. Rows come in the order of the ranges an
 yields the same ones.
 
 **Missing records.** Gone between planning and reading, by overwriting, trimming or damage, is a data loss: an error that names topic,
-partition and sequences or, if the query allows it, a warning. The log counts each Gap either way, where we may write to it. Sequences
-that a crash of the machine has left out were never there, and are told as a warning.
+partition and sequences or, if the query allows it, a warning. The log counts each Gap either way, where we may write to it. Numbers that
+were left out, after a crash of the machine or on purpose, never had a record in the log, and are told as a warning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ COLUMNS: dict[str, DataType] = {
     "timestamp": TimestampType(),
     "type": IntegerType(),
 }
-KNOWN = ("machine restart", "missing")  # reasons of Gaps that were there when the query was planned
+LEFT_OUT = ("machine restart", "missing")  # reasons of Gaps that never had a record in the log
+OVERTAKEN = (
+    "They were there when the query was planned; a larger capacity, or retention that waits for a durable reader, keeps them longer."
+)
+DAMAGED = "kvspool verify, or kvspool hub verify for a hub's root, names the place; a copy of the log may still have them."
 
 SMALL = 2048  # rows of a batch, below which the batch itself costs Spark more than its rows do
 SMALL_BYTES = 8 << 20  # and so are they only as long as all of them have no more bytes
@@ -93,13 +97,11 @@ def together(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordB
 
 def report(gap: Gap, key: ShardKey, fail_on_data_loss: bool) -> None:
     """Raise DataLossError for records that are gone, or only log it."""
-    if gap.reason in KNOWN:
+    if gap.reason in LEFT_OUT:
         _logger.warning("topic %s, partition %s: %s", key.topic, key.partition, gap)
         return
-    message = (
-        f"[KVSPOOL_DATA_LOSS] topic {key.topic}, partition {key.partition}: {gap}. "
-        "They were there when the query was planned; a larger capacity, or retention that waits for a durable reader, keeps them longer."
-    )
+    why = DAMAGED if gap.reason == "damaged" else OVERTAKEN
+    message = f"[KVSPOOL_DATA_LOSS] topic {key.topic}, partition {key.partition}: {gap}. {why}"
     if fail_on_data_loss:
         raise DataLossError(f"{message} Set the option failOnDataLoss to false to read on without them.")
     _logger.warning(message)

@@ -288,7 +288,7 @@ def _records(log: plugins.Log) -> Iterator[Check]:
     yield Check("records", "ok", f"{count:,} read, {words}")
     for reason, number in lost.items():
         if reason == "damaged":
-            yield Check("damage", "fail", f"{number:,} records don't match their checksums", "all the others can be read")
+            yield Check("damage", "fail", f"{number:,} records don't match their checksums, or are not there", "all the others can be read")
         elif reason == "overrun":
             yield Check("overrun", "warn", f"{number:,} records were overwritten during the check", "writers go on; nothing is damaged")
         else:

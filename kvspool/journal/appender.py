@@ -136,6 +136,7 @@ class Appender:
         if at is not None and at != page.next_sequence:
             if at < page.next_sequence or not self.format.may_leave_out:
                 raise OutOfRange(f"{self.segments.path} goes on at sequence {page.next_sequence}, not at {at}; nothing was written")
+            # No segment begins here: the last one isn't full. To a reader that would look like a segment whose file is gone.
             page = page._replace(next_sequence=at)
         first, number = page.next_sequence, batch.rows
         if number > LAST_SEQUENCE - first:

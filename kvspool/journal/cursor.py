@@ -3,8 +3,10 @@
 No lock is taken. A frame that isn't whole yet is the end for now. What a cursor can't hand out becomes a Gap:
 
 - *trimmed*: the oldest segments were removed before they were read;
-- *damaged*: what stands there is no frame; the cursor goes on behind it, in the next segment where the format can't say where that is;
-- *missing*: a segment, or frames in it, are not there although later ones are.
+- *damaged*: what stands there is no frame; the cursor goes on behind it, in the next segment where the format can't say where that is. Or
+  a segment, or frames, are not there although later ones are;
+- *missing*: the numbers were left out on purpose, which only some formats allow, and only before a frame of the same segment: a writer
+  begins each segment where the one before it ends.
 
 At damage in the last segment nothing can be read behind it: Corruption. A file that has become shorter than what was read of it: Truncated.
 """
@@ -171,7 +173,7 @@ class Cursor:
         self.position = 0
         is_sealed = bool(self._later())
         if is_sealed and segment.size() == size:
-            return self._go_on("missing")
+            return self._go_on("damaged")
         self._has_more = is_sealed
         return None
 
@@ -224,7 +226,7 @@ class Cursor:
         if segment.is_gone() or self.end is not None or self._has_waited:
             self._has_waited = False
             if self._later():
-                return self._go_on("missing" if self.segments.exists(self.base) else "trimmed") if segment.size() == self.position else None
+                return self._go_on("damaged" if self.segments.exists(self.base) else "trimmed") if segment.size() == self.position else None
         self._has_more = False
         return None
 
@@ -251,10 +253,10 @@ class Cursor:
             if not later:
                 raise self._corruption(segment)
             return self._go_on("damaged")
-        is_missing = behind[0] == self.position
+        is_left_out = self.segments.format.may_leave_out and behind[0] == self.position
         self._data = b""
         self.position = behind[0]
-        return self._gap_to(behind[1], "missing" if is_missing else "damaged")
+        return self._gap_to(behind[1], "missing" if is_left_out else "damaged")
 
     def _behind_damage(self, segment: Segment, until: int) -> tuple[int, int] | None:
         """Return where to go on behind what is no frame, and which sequence is next there."""

@@ -144,6 +144,22 @@ def test_sequences_that_a_journal_leaves_out_are_no_loss_of_the_query(
     assert "7 records lost (missing)" in caplog.text
 
 
+def test_a_segment_whose_file_is_gone_is_a_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=100) as journal:
+        fill(journal, 10)
+        first, lost, until = journal._segments.bases()[:3]
+        journal._segments.path_of(lost).unlink()
+    strict, lenient = reader(tmp_path / "log"), reader(tmp_path / "log", failOnDataLoss="false")
+    (partition,) = strict.partitions()
+    words = rf"\(damaged\): sequences {lost} to {until - 1} of .*kvspool verify"
+    with pytest.raises(DataLossError, match=rf"\[KVSPOOL_DATA_LOSS\] topic log, partition 0: {until - lost} records lost {words}"):
+        list(strict.read(partition))
+    with caplog.at_level(logging.WARNING, logger="kvspool"):
+        found = [at for batch in lenient.read(partition) for at in batch.column("offset").to_pylist()]
+    assert found == [*range(first, lost), *range(until, 10)]
+    assert "KVSPOOL_DATA_LOSS" in caplog.text
+
+
 def test_a_journal_that_was_replaced_between_planning_and_reading_fails_the_task(tmp_path: Path) -> None:
     ours = reader(tmp_path / "log")
     for count in (5, 9):

@@ -245,7 +245,7 @@ def test_a_cursor_goes_on_in_the_other_form(log: Journal) -> None:
         assert found + list(reading) == whole
 
 
-def test_left_out_sequences_stay_missing_ones(tmp_path: Path) -> None:
+def test_a_segment_that_is_gone_is_a_gap_between_archives_too(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=200) as log:
         log.append_many([b"x" * 100] * 6)
         bases = log._segments.bases()
@@ -255,7 +255,7 @@ def test_left_out_sequences_stay_missing_ones(tmp_path: Path) -> None:
             assert first.sequence == 0
             log.archive()
             found = [one.reason if isinstance(one, Gap) else one.sequence for one in reading]
-        assert found[: bases[1] - 1] == list(range(1, bases[1])) and found[bases[1] - 1] == "missing"
+        assert found[: bases[1] - 1] == list(range(1, bases[1])) and found[bases[1] - 1] == "damaged"
 
 
 class RacingPort(Port):

@@ -180,15 +180,16 @@ def test_what_was_trimmed_is_a_gap(log: Journal) -> None:
         assert reader.sequence == 6
 
 
-def test_a_segment_that_is_missing_is_a_gap(log: Journal) -> None:
+def test_a_segment_that_is_gone_is_a_gap(log: Journal) -> None:
     log.append_many([b"x" * 50] * 9)
     log._segments.path_of(3).unlink()
     found = list(log.read(on_gap="yield"))
     assert [(one.first, one.last, one.reason) if isinstance(one, Gap) else one.sequence for one in found] == [
-        0, 1, 2, (3, 5, "missing"), 6, 7, 8,
+        0, 1, 2, (3, 5, "damaged"), 6, 7, 8,
     ]  # fmt: skip
     gap = next(log.read(4, on_gap="yield"))
     assert (gap.first, gap.last) == (4, 5)
+    assert log.verify().damaged_records == 3
 
 
 def test_a_file_that_was_cut_under_a_reader_fails_fast(log: Journal) -> None:

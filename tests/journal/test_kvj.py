@@ -10,7 +10,7 @@ import pytest
 import kvspool
 from kvspool import Codec, Gap, Record
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
-from kvspool.journal import Journal
+from kvspool.journal import Batch, Journal
 from kvspool.journal.formats.kvj import HEAD, HEADER, Kvj
 
 TIME = 1500000000123456789
@@ -156,9 +156,33 @@ def test_sequences_may_be_left_out(tmp_path: Path) -> None:
         assert [(one.first, one.last, one.reason) if isinstance(one, Gap) else one.sequence for one in found] == [0, (1, 6, "missing"), 7]
 
 
-def _frame(log: Journal, sequence: int) -> bytes:
-    from kvspool.journal import Batch
+@pytest.mark.parametrize("step", [2, 3, 7])
+def test_what_was_left_out_is_told_from_segments_that_are_gone(tmp_path: Path, step: int) -> None:
+    """Numbers are left out before every record, so also where segments meet; then each segment goes that others stand behind."""
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=150) as log:
+        for sequence in range(0, 20 * step, step):
+            log.append_batch(Batch([b"x" * 20]), at=sequence)
+        assert log.verify().is_sound
+        left_out = {number for number in range(log.end()) if number % step}
+        assert gaps(log) == {number: "missing" for number in left_out}
+        bases = log._segments.bases()
+        assert len(bases) > 5
+        for base, until in zip(bases[1:-1], bases[2:], strict=True):
+            path = log._segments.path_of(base)
+            path.rename(tmp_path / "gone")
+            lost = set(range(base, until))
+            assert gaps(log) == {number: "damaged" if number in lost else "missing" for number in left_out | lost}
+            assert log.verify().damaged_records == len(lost)
+            (tmp_path / "gone").rename(path)
 
+
+def gaps(log: Journal) -> dict[int, str]:
+    """Return why each number is not there."""
+    found = [gap for gap in log.read(on_gap="yield") if isinstance(gap, Gap)]
+    return {number: gap.reason for gap in found for number in range(gap.first, gap.last + 1)}
+
+
+def _frame(log: Journal, sequence: int) -> bytes:
     data, count = log.format.encode(Batch([b"x"]), 0, sequence, 0, 0)
     assert count == 1
     return bytes(data)

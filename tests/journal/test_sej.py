@@ -148,13 +148,13 @@ def test_every_message_is_checked_and_not_only_the_last(tmp_path: Path) -> None:
         assert found[2].value == b"c"
 
 
-def test_messages_that_are_missing_are_a_gap(tmp_path: Path) -> None:
+def test_messages_that_are_not_there_are_damage(tmp_path: Path) -> None:
     (tmp_path / "log/jnl").mkdir(parents=True)
     (tmp_path / "log/jnl/0000000000000000.jnl").write_bytes(message(0, b"a") + message(5, b"f") + message(6, b"g"))
     with kvspool.open(tmp_path / "log") as log:
         found = list(log.read(on_gap="yield"))
         assert isinstance(found[1], Gap)
-        assert (found[1].first, found[1].last, found[1].reason) == (1, 4, "missing")
+        assert (found[1].first, found[1].last, found[1].reason) == (1, 4, "damaged")
         assert [record.value for record in found[2:]] == [b"f", b"g"]
 
 
