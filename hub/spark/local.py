@@ -156,8 +156,8 @@ class LocalShards:
         """Take in the shards that have come, and let go of those that went."""
         found = names.changed(all(look.log is not None for look in self._looks.values()))
         if found is not None:
-            for key in self._looks.keys() - found.keys():
-                self._looks.pop(key).close()
+            for key in [key for key, look in self._looks.items() if found.get(key) != look.path]:
+                self._looks.pop(key).close()  # it is gone, or lies in a set of another number of shards by now
             self._looks = {key: self._looks.get(key) or _Look(path) for key, path in sorted(found.items())}
             for look in self._looks.values():
                 look.refresh()
@@ -246,7 +246,7 @@ class _Names:
         self._stamp: Stamp | None = None
         self._again_at = 0.0
         self._is_plain = False  # every name is a shard's
-        self._complete: set[str] = set()  # topics that were there in full: what is missing of them now is being removed
+        self._complete: set[tuple[str, int]] = set()  # topics, by bits, that were there in full: what is missing of them is being removed
 
     def changed(self, is_all_there: bool) -> dict[ShardKey, Path] | None:
         """Return the shards that are there now, with their paths; None if they are those of the last time.
@@ -266,15 +266,16 @@ class _Names:
     def _found(self) -> dict[ShardKey, Path]:
         shards: dict[ShardKey, Path] = {}
         names = [name for name in system.port.names(self._root) if not name.startswith(".")]
-        there = 0
+        there, sets = 0, set()
         for topic, found in route.found_in(self._root, names).items():
             there += sum(map(len, found.indexes.values()))
             if self.selection.has_topic(topic):
-                if topic not in self._complete and not found.is_being_made:
+                sets.add((topic, found.bits))
+                if (topic, found.bits) not in self._complete and not found.is_being_made:
                     found.check_complete(self._root)
-                    self._complete.add(topic)
+                    self._complete.add((topic, found.bits))
                 shards |= {ShardKey(topic, index): path for index, path in found.paths(self._root)}
-        self._complete &= {key.topic for key in shards}
+        self._complete &= sets
         self._is_plain = there == len(names)  # a log may yet be made under the others
         return {key: path for key, path in shards.items() if self.selection.has(key)}
 

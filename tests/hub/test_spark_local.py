@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -148,6 +149,46 @@ def test_a_shard_that_was_made_anew_under_a_root_has_another_id(tmp_path: Path, 
     after = shards.look()[key]
     assert after.end == 0
     assert after.log_id != before
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_topic_that_was_made_anew_with_another_number_of_shards_is_seen_as_it_is(
+    tmp_path: Path, look_at: Callable[..., LocalShards], monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    for at in range(2):
+        create(tmp_path / f"p.1.00{at}", format).close()
+    shards = look_at(tmp_path)
+    before = shards.look()
+    assert len(before) == 2
+    for path in list(tmp_path.iterdir()):
+        shutil.rmtree(path)
+    for at in range(4):
+        with create(tmp_path / f"p.2.00{at}", format) as log:
+            log.append_many([b"v"] * 10)
+    after = shards.look()
+    assert {tuple(key): extent.end for key, extent in after.items()} == {("p", at): 10 for at in range(4)}
+    assert not {extent.log_id for extent in before.values()} & {extent.log_id for extent in after.values()}
+    for key in after:
+        assert sequences(shards, key, 0, 10) == list(range(10))
+    monkeypatch.setattr(system.port, "now", lambda: time.time_ns() + 10**9, raising=False)
+    shards.look()
+    port = Counting()
+    monkeypatch.setattr(system, "port", port)
+    for _ in range(20):
+        assert shards.look() == after
+    assert port.calls == []
+
+
+def test_a_topic_that_was_made_anew_with_a_hole_is_an_error(tmp_path: Path, look_at: Callable[..., LocalShards]) -> None:
+    shard.create(tmp_path, prefix="p", bits=1, capacity=4096).close()
+    shards = look_at(tmp_path)
+    assert ends(shards) == {("p", 0): 0, ("p", 1): 0}
+    for at in range(2):
+        shutil.rmtree(tmp_path / f"p.1.00{at}")
+    for at in (0, 2):
+        kvspool.create(tmp_path / f"p.2.00{at}", capacity=4096).close()
+    with pytest.raises(IncompleteShardSet, match=r"p\.2\.001"):
+        shards.look()
 
 
 def test_a_set_that_is_being_made_is_no_error_and_one_with_a_hole_is(tmp_path: Path, look_at: Callable[..., LocalShards]) -> None:

@@ -337,6 +337,14 @@ def replace(root: Path) -> None:
     append(root, "LAX", 20)
 
 
+def divide(root: Path) -> None:
+    """Make the client anew, with two shards in place of one."""
+    delete(root)
+    with hub.open(root) as opened:
+        opened.create_client("LAX", bits=1, capacity=4096).close()
+    append(root, "LAX", 20)
+
+
 def shrink(root: Path) -> None:
     """Put an older copy of the log in its place, as a restored backup does."""
     delete(root)
@@ -348,6 +356,7 @@ def shrink(root: Path) -> None:
     [
         (delete, r"\[KVSPOOL_PARTITIONS_DELETED\] topic 'LAX', partition 0 is gone; offset 10 was to be read next", []),
         (replace, r"\[KVSPOOL_LOG_REPLACED\] topic 'LAX', partition 0.*START_OFFSET_RESET", named("LAX", 0, 20)),
+        (divide, r"\[KVSPOOL_LOG_REPLACED\] topic 'LAX', partition 0.*START_OFFSET_RESET", named("LAX", 0, 20)),
         (shrink, r"\[KVSPOOL_OFFSET_CHANGED\] topic 'LAX', partition 0: offset 10 was to be read next, but the log ends at 4", []),
     ],
 )
