@@ -32,7 +32,7 @@ from hub.spark.opening import open_shards
 from hub.spark.options import ReadOptions
 from hub.spark.planning import Task, plan
 from hub.spark.shards import Extent, ShardKey, Shards
-from kvspool.errors import LogNotFound, ReaderBusy
+from kvspool.errors import KvspoolError, LogNotFound, ReaderBusy
 
 if TYPE_CHECKING:
     import pyarrow
@@ -58,6 +58,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._shards: Shards | None = None  # the driver's, from its first look on
         self._extents: dict[ShardKey, Extent] = {}  # of the last look
         self._initial: Json | None = None
+        self._unfit: ValueError | KvspoolError | None = None  # why no new query can start as the options say
         self._target: Ends | None = None  # where Trigger.AvailableNow ends
         self._idle: tuple[Json, dict[ShardKey, Extent]] | None = None  # offsets behind which nothing was, as the shards were then
         self._latest: tuple[dict[ShardKey, Extent], Json] = ({}, {})
@@ -68,15 +69,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Json:
         """Return where a new query starts. Spark asks twice, and means the same; and again in a new process if the first batch has to be
-        run again, which begins where its end says."""
+        run again, which begins where its end says.
+
+        What the options say may not fit the shards of today. Only a new query needs it: what is wrong is raised by `latestOffset`.
+        """
         if self._initial is None:
             extents = self._look()
-            assert self._shards is not None
-            starting, sequence_at = self._options.starting, self._shards.sequence_at
-            is_lenient = self._options.is_lenient_on_time
-            starts = starting.sequences("starting", extents, sequence_at, self._report, is_lenient_on_time=is_lenient)
-            self._initial = offsets.note(starts, extents)
+            try:
+                self._initial = offsets.note(self._starts(extents), extents)
+            except (ValueError, KvspoolError) as error:
+                self._initial, self._unfit = {}, error
         return self._initial
+
+    def _starts(self, extents: dict[ShardKey, Extent]) -> Ends:
+        """Return where a new query starts in each shard. Raises what `Bound.sequences` does."""
+        assert self._shards is not None
+        starting, sequence_at = self._options.starting, self._shards.sequence_at
+        is_lenient = self._options.is_lenient_on_time
+        return starting.sequences("starting", extents, sequence_at, self._report, is_lenient_on_time=is_lenient)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return what the options say of a micro-batch's size; of two of them the larger, since Spark takes but one."""
@@ -91,8 +101,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
         """Return where the next micro-batch ends, and `start` itself if there is nothing for one.
 
-        Raises DataLossError for what is gone, ValueError for a checkpoint that isn't one of this source.
+        Raises DataLossError for what is gone, ValueError for a checkpoint that isn't one of this source, and for a new query what is wrong
+        with its start.
         """
+        if self._unfit is not None and start == self._initial:
+            raise self._unfit
         extents = self._look()
         if self._idle == (start, extents):
             self._keep_committed(start)

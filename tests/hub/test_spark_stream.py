@@ -153,6 +153,17 @@ def test_a_first_batch_that_failed_is_run_again_from_where_it_began(start: Calla
         start(root, Sink()).awaitTermination(PATIENCE)
 
 
+def test_a_first_batch_that_failed_is_run_again_although_a_client_has_joined(start: Callable[..., StreamingQuery], root: Path) -> None:
+    first = append(root, "JFK", 0, 10)
+    options = {"startingOffsets": '{"JFK": {"0": 0, "1": 0}}'}
+    with pytest.raises(Exception, match="the sink fails once"):
+        start(root, Sink(failures=1), **options).awaitTermination(PATIENCE)
+    with hub.open(root) as opened:
+        opened.create_client("LAX", bits=0, capacity=1 << 16).close()
+    later = append(root, "LAX", 0, 5)
+    assert run(start, root, **options).values() == sorted(first + later)
+
+
 def test_a_start_by_time_reads_what_is_not_older(start: Callable[..., StreamingQuery], root: Path) -> None:
     append(root, "JFK", 0, 10)
     late = run(start, root, startingTimestamp=str(BASE // 1_000_000 + 6), startingOffsetsByTimestampStrategy="latest")

@@ -156,6 +156,40 @@ def test_a_first_batch_that_is_run_again_begins_where_it_began(root: Path, start
     assert "/from" not in again.checkpoint[-1]
 
 
+@pytest.mark.parametrize(
+    ("starting", "code"),
+    [
+        ({"startingOffsets": '{"JFK": {"0": 2, "1": 1}, "LAX": {"0": 4}}'}, "OFFSETS_DO_NOT_MATCH"),
+        ({"startingOffsetsByTimestamp": '{"JFK": {"0": 0, "1": 0}, "LAX": {"0": 0}}'}, "TIMESTAMPS_DO_NOT_MATCH"),
+        ({"startingTimestamp": "0"}, "NO_OFFSET_AT_TIMESTAMP"),
+    ],
+)
+def test_a_first_batch_is_run_again_although_the_starting_option_fits_no_more(
+    root: Path, starting: dict[str, str], code: str
+) -> None:
+    append(root, "JFK", 30)
+    append(root, "LAX", 10)
+    first = Query(root, **starting)
+    rows = first.run()
+    assert rows
+    with hub.open(root) as opened:
+        opened.create_client("SFO", bits=0, capacity=4096).close()
+
+    again = Query(root, **starting)  # after a kill, with the end alone
+    again.checkpoint = [json.dumps(again.reader.initialOffset()), first.checkpoint[1]]
+    assert again.rows() == rows
+    append(root, "SFO", 3)
+    append(root, "LAX", 2, 10)
+    assert values(again.drain()) == sorted(named("SFO", 0, 3) + named("LAX", 10, 12))
+
+    with hub.open(root) as opened:
+        opened.create_client("ORD", bits=0, capacity=4096).close()
+    new = Query(root, **starting)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"^\[KVSPOOL_{code}\]"):
+            new.latest()
+
+
 def test_when_nothing_is_new_the_very_same_offset_is_returned(root: Path) -> None:
     append(root, "JFK", 5)
     query = Query(root)
@@ -519,11 +553,11 @@ def test_an_option_that_is_wrong_is_named(root: Path, options: dict[str, str], w
 
 def test_starting_offsets_name_every_shard_and_times_have_a_record(root: Path) -> None:
     with pytest.raises(ValueError, match=r"KVSPOOL_NO_OFFSET_AT_TIMESTAMP\] topic 'JFK', partition 0"):
-        reader(root, startingTimestamp="4000000000000").initialOffset()
+        Query(root, startingTimestamp="4000000000000").latest()
     with pytest.raises(ValueError, match=r"KVSPOOL_OFFSETS_DO_NOT_MATCH.*missing: topic 'JFK', partition 0, topic 'JFK', partition 1"):
-        reader(root, startingOffsets='{"LAX": {"0": 0}}').initialOffset()
+        Query(root, startingOffsets='{"LAX": {"0": 0}}').latest()
     with pytest.raises(ValueError, match=r"there is no such shard: topic 'SFO'"):
-        reader(root, subscribe="LAX", startingOffsets='{"LAX": {"0": 0}, "SFO": {"0": 0}}').initialOffset()
+        Query(root, subscribe="LAX", startingOffsets='{"LAX": {"0": 0}, "SFO": {"0": 0}}').latest()
 
 
 def test_a_reader_opens_nothing_until_it_is_asked_and_lets_go_when_it_stops(root: Path, open_files: Callable[[], set[str]]) -> None:
