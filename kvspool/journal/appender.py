@@ -316,9 +316,12 @@ class Appender:
         return page
 
     def _kept(self, page: Page) -> int:
-        """Behind a write that failed: cut what is torn, and return how many whole records are left, which a reader may have already."""
+        """Behind a write that failed: cut what is torn, and return how many whole records are left, which a reader may have already.
+
+        page: the one to write from. It may leave sequences out, which nothing does if no record is left: so what was written last counts.
+        """
         try:
-            return self._recover(page).next_sequence - page.next_sequence
+            return max(0, self._recover(self.control.read()).next_sequence - page.next_sequence)
         except (OSError, KvspoolError):  # the next writer does it otherwise
             return 0
 

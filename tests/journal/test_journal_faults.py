@@ -17,9 +17,9 @@ from faults import FILE_CALLS, FailingPort
 from images import Rebooted
 
 import kvspool
-from kvspool import Record, system
+from kvspool import Gap, Record, system
 from kvspool.errors import Closed, KvspoolError, LogVanished, NotDurable, Poisoned, ReaderBusy
-from kvspool.journal import Journal
+from kvspool.journal import Batch, Journal
 from kvspool.journal import control as page_file
 from kvspool.system import Port
 
@@ -102,6 +102,22 @@ def test_what_a_follower_has_read_of_a_batch_that_found_the_disk_full_stays(log:
         assert log.append(value(99)) == len(there)
         taken += [record.value for record in following]
         assert taken == [*there, value(99)]
+
+
+@pytest.mark.parametrize("room", range(0, 300, 17))
+def test_sequences_before_a_batch_that_found_the_disk_full_are_left_out_only_if_a_record_is_there(tmp_path: Path, room: int) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        log.append(value(0))
+        port = FullDisk(room, log._segments.directory)
+        with system.replaced(port), pytest.raises(OSError, match="full") as error:
+            log.append_batch(Batch([value(number) for number in range(20, 28)]), at=20)
+        there = len(list(log.read(on_gap="skip"))) - 1
+        assert any(note.startswith(f"{there} of 8 records were appended") for note in error.value.__notes__)
+        assert log.end() == (20 + there if there else 1)
+        assert log.verify().is_sound
+        assert log.append_batch(Batch([value(30)]), at=30) == range(30, 31)
+        gaps = [(gap.first, gap.last, gap.reason) for gap in log.read(on_gap="yield") if isinstance(gap, Gap)]
+        assert gaps == ([(1, 19, "missing"), (20 + there, 29, "missing")] if there else [(1, 29, "missing")])
 
 
 class Refusing(Port):
