@@ -241,6 +241,7 @@ def test_what_a_worker_has_loaded_is_not_looked_at_after_each_task(
     spark: SparkSession, start: Callable[..., StreamingQuery], root: Path
 ) -> None:
     append(root, "JFK", 0, 10)
+    frozen = gc.get_freeze_count()  # by whoever runs the tests
     counts: list[int] = []
 
     def count(batches: Iterator[Any]) -> Iterator[Any]:
@@ -259,8 +260,7 @@ def test_what_a_worker_has_loaded_is_not_looked_at_after_each_task(
     run(start, root, Counting(), minPartitions="2")
     assert counts
     assert any(counts)  # of a worker that has served a read before
-    gc.collect()
-    assert gc.get_freeze_count() == 0  # this process is no worker
+    assert gc.get_freeze_count() <= frozen  # this process is no worker
 
 
 @pytest.mark.parametrize(
