@@ -23,12 +23,12 @@ from pyarrow import flight
 import kvspool
 from hub import wire
 from hub.errors import HubError
-from hub.security.access import Access, Principal
+from hub.security.access import Access
 from hub.security.quotas import Meters, Space
 from hub.serving import consumers, outlet
 from hub.serving.addresses import needs_tls
 from hub.serving.admission import Admission
-from hub.serving.authentication import KEY, Authentication
+from hub.serving.authentication import KEY, Authentication, Standing
 from hub.serving.clients import Clients
 from hub.serving.consumers import Consumers
 from hub.serving.gate import Connection, Gate, Target
@@ -108,27 +108,27 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take in what a shipper sends."""
-        self._answer(context, lambda principal, connection: self._take_in(context, principal, connection, descriptor, reader, writer))
+        self._answer(context, lambda caller, connection: self._take_in(caller, connection, descriptor, reader, writer))
 
-    def _take_in(self, context: Any, principal: Principal, connection: Connection, descriptor: Any, reader: Any, writer: Any) -> None:
+    def _take_in(self, caller: Standing, connection: Connection, descriptor: Any, reader: Any, writer: Any) -> None:
         try:
-            self._hub.take_in(context, principal, connection, wire.decode_opening(descriptor.command or b""), reader, writer)
+            self._hub.take_in(caller, connection, wire.decode_opening(descriptor.command or b""), reader, writer)
         except HubError as error:
-            logger.warning("refused a call of %s: %s", principal.name, error)
+            logger.warning("refused a call of %s: %s", caller.principal.name, error)
             writer.write_metadata(wire.encode(wire.refusal(error)))  # for a client that reads; one that writes finds the error
             raise
 
     def list_flights(self, context: Any, criteria: bytes) -> Any:
         """Say which clients there are."""
-        return self._answer(context, lambda principal, _: self._hub.outlet.flights(criteria, self._hub.reading_right(principal)))
+        return self._answer(context, lambda caller, _: self._hub.outlet.flights(criteria, self._hub.reading_right(caller)))
 
     def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
         """Say what there is of a client."""
-        return self._answer(context, lambda principal, _: self._hub.outlet.info(descriptor, self._hub.reading_right(principal)))
+        return self._answer(context, lambda caller, _: self._hub.outlet.info(descriptor, self._hub.reading_right(caller)))
 
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
         """Hand out the records of a shard."""
-        return self._answer(context, lambda principal, _: self._hub.outlet.read(ticket.ticket, self._hub.reading_right(principal)))
+        return self._answer(context, lambda caller, _: self._hub.outlet.read(ticket.ticket, self._hub.reading_right(caller)))
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         """Say which actions there are."""
@@ -137,9 +137,9 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: Any, action: Any) -> Any:
         """Answer what is asked about the hub as a whole."""
         asked = action.type, action.body.to_pybytes()
-        return self._answer(context, lambda principal, _: self._hub.act(principal, *asked, context.is_cancelled))
+        return self._answer(context, lambda caller, _: self._hub.act(caller, *asked, context.is_cancelled))
 
-    def _answer(self, context: Any, answer: Callable[[Principal, Connection], Any]) -> Any:
+    def _answer(self, context: Any, answer: Callable[[Standing, Connection], Any]) -> Any:
         """Answer a call of somebody who is known, and came through the gate."""
         principal = self._hub.authentication.principal(context)
         connection = self._hub.gate.connection(context.peer())
@@ -147,7 +147,7 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightUnauthenticatedError("not authenticated")
         connection.authenticated(principal.name)
         with outlet.refusing(self._hub.root):
-            return answer(principal, connection)
+            return answer(self._hub.authentication.standing(context, principal), connection)
 
 
 class HubServer:
@@ -220,20 +220,20 @@ class HubServer:
         scheme = "grpc" if self.certificates is None else "grpc+tls"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def reading_right(self, principal: Principal) -> MayRead:
-        """Return which clients somebody may read."""
-        return principal.may_read
+    def reading_right(self, caller: Standing) -> MayRead:
+        """Return which clients somebody may read, while his call lasts."""
+        return caller.may_read
 
-    def act(self, principal: Principal, kind: str, body: bytes, is_over: Callable[[], bool]) -> Iterator[bytes]:
+    def act(self, caller: Standing, kind: str, body: bytes, is_over: Callable[[], bool]) -> Iterator[bytes]:
         """Return what an action answers to somebody. is_over: whether he is gone."""
-        may_read = self.reading_right(principal)
+        may_read = self.reading_right(caller)
         if kind in (name for name, _ in consumers.ACTIONS):
-            return iter([self.consumers.act(kind, body, principal, may_read)])
+            return iter([self.consumers.act(kind, body, caller.principal, may_read)])
         return self.outlet.act(kind, body, may_read, is_over)
 
-    def take_in(self, context: Any, principal: Principal, connection: Connection, opening: wire.Opening, reader: Any, writer: Any) -> None:
+    def take_in(self, caller: Standing, connection: Connection, opening: wire.Opening, reader: Any, writer: Any) -> None:
         """Serve one call of a shipper. Raises HubError for what is refused as a whole."""
-        guard = Admission(self.authentication, context, principal, connection, self.meters, self.space, self.store)
+        guard = Admission(caller, connection, self.meters, self.space, self.store)
         try:
             guard.begin(opening.client, opening.bits)
             client = self.clients.of(opening.client)

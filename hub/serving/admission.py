@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hub.security.quotas import Meters, Space
 from kvspool import system
 
 if TYPE_CHECKING:
-    from hub.security.access import Principal
-    from hub.serving.authentication import Authentication
+    from hub.serving.authentication import Standing
     from hub.serving.gate import Connection
     from hub.store import Store
 
-RENEWAL = 1.0  # seconds after which is looked again whether the client still may
 LONGEST_PAUSE = 5.0  # seconds that a client which is too quick waits at once
 
 
@@ -23,23 +21,19 @@ class Admission:
 
     def __init__(
         self,
-        authentication: Authentication,
-        context: Any,
-        principal: Principal,
+        caller: Standing,
         connection: Connection,
         meters: Meters,
         space: Space,
         store: Store,
     ) -> None:
-        self._authentication = authentication
-        self._context = context
-        self._principal = principal
+        self._caller = caller
+        self._principal = principal = caller.principal
         self._connection = connection
         self._meter = meters.of(principal.name, principal.quota)
         self._space = space
         self._store = store
         self._client = ""
-        self._renew_at = system.port.monotonic() + RENEWAL
         self._held = ExitStack()
 
     def begin(self, client: str, bits: int) -> None:
@@ -54,10 +48,9 @@ class Admission:
 
     def admit(self, size: int) -> None:
         """Count a batch, and wait if the client is too quick. Raises QuotaExceeded, HubFull, Flight's errors."""
-        now = system.port.monotonic()
-        if now >= self._renew_at:
-            self._renew_at = now + RENEWAL
-            self._principal = self._authentication.renewed(self._context, self._principal)
+        principal = self._caller.principal
+        if principal is not self._principal:
+            self._principal = principal
             self._check()
         self._space.admit(size)
         self._meter.store(size)
@@ -74,5 +67,4 @@ class Admission:
         self._held.close()
 
     def _check(self) -> None:
-        may = self._principal.may_write(self._client)
-        self._authentication.check(self._context, self._principal, may, f"write {self._client}")
+        self._caller.check(self._principal.may_write(self._client), f"write {self._client}")

@@ -4,7 +4,7 @@
     class Server(flight.FlightServerBase): ...      with middleware={KEY: authentication}
     principal = authentication.principal(context)                                           first thing in every handler
     authentication.check(context, principal, principal.may_write(client), f"write {client}")
-    principal = authentication.renewed(context, principal)                                  for each batch of a long stream
+    standing = authentication.standing(context, principal); standing.principal              for each batch of a long stream
 
 **A token** is looked at before the call's first message is read, when nothing but the headers is known: nobody without one gets the hub to
 take in a message, and of Flight there is no limit to the size of one. The price is that the log can't name the address then; the gate
@@ -28,6 +28,7 @@ from typing import Any
 from hub.errors import NotAuthenticated
 from hub.security.access import Access, Principal
 from hub.security.quotas import TokenBucket
+from kvspool import system
 from kvspool.errors import MissingExtra
 
 try:
@@ -36,6 +37,7 @@ except ImportError as _error:
     raise MissingExtra(f"the hub's server needs the package pyarrow ({_error}); pip install 'kvspool[hub]'") from _error
 
 KEY = "kvspool-authentication"
+RENEWAL = 1.0  # seconds after which is looked again what somebody may, while his call goes on
 LINES = 20  # a second at most that are logged of refused calls, so that nobody can fill the disk with them
 _LONGEST = 200  # characters of what somebody else said that are logged
 _logger = logging.getLogger("kvspool.hub")
@@ -89,6 +91,10 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         except NotAuthenticated as error:
             raise self._refused(error, self.address(context)) from None
 
+    def standing(self, context: Any, principal: Principal) -> Standing:
+        """Return what somebody may do for as long as his call lasts."""
+        return Standing(self, context, principal)
+
     def check(self, context: Any, principal: Principal, is_allowed: bool, what: str) -> None:
         """Raise FlightUnauthorizedError, and log it, unless it `is_allowed`; `what` follows on "may not"."""
         if not is_allowed:
@@ -122,6 +128,33 @@ class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
     def __init__(self, principal: Principal | None) -> None:
         super().__init__()
         self.principal = principal
+
+
+class Standing:
+    """Who makes a call, and what he may do now: looked at again once a second at most. Used by the call's own thread."""
+
+    def __init__(self, authentication: Authentication, context: Any, principal: Principal) -> None:
+        self._authentication = authentication
+        self._context = context
+        self._principal = principal
+        self._renew_at = system.port.monotonic() + RENEWAL
+
+    @property
+    def principal(self) -> Principal:
+        """Return him with the rights that he has now. Raises FlightUnauthenticatedError if he was revoked."""
+        now = system.port.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + RENEWAL
+            self._principal = self._authentication.renewed(self._context, self._principal)
+        return self._principal
+
+    def check(self, is_allowed: bool, what: str) -> None:
+        """Raise FlightUnauthorizedError, and log it, unless it `is_allowed`; `what` follows on "may not"."""
+        self._authentication.check(self._context, self._principal, is_allowed, what)
+
+    def may_read(self, client: str) -> bool:
+        """Return whether he may read a client now. Raises FlightUnauthenticatedError if he was revoked."""
+        return self.principal.may_read(client)
 
 
 def escape(text: str) -> str:

@@ -42,7 +42,8 @@ ACTIONS = [
 
 
 class Outlet:
-    """The reading side of a hub. Its methods are called on Flight's threads; each is told which clients the caller may read.
+    """The reading side of a hub. Its methods are called on Flight's threads; each is told which clients the caller may read, and asks again
+    for each batch: a right may be taken away meanwhile.
 
     What is refused is raised as an error of Flight.
     """
@@ -83,7 +84,7 @@ class Outlet:
             _check_right(wanted.client, may_read)
             path = self.survey.path(wanted.client, wanted.shard)
             schema = columns.schema_of(wanted)
-            return flight.GeneratorStream(schema, self._stream(path, wanted, schema))
+            return flight.GeneratorStream(schema, self._stream(path, wanted, schema, may_read))
 
     def act(self, kind: str, body: bytes, may_read: MayRead, is_over: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
         """Yield what an action answers. is_over: whether its caller is gone."""
@@ -122,7 +123,9 @@ class Outlet:
         except (KvspoolError, OSError):
             return 0  # its state says so
 
-    def _stream(self, path: Path, ticket: Ticket, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, bytes] | pa.RecordBatch]:
+    def _stream(
+        self, path: Path, ticket: Ticket, schema: pa.Schema, may_read: MayRead
+    ) -> Iterator[tuple[pa.RecordBatch, bytes] | pa.RecordBatch]:
         """Yield the batches of one shard; what is lost, and the end, beside batches without rows."""
         with refusing(self.root), closing(open_shard(path, TIMEOUT)) as log:
             if ticket.log:
@@ -133,6 +136,7 @@ class Outlet:
                 reading = _Reading(cursor, ticket)
                 nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
                 for item in reading:
+                    _check_right(ticket.client, may_read)
                     if self._is_closing:
                         raise HubFull("the hub is being stopped", 1.0)
                     if isinstance(item, Gap):

@@ -6,14 +6,17 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import hub
+import kvspool
 from hub import columns
 from hub.errors import HubFull, NotAllowed, QuotaExceeded
+from hub.remote import RemoteHub
 from hub.security import authority
 from hub.security.access import Access
 from hub.security.certificates import Certificates
@@ -93,7 +96,7 @@ def test_a_client_ships_its_own_id_alone(server: HubServer, root: Path, security
 def test_a_right_that_is_taken_away_ends_with_the_next_batches(
     server: HubServer, access: Path, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.serving.admission.RENEWAL", 0.0)
+    monkeypatch.setattr("hub.serving.authentication.RENEWAL", 0.0)
     monkeypatch.setattr("hub.security.access.INTERVAL", 0.0)
     with connection(server, "jfk", security) as call:
         send(call, 0)
@@ -109,6 +112,57 @@ def test_a_right_that_is_taken_away_ends_with_the_next_batches(
         connection(server, "jfk", security)
     stored = server.store.figures()["jfk"][0].next
     assert stored < 500
+
+
+@pytest.fixture
+def reading(access: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Security:
+    """Who may read jfk, and is looked at again for each batch."""
+    monkeypatch.setattr("hub.serving.authentication.RENEWAL", 0.0)
+    monkeypatch.setattr("hub.security.access.INTERVAL", 0.0)
+    token = tmp_path / "spark.token"
+    assert main(["hub", "token", "add", str(access), "--name", "spark", "--output", str(token), "--role", "reader", "--read", "jfk"]) == 0
+    return Security(token=token.read_text().strip())
+
+
+def revoke(access: Path, security: Security) -> None:
+    assert security.token is not None
+    assert main(["hub", "token", "revoke", str(access), security.token.split("_")[1]]) == 0
+
+
+def take_right(access: Path, security: Security) -> None:
+    access.write_text(access.read_text().replace('read = ["jfk"]', "read = []"))
+
+
+@pytest.mark.parametrize("lose", [revoke, take_right])
+def test_who_loses_the_right_to_read_gets_the_batches_that_are_under_way_and_no_more(
+    lose: Callable[[Path, Security], None], reading: Security, server: HubServer, root: Path, access: Path
+) -> None:
+    count = 100
+    with kvspool.create(root / "jfk", format="kvj") as log:
+        for _ in range(count):
+            log.append(b"x" * (1 << 20))
+    with RemoteHub(server.location, security=reading) as remote:
+        batches = remote.batches("jfk", 0)
+        assert next(batches).num_rows
+        lose(access, reading)
+        with pytest.raises(NotAllowed):
+            list(batches)
+        with pytest.raises(NotAllowed):
+            remote.read_arrow("jfk", 0)
+
+
+def test_who_loses_the_right_to_read_while_he_waits_is_told_nothing(
+    reading: Security, server: HubServer, root: Path, access: Path
+) -> None:
+    with kvspool.create(root / "jfk", format="kvj") as log, RemoteHub(server.location, security=reading) as remote:
+        token = remote.changes().token
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(remote.changes, token, 20.0)
+            time.sleep(1)
+            revoke(access, reading)
+            log.append(b"secret")
+            with pytest.raises(NotAllowed):
+                waits.result(PATIENCE)
 
 
 def test_a_quota_is_held_batch_by_batch(server: HubServer, security: Security) -> None:
