@@ -120,15 +120,21 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
 
     def list_flights(self, context: Any, criteria: bytes) -> Any:
         """Say which clients there are."""
-        return self._answer(context, lambda caller, _: self._hub.outlet.flights(criteria, self._hub.reading_right(caller)))
+        return self._tell(context, len(criteria), lambda caller, _: self._hub.outlet.flights(criteria, self._hub.reading_right(caller)))
 
     def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
         """Say what there is of a client."""
-        return self._answer(context, lambda caller, _: self._hub.outlet.info(descriptor, self._hub.reading_right(caller)))
+        size = len(descriptor.command or b"") + sum(map(len, descriptor.path or []))
+        return self._tell(context, size, lambda caller, _: self._hub.outlet.info(descriptor, self._hub.reading_right(caller)))
 
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
         """Hand out the records of a shard."""
-        return self._answer(context, lambda caller, _: self._hub.outlet.read(ticket.ticket, self._hub.reading_right(caller)))
+
+        def read(caller: Standing, connection: Connection) -> flight.FlightDataStream:
+            # To take a batch, a client sends some bytes; more than one for each 256 would be strange.
+            return self._hub.outlet.read(ticket.ticket, self._hub.reading_right(caller), lambda size: connection.progress(size >> 8))
+
+        return self._tell(context, len(ticket.ticket), read)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         """Say which actions there are."""
@@ -137,7 +143,18 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: Any, action: Any) -> Any:
         """Answer what is asked about the hub as a whole."""
         asked = action.type, action.body.to_pybytes()
-        return self._answer(context, lambda caller, _: self._hub.act(caller, *asked, context.is_cancelled))
+        return self._tell(context, len(asked[1]), lambda caller, _: self._hub.act(caller, *asked, context.is_cancelled))
+
+    def _tell(self, context: Any, size: int, tell: Callable[[Standing, Connection], Any]) -> Any:
+        """Answer a reading call, whose request has so many bytes; it counts as one of its caller's until the last answer is sent."""
+
+        def answer(caller: Standing, connection: Connection) -> Any:
+            held = self._hub.authentication.held(context)
+            held.callback(connection.progress, size)
+            held.enter_context(self._hub.meters.of(caller.principal.name, caller.principal.quota).call(connection))
+            return tell(caller, connection)
+
+        return self._answer(context, answer)
 
     def _answer(self, context: Any, answer: Callable[[Standing, Connection], Any]) -> Any:
         """Answer a call of somebody who is known, and came through the gate."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from kvspool import sizes, system
 BURST = 1.0  # seconds of its rate that a client may take at once
 INTERVAL = 0.1  # seconds between two looks at the disk
 LATER = 1.0  # seconds after which one who was refused for want of room, or of a connection, may try again
-MOST_CALLS = 1024  # of a principal at one time, where its quota doesn't say: each has a thread of the server
+MOST_CALLS = 1024  # of a principal at one time, or as many as its quota has connections: each has a thread of the server
+MOST_OF_CONNECTION = 64  # calls of one connection at one time
 LEAST_FILES = 256  # files that the disk must have room for, where it counts them
 _logger = logging.getLogger("kvspool.hub")
 
@@ -30,8 +32,9 @@ _logger = logging.getLogger("kvspool.hub")
 class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a principal may have; None: as much as there is.
 
-    bytes: stored at one time. rate: bytes a second, in the mean. shards: of all its client ids. connections: at one time; 1024 in
-    all, unless the quota says more.
+    bytes: stored at one time. rate: bytes a second, in the mean. shards: of all its client ids. connections: on which calls are
+    under way, to ship or to read. There are 64 calls of a connection at one time at most, and 1024 in all unless the quota has more
+    connections.
     """
 
     bytes: int | None = None
@@ -89,7 +92,7 @@ class Meter:
         """Begin with nothing used; the hub says by `stored` what there is."""
         self.principal = principal
         self.quota = quota
-        self.connections = 0
+        self._calls: Counter[Hashable] = Counter()  # under way, by connection
         self._stored = 0
         self._bucket = _bucket(quota)
         self._lock = threading.Lock()
@@ -134,19 +137,35 @@ class Meter:
         if limit is not None and count > limit:
             raise self._exceeded("shards", limit)
 
+    @property
+    def calls(self) -> int:
+        """Return how many calls are under way."""
+        return self._calls.total()
+
     @contextmanager
-    def connection(self) -> Iterator[None]:
-        """Count a connection, or a call that lasts, while the `with` block runs. Raises QuotaExceeded if it is one too many."""
+    def call(self, connection: Hashable) -> Iterator[None]:
+        """Count a call of a connection while the `with` block runs. Raises QuotaExceeded if it, or its connection, is one too many."""
         with self._lock:
-            limit = MOST_CALLS if self.quota.connections is None else self.quota.connections
-            if self.connections >= limit:
-                raise self._exceeded("connections", limit, LATER)
-            self.connections += 1
+            self._check_call(connection)
+            self._calls[connection] += 1
         try:
             yield
         finally:
             with self._lock:
-                self.connections -= 1
+                self._calls[connection] -= 1
+                if not self._calls[connection]:
+                    del self._calls[connection]
+
+    def _check_call(self, connection: Hashable) -> None:
+        connections = self.quota.connections
+        if connections is not None and connection not in self._calls and len(self._calls) >= connections:
+            raise self._exceeded("connections", connections, LATER)
+        for count, limit, where in (
+            (self._calls[connection], MOST_OF_CONNECTION, "one connection"),
+            (self.calls, max(MOST_CALLS, connections or 0), "all its connections"),
+        ):
+            if count >= limit:
+                raise QuotaExceeded(f"{self.principal} has {count} calls under way on {where}, and may have no more at one time", LATER)
 
     def _exceeded(self, what: str, limit: int, retry_after: float | None = None) -> QuotaExceeded:
         return QuotaExceeded(f"{self.principal} may have no more {what}: its quota is {limit}", retry_after)

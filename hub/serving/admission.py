@@ -40,7 +40,7 @@ class Admission:
         """Look whether this client may write, and have so many shards. Raises Flight's errors, QuotaExceeded and HubFull."""
         self._client = client
         self._check()
-        self._held.enter_context(self._meter.connection())
+        self._held.enter_context(self._meter.call(self._connection))
         self._space.admit(0)
         if self._meter.quota.shards is not None:
             own = {name: len(shards) for name, shards in self._store.figures().items() if self._principal.may_write(name)}
@@ -58,9 +58,9 @@ class Admission:
         if wait:
             system.port.sleep(min(wait, LONGEST_PAUSE))
 
-    def progress(self) -> None:
+    def progress(self, size: int) -> None:
         """Say that a batch was dealt with, so that the connection isn't taken for one that sends something endless."""
-        self._connection.progress()
+        self._connection.progress(size)
 
     def close(self) -> None:
         """Count the call no more."""

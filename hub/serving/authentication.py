@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import urllib.parse
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from hub.errors import NotAuthenticated
@@ -95,6 +96,11 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         """Return what somebody may do for as long as his call lasts."""
         return Standing(self, context, principal)
 
+    def held(self, context: Any) -> ExitStack:
+        """Return what is closed when a call is over, and its last answer sent: Flight sends them after the handler has returned."""
+        caller: _Caller = context.get_middleware(KEY)
+        return caller.held
+
     def check(self, context: Any, principal: Principal, is_allowed: bool, what: str) -> None:
         """Raise FlightUnauthorizedError, and log it, unless it `is_allowed`; `what` follows on "may not"."""
         if not is_allowed:
@@ -128,6 +134,11 @@ class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
     def __init__(self, principal: Principal | None) -> None:
         super().__init__()
         self.principal = principal
+        self.held = ExitStack()
+
+    def call_completed(self, exception: Exception | None) -> None:
+        """Let go of what the call held; called by Flight, however it ended."""
+        self.held.close()
 
 
 class Standing:

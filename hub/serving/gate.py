@@ -22,7 +22,8 @@ nameless one would show as "unix:" alone), but Flight speaks TLS on TCP only. No
 the gate, as any local user's may on a loopback port: refuse it.
 
 What can't be told here: how fast a single message comes. Through TLS a slow one looks like the pings of a client that has nothing to send.
-Several calls of one client may share a connection; the progress of one then counts for all, so bound the calls that a connection may have.
+Several calls of one client may share a connection: each message that was dealt with makes room for its own bytes and no more, so that the
+many small ones of one call don't let a huge one of another through.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ Target = Address | str  # of a server: its address, or the path of its unix sock
 
 _BACKLOG = 512  # connections that the kernel keeps until they are accepted
 _ACCEPTED_AT_ONCE = 64  # then those who are inside have their turn
+_BESIDE = 1024  # bytes that a message takes on the wire besides its own: headers, and what Arrow, HTTP/2 and TLS put around it
 _TRIES = 8  # to reach the server from a port that no other connection has
 _LONGEST_TICK = 1.0  # seconds between two looks at the clock
 _HANG_UP = struct.pack("ii", 1, 0)  # close by a reset, and keep nothing
@@ -85,7 +87,8 @@ class Connection:
         self.outward = Flow(server, client, gate._carriers)
         self.is_reached = False  # the server has accepted
         self.opened = self.heard = gate._now
-        self._stored = 0  # bytes that had come in when the handler made progress last
+        self._dealt_with = 0  # bytes that came in, and that no message on its way can be made of any more
+        self._lock = threading.Lock()  # handlers of several calls make progress
         self._gate = gate
 
     @property
@@ -103,9 +106,13 @@ class Connection:
         if self._gate._census.acquaint(self.visitor, name):
             self._gate._do_soon(self, None)
 
-    def progress(self) -> None:
-        """Count the bytes since the last progress anew. Call it after each batch that was stored, and each one that was sent."""
-        self._stored = self.inward.count
+    def progress(self, size: int = 0) -> None:
+        """Make room for as many bytes as a message had that was dealt with: a batch that was stored, a request that was answered.
+
+        Call it for a batch that was sent as well, with the little that the client sent to take it.
+        """
+        with self._lock:
+            self._dealt_with = min(self.inward.count, self._dealt_with + size + (size >> 8) + _BESIDE)
 
     def close(self) -> None:
         """Cut the connection, soon. It may have ended already."""
@@ -119,8 +126,8 @@ class Connection:
         return CHUNK if self.name is not None else min(CHUNK, limits.authentication_bytes - self.inward.count)
 
     def is_excessive(self, limits: Limits) -> bool:
-        """Return whether more bytes came in since the last progress than may be."""
-        return self.inward.count - self._stored > limits.progress_bytes
+        """Return whether more bytes came in that no handler has dealt with than may be."""
+        return self.inward.count - self._dealt_with > limits.progress_bytes
 
     def is_late(self, limits: Limits, now: float) -> Reason | None:
         """Return which limit of time the connection exceeds."""
@@ -434,6 +441,7 @@ class Gate:
     def _look_at_the_clock(self) -> None:
         self._next_tick = self._now + self._tick
         for connection in list(self._connections.values()):
+            connection.progress()  # pings are dealt with by themselves
             reason = connection.is_late(self.limits, self._now)
             if reason is not None:
                 self._end(connection, reason)

@@ -41,8 +41,8 @@ class Guard(Protocol):
     def admit(self, size: int) -> None:
         """Before a batch of so many bytes is stored; may sleep."""
 
-    def progress(self) -> None:
-        """A batch was dealt with."""
+    def progress(self, size: int) -> None:
+        """A batch that came in as so many bytes was dealt with."""
 
 
 class Intake:
@@ -143,7 +143,7 @@ class Intake:
                     raise
         elif not any(log.index == put.index for log in self._opening.logs):
             raise Malformed(f"a put for shard {put.index}, which the call was not opened for")
-        self._guard.progress()
+        self._guard.progress(batch.nbytes)
         self._unasked += size
         self._asked += put.ask
         if put.ask or self._unasked >= UNASKED:

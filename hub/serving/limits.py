@@ -22,7 +22,7 @@ class Reason(StrEnum):
     EXHAUSTED = "no descriptors left"
     UNREACHABLE = "the server is not reachable"
     AUTHENTICATION_SECONDS = "not authenticated in time"
-    PROGRESS_BYTES = "too many bytes since the last batch"
+    PROGRESS_BYTES = "too many bytes under way"
     IDLE = "idle"
     RESET = "reset by one of its ends"
     BY_HANDLER = "closed by the server's handler"
@@ -41,7 +41,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     unauthenticated_per_address: int = 128
     authentication_seconds: float = 10.0
     authentication_bytes: int = 1 << 20  # that are passed on until the client is authenticated; the others have to wait for that
-    progress_bytes: int = 96 << 20  # that it may send between two batches: no message can make the server allocate more
+    progress_bytes: int = 96 << 20  # that it sent and nobody has dealt with: no message can make the server allocate more
     idle_seconds: float = 60.0  # without a byte from the client
 
     def __post_init__(self) -> None:

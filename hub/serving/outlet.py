@@ -77,14 +77,14 @@ class Outlet:
                 raise NotFound(f"there is no client {query.client} here, or not that shard of it")
             return self._info(query, wanted)
 
-    def read(self, ticket: bytes, may_read: MayRead) -> flight.FlightDataStream:
-        """Return the stream of what a ticket asks for."""
+    def read(self, ticket: bytes, may_read: MayRead, sent: Callable[[int], object] = lambda size: None) -> flight.FlightDataStream:
+        """Return the stream of what a ticket asks for. sent: called with the bytes of each batch that the caller was sent."""
         with refusing(self.root):
             wanted = tickets.decode_ticket(ticket)
             _check_right(wanted.client, may_read)
             path = self.survey.path(wanted.client, wanted.shard)
             schema = columns.schema_of(wanted)
-            return flight.GeneratorStream(schema, self._stream(path, wanted, schema, may_read))
+            return flight.GeneratorStream(schema, self._stream(path, wanted, schema, may_read, sent))
 
     def act(self, kind: str, body: bytes, may_read: MayRead, is_over: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
         """Yield what an action answers. is_over: whether its caller is gone."""
@@ -124,7 +124,7 @@ class Outlet:
             return 0  # its state says so
 
     def _stream(
-        self, path: Path, ticket: Ticket, schema: pa.Schema, may_read: MayRead
+        self, path: Path, ticket: Ticket, schema: pa.Schema, may_read: MayRead, sent: Callable[[int], object]
     ) -> Iterator[tuple[pa.RecordBatch, bytes] | pa.RecordBatch]:
         """Yield the batches of one shard; what is lost, and the end, beside batches without rows."""
         with refusing(self.root), closing(open_shard(path, TIMEOUT)) as log:
@@ -145,6 +145,7 @@ class Outlet:
                         yield item.select(schema.names)
                     else:
                         yield item.select(schema.names), _encode(Beside(first=item.column("sequence")[0].as_py()))
+                    sent(0 if isinstance(item, Gap) else item.nbytes)
                 yield nothing, _encode(Beside(next=reading.next))
 
 

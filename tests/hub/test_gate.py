@@ -516,17 +516,31 @@ def test_who_sends_more_than_a_batch_may_have_is_cut_and_the_server_never_gets_i
     for _ in range(5):
         client.sendall(b"x" * 90_000)
         read(server, 90_000)
-        connection.progress()
+        connection.progress(90_000)
     client.sendall(b"x" * 90_000)
     read(server, 90_000)
-    client.sendall(b"x" * 10_001)
+    client.sendall(b"x" * 20_000)
     received = 0
     with contextlib.suppress(ConnectionResetError):
         while data := server.recv(1 << 20):
             received += len(data)
-    assert received <= 10_000
+    assert received < 20_000
     street.wait_for(Reason.PROGRESS_BYTES)
     assert is_reset(client)
+
+
+def test_the_small_messages_of_one_call_let_no_huge_one_of_another_through(street: Street) -> None:
+    street.build(Limits(progress_bytes=1_000_000))
+    client, server, connection = street.pair()
+    connection.authenticated("known")
+    received = 0
+    with contextlib.suppress(ConnectionResetError):
+        for _ in range(1000):
+            client.sendall(b"x" * 10_000)
+            received += len(read(server, 10_000))
+            connection.progress(10)
+    street.wait_for(Reason.PROGRESS_BYTES)
+    assert received < 2_000_000
 
 
 class Clock(system.Port):

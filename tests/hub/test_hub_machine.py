@@ -64,7 +64,7 @@ class _Anybody:
     def admit(self, size: int) -> None:
         return None
 
-    def progress(self) -> None:
+    def progress(self, size: int) -> None:
         return None
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import kvspool
 from hub import errors
 from hub.errors import HubError, HubFull, QuotaExceeded
-from hub.security.quotas import INTERVAL, LEAST_FILES, MOST_CALLS, Meter, Meters, Quota, Space, TokenBucket
+from hub.security.quotas import INTERVAL, LEAST_FILES, MOST_CALLS, MOST_OF_CONNECTION, Meter, Meters, Quota, Space, TokenBucket
 from kvspool import system
 
 GIB = 1 << 30
@@ -115,13 +115,13 @@ def test_shards_and_connections_have_their_limits(disk: Disk) -> None:
     meter.check_shards(2)
     with pytest.raises(QuotaExceeded, match="shards"):
         meter.check_shards(3)
-    with meter.connection():
-        with pytest.raises(QuotaExceeded, match="connections"), meter.connection():
+    with meter.call("one"), meter.call("one"):
+        with pytest.raises(QuotaExceeded, match="connections"), meter.call("another"):
             pytest.fail("a second connection was let in")
-        assert meter.connections == 1
-    with pytest.raises(RuntimeError), meter.connection():
+        assert meter.calls == 2
+    with pytest.raises(RuntimeError), meter.call("another"):
         raise RuntimeError
-    assert meter.connections == 0
+    assert meter.calls == 0
 
 
 def test_without_a_quota_everything_passes_and_is_counted(disk: Disk) -> None:
@@ -129,8 +129,8 @@ def test_without_a_quota_everything_passes_and_is_counted(disk: Disk) -> None:
     meter.store(1 << 60)
     meter.check_shards(1 << 30)
     assert meter.pace(1 << 60) == 0
-    with meter.connection(), meter.connection():
-        assert (meter.stored, meter.connections) == (1 << 60, 2)
+    with meter.call(1), meter.call(2):
+        assert (meter.stored, meter.calls) == (1 << 60, 2)
 
 
 def test_the_rate_is_of_all_calls_of_a_principal(disk: Disk) -> None:
@@ -163,7 +163,7 @@ def test_threads_together_store_no_more_than_the_quota(disk: Disk) -> None:
     def store() -> None:
         for _ in range(100):
             try:
-                with meter.connection():
+                with meter.call(threading.get_ident()):
                     meter.store(7)
                     stored.append(7)
             except QuotaExceeded:
@@ -175,7 +175,7 @@ def test_threads_together_store_no_more_than_the_quota(disk: Disk) -> None:
     for thread in threads:
         thread.join()
     assert sum(stored) == meter.stored == 994
-    assert meter.connections == 0
+    assert meter.calls == 0
 
 
 # The disk.
@@ -273,12 +273,26 @@ def test_every_error_of_a_hub_is_listed_and_says_when_to_try_again() -> None:
     assert QuotaExceeded("x").retry_after is None
 
 
-def test_nobody_has_calls_without_end(disk: Disk) -> None:
+@pytest.mark.parametrize(("connections", "limit"), [(None, MOST_CALLS), (MOST_CALLS + 5, MOST_CALLS + 5)])
+def test_nobody_has_calls_without_end(disk: Disk, connections: int | None, limit: int) -> None:
+    meter = Meter("jfk", Quota(connections=connections))
+    with ExitStack() as calls:
+        for number in range(limit):
+            calls.enter_context(meter.call(number))
+        with pytest.raises(QuotaExceeded) as caught, meter.call(0):
+            pass
+        assert caught.value.retry_after
+    with meter.call(0):
+        assert meter.calls == 1
+
+
+def test_nobody_has_calls_without_end_on_one_connection(disk: Disk) -> None:
     meter = Meter("jfk")
     with ExitStack() as calls:
-        for _ in range(MOST_CALLS):
-            calls.enter_context(meter.connection())
-        with pytest.raises(QuotaExceeded, match="quota is 1024"), meter.connection():
+        for _ in range(MOST_OF_CONNECTION):
+            calls.enter_context(meter.call("one"))
+        with pytest.raises(QuotaExceeded, match="one connection"), meter.call("one"):
             pass
-    with meter.connection():
-        assert meter.connections == 1
+        with meter.call("another"):
+            assert meter.calls == MOST_OF_CONNECTION + 1
+    assert meter.calls == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyarrow import flight
 
 import hub
 import kvspool
@@ -20,7 +21,9 @@ from hub.remote import RemoteHub
 from hub.security import authority
 from hub.security.access import Access
 from hub.security.certificates import Certificates
+from hub.security.quotas import Quota
 from hub.server import HubServer
+from hub.serving.limits import Limits
 from hub.shipping.connection import Connection, Security
 from hub.wire import Log, Opening, Put
 from kvspool.cli import main
@@ -158,11 +161,77 @@ def test_who_loses_the_right_to_read_while_he_waits_is_told_nothing(
         token = remote.changes().token
         with ThreadPoolExecutor(1) as pool:
             waits = pool.submit(remote.changes, token, 20.0)
-            time.sleep(1)
+            until(lambda: server.meters.of("spark", Quota()).calls == 1)
             revoke(access, reading)
             log.append(b"secret")
             with pytest.raises(NotAllowed):
                 waits.result(PATIENCE)
+
+
+def test_reading_calls_are_counted_until_their_last_answer(
+    reading: Security, server: HubServer, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hub.security.quotas.MOST_OF_CONNECTION", 4)
+    meter = server.meters.of("spark", Quota())
+    with kvspool.create(root / "jfk", format="kvj") as log:
+        for _ in range(32):
+            log.append(b"x" * (1 << 20))
+    with RemoteHub(server.location, security=reading) as remote:
+        streams = [remote.batches("jfk", 0) for _ in range(4)]
+        for stream in streams:
+            next(stream)
+        assert meter.calls == 4
+        for call in (lambda: next(remote.batches("jfk", 0)), remote.changes, remote.clients, lambda: remote.shards("jfk")):
+            with pytest.raises(QuotaExceeded) as caught:
+                call()
+            assert caught.value.retry_after
+        with RemoteHub(server.location, security=reading) as another:
+            assert another.clients() == ["jfk"]
+        for stream in streams:
+            stream.close()  # type: ignore[attr-defined]
+        until(lambda: meter.calls == 0)
+        assert remote.read_arrow("jfk", 0).num_rows == 32
+        until(lambda: meter.calls == 0)
+
+
+def test_the_quota_of_connections_is_held_for_who_reads(
+    reading: Security, server: HubServer, root: Path, access: Path
+) -> None:
+    access.write_text(access.read_text().replace("[quota]", "[quota]\nconnections = 1"))
+    with kvspool.create(root / "jfk", format="kvj"), RemoteHub(server.location, security=reading) as remote:
+        token = remote.changes().token
+        with ThreadPoolExecutor(1) as pool, RemoteHub(server.location, security=reading) as another:
+            waits = pool.submit(remote.changes, token, 20.0)
+            until(lambda: server.meters.of("spark", Quota(bytes=102_400, connections=1)).calls == 1)
+            with pytest.raises(QuotaExceeded, match="connections"):
+                another.clients()
+            assert remote.clients() == ["jfk"]
+            server.outlet.close()  # who waits is answered
+            assert waits.result(PATIENCE).shards == []
+
+
+@pytest.fixture
+def narrow(root: Path) -> Iterator[HubServer]:
+    """A hub that lets a connection send 8 MiB at once, and everybody in."""
+    server = HubServer(
+        root, access=Access.anonymous(), listen=("127.0.0.1", 0), limits=Limits(progress_bytes=8 << 20), least_free=0
+    ).start()
+    yield server
+    server.close(grace=0.1)
+
+
+def test_requests_that_were_answered_count_no_more(narrow: HubServer) -> None:
+    with flight.FlightClient(narrow.location) as client:
+        for _ in range(40):
+            assert len(list(client.do_action(flight.Action("server", b" " * (1 << 19))))) == 1
+
+
+def test_a_connection_ships_and_reads_as_long_as_it_likes(narrow: HubServer) -> None:
+    with connection(narrow, "jfk", Security()) as call, RemoteHub(narrow.location) as remote:
+        for number in range(20):
+            send(call, number, 1 << 20)
+        assert call.stored == {0: 20}
+        assert remote.read_arrow("jfk", 0).num_rows == 20
 
 
 def test_a_quota_is_held_batch_by_batch(server: HubServer, security: Security) -> None:
