@@ -35,6 +35,7 @@ from hub.serving.gate import Connection, Gate, Target
 from hub.serving.intake import Intake
 from hub.serving.lags import Lags
 from hub.serving.limits import Address, Limits, Reason
+from hub.serving.log import Log
 from hub.serving.outlet import Outlet
 from hub.serving.owners import Owners
 from hub.serving.pipelines import Pipelines
@@ -114,7 +115,7 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
         try:
             self._hub.take_in(caller, connection, wire.decode_opening(descriptor.command or b""), reader, writer)
         except HubError as error:
-            logger.warning("refused a call of %s: %s", caller.principal.name, error)
+            self._hub.authentication.log.warn("refused a call of %s: %s", caller.principal.name, error)
             writer.write_metadata(wire.encode(wire.refusal(error)))  # for a client that reads; one that writes finds the error
             raise
 
@@ -204,7 +205,8 @@ class HubServer:
         self.lags = Lags(self.root)
         self.pipelines = Pipelines(self.root)
         self.retention = Keeper(self.root, self._stored)
-        self.gate = Gate(listen, limits=limits, on_event=_log_cut)
+        self._cuts = Log("refused or cut connections")
+        self.gate = Gate(listen, limits=limits, on_event=self._log_cut)
         self.authentication = Authentication(
             access, uses_certificates=certificates is not None and certificates.authority is not None, address=self._remote
         )
@@ -280,6 +282,9 @@ class HubServer:
         """Return the address of a client, for the log."""
         connection = self.gate.connection(peer)
         return "unknown" if connection is None else f"{connection.remote[0]} port {connection.remote[1]}"
+
+    def _log_cut(self, reason: Reason, remote: Address) -> None:
+        self._cuts.warn("%s port %s: %s", *remote, reason)
 
     def _keep(self) -> None:
         """Count what is stored; then look at certificates, quotas, readers and what may go, now and then."""
@@ -395,7 +400,3 @@ class HubServer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _log_cut(reason: Reason, remote: Address) -> None:
-    logger.warning("%s port %d: %s", remote[0], remote[1], reason)

@@ -14,7 +14,7 @@ import msgspec
 from hub.client import check_client
 from hub.errors import HubError, Malformed
 from hub.store import Generation
-from hub.wire import LAST, Level, Reason, error_of, refusal
+from hub.wire import LAST, LONGEST_ECHO, Level, Reason, error_of, refusal
 from hub.wire import Refused as _Refused
 from kvspool.record import Gap
 from kvspool.spool.cursor import Isolation
@@ -212,7 +212,7 @@ def decode(kind: type[T], data: bytes, largest: int = LARGEST_TICKET) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(f"no {kind.__name__.lower()}: {error}") from None
+        raise Malformed(f"no {kind.__name__.lower()}: {str(error)[:LONGEST_ECHO]}") from None
 
 
 def decode_query(path: list[bytes], command: bytes | None) -> Query:

@@ -35,7 +35,8 @@ LARGEST_BATCH = 64 << 20  # bytes of a batch that a hub takes; one record may be
 LAST = (1 << 63) - 1  # no sequence reaches it
 MOST_BITS, MOST_SHARDS = 10, 1024
 LONGEST_RETRY = 3600.0  # seconds that a hub can make a client wait
-_LONGEST_TEXT = 1000  # characters of a hub's words that are shown
+_LONGEST_TEXT = 1000  # characters of a hub's words that are sent, and shown
+LONGEST_ECHO = 200  # characters of what is wrong with a message, in which its own may come again
 
 Level = Literal["process", "disk"]
 """What an acknowledged record survives: the death of the hub's process, or that of its machine."""
@@ -224,13 +225,13 @@ def _decode(decoder: msgspec.msgpack.Decoder[M], data: bytes) -> M:
     try:
         return decoder.decode(data)
     except (ValueError, RecursionError) as error:  # msgspec's own errors are some, and so is text that isn't UTF-8
-        raise Malformed(f"no message of this protocol: {error}") from None
+        raise Malformed(f"no message of this protocol: {str(error)[:LONGEST_ECHO]}") from None
 
 
 def refusal(error: HubError, index: int = -1) -> Refused:
     """Return how a hub says this error to a client."""
     expected = error.expected if isinstance(error, Unexpected) else -1
-    return Refused(_NAMES[type(error)], str(error), index, expected, error.retry_after or 0.0)
+    return Refused(_NAMES[type(error)], str(error)[:_LONGEST_TEXT], index, expected, error.retry_after or 0.0)
 
 
 def error_of(refused: Refused) -> HubError:

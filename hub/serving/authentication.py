@@ -20,7 +20,6 @@ He who is refused isn't told why.
 
 from __future__ import annotations
 
-import logging
 import urllib.parse
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,7 +27,7 @@ from typing import Any
 
 from hub.errors import NotAuthenticated
 from hub.security.access import Access, Principal
-from hub.security.quotas import TokenBucket
+from hub.serving.log import Log
 from kvspool import system
 from kvspool.errors import MissingExtra
 
@@ -39,9 +38,6 @@ except ImportError as _error:
 
 KEY = "kvspool-authentication"
 RENEWAL = 1.0  # seconds after which is looked again what somebody may, while his call goes on
-LINES = 20  # a second at most that are logged of refused calls, so that nobody can fill the disk with them
-_LONGEST = 200  # characters of what somebody else said that are logged
-_logger = logging.getLogger("kvspool.hub")
 
 
 class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -54,12 +50,11 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         """
         super().__init__()
         self.access = access
+        self.log = Log("refused calls")
         self.failures = 0  # calls by somebody who wasn't recognised
         self.denials = 0  # calls by somebody who may not make them
         self._uses_certificates = uses_certificates
         self._address = _unquoted if address is None else address
-        self._lines = TokenBucket(LINES)
-        self._left_out = 0
 
     def start_call(self, info: Any, headers: dict[str, list[str | bytes]]) -> _Caller:
         """Look at a call's token before anything else of it is read; called by Flight."""
@@ -105,7 +100,7 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         """Raise FlightUnauthorizedError, and log it, unless it `is_allowed`; `what` follows on "may not"."""
         if not is_allowed:
             self.denials += 1
-            self._log("%s may not %s, from %s", principal.name, what, self.address(context))
+            self.log.warn("%s may not %s, from %s", principal.name, what, self.address(context))
             raise flight.FlightUnauthorizedError(f"{principal.name} may not {what}")
 
     def address(self, context: Any) -> str:
@@ -114,18 +109,8 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def _refused(self, error: NotAuthenticated, where: str) -> Exception:
         self.failures += 1
-        self._log("authentication failed: %s; principal %s, %s", error, error.principal or "unknown", where)
+        self.log.warn("authentication failed: %s; principal %s, %s", error, error.principal or "unknown", where)
         return flight.FlightUnauthenticatedError("not authenticated")  # type: ignore[no-any-return]
-
-    def _log(self, words: str, *arguments: object) -> None:
-        """Log what happened, with nothing in it that a terminal or a reader of lines would obey."""
-        if not self._lines.try_take(1):
-            self._left_out += 1
-            return
-        left_out, self._left_out = self._left_out, 0
-        if left_out:
-            _logger.warning("%d more refused calls were not logged", left_out)
-        _logger.warning(words, *(escape(str(argument)) for argument in arguments))
 
 
 class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
@@ -166,11 +151,6 @@ class Standing:
     def may_read(self, client: str) -> bool:
         """Return whether he may read a client now. Raises FlightUnauthenticatedError if he was revoked."""
         return self.principal.may_read(client)
-
-
-def escape(text: str) -> str:
-    """Return a text that may be logged: plain ASCII, not too long, everything else as \\x1b."""
-    return text[:_LONGEST].encode("unicode_escape").decode("ascii")
 
 
 def _bearer(values: list[str | bytes]) -> str:

@@ -18,8 +18,8 @@ import pyarrow as pa
 from hub import columns, wire
 from hub.columns import Rows
 from hub.errors import HubError, HubFull, Malformed, ShardDamaged
-from hub.serving.authentication import escape
 from hub.serving.clients import Client
+from hub.serving.log import escape
 from hub.serving.survey import SCARCE, error_number
 from hub.store import Outcome, Shard, Store
 from hub.wire import Done, Level, Log, Opened, Opening, Ping, Place, Put, Stored

@@ -242,7 +242,8 @@ def refusing(root: Path) -> Iterator[None]:
         known = _as_hub_error(error, root)
         if not isinstance(error, HubError):
             logger.error("a reader was told %s", known, exc_info=None if isinstance(error, KvspoolError | OSError) else error)
-        raise _KINDS.get(type(known), flight.FlightServerError)(str(known), _encode(tickets.failure(known))) from None
+        failure = tickets.failure(known)
+        raise _KINDS.get(type(known), flight.FlightServerError)(failure.message, _encode(failure)) from None
 
 
 _KINDS = {

@@ -367,6 +367,19 @@ def test_who_may_not_read_a_client_learns_nothing_of_it(root: Path, server: HubS
     assert len(get(client, client="EWR")[0]) == 10
 
 
+def test_what_a_reader_says_does_not_come_back_at_length(client: flight.FlightClient) -> None:
+    long = "x" * 4000
+    commit = json.dumps({"reader": long * 100, "places": []}).encode()
+    for call in (
+        lambda: get(client, client="JFK", **{long: 1}),
+        lambda: get(client, client=long),
+        lambda: list(client.do_action(flight.Action("commit-positions", commit))),
+    ):
+        found = failure(call)
+        assert found.reason == "malformed"
+        assert len(found.message) <= 1000
+
+
 # Flights.
 
 

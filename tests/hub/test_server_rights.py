@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
+from clocks import StoppedClock
 from pyarrow import flight
 
 import hub
@@ -23,9 +27,11 @@ from hub.security.access import Access
 from hub.security.certificates import Certificates
 from hub.security.quotas import Quota
 from hub.server import HubServer
-from hub.serving.limits import Limits
-from hub.shipping.connection import Connection, Security
+from hub.serving.limits import Limits, Reason
+from hub.serving.log import LINES
+from hub.shipping.connection import Connection, Security, call_options
 from hub.wire import Log, Opening, Put
+from kvspool import system
 from kvspool.cli import main
 
 pytestmark = pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), reason="servers are tested with the compiled twin")
@@ -208,6 +214,46 @@ def test_the_quota_of_connections_is_held_for_who_reads(
             assert remote.clients() == ["jfk"]
             server.outlet.close()  # who waits is answered
             assert waits.result(PATIENCE).shards == []
+
+
+@pytest.mark.parametrize("name", ["x\n2026-01-31 WARNING forged", "x" * 900_000], ids=["line", "long"])
+def test_what_a_client_says_forges_no_line_of_the_log_and_does_not_come_back_at_length(
+    server: HubServer, security: Security, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    opening = {"version": 1, "client": "jfk", "bits": 0, "logs": [], name: 1}
+    with flight.FlightClient(server.location) as client:
+        call = client.do_exchange(flight.FlightDescriptor.for_command(msgspec.msgpack.encode(opening)), call_options(security, PATIENCE))
+        call[0].begin(columns.SCHEMA)
+        message = call[1].read_chunk().app_metadata.to_pybytes()
+    assert len(message) < 1000
+    (line,) = [record.getMessage() for record in caplog.records if "refused a call" in record.getMessage()]
+    assert len(line) < 1000
+    assert line.isprintable()
+
+
+def test_a_flood_of_connections_does_not_flood_the_log(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with system.replaced(StoppedClock()) as clock, ExitStack() as ends:
+        assert isinstance(clock, StoppedClock)
+        server = HubServer(
+            root, access=Access.anonymous(), listen=("127.0.0.1", 0), limits=Limits(connections=1), least_free=0
+        ).start()
+        ends.callback(server.close, 0.0)
+
+        def dial(count: int) -> None:
+            for _ in range(count):
+                ends.enter_context(socket.create_connection(server.gate.address))
+
+        dial(1)
+        until(lambda: server.gate.stats().open == 1)
+        dial(LINES + 7)
+        until(lambda: server.gate.stats().refused.get(Reason.CONNECTIONS) == LINES + 7)
+        assert len(caplog.records) == LINES
+        clock.pass_(10)
+        dial(1)
+        until(lambda: len(caplog.records) == LINES + 2)
+        told = [record.getMessage() for record in caplog.records[LINES:]]
+        assert told[0] == "7 more refused or cut connections were not logged"
+        assert told[1].endswith(Reason.CONNECTIONS)
 
 
 @pytest.fixture
