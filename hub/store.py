@@ -288,6 +288,9 @@ class Store:
                 raise
             except OSError as error:
                 raise HubFull(f"no shards can be made for {client}: {error}") from error
+            with self._lock:  # they count from now on, not when their turn comes to be looked at
+                for index in range(1 << bits):
+                    self._figures.setdefault((client, index), Figures(bits=bits))
 
     def _making_of(self, client: str) -> threading.Lock:
         """Return what is held while a client's shards are made: a thousand take seconds, in which the others go on."""
@@ -323,8 +326,11 @@ class Store:
         Those that were never looked at count as empty, but they are there. Shards of local clients are no journals of ours.
         """
         if not self._to_count:
+            before = set(self._figures)
             self._to_count = list(self._paths())
-            self._figures = {key: self._figures.get(key, Figures(bits=_bits(path))) for key, path in self._to_count}
+            with self._lock:
+                new = {key: figures for key, figures in self._figures.items() if key not in before}  # made meanwhile
+                self._figures = {key: self._figures.get(key, Figures(bits=_bits(path))) for key, path in self._to_count} | new
         for _ in range(len(self._to_count) if most is None else min(most, len(self._to_count))):
             key, path = self._to_count.pop()
             with suppress(KvspoolError, OSError):  # it is being made or removed, or damaged, which others say

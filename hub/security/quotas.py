@@ -11,9 +11,10 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +23,7 @@ from kvspool import sizes, system
 
 BURST = 1.0  # seconds of its rate that a client may take at once
 INTERVAL = 0.1  # seconds between two looks at the disk
+LONGEST_DEBT = 5.0  # seconds for which one who was too quick waits; who has to wait longer is refused until then
 LATER = 1.0  # seconds after which one who was refused for want of room, or of a connection, may try again
 MOST_CALLS = 1024  # of a principal at one time, or as many as its quota has connections: each has a thread of the server
 MOST_OF_CONNECTION = 64  # calls of one connection at one time
@@ -44,6 +46,7 @@ class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 UNLIMITED = Quota()
+T = TypeVar("T", bound=Hashable)
 
 
 class TokenBucket:
@@ -93,6 +96,7 @@ class Meter:
         self.principal = principal
         self.quota = quota
         self._calls: Counter[Hashable] = Counter()  # under way, by connection
+        self._claims: Counter[tuple[str, int]] = Counter()  # clients whose shards are being made, and how many each has
         self._stored = 0
         self._bucket = _bucket(quota)
         self._lock = threading.Lock()
@@ -127,15 +131,35 @@ class Meter:
             self._stored = max(0, self._stored - size)
 
     def pace(self, size: int) -> float:
-        """Count bytes that came in; return how many seconds to wait before more are taken from this principal."""
-        bucket = self._bucket
-        return 0.0 if bucket is None else bucket.take(size)
+        """Count bytes that came in; return how many seconds to wait before more are taken from this principal.
 
-    def check_shards(self, count: int) -> None:
-        """Raise QuotaExceeded if that many shards, of all its client ids, are too many."""
-        limit = self.quota.shards
-        if limit is not None and count > limit:
-            raise self._exceeded("shards", limit)
+        Raises QuotaExceeded, and counts nothing, if all its calls together didn't wait for what they brought before.
+        """
+        with self._lock:
+            if self._bucket is None:
+                return 0.0
+            debt = self._bucket.take(0)
+            if debt > LONGEST_DEBT:
+                raise self._exceeded("bytes a second", int(self._bucket.rate), debt)
+            return self._bucket.take(size)
+
+    @contextmanager
+    def shards(self, client: str, count: int, known: Callable[[], dict[str, int]]) -> Iterator[None]:
+        """Count a client's shards while the `with` block runs, in which they are made. known: returns how many shards each client has.
+
+        Raises QuotaExceeded if those of all clients, with what others are making at this time, are too many.
+        """
+        claim = client, count
+        with self._lock:
+            limit = self.quota.shards
+            if limit is not None and sum(dict([*known().items(), *self._claims, claim]).values()) > limit:
+                raise self._exceeded("shards", limit)
+            self._claims[claim] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                _take_one(self._claims, claim)
 
     @property
     def calls(self) -> int:
@@ -152,9 +176,7 @@ class Meter:
             yield
         finally:
             with self._lock:
-                self._calls[connection] -= 1
-                if not self._calls[connection]:
-                    del self._calls[connection]
+                _take_one(self._calls, connection)
 
     def _check_call(self, connection: Hashable) -> None:
         connections = self.quota.connections
@@ -169,6 +191,12 @@ class Meter:
 
     def _exceeded(self, what: str, limit: int, retry_after: float | None = None) -> QuotaExceeded:
         return QuotaExceeded(f"{self.principal} may have no more {what}: its quota is {limit}", retry_after)
+
+
+def _take_one(count: Counter[T], key: T) -> None:
+    count[key] -= 1
+    if not count[key]:
+        del count[key]
 
 
 class Meters:

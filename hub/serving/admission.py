@@ -5,15 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from hub.security.quotas import Meters, Space
+from hub.errors import QuotaExceeded
+from hub.security.quotas import LONGEST_DEBT, Meters, Space
 from kvspool import system
 
 if TYPE_CHECKING:
     from hub.serving.authentication import Standing
     from hub.serving.gate import Connection
     from hub.store import Store
-
-LONGEST_PAUSE = 5.0  # seconds that a client which is too quick waits at once
 
 
 class Admission:
@@ -42,9 +41,7 @@ class Admission:
         self._check()
         self._held.enter_context(self._meter.call(self._connection))
         self._space.admit(0)
-        if self._meter.quota.shards is not None:
-            own = {name: len(shards) for name, shards in self._store.figures().items() if self._principal.may_write(name)}
-            self._meter.check_shards(sum((own | {client: 1 << bits}).values()))
+        self._held.enter_context(self._meter.shards(client, 1 << bits, self._known_shards))
 
     def admit(self, size: int) -> None:
         """Count a batch, and wait if the client is too quick. Raises QuotaExceeded, HubFull, Flight's errors."""
@@ -54,13 +51,20 @@ class Admission:
             self._check()
         self._space.admit(size)
         self._meter.store(size)
-        wait = self._meter.pace(size)
+        try:
+            wait = self._meter.pace(size)
+        except QuotaExceeded:
+            self._meter.release(size)
+            raise
         if wait:
-            system.port.sleep(min(wait, LONGEST_PAUSE))
+            system.port.sleep(min(wait, LONGEST_DEBT))
 
     def progress(self, size: int) -> None:
         """Say that a batch was dealt with, so that the connection isn't taken for one that sends something endless."""
         self._connection.progress(size)
+
+    def _known_shards(self) -> dict[str, int]:
+        return {name: len(shards) for name, shards in self._store.figures().items() if self._principal.may_write(name)}
 
     def close(self) -> None:
         """Count the call no more."""

@@ -112,9 +112,12 @@ def test_bytes_are_counted_until_there_are_too_many_and_go_again(disk: Disk) -> 
 
 def test_shards_and_connections_have_their_limits(disk: Disk) -> None:
     meter = Meter("jfk", Quota(shards=2, connections=1))
-    meter.check_shards(2)
-    with pytest.raises(QuotaExceeded, match="shards"):
-        meter.check_shards(3)
+    with meter.shards("jfk", 2, lambda: {}), meter.shards("jfk", 2, lambda: {"jfk": 2}):
+        for client, known in (("jfk-1", {}), ("jfk-1", {"jfk": 2})):
+            with pytest.raises(QuotaExceeded, match="shards"), meter.shards(client, 1, lambda known=known: known):
+                pytest.fail("a third shard was let in")
+    with meter.shards("jfk-1", 1, lambda: {"jfk": 1}), meter.shards("jfk-1", 1, lambda: {"jfk": 1}):
+        pass
     with meter.call("one"), meter.call("one"):
         with pytest.raises(QuotaExceeded, match="connections"), meter.call("another"):
             pytest.fail("a second connection was let in")
@@ -127,7 +130,6 @@ def test_shards_and_connections_have_their_limits(disk: Disk) -> None:
 def test_without_a_quota_everything_passes_and_is_counted(disk: Disk) -> None:
     meter = Meter("jfk")
     meter.store(1 << 60)
-    meter.check_shards(1 << 30)
     assert meter.pace(1 << 60) == 0
     with meter.call(1), meter.call(2):
         assert (meter.stored, meter.calls) == (1 << 60, 2)
@@ -140,11 +142,22 @@ def test_the_rate_is_of_all_calls_of_a_principal(disk: Disk) -> None:
     assert meter.pace(500) == pytest.approx(1.0)
 
 
+def test_who_does_not_wait_brings_no_more(disk: Disk) -> None:
+    meter = Meter("jfk", Quota(rate=1000))
+    assert meter.pace(1000) == 0
+    assert meter.pace(6000) == pytest.approx(6.0)
+    with pytest.raises(QuotaExceeded, match="bytes a second") as caught:
+        meter.pace(1)
+    assert caught.value.retry_after == pytest.approx(6.0)
+    disk.pass_(1.0)
+    assert meter.pace(1000) == pytest.approx(6.0)
+
+
 def test_a_new_quota_holds_at_once_and_keeps_what_was_counted(disk: Disk) -> None:
     meters = Meters()
     meter = meters.of("jfk", Quota(bytes=100, rate=10))
     meter.store(80)
-    meter.pace(1000)
+    meter.pace(40)
     assert meters.of("jfk", Quota(bytes=50, rate=10)) is meter
     with pytest.raises(QuotaExceeded):
         meter.store(1)

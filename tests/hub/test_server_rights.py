@@ -124,10 +124,15 @@ def test_a_right_that_is_taken_away_ends_with_the_next_batches(
 
 
 @pytest.fixture
-def reading(access: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Security:
-    """Who may read jfk, and is looked at again for each batch."""
+def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub look at the access file, and at who makes a call, each time; comes before the hub."""
     monkeypatch.setattr("hub.serving.authentication.RENEWAL", 0.0)
     monkeypatch.setattr("hub.security.access.INTERVAL", 0.0)
+
+
+@pytest.fixture
+def reading(watchful: None, access: Path, tmp_path: Path) -> Security:
+    """Who may read jfk."""
     token = tmp_path / "spark.token"
     assert main(["hub", "token", "add", str(access), "--name", "spark", "--output", str(token), "--role", "reader", "--read", "jfk"]) == 0
     return Security(token=token.read_text().strip())
@@ -287,6 +292,33 @@ def test_a_quota_is_held_batch_by_batch(server: HubServer, security: Security) -
         assert isinstance(call.refused[0], QuotaExceeded)
         assert call.stored == {0: 1}
     assert server.status().clients[0].refused == {"quota": 1}
+
+
+def test_who_sends_quicker_than_its_quota_is_refused_until_that_is_made_up_for(
+    watchful: None, server: HubServer, access: Path, security: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hub.serving.admission.LONGEST_DEBT", 0.0)  # nobody sleeps
+    access.write_text(access.read_text().replace("[quota]", "[quota]\nrate = 100"))
+    with connection(server, "jfk", security) as call:
+        send(call, 0, 5_000)
+        send(call, 1, 5_000)
+        assert isinstance(call.refused[0], QuotaExceeded)
+        assert 10 < (call.refused[0].retry_after or 0) < 60
+        assert call.stored == {0: 1}
+    assert server.store.figures()["jfk"][0].next == 1
+
+
+def test_shards_count_against_the_quota_once_they_are_made(
+    watchful: None, server: HubServer, access: Path, security: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.store, "count", lambda most: 0)  # their turn never comes
+    access.write_text(access.read_text().replace("[quota]", "[quota]\nshards = 4"))
+    openings = [Opening(1, f"jfk-{number}", 1, [Log(0, LOG, 0)]) for number in range(3)]
+    for opening in openings[:2]:
+        Connection(server.location, security, opening).close()
+    with pytest.raises(QuotaExceeded, match="shards"):
+        Connection(server.location, security, openings[2])
+    Connection(server.location, security, openings[0]).close()
 
 
 def test_without_room_a_hub_refuses_and_goes_on_by_itself(
