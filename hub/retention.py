@@ -79,15 +79,21 @@ class RetentionFile:
     def __init__(self, root: Path) -> None:
         self._file = WatchedFile(path_of(root), is_secret=False)
         self._rules = HubRetention()
+        self._error: str | None = None  # what is wrong with the file as it is now
 
     def load(self) -> HubRetention:
-        """Return what it says now; it is read if it has changed. Raises as the function `load`."""
+        """Return what it says now; it is read if it has changed. Raises as the function `load`, each time until it is put right."""
         if self._file.has_changed():
             try:
                 data = self._file.read()
             except FileNotFoundError:
                 data = b""
-            self._rules = _parse(self._file.path, data)
+            try:
+                self._rules, self._error = _parse(self._file.path, data), None
+            except Corruption as error:
+                self._error = str(error)
+        if self._error is not None:
+            raise Corruption(self._error)
         return self._rules
 
 

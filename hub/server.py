@@ -66,6 +66,7 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
 
     def __init__(self, hub: HubServer, certificates: Certificates | None) -> None:
         self._hub = hub
+        self.expires = 0 if certificates is None else certificates.not_after  # ns since 1970; 0: it has no certificate
         self._private = self._socket = -1  # descriptors: the directory, since Flight removes the name when it ends, and the socket's file
         options: dict[str, Any] = {"middleware": {KEY: hub.authentication}}
         # It serves from here on; Flight's own `serve` would only wait, and take the process's signals for itself.
@@ -212,6 +213,8 @@ class HubServer:
         )
         self._largest = largest_batch
         self._backend: _Backend | None = None
+        self._is_outdated = False  # the backend's certificates are no longer the newest ones
+        self._exchange_error = ""
         self._started = 0
         self._is_over = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="hub keeper", daemon=True)
@@ -307,11 +310,23 @@ class HubServer:
             pass
 
     def _exchange_certificates(self) -> None:
-        """Let new connections have the new certificates, if there are any."""
-        if self.certificates is None or not self.certificates.refresh():
+        """Let new connections have the new certificates, if there are any; what can't be done now is done in a later round."""
+        if self.certificates is None:
             return
-        old, self._backend = self._backend, _Backend(self, self.certificates)
-        self.gate.retarget(self._backend.target)
+        self._is_outdated = self.certificates.refresh() or self._is_outdated
+        if not self._is_outdated:
+            return
+        try:
+            new = _Backend(self, self.certificates)
+        except (pa.ArrowException, OSError) as error:
+            words = f"the new certificate isn't served yet, the one before still is: {error}"
+            if words != self._exchange_error:
+                logger.error("%s", words)
+            self._exchange_error = words
+            return
+        old, self._backend = self._backend, new
+        self._is_outdated, self._exchange_error = False, ""
+        self.gate.retarget(new.target)
         assert old is not None
         threading.Thread(target=old.end, name="hub retired backend", daemon=True).start()  # waits for its last call
 
@@ -351,14 +366,21 @@ class HubServer:
             free_bytes=space.f_bavail * space.f_frsize,
             disk_bytes=space.f_blocks * space.f_frsize,
             least_free=self.space.low,
-            certificate_expires=0 if self.certificates is None else self.certificates.not_after,
+            certificate_expires=0 if self._backend is None else self._backend.expires,
             connections=cut.open,
             cut={str(reason): count for reason, count in (Counter(cut.refused) + Counter(cut.cut)).items()},
             clients=self._client_statuses(),
             readers=self.lags.statuses,
             pipelines=self.pipelines.statuses,
-            error="; ".join(filter(None, (self.authentication.access.error, self.retention.error))),
+            error="; ".join(filter(None, self._errors())),
         )
+
+    def _errors(self) -> Iterator[str | None]:
+        yield self.authentication.access.error
+        if self.certificates is not None:
+            yield self.certificates.error
+        yield self._exchange_error
+        yield self.retention.error
 
     def _client_statuses(self) -> list[ClientStatus]:
         writers = self.authentication.access.writers()

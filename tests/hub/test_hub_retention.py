@@ -23,6 +23,7 @@ from hub.audit import Audit
 from hub.columns import Rows
 from hub.errors import AccessError, ShardReplaced
 from hub.retention import HubRetention
+from hub.security import private
 from hub.security.access import Access
 from hub.server import HubServer
 from hub.serving import trimmer
@@ -268,6 +269,18 @@ def test_a_client_whose_shard_was_trimmed_goes_on_exactly_where_it_was(root: Pat
     with kvspool.open(root / "jfk.1.000") as log:
         assert [record.sequence for record in log.read()] == list(range(first, 1200))
     assert end == 1000
+
+
+def test_rules_that_cannot_be_read_are_an_error_until_they_are_put_right(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_SETTLED", -(1 << 62))  # what was read once isn't read again
+    file = retention.RetentionFile(root)
+    path = retention.path_of(root)
+    private.write(path, b"[")
+    for _ in range(3):
+        with pytest.raises(Corruption, match=r"retention\.json"):
+            file.load()
+    private.write(path, b"{}", replaces=True)
+    assert file.load() == retention.HubRetention()
 
 
 # The keeper.

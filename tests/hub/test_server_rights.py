@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import ssl
@@ -370,3 +371,31 @@ def test_new_certificates_are_served_without_a_restart_and_calls_go_on(
             assert call.stored == {0: 3}
     finally:
         server.close(grace=0.1)
+
+
+def test_certificates_that_cannot_be_served_yet_are_an_error_and_are_served_later(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hub.server.ROUND", 0.05)
+    monkeypatch.setattr(Certificates, "refresh", lambda self: self._take())  # without waiting for the second look
+    pki = tmp_path / "pki"
+    authority.make_authority(pki, ["127.0.0.1"])
+    certificates = Certificates(pki / "server.pem", pki / "server.key")
+    with HubServer(root, access=Access.anonymous(), certificates=certificates, listen=("127.0.0.1", 0), least_free=0) as server:
+        first, expires = ssl.get_server_certificate(server.gate.address), server.status().certificate_expires
+        assert expires == certificates.not_after
+        with monkeypatch.context() as exhausted:
+            exhausted.setattr("hub.server._Backend", no_backend)
+            authority.make_server(pki, ["127.0.0.1"], days=7, replaces=True)
+            until(lambda: "isn't served yet" in server.status().error)
+            assert server.status().certificate_expires == expires
+            assert ssl.get_server_certificate(server.gate.address) == first
+        until(lambda: ssl.get_server_certificate(server.gate.address) != first)
+        until(lambda: server.status().error == "")
+        assert server.status().certificate_expires == certificates.not_after < expires
+        (pki / "server.pem").write_text("no certificate")
+        until(lambda: "server.pem" in server.status().error)
+
+
+def no_backend(*_: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
