@@ -72,7 +72,10 @@ class RemoteHub:
         return self._act("server", b"", ServerInfo)
 
     def clients(self, pattern: str = "*") -> list[str]:
-        """Return the ids of the clients that may be read and fit a pattern (`*`, `?`, `[...]`), sorted. Raises Unreachable, NotAllowed."""
+        """Return the ids of the clients that we may list and that fit a pattern (`*`, `?`, `[...]`), sorted. To read one is another right.
+
+        Raises Unreachable, NotAllowed.
+        """
         try:
             flights = list(self._client.list_flights(pattern.encode() if pattern != "*" else b"", self._options(self._timeout)))
         except (pa.ArrowException, OSError) as error:

@@ -122,7 +122,7 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
 
     def list_flights(self, context: Any, criteria: bytes) -> Any:
         """Say which clients there are."""
-        return self._tell(context, len(criteria), lambda caller, _: self._hub.outlet.flights(criteria, self._hub.reading_right(caller)))
+        return self._tell(context, len(criteria), lambda caller, _: self._hub.outlet.flights(criteria, self._hub.listing_right(caller)))
 
     def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
         """Say what there is of a client."""
@@ -245,6 +245,10 @@ class HubServer:
     def reading_right(self, caller: Standing) -> MayRead:
         """Return which clients somebody may read, while his call lasts."""
         return caller.may_read
+
+    def listing_right(self, caller: Standing) -> MayRead:
+        """Return of which clients somebody may see that they are there, while his call lasts."""
+        return caller.may_list
 
     def act(self, caller: Standing, kind: str, body: bytes, is_over: Callable[[], bool]) -> Iterator[bytes]:
         """Return what an action answers to somebody. is_over: whether he is gone."""

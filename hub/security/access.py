@@ -69,7 +69,7 @@ class Principal(msgspec.Struct, frozen=True):
 
     @property
     def may_administer(self) -> bool:
-        """Return whether he may trim, verify and look after the hub. That alone lets him read and write no client."""
+        """Return whether he may see all clients, and all durable readers and delete them. That alone lets him read and write no client."""
         return self.role == "admin"
 
     def may_write(self, client: str) -> bool:

@@ -152,6 +152,10 @@ class Standing:
         """Return whether he may read a client now. Raises FlightUnauthenticatedError if he was revoked."""
         return self.principal.may_read(client)
 
+    def may_list(self, client: str) -> bool:
+        """Return whether he may see now that a client is there. Raises FlightUnauthenticatedError if he was revoked."""
+        return self.principal.may_list(client)
+
 
 def _bearer(values: list[str | bytes]) -> str:
     """Return the token of an authorization header. Raises NotAuthenticated if there is not exactly one."""

@@ -59,11 +59,11 @@ class Outlet:
         self._is_closing = True
         self.survey.close()
 
-    def flights(self, criteria: bytes, may_read: MayRead) -> Iterator[flight.FlightInfo]:
-        """Yield a flight for each client that may be read. criteria: the beginning of its id, or a pattern with `*`, `?` and `[...]`."""
+    def flights(self, criteria: bytes, may_list: MayRead) -> Iterator[flight.FlightInfo]:
+        """Yield a flight for each client that may be listed. criteria: the beginning of its id, or a pattern with `*`, `?` and `[...]`."""
         with refusing(self.root):
             wanted = _pattern(criteria)
-            for client, states in self.survey.states(lambda client: wanted(client) and may_read(client)).items():
+            for client, states in self.survey.states(lambda client: wanted(client) and may_list(client)).items():
                 yield self._info(Query(client), states)
 
     def info(self, descriptor: flight.FlightDescriptor, may_read: MayRead) -> flight.FlightInfo:

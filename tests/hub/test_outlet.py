@@ -357,7 +357,7 @@ def test_what_is_not_there_is_not_found(root: Path, client: flight.FlightClient)
 def test_who_may_not_read_a_client_learns_nothing_of_it(root: Path, server: HubServer, client: flight.FlightClient) -> None:
     journal(root, "JFK").close()
     journal(root, "EWR").close()
-    server.reading_right = lambda context: lambda name: name == "EWR"  # type: ignore[method-assign,assignment,misc]
+    server.reading_right = server.listing_right = lambda context: lambda name: name == "EWR"  # type: ignore[method-assign,assignment,misc]
     for ask in (lambda name: get(client, client=name), lambda name: client.get_flight_info(flight.FlightDescriptor.for_path(name))):
         there, absent = failure(lambda ask=ask: ask("JFK")), failure(lambda ask=ask: ask("XXX"))
         assert there.reason == absent.reason == "not-allowed"

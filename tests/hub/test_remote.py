@@ -132,7 +132,7 @@ def test_errors_have_types(server: HubServer, remote: RemoteHub) -> None:
         remote.changes("", 31)
     with pytest.raises(ValueError, match="zone"):
         remote.read_arrow("JFK", 0, start_time=datetime(2026, 1, 1))
-    server.reading_right = lambda context: lambda name: False  # type: ignore[method-assign,assignment,misc]
+    server.reading_right = server.listing_right = lambda context: lambda name: False  # type: ignore[method-assign,assignment,misc]
     for client in ("JFK", "LGA"):
         with pytest.raises(NotAllowed):
             remote.read_arrow(client, 0)

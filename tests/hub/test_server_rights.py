@@ -180,6 +180,25 @@ def test_who_loses_the_right_to_read_while_he_waits_is_told_nothing(
                 waits.result(PATIENCE)
 
 
+def test_flights_are_told_to_who_may_list_and_records_to_who_may_read(
+    watchful: None, server: HubServer, root: Path, access: Path, security: Security, tmp_path: Path
+) -> None:
+    for client in ("jfk", "jfk-2", "lga", "ewr", "lga-secret"):
+        kvspool.create(root / client, format="kvj").close()
+    path = tmp_path / "operator.token"
+    assert main(["hub", "token", "add", str(access), "--name", "operator", "--output", str(path), "--role", "admin"]) == 0
+    with RemoteHub(server.location, security=Security(token=path.read_text().strip())) as operator:
+        assert operator.clients() == ["ewr", "jfk", "jfk-2", "lga", "lga-secret"]
+        for call in (lambda: operator.read_arrow("lga", 0), lambda: operator.shards("lga")):
+            with pytest.raises(NotAllowed):
+                call()
+        assert operator.changes().shards == []
+    with RemoteHub(server.location, security=security) as jfk:
+        assert jfk.clients() == ["jfk", "jfk-2"]
+        access.write_text(access.read_text().replace('name = "jfk"', 'name = "jfk"\nlist = ["lga*"]\ndeny = ["lga-secret"]', 1))
+        assert jfk.clients() == ["jfk", "jfk-2", "lga"]
+
+
 def test_reading_calls_are_counted_until_their_last_answer(
     reading: Security, server: HubServer, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
