@@ -32,7 +32,6 @@ import errno
 import ipaddress
 import logging
 import os
-import secrets
 import select
 import signal
 import socket
@@ -163,8 +162,6 @@ class Gate:
         self._target = _checked(target)
         _checked(listen)
         self._on_event = on_event
-        self._name = secrets.token_hex(8)
-        self._serial = 0
         self._census = Census(self.limits)
         self._connections: dict[str, Connection] = {}  # by what the server sees
         self._sockets: dict[int, Connection] = {}
@@ -359,8 +356,7 @@ class Gate:
             undo.pop_all()
 
     def _reach_path(self, path: str) -> tuple[socket.socket, str]:
-        self._serial += 1
-        name = f"kvspool-gate-{self._name}-{self._serial}"
+        name = f"kvspool-gate-{system.port.random(16).hex()}"  # who could guess it could take it first
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             server.bind("\0" + name)

@@ -336,13 +336,17 @@ def test_connections_on_a_unix_socket_are_known_by_a_name_of_their_own(street: S
     server.listen()
     server.settimeout(GUARD)
     street.build(target=str(tmp_path / "server"))
+    names = []
     for _ in range(2):
         client = street.client()
         end = street.accept(server)
-        connection = street.connection("unix-abstract:" + street.peer[1:].decode())
+        names.append(street.peer[1:].decode())
+        connection = street.connection("unix-abstract:" + names[-1])
         assert connection.remote == client.getsockname()
         client.sendall(b"through")
         assert read(end, 7) == b"through"
+    # Every local user sees the names that there are: who could guess the next one from them could take it.
+    assert len(os.path.commonprefix(names)) < len(names[0]) / 2
 
 
 def test_a_retarget_leaves_the_connections_that_are_there(street: Street) -> None:
