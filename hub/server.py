@@ -133,6 +133,7 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
         """Hand out the records of a shard."""
 
         def read(caller: Standing, connection: Connection) -> flight.FlightDataStream:
+            self._hub.authentication.held(context).enter_context(connection.streaming())
             # To take a batch, a client sends some bytes; more than one for each 256 would be strange.
             return self._hub.outlet.read(ticket.ticket, self._hub.reading_right(caller), lambda size: connection.progress(size >> 8))
 

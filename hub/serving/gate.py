@@ -38,8 +38,8 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 import msgspec
 
@@ -53,6 +53,7 @@ Target = Address | str  # of a server: its address, or the path of its unix sock
 _BACKLOG = 512  # connections that the kernel keeps until they are accepted
 _ACCEPTED_AT_ONCE = 64  # then those who are inside have their turn
 _BESIDE = 1024  # bytes that a message takes on the wire besides its own: headers, and what Arrow, HTTP/2 and TLS put around it
+_PATIENCE = 60  # times `idle_seconds` for which one that reads a stream may be silent: it may have enough to do with what it has
 _TRIES = 8  # to reach the server from a port that no other connection has
 _LONGEST_TICK = 1.0  # seconds between two looks at the clock
 _HANG_UP = struct.pack("ii", 1, 0)  # close by a reset, and keep nothing
@@ -87,7 +88,8 @@ class Connection:
         self.is_reached = False  # the server has accepted
         self.opened = self.heard = gate._now
         self._dealt_with = 0  # bytes that came in, and that no message on its way can be made of any more
-        self._lock = threading.Lock()  # handlers of several calls make progress
+        self._streams = 0  # that are being sent
+        self._lock = threading.Lock()  # handlers of several calls use it
         self._gate = gate
 
     @property
@@ -113,6 +115,18 @@ class Connection:
         with self._lock:
             self._dealt_with = min(self.inward.count, self._dealt_with + size + (size >> 8) + _BESIDE)
 
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Be more patient with a silent client while the `with` block runs, in which it is sent a stream that it takes as it likes."""
+        with self._lock:
+            self._streams += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._streams -= 1
+                self.heard = max(self.heard, self._gate._now)
+
     def close(self) -> None:
         """Cut the connection, soon. It may have ended already."""
         self._gate._do_soon(self, Reason.BY_HANDLER)
@@ -134,7 +148,7 @@ class Connection:
             return Reason.AUTHENTICATION_SECONDS
         if self.inward.is_stalled:
             self.heard = now  # it may have sent more, but the server takes nothing
-        elif now - self.heard > limits.idle_seconds:
+        elif now - self.heard > limits.idle_seconds * (_PATIENCE if self._streams else 1):
             return Reason.IDLE
         return None
 

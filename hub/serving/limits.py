@@ -42,7 +42,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     authentication_seconds: float = 10.0
     authentication_bytes: int = 1 << 20  # that are passed on until the client is authenticated; the others have to wait for that
     progress_bytes: int = 96 << 20  # that it sent and nobody has dealt with: no message can make the server allocate more
-    idle_seconds: float = 60.0  # without a byte from the client
+    idle_seconds: float = 60.0  # without a byte from the client; 60 times as long while it reads a stream
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

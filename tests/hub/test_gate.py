@@ -594,6 +594,29 @@ def test_who_can_send_nothing_since_the_server_takes_nothing_is_not_idle(street:
         gate.close()
 
 
+def test_who_reads_a_stream_may_pause_for_longer(street: Street) -> None:
+    clock = Clock()
+    with system.replaced(clock):
+        gate = street.build(Limits(idle_seconds=60, authentication_seconds=0.04))
+        client, _, connection = street.pair()
+        connection.authenticated("known")
+        with connection.streaming():
+            clock.time += 59 * 60
+            time.sleep(0.05)  # the gate looks at the clock several times
+            assert gate.stats().open == 1
+        time.sleep(0.05)
+        assert gate.stats().open == 1  # the call that is over was a sign of life
+        clock.time += 61
+        assert is_reset(client)
+        street.wait_for(Reason.IDLE)
+        client, _, connection = street.pair()
+        connection.authenticated("known")
+        with connection.streaming():
+            clock.time += 61 * 60
+            assert is_reset(client)
+        gate.close()
+
+
 def test_without_descriptors_clients_wait_and_the_gate_rests(street: Street, caplog: pytest.LogCaptureFixture) -> None:
     gate = street.build()
     old, to_old, _ = street.pair()
