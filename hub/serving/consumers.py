@@ -50,7 +50,7 @@ class Consumers:
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
         self._root: Path = survey.root
-        self._moving = threading.Lock()  # one commit after the other: each is a flush of the disk
+        self._moving = threading.Lock()  # one reader after the other is moved, once what lies below its places is on disk
 
     def act(self, kind: str, body: bytes, principal: Principal, may_read: MayRead) -> bytes:
         """Return what an action answers. Raises HubError."""
@@ -68,14 +68,13 @@ class Consumers:
         """
         wanted = _checked(asked, may_read)
         path = positions.path_of(self._root, asked.reader)
-        with self._moving:
-            self._before(path, asked.reader, principal)  # nothing is left behind by what he may not
-            moved = {key: place for key, next in wanted.items() if (place := self._place(key, next)) is not None}
-            with _taken(self._root, asked.reader):
-                before = self._before(path, asked.reader, principal)
-                places = {key: one for key, one in {**before.places, **moved}.items() if self._is_there(key, one)}
-                if places != before.places or not before.owner:
-                    positions.store(path, places, principal.name)
+        self._before(path, asked.reader, principal)  # nothing is left behind by what he may not
+        moved = {key: self._place(key, where, wanted[key]) for key, where in self._survey.paths(wanted).items()}
+        with self._moving, _taken(self._root, asked.reader):
+            before = self._before(path, asked.reader, principal)
+            places = {key: one for key, one in {**before.places, **moved}.items() if self._is_there(key, one)}
+            if places != before.places or not before.owner:
+                positions.store(path, places, principal.name)
         return Committed(len(places), len(wanted) - len(moved))
 
     def _before(self, path: Path, name: str, principal: Principal) -> Stored:
@@ -96,12 +95,8 @@ class Consumers:
         if sum(state.owner == principal.name for state in self._owned()) >= MOST_OF_ONE:
             raise QuotaExceeded(f"{principal.name} has {MOST_OF_ONE} durable readers; delete one")
 
-    def _place(self, key: Key, next: int) -> Position | None:
-        """Return a place in a shard, below which everything is on disk; None if it isn't there."""
-        try:
-            path = self._survey.path(*key)
-        except NotFound:
-            return None
+    def _place(self, key: Key, path: Path, next: int) -> Position:
+        """Return a place in a shard, below which everything is on disk."""
         bits = (route.parse_name(path.name) or ("", 0, 0))[1]
         with closing(open_shard(path, TIMEOUT)) as log:
             end = log.end()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hub.client import check_client
@@ -83,15 +83,20 @@ class Survey:
 
     def path(self, client: str, index: int) -> Path:
         """Return the directory of a shard. Raises NotFound."""
-        key = client, index
+        found = self.paths([(client, index)])
+        if not found:
+            raise NotFound(f"there is no client {client} here, or it has no shard {index}")
+        return found[client, index]
+
+    def paths(self, keys: Collection[Key]) -> dict[Key, Path]:
+        """Return the directories of those shards that are there. The root is looked at once at most, whatever number is unknown."""
         with self._looking:
-            known = self._paths.get(key)
-            if known is not None and system.port.look_up(known[1]) is not None:
-                return known[1]
-            self._find_paths()
-            if key in self._paths:
-                return self._paths[key][1]
-        raise NotFound(f"there is no client {client} here, or it has no shard {index}")
+            if not all(self._is_there(key) for key in keys):
+                self._find_paths()
+            return {key: self._paths[key][1] for key in keys if key in self._paths}
+
+    def _is_there(self, key: Key) -> bool:
+        return key in self._paths and system.port.look_up(self._paths[key][1]) is not None
 
     def close(self) -> None:
         """Let who waits go on, and give all files back."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -18,15 +20,17 @@ import kvspool
 from hub import positions, tickets
 from hub.errors import Conflict, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
 from hub.lease import Lease
-from hub.positions import Position, Stored
+from hub.positions import Key, Position, Stored
 from hub.remote import RemoteHub
 from hub.security.access import Access
 from hub.serving import consumers
+from hub.serving.consumers import Consumers
 from hub.shipping.connection import Security
 from hub.tickets import Commit, ReaderPlace
 from kvspool.cli import main
 from kvspool.errors import ReaderBusy
 from kvspool.journal import Retention
+from shard import route
 
 
 @pytest.fixture
@@ -253,3 +257,42 @@ def test_the_file_has_an_owner_and_any_other_byte_is_noticed() -> None:
         changed[at] ^= 1
         with pytest.raises((ValueError, kvspool.errors.UnknownVersion)):
             positions.parse(bytes(changed))
+
+
+def test_a_commit_looks_at_the_root_once_whatever_it_names(
+    server: HubServer, connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def scan(path: Path) -> dict[str, route.Found]:
+        looks.append(path)
+        return found(path)
+
+    found = route.scan
+    monkeypatch.setattr("hub.serving.survey.route.scan", scan)
+    answer = connect["all"].commit("r", {("JFK", 0): 5} | {("XXX", shard): 0 for shard in range(100)})
+    assert (answer.places, answer.missing) == (1, 100)
+    assert len(looks) == 1
+
+
+def test_a_commit_that_takes_long_holds_up_no_other(
+    server: HubServer, connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    place = Consumers._place
+
+    def slow(self: Consumers, key: Key, path: Path, next: int) -> Position:
+        if key == ("EWR", 0):
+            begun.set()
+            assert goes_on.wait(20)
+        return place(self, key, path, next)
+
+    monkeypatch.setattr(Consumers, "_place", slow)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(connect["all"].commit, "slow", {("EWR", 0): 5})
+        try:
+            assert begun.wait(20)
+            assert connect["a"].commit("quick", {("JFK", 0): 5}).places == 1
+        finally:
+            goes_on.set()
+        assert waits.result(20).places == 1
