@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -248,9 +248,13 @@ def test_what_a_client_says_forges_no_line_of_the_log_and_does_not_come_back_at_
     opening = {"version": 1, "client": "jfk", "bits": 0, "logs": [], name: 1}
     with flight.FlightClient(server.location) as client:
         call = client.do_exchange(flight.FlightDescriptor.for_command(msgspec.msgpack.encode(opening)), call_options(security, PATIENCE))
-        call[0].begin(columns.SCHEMA)
-        message = call[1].read_chunk().app_metadata.to_pybytes()
-    assert len(message) < 1000
+        with suppress(pa.ArrowException, OSError):  # the hub may have ended the call already
+            call[0].begin(columns.SCHEMA)
+        try:
+            told = call[1].read_chunk().app_metadata.to_pybytes()
+        except flight.FlightError as error:
+            told = error.extra_info
+    assert 0 < len(told) < 1000
     (line,) = [record.getMessage() for record in caplog.records if "refused a call" in record.getMessage()]
     assert len(line) < 1000
     assert line.isprintable()
