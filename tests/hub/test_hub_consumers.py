@@ -25,12 +25,12 @@ from hub.remote import RemoteHub
 from hub.security.access import Access
 from hub.serving import consumers
 from hub.serving.consumers import Consumers
+from hub.serving.survey import Survey
 from hub.shipping.connection import Security
 from hub.tickets import Commit, ReaderPlace
 from kvspool.cli import main
 from kvspool.errors import ReaderBusy
 from kvspool.journal import Retention
-from shard import route
 
 
 @pytest.fixture
@@ -263,13 +263,13 @@ def test_a_commit_looks_at_the_root_once_whatever_it_names(
     server: HubServer, connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
+    find_paths = Survey._find_paths
 
-    def scan(path: Path) -> dict[str, route.Found]:
-        looks.append(path)
-        return found(path)
+    def find(self: Survey) -> None:
+        looks.append(self.root)
+        find_paths(self)
 
-    found = route.scan
-    monkeypatch.setattr("hub.serving.survey.route.scan", scan)
+    monkeypatch.setattr(Survey, "_find_paths", find)
     answer = connect["all"].commit("r", {("JFK", 0): 5} | {("XXX", shard): 0 for shard in range(100)})
     assert (answer.places, answer.missing) == (1, 100)
     assert len(looks) == 1
