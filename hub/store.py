@@ -39,7 +39,6 @@ from kvspool import disk, logs, system
 from kvspool.arrow import Records
 from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogExists, OutOfRange
 from kvspool.journal import Journal
-from kvspool.journal import files as journals
 from kvspool.spool.spool import TIMEOUT
 from shard import route
 from shard.errors import ShardError
@@ -391,7 +390,7 @@ class Store:
 def _is_unmade(path: Path) -> bool:
     """Return whether a shard isn't there, or a hub was killed while it made it; one that is damaged is there."""
     try:
-        return journals.find(path) is None and not logs.is_log(path)
+        return not logs.lies_at(path)
     except (KvspoolError, ValueError):
         return False
 

@@ -303,6 +303,14 @@ def is_log(path: str | os.PathLike[str]) -> bool:
     return os.path.lexists(target / spool_format.CONTROL_FILE) or journals.lies_at(target) or is_queue(target)
 
 
+def lies_at(path: str | os.PathLike[str]) -> bool:
+    """Return whether a log of whatever format lies at a path, also one that only what is in its files tells: another program's journal.
+
+    Raises Corruption, FormatError or ValueError for a journal that can't be read."""
+    target = Path(os.path.abspath(path))
+    return is_log(target) or (target.is_dir() and journals.find(target) is not None)
+
+
 def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport | JournalVerifyReport | QueueVerifyReport:
     """Check every record of the log at `path`, a spool's, a journal's or a queue's, while writers and readers go on: against its checksum,
     where there is one.

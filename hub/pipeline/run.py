@@ -27,7 +27,6 @@ from hub.pipeline.schema import Field, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
 from kvspool import disk, logs, system
 from kvspool.errors import KvspoolError
-from kvspool.journal import files as journals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -232,7 +231,7 @@ def progress_paths(job: Job) -> list[Path]:
 def _is_one_log(path: Path) -> bool:
     """Return whether a log lies there, of whatever format: in a directory of another program's nothing is ours to make."""
     try:
-        return logs.is_log(path) or journals.find(path) is not None
+        return logs.lies_at(path)
     except (KvspoolError, ValueError):  # a journal that can't be read
         return True
 

@@ -20,7 +20,7 @@ from hub.columns import Rows
 from hub.errors import HubError, HubFull, Malformed, ShardDamaged
 from hub.serving.clients import Client
 from hub.serving.log import escape
-from hub.serving.survey import SCARCE, error_number
+from hub.serving.survey import is_scarce
 from hub.store import Outcome, Shard, Store
 from hub.wire import Done, Level, Log, Opened, Opening, Ping, Place, Put, Stored
 from kvspool.errors import KvspoolError
@@ -160,7 +160,7 @@ class Intake:
         a person has to look."""
         if isinstance(error, HubError):
             return error
-        if error_number(error) in SCARCE:
+        if is_scarce(error):
             return HubFull(f"shard {index}: {error}")
         logger.error("%s shard %d: %s", self._opening.client, index, escape(str(error)))
         return ShardDamaged(str(error))

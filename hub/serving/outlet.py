@@ -20,7 +20,7 @@ from pyarrow import flight
 
 from hub import columns, tickets
 from hub.errors import Fenced, HubError, HubFull, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
-from hub.serving.survey import SCARCE, MayRead, Survey, error_number, generations, shown
+from hub.serving.survey import MayRead, Survey, generations, is_scarce, shown
 from hub.tickets import LONGEST_WAIT, Beside, ClientState, Query, ServerInfo, ShardState, Since, Ticket
 from hub.wire import VERSION, Level
 from kvspool import arrow, system
@@ -258,7 +258,7 @@ def _as_hub_error(error: Exception, root: Path) -> HubError:
     """Return what an error of a log means to who reads a hub."""
     if isinstance(error, HubError):
         return error
-    if error_number(error) in SCARCE:
+    if is_scarce(error):
         return HubFull(f"the hub has no room for that now: {shown(error, root)}")
     if isinstance(error, MemoryError):
         return HubFull("the hub has no memory for that now", 1.0)

@@ -166,7 +166,7 @@ class Survey:
                     log.close()
         except (KvspoolError, OSError) as error:
             self._let_go(key)
-            if error_number(error) in SCARCE:
+            if is_scarce(error):
                 raise  # it says nothing about the shard
             return ShardState(key[0], bits, key[1], 0, 0, [], shown(error, self.root))
 
@@ -195,9 +195,9 @@ def generations(log: Log, path: Path, end: int) -> list[Generation]:
     return [Generation(log.log_id.hex(), 0)]
 
 
-def error_number(error: Exception) -> int | None:
-    """Return the number of an error of the system itself."""
-    return error.errno if isinstance(error, OSError) and not isinstance(error, KvspoolError) else None
+def is_scarce(error: Exception) -> bool:
+    """Return whether an error of the system itself says that there is no room, which may pass."""
+    return isinstance(error, OSError) and not isinstance(error, KvspoolError) and error.errno in SCARCE
 
 
 def shown(error: Exception, root: Path) -> str:

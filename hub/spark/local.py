@@ -28,7 +28,6 @@ from hub.stamp import UNSETTLED, Stamp
 from kvspool import Gap, Spool, logs, system
 from kvspool.errors import LogNotFound, NotALog
 from kvspool.journal import Journal
-from kvspool.journal import files as journals
 from kvspool.journal.files import LEFTOVERS
 from kvspool.spool.cursor import Isolation
 from kvspool.spool.spool import TIMEOUT
@@ -114,7 +113,7 @@ class LocalShards:
         self._reader = reader
         self._looks: dict[ShardKey, _Look] = {}
         self._names: _Names | None = None
-        if _is_one_log(path):
+        if logs.lies_at(path):
             if not selection.is_all:
                 raise ValueError(f"{path} is one log, not a root of shards: it has no topics to choose from; leave out {selection}")
             self._looks[ShardKey(path.name, 0)] = _Look(path)
@@ -225,10 +224,6 @@ class LocalShards:
         for look in self._looks.values():
             look.close()
         self._looks.clear()
-
-
-def _is_one_log(path: Path) -> bool:
-    return logs.is_log(path) or (path.is_dir() and journals.find(path) is not None)
 
 
 def _within(log: Log, sequence: int) -> int:

@@ -18,7 +18,6 @@ from hub.spark.naming import named
 from hub.spark.options import local_path
 from kvspool import Codec, logs, sizes
 from kvspool.errors import KvspoolError, LogNotFound
-from kvspool.journal import files as journals
 from shard import ShardSet, route
 from shard.shardset import Log, open_shard
 
@@ -82,7 +81,7 @@ class Target:
         path = local_path(options["path"])
         target = cls(
             path=path,
-            is_log=logs.is_log(path) or (path.is_dir() and journals.find(path) is not None),
+            is_log=logs.lies_at(path),
             topic=_topic(options),
             bits=_bits(options),
             capacity=options.get("capacity", "64MiB"),
