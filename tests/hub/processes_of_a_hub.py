@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,6 +72,36 @@ class HubProcess(Process):
     def location(self) -> str:
         """Return where clients find it."""
         return f"grpc://127.0.0.1:{self.port}"
+
+
+class ServeCommand:
+    """`kvspool hub serve` on a port of its own; `before`: a command that runs it."""
+
+    def __init__(self, root: Path, *words: object, before: Sequence[object] = ()) -> None:
+        serve = ["hub", "serve", "--root", root, "--listen", "127.0.0.1:0", "--no-page", "--json", *words]
+        command = [*before, sys.executable, "-m", "kvspool.cli", *serve]
+        self.process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline()
+
+    @property
+    def location(self) -> str:
+        """Return where clients find it."""
+        return str(json.loads(self.said)["location"])
+
+    def kill(self) -> str:
+        """End it at once, and return what it complained of; it may have ended already."""
+        self.process.kill()
+        assert self.process.stdout is not None and self.process.stderr is not None
+        if self.process.stderr.closed:
+            return ""
+        return self.process.communicate(timeout=30)[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 def main() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from processes_of_a_hub import ServeCommand
 from pyarrow import flight
 from shipping import LOG, contents, stored
 
@@ -28,34 +27,10 @@ BOUND = 256 << 20
 BOMB = 768 << 20  # bytes that a compressed batch becomes
 
 
-class Hub:
-    """`kvspool hub serve` with a bound."""
-
-    def __init__(self, root: Path, bound: int = BOUND) -> None:
-        words = ["hub", "serve", "--root", root, "--listen", "127.0.0.1:0", "--least-free", "1MiB", "--no-page", "--json", "--anonymous"]
-        command = [sys.executable, "-m", "kvspool.cli", *words, "--memory", bound]
-        self.process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.location = json.loads(self.process.stdout.readline())["location"]
-
-    def most(self) -> int:
-        """Return the bytes of memory that it has had at most."""
-        told = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
-        return int(told.split("VmHWM:")[1].split()[0]) << 10
-
-    def end(self) -> str:
-        self.process.kill()
-        _, said = self.process.communicate(timeout=30)
-        return said
-
-
-@contextmanager
-def serving(root: Path) -> Iterator[Hub]:
-    served = Hub(root)
-    try:
-        yield served
-    finally:
-        served.end()
+def most(hub: ServeCommand) -> int:
+    """Return the bytes of memory that a hub has had at most."""
+    told = Path(f"/proc/{hub.process.pid}/status").read_text(encoding="ascii")
+    return int(told.split("VmHWM:")[1].split()[0]) << 10
 
 
 def bomb() -> pa.RecordBatch:
@@ -85,17 +60,18 @@ def explode(location: str, codec: str) -> flight.FlightError:
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 def test_a_batch_that_becomes_huge_gets_no_memory_and_the_others_are_served(tmp_path: Path, codec: str) -> None:
-    with serving(tmp_path / "root") as hub, kvspool.create(tmp_path / "log", capacity="1MiB") as log:
+    words = ("--anonymous", "--least-free", "1MiB", "--memory", BOUND)
+    with ServeCommand(tmp_path / "root", *words) as hub, kvspool.create(tmp_path / "log", capacity="1MiB") as log:
         log.append_many([b"%d" % number for number in range(1000)])
-        before = hub.most()
+        before = most(hub)
         for _ in range(2):
             assert isinstance(tickets.error_in(explode(hub.location, codec).extra_info), HubFull)
         with Shipper(tmp_path / "log", hub.location, client="good") as shipper:
             shipper.run(until_empty=True)
         with RemoteHub(hub.location) as remote:
             assert remote.read_arrow("good", 0).num_rows == 1000
-        assert hub.most() < before + BOUND
-        assert "more memory" in hub.end()
+        assert most(hub) < before + BOUND
+        assert "more memory" in hub.kill()
         assert stored(tmp_path / "root" / "good") == contents(log)
         assert stored(tmp_path / "root" / "bomber") == {}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes_of_a_hub import ServeCommand
 
 import hub
 import kvspool
@@ -26,14 +27,11 @@ def run(*words: str | Path, code: int = 0, **variables: str) -> subprocess.Compl
     return done
 
 
-class Hub:
-    """`kvspool hub serve`."""
+class Hub(ServeCommand):
+    """`kvspool hub serve`, that ends as it is told."""
 
     def __init__(self, root: Path, *words: str | Path) -> None:
-        words = ("hub", "serve", "--root", root, "--listen", "127.0.0.1:0", "--least-free", "1MiB", "--no-page", "--json", *words)
-        self.process = subprocess.Popen([*KVSPOOL, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.location = json.loads(self.process.stdout.readline())["location"]
+        super().__init__(root, "--least-free", "1MiB", *words)
 
     def end(self, number: int = signal.SIGTERM) -> str:
         self.process.send_signal(number)
