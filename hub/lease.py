@@ -10,6 +10,7 @@ import struct
 from pathlib import Path
 
 from kvspool import forks, holders, locks, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import ReaderBusy
 
 SUFFIX = ".lock"
@@ -26,7 +27,7 @@ class Lease:
         self._path = path
         self._name = name
         self._process = system.port.process_id()
-        self.fd = -1
+        self._file: Descriptor | None = None
         while not self._take():
             pass
         forks.register(self)
@@ -34,22 +35,23 @@ class Lease:
     @property
     def is_ours(self) -> bool:
         """Return whether this process holds the lock."""
-        return self.fd >= 0 and self._process == system.port.process_id()
+        return self._file is not None and self._process == system.port.process_id()
 
     def _take(self) -> bool:
         """Take the lock; False if whoever deleted the reader has removed the file meanwhile."""
-        fd = system.port.open(self._path, os.O_RDWR | os.O_CREAT)
+        file = Descriptor(self._path, os.O_RDWR | os.O_CREAT)
         try:
+            fd = file.number
             self._lock(fd)
             ours, there = system.port.status(fd), system.port.look_up(self._path)
             if there is None or (ours.st_ino, ours.st_dev) != (there.st_ino, there.st_dev):
-                locks.give_back(fd, self._process)
+                locks.give_back(file, self._process)
                 return False
             system.port.write(fd, _WORDS.pack(*holders.ours()), 0)
         except BaseException:
-            locks.give_back(fd, self._process)
+            locks.give_back(file, self._process)
             raise
-        self.fd = fd
+        self._file = file
         return True
 
     def _lock(self, fd: int) -> None:
@@ -68,25 +70,19 @@ class Lease:
 
     def close(self) -> None:
         """Give the name back."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            locks.give_back(fd, self._process)
-
-    def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:
-            self.close()
+        file, self._file = self._file, None
+        if file is not None:
+            locks.give_back(file, self._process)
 
 
 def holder(path: Path) -> str:
     """Return who holds a lock file, in words for people; nothing if nobody does."""
     try:
-        fd = system.port.open(path, os.O_RDONLY)
+        file = Descriptor(path, os.O_RDONLY)
     except FileNotFoundError:
         return ""
-    try:
+    with file as fd:
         return _described(fd) if system.port.is_locked(fd, _BYTE) else ""
-    finally:
-        system.port.close(fd)
 
 
 def _words(fd: int) -> tuple[int, ...] | None:

@@ -32,6 +32,7 @@ from hub.store import PRIVATE, root_id
 from hub.tickets import ShardState
 from hub.wire import VERSION, Level
 from kvspool import system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import KvspoolError, LogExists
 from kvspool.spool.cursor import Isolation
 
@@ -111,7 +112,7 @@ class Mirror:
             self.root = found.path
         private.check_directory(self.root)
         self._id = root_id(self.root)
-        self._lock_fd = self._take_root()
+        self._lock = self._take_root()
         self._shards: dict[tuple[str, int], MirroredShard] = {}
         self._open: dict[tuple[str, int], MirroredShard] = {}  # those used last come last
         self._stop = threading.Event()
@@ -254,14 +255,14 @@ class Mirror:
         if shard is not None:
             shard.close()
 
-    def _take_root(self) -> int:
+    def _take_root(self) -> Descriptor:
         """Return the descriptor of the lock that says that the root is pulled from this source. Raises RootInUse."""
         path = self.root / PRIVATE / f"mirror.{hubs.name(self.source)}"
-        fd = system.port.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        if not system.port.try_lock_file(fd, shared=False):
-            system.port.close(fd)
+        file = Descriptor(path, os.O_RDWR | os.O_CREAT, 0o600)
+        if not system.port.try_lock_file(file.number, shared=False):
+            file.close()
             raise RootInUse(f"another mirror pulls {self.source} into {self.root}; stop it first")
-        return fd
+        return file
 
     # Looking after it.
 
@@ -292,10 +293,9 @@ class Mirror:
         """Give the root back."""
         for key in list(self._open):
             self._let_go(key)
-        if self._lock_fd >= 0:
-            system.port.unlock_file(self._lock_fd)
-            system.port.close(self._lock_fd)
-            self._lock_fd = -1
+        if not self._lock.is_closed:
+            with self._lock as fd:
+                system.port.unlock_file(fd)
 
     def __enter__(self) -> Mirror:
         return self

@@ -28,6 +28,7 @@ import msgspec
 
 from hub.client import check_client
 from kvspool import Record, Spool, disk, system
+from kvspool.descriptor import Descriptor
 from kvspool.disk import flush_directory
 from kvspool.errors import Corruption, NotALog, UnknownVersion
 from kvspool.journal.control import checksum
@@ -111,20 +112,19 @@ def parse(data: bytes) -> Stored:
 def load(path: Path) -> Stored | None:
     """Return what a file says; None if there is none. Raises Corruption, UnknownVersion."""
     try:
-        fd = system.port.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        file = Descriptor(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:
-        status = system.port.status(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
-            raise ValueError(f"it is no regular file of up to {LARGEST} bytes")
-        return parse(system.port.read(fd, status.st_size, 0))
+        with file as fd:
+            status = system.port.status(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
+                raise ValueError(f"it is no regular file of up to {LARGEST} bytes")
+            return parse(system.port.read(fd, status.st_size, 0))
     except UnknownVersion as error:
         raise UnknownVersion(f"{path}: {error}; upgrade, or delete the reader") from None
     except (ValueError, RecursionError) as error:
         raise Corruption(f"{path} doesn't say where the reader stands: {error}; restore it, or delete the reader") from None
-    finally:
-        system.port.close(fd)
 
 
 def store(path: Path, positions: dict[Key, Position], owner: str = "") -> None:

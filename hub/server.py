@@ -45,6 +45,7 @@ from hub.status import ClientStatus, HubStatus, ShardStatus
 from hub.store import PRIVATE, Store
 from hub.wire import LARGEST_BATCH, Level
 from kvspool import system
+from kvspool.descriptor import Descriptor
 
 if TYPE_CHECKING:
     from hub.security.certificates import Certificates
@@ -67,7 +68,8 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(self, hub: HubServer, certificates: Certificates | None) -> None:
         self._hub = hub
         self.expires = 0 if certificates is None else certificates.not_after  # ns since 1970; 0: it has no certificate
-        self._private = self._socket = -1  # descriptors: the directory, since Flight removes the name when it ends, and the socket's file
+        self._socket: Descriptor | None = None  # its file
+        self._private: Descriptor | None = None  # the directory, since Flight removes the name when it ends, and the socket's file
         options: dict[str, Any] = {"middleware": {KEY: hub.authentication}}
         # It serves from here on; Flight's own `serve` would only wait, and take the process's signals for itself.
         if certificates is None:
@@ -80,8 +82,8 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
 
     def _serve_on_socket(self, folder: Path, options: dict[str, Any]) -> None:
         """Serve on a socket that is made in a folder; on a loopback port where none can be."""
-        self._private = system.port.open(folder, os.O_PATH | os.O_DIRECTORY, 0)
-        name = f"/proc/self/fd/{self._private}/backend"  # for a path to a socket has 107 bytes at most
+        self._private = Descriptor(folder, os.O_PATH | os.O_DIRECTORY)
+        name = f"/proc/self/fd/{self._private.number}/backend"  # for a path to a socket has 107 bytes at most
         try:
             super().__init__(f"grpc+unix://{name}", **options)
         except (pa.ArrowException, OSError) as error:  # not every file system has sockets
@@ -89,13 +91,13 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
             self._close_descriptors()
             super().__init__("grpc://127.0.0.1:0", **options)
         else:
-            self._socket = system.port.open(name, os.O_PATH, 0)
+            self._socket = Descriptor(name, os.O_PATH)
             system.port.remove(Path(name))
 
     @property
     def target(self) -> Target:
         """Return where the gate finds it."""
-        return ("127.0.0.1", self.port) if self._socket < 0 else f"/proc/self/fd/{self._socket}"
+        return ("127.0.0.1", self.port) if self._socket is None else f"/proc/self/fd/{self._socket.number}"
 
     def end(self) -> None:
         """Wait for the last call, and serve no more."""
@@ -103,10 +105,10 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
-        for fd in (self._socket, self._private):
-            if fd >= 0:
-                system.port.close(fd)
-        self._socket = self._private = -1
+        for file in (self._socket, self._private):
+            if file is not None:
+                file.close()
+        self._socket = self._private = None
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take in what a shipper sends."""

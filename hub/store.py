@@ -37,6 +37,7 @@ from hub.security import private
 from hub.wire import LAST
 from kvspool import disk, logs, system
 from kvspool.arrow import Records
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogExists, OutOfRange
 from kvspool.journal import Journal
 from kvspool.spool.spool import TIMEOUT
@@ -251,9 +252,9 @@ class Store:
         folder = root / PRIVATE
         with suppress(FileExistsError):
             system.port.make_directory(folder)
-        self._lock_fd = system.port.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        if not system.port.try_lock_file(self._lock_fd, shared=False):
-            system.port.close(self._lock_fd)
+        self._lock_file = Descriptor(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        if not system.port.try_lock_file(self._lock_file.number, shared=False):
+            self._lock_file.close()
             raise RootInUse(f"another hub serves {root}; stop it first")
         self._lock = threading.Lock()
         self._making: dict[str, threading.Lock] = {}  # by client
@@ -365,10 +366,9 @@ class Store:
             try:
                 self._close_idle(0)
             finally:
-                fd, self._lock_fd = self._lock_fd, -1
-                if fd >= 0:
-                    system.port.unlock_file(fd)
-                    system.port.close(fd)
+                if not self._lock_file.is_closed:
+                    with self._lock_file as fd:
+                        system.port.unlock_file(fd)
 
     def _close_idle(self, most: int) -> None:
         """Close shards that nobody uses until no more than `most` are open, those first that were used longest ago."""

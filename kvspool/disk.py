@@ -6,15 +6,13 @@ import os
 from pathlib import Path
 
 from kvspool import system
+from kvspool.descriptor import Descriptor
 
 
 def read(path: Path, most: int, at: int = 0) -> bytes:
     """Return the bytes of a file from `at` on, up to `most`. Raises the system's OSError."""
-    fd = system.port.open(path, os.O_RDONLY)
-    try:
+    with Descriptor(path, os.O_RDONLY) as fd:
         return system.port.read(fd, most, at)
-    finally:
-        system.port.close(fd)
 
 
 def replace(path: Path, data: bytes, mode: int, *, rights: int | None = None, temporary: Path | None = None) -> None:
@@ -26,24 +24,18 @@ def replace(path: Path, data: bytes, mode: int, *, rights: int | None = None, te
     """
     if temporary is None:
         temporary = path.with_name(f"{path.name}.tmp")
-    fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
+    with Descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode) as fd:
         if rights is not None:
             system.port.set_mode(fd, rights)
         system.port.write(fd, data, 0)
         system.port.flush(fd)
-    finally:
-        system.port.close(fd)
     system.port.rename(temporary, path)
     flush_directory(path.parent)
 
 
 def flush_directory(path: Path, mode: int | None = None) -> None:
     """Put the names in a directory on disk, after its permission bits were set if they are given."""
-    fd = system.port.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with Descriptor(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
         if mode is not None:
             system.port.set_mode(fd, mode)
         system.port.flush(fd)
-    finally:
-        system.port.close(fd)

@@ -28,6 +28,7 @@ from typing import Annotated, NamedTuple
 
 from kvspool import disk, system
 from kvspool._frames import crc32c
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, TooManyPieces, TooManyProducers, UnknownVersion
 from kvspool.layout import Layout
 
@@ -130,12 +131,16 @@ assert HEADER.size == 64
 class Ledger:
     """The open file of one log, for reading, or for who holds the append lock."""
 
-    def __init__(self, path: Path, log_id: bytes, fd: int) -> None:
+    def __init__(self, path: Path, log_id: bytes, file: Descriptor) -> None:
         """Take over the descriptor of a file that was checked."""
         self.path = path
         self._log_id = log_id
-        self._fd = fd
-        self._size = system.port.status(fd).st_size
+        self._file = file
+        self._size = system.port.status(file.number).st_size
+
+    @property
+    def _fd(self) -> int:
+        return self._file.number
 
     @classmethod
     def open(cls, directory: Path, log_id: bytes, *, to_read: bool = False) -> Ledger | None:
@@ -161,8 +166,9 @@ class Ledger:
 
     @classmethod
     def _checked(cls, path: Path, log_id: bytes, flags: int) -> Ledger:
-        fd = system.port.open(path, flags | os.O_NONBLOCK)
+        file = Descriptor(path, flags | os.O_NONBLOCK)
         try:
+            fd = file.number
             if not stat.S_ISREG(system.port.status(fd).st_mode):
                 raise Corruption(f"{path} is not a regular file")
             raw = system.port.read(fd, HEADER.size, 0)
@@ -173,16 +179,14 @@ class Ledger:
                 raise UnknownVersion(f"{path} has version {header.version}; this kvspool knows version {VERSION}: upgrade to open it")
             if header.crc != _checksum(raw[:-4]) or header.account_bytes != BLOCK or header.log_id != log_id.ljust(16, b"\0"):
                 raise Corruption(f"{path} is damaged, or of another log: remove it, and what it knew of producers' batches is forgotten")
-            return cls(path, log_id, fd)
+            return cls(path, log_id, file)
         except BaseException:
-            system.port.close(fd)
+            file.close()
             raise
 
     def close(self) -> None:
         """Give the descriptor back."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            system.port.close(fd)
+        self._file.close()
 
     def __enter__(self) -> Ledger:
         return self

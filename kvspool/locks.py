@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from kvspool import system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import LockTimeout
 
 T = TypeVar("T")
@@ -51,33 +52,34 @@ def acquire(fd: int, byte: int, timeout: float, holder: Callable[[], str], rest:
     wait_for(lambda: system.port.try_lock(fd, byte) or None, timeout, holder, rest)
 
 
-def give_back(fd: int, process: int) -> None:
-    """Release all locks of a descriptor that `process` opened, and close it.
+def give_back(file: Descriptor, process: int) -> None:
+    """Release all locks of a descriptor that `process` opened, and close it, unless it was closed before.
 
     Closing alone would not do: a child that another thread forks at this moment has the descriptor too, until it runs a program of its own.
     Such a child releases nothing: the locks are its parent's.
     """
-    try:
+    with file as fd:
         if process == system.port.process_id():
             system.port.unlock_all(fd)
-    finally:
-        system.port.close(fd)
 
 
-def give_back_file(fd: int, process: int) -> None:
+def give_back_file(file: Descriptor, process: int) -> None:
     """As `give_back`, with the lock of the whole file."""
-    try:
+    with file as fd:
         if process == system.port.process_id():
             system.port.unlock_file(fd)
-    finally:
-        give_back(fd, process)
+            system.port.unlock_all(fd)
 
 
 @contextmanager
 def held(fd: int, byte: int, timeout: float, holder: Callable[[], str]) -> Iterator[None]:
     """Hold a byte's lock inside the `with` block; see `acquire`."""
-    acquire(fd, byte, timeout, holder)
     try:
+        acquire(fd, byte, timeout, holder)
         yield
     finally:
-        system.port.unlock(fd, byte)
+        try:
+            system.port.unlock(fd, byte)
+        except BaseException:  # out of a signal handler, perhaps before the lock was released
+            system.port.unlock(fd, byte)
+            raise

@@ -34,7 +34,7 @@ _FLOCK = struct.Struct("@hhqqi4x")
 _HANDLE, _HANDLE_BYTES = struct.Struct("@Ii"), 128  # struct file_handle, and the most bytes that follow it
 _LONGEST_WAIT = 0.05  # seconds that a signal has to wait
 _AT_CWD, _EXCHANGE = -100, 2  # of renameat2
-_PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW
+PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW  # how every file is opened
 
 
 class Port:
@@ -49,12 +49,10 @@ class Port:
             with suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
-    def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
-        """Open a file without following a link in its last component; the descriptor closes on exec."""
-        return os.open(path, flags | _PRIVATE_FILE, mode)
-
-    def close(self, fd: int) -> None:
-        os.close(fd)
+    # Both are the system's own functions: between the open and its owner no Python code runs, which a signal handler could interrupt.
+    # Only `Descriptor` calls them.
+    open = staticmethod(os.open)
+    close = staticmethod(select.epoll.close)  # of the owner that `Descriptor` has made
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         return os.pread(fd, size, at)

@@ -19,6 +19,7 @@ import msgspec
 
 from hub.pipeline.job import NAME
 from kvspool import disk, system
+from kvspool.descriptor import Descriptor
 
 LARGEST = 1 << 20  # bytes of such a file
 MOST = 100  # pipelines of a hub root that are shown
@@ -82,16 +83,14 @@ def write(path: Path, progress: Progress) -> None:
 
 def read(path: Path) -> Progress:
     """Return what a file says. Raises ValueError for what no pipeline wrote, and the system's OSError."""
-    fd = system.port.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    try:
+    with Descriptor(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         status = system.port.status(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
             raise ValueError(f"{path} is no regular file of up to {LARGEST} bytes")
-        return check(msgspec.json.decode(system.port.read(fd, status.st_size, 0), type=Progress))
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {error}") from None
-    finally:
-        system.port.close(fd)
+        try:
+            return check(msgspec.json.decode(system.port.read(fd, status.st_size, 0), type=Progress))
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: {error}") from None
 
 
 def check(progress: Progress) -> Progress:

@@ -39,6 +39,7 @@ import msgspec
 
 from hub.pipeline.errors import PipelineRuns, SinkError
 from kvspool import disk, system
+from kvspool.descriptor import Descriptor
 
 MANIFEST = "_kvspool.json"
 LARGEST_MANIFEST = 1 << 28  # bytes
@@ -119,9 +120,7 @@ class Table:
 
     def close(self) -> None:
         """Let another process have it. May be called again."""
-        if self._lock >= 0:
-            system.port.close(self._lock)
-            self._lock = -1
+        self._lock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -302,12 +301,12 @@ class Table:
         if status is not None and not stat.S_ISLNK(status.st_mode):
             raise SinkError(f"[KVSPOOL_SINK_TAKEN] {self.path} is there already, and no pipeline made it; name another path")
 
-    def _locked(self) -> int:
-        fd = system.port.open(self.state / "lock", os.O_RDWR | os.O_CREAT)
-        if not system.port.try_lock_file(fd, shared=False):
-            system.port.close(fd)
+    def _locked(self) -> Descriptor:
+        file = Descriptor(self.state / "lock", os.O_RDWR | os.O_CREAT)
+        if not system.port.try_lock_file(file.number, shared=False):
+            file.close()
             raise PipelineRuns(f"another process is changing {self.path}; a pipeline that runs compacts by itself")
-        return fd
+        return file
 
     def _shown(self) -> Version | None:
         """Return the version that the link shows. Raises SinkError for what can't be one."""
@@ -420,8 +419,5 @@ def _look_up(path: Path) -> Any:
 
 
 def _flush(path: Path) -> None:
-    fd = system.port.open(path, os.O_RDONLY)
-    try:
+    with Descriptor(path, os.O_RDONLY) as fd:
         system.port.flush(fd)
-    finally:
-        system.port.close(fd)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hub.errors import AccessError
 from kvspool import disk, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import LockTimeout
 
 LARGEST = 1 << 24  # bytes that such a file may have
@@ -36,16 +37,14 @@ class WatchedFile:
     def read(self) -> bytes:
         """Return its bytes. Raises AccessError for a file that others could have changed or read, and the system's OSError."""
         self._seen = None
-        fd = system.port.open(os.path.realpath(self.path), os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            status = system.port.status(fd)
-            self._check(status)
-            data = system.port.read(fd, min(status.st_size, LARGEST) + 1, 0)
-        except OSError as error:
-            error.add_note(str(self.path))
-            raise
-        finally:
-            system.port.close(fd)
+        with Descriptor(os.path.realpath(self.path), os.O_RDONLY | os.O_NONBLOCK) as fd:
+            try:
+                status = system.port.status(fd)
+                self._check(status)
+                data = system.port.read(fd, min(status.st_size, LARGEST) + 1, 0)
+            except OSError as error:
+                error.add_note(str(self.path))
+                raise
         if len(data) > LARGEST:
             raise AccessError(f"{self.path} is larger than {LARGEST} bytes")
         # Two changes within one tick of the clock may leave the same times, so what is very new is read once more.
@@ -88,14 +87,12 @@ def check_directory(path: Path) -> None:
 def write(path: Path, data: bytes, *, replaces: bool = False, mode: int = 0o600) -> None:
     """Write a whole file, on disk when this returns; what it replaces stays whole until then. FileExistsError unless it `replaces`."""
     building = path.with_name(f"{path.name}.{system.port.random(4).hex()}.new")
-    fd = system.port.open(building, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    file = Descriptor(building, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        try:
+        with file as fd:
             system.port.set_mode(fd, mode)
             system.port.write(fd, data, 0)
             system.port.flush(fd)
-        finally:
-            system.port.close(fd)
         if replaces:
             system.port.rename(building, path)
         else:
@@ -123,16 +120,13 @@ def edit(path: Path, change: Callable[[bytes], bytes]) -> None:
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """Lock a directory against other editors; the lock goes with the process that holds it."""
-    fd = system.port.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with Descriptor(directory, os.O_RDONLY | os.O_DIRECTORY) as fd:
         end = system.port.monotonic() + PATIENCE
         while not system.port.try_lock_file(fd, shared=False):
             if system.port.monotonic() > end:
                 raise LockTimeout(f"{directory}: somebody else has been editing a file there for {PATIENCE:.0f} s")
             system.port.sleep(_PAUSE)
         yield
-    finally:
-        system.port.close(fd)
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ import msgspec
 
 from kvspool import _frames, filesystems, queue, sizes, system
 from kvspool.cli import plugins
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedPair, NotALog, Unrecovered
 from kvspool.journal import Journal
 from kvspool.journal import files as journals
@@ -219,17 +220,14 @@ def _rights(place: Path) -> Check:
 
 def _locks(file: Path) -> Check:
     """See whether a second open file description is refused, and gets the lock when the first one lets go."""
-    first, second = system.port.open(file, os.O_RDWR), system.port.open(file, os.O_RDWR)
     advice = "writers would damage the log here; use a local disk or tmpfs, and Linux 3.15 or later"
-    try:
-        got, got_too = system.port.try_lock(first, 0), system.port.try_lock(second, 0)
-        system.port.unlock(first, 0)
-        got_later = system.port.try_lock(second, 0)
-    except OSError as error:
-        return Check("locks", "fail", f"refused: {error}", advice)
-    finally:
-        system.port.close(first)
-        system.port.close(second)
+    with Descriptor(file, os.O_RDWR) as first, Descriptor(file, os.O_RDWR) as second:
+        try:
+            got, got_too = system.port.try_lock(first, 0), system.port.try_lock(second, 0)
+            system.port.unlock(first, 0)
+            got_later = system.port.try_lock(second, 0)
+        except OSError as error:
+            return Check("locks", "fail", f"refused: {error}", advice)
     if (got, got_too, got_later) == (True, False, True):
         return Check("locks", "ok", f"exclude each other in {file.parent}")
     return Check("locks", "fail", f"don't exclude each other in {file.parent}", advice)

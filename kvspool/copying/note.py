@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from kvspool import disk, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, LockTimeout
 
 NAME = "note"
@@ -36,9 +37,9 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Notes:
     """The place of the note, locked."""
 
-    def __init__(self, directory: Path, fd: int) -> None:
+    def __init__(self, directory: Path, file: Descriptor) -> None:
         self.directory = directory
-        self._fd = fd
+        self._file = file
         self._path = directory / NAME
 
     def load(self) -> Note | None:
@@ -67,7 +68,7 @@ class Notes:
         """Let the next copy come. The directory goes with its last file."""
         with suppress(OSError):
             system.port.remove_directory(self.directory)
-        system.port.close(self._fd)
+        self._file.close()
 
 
 @contextmanager
@@ -86,16 +87,16 @@ def _locked(directory: Path, target: Path) -> Notes:
             system.port.make_directory(directory)
             disk.flush_directory(directory.parent)
         try:
-            fd = system.port.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            file = Descriptor(directory, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue  # the copy before us has just removed it
         try:
-            if not system.port.try_lock_file(fd, shared=False):
+            if not system.port.try_lock_file(file.number, shared=False):
                 raise LockTimeout(f"another copy fills {target}; wait until it has ended")
             there = system.port.look_up(directory)
-            if there is not None and there.st_ino == system.port.status(fd).st_ino:
-                return Notes(directory, fd)
+            if there is not None and there.st_ino == system.port.status(file.number).st_ino:
+                return Notes(directory, file)
         except BaseException:
-            system.port.close(fd)
+            file.close()
             raise
-        system.port.close(fd)
+        file.close()

@@ -19,11 +19,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from kvspool import disk, ledger, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Format, Rows, Scan
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20  # bytes read at once
 SHOWN = 1 << 16  # bytes of what was cut that a report holds
 OnRoll = Callable[[int], None]
+T = TypeVar("T")
 
 
 class Torn(msgspec.Struct, frozen=True):
@@ -104,28 +106,61 @@ class Appender:
         self._on_roll = on_roll
         self._accounts = accounts
         self._identity = system.port.identity(segments.directory)
+        self._renewals = 0  # of the lock file, at the last look whether the journal lies where it lay
         control.enter(timeout)
-        with self.locked(timeout):
-            pass
+        self.under_lock(timeout, lambda page: None)
+
+    def under_lock(self, timeout: float, work: Callable[[Page], T]) -> T:
+        """Hold the append lock while `work` runs, with the end of the journal, whose last segment is open; return its result.
+
+        The lock is released whatever a signal handler raises, and wherever.
+        """
+        self._become_busy()
+        try:
+            return work(self._enter(timeout))
+        finally:
+            try:
+                self._leave()
+            except BaseException:  # a handler's, perhaps before the lock was released
+                self._leave()
+                raise
 
     @contextmanager
     def locked(self, timeout: float) -> Iterator[Page]:
-        """Hold the append lock inside the `with` block, and have the end of the journal, with its last segment open."""
+        """Hold the append lock inside the `with` block, as `under_lock`.
+
+        An exception that a signal handler raises at the very end of the block may keep the lock until that exception is forgotten.
+        """
+        self._become_busy()
+        try:
+            yield self._enter(timeout)
+        finally:
+            try:
+                self._leave()
+            except BaseException:
+                self._leave()
+                raise
+
+    def _become_busy(self) -> None:
         if self._is_busy:
             raise Reentered("a signal handler may not append to a handle in the middle of an append to it; let it use one of its own")
-        renewals = self.control.renewals
-        self.control.lock(timeout)
         self._is_busy = True
-        try:
-            if self.control.renewals != renewals:
-                self._refuse_another()
-            page = self._find_end()
-            if self._accounts is not None and self.control.pending:
-                self._accounts.settle(self.control, page.next_sequence)
-            yield page
-        finally:
-            self._is_busy = False
-            self.control.unlock()
+
+    def _enter(self, timeout: float) -> Page:
+        """Take the append lock, and return the end of the journal."""
+        self.control.lock(timeout)
+        if self.control.renewals != self._renewals:
+            self._refuse_another()
+            self._renewals = self.control.renewals
+        page = self._find_end()
+        if self._accounts is not None and self.control.pending:
+            self._accounts.settle(self.control, page.next_sequence)
+        return page
+
+    def _leave(self) -> None:
+        """Release the append lock, if it is held; to do so twice does no harm."""
+        self.control.unlock()
+        self._is_busy = False
 
     def append(self, batch: Rows, page: Page, at: int | None = None) -> range:
         """Append all records of a batch, under the append lock, and return their sequences.
@@ -208,9 +243,9 @@ class Appender:
 
     def _open(self, base: int) -> Segment | None:
         """Have the segment that begins at `base` as the one that is written to; None if there is no such file."""
-        if self._segment is not None:
-            self._segment.close()
-            self._segment = None
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.close()
         with suppress(FileNotFoundError):
             self._segment = Segment(self.segments.plain_path(base), base, is_writable=True)
         return self._segment
@@ -353,15 +388,12 @@ class Appender:
         path = self.segments.plain_path(page.base)
         if path.name != (name := self.format.name_of(page.base)):
             path = self.segments.renamed(page.base, str(name))
-        fd = system.port.open(path, os.O_RDWR | os.O_CREAT, self._mode)
-        try:
+        with Descriptor(path, os.O_RDWR | os.O_CREAT, self._mode) as fd:
             header = self.format.header(page.base)
             if system.port.read(fd, len(header) + 1, 0) != header:  # otherwise a reader may stand behind it
                 system.port.truncate(fd, 0)
                 system.port.write(fd, header, 0)
             system.port.flush(fd)
-        finally:
-            system.port.close(fd)
         disk.flush_directory(path.parent)
         if self._open(page.base) is None:
             raise LogVanished(f"{path} was removed at this moment; try again")
@@ -372,9 +404,9 @@ class Appender:
         return page
 
     def close(self) -> None:
-        if self._segment is not None:
-            self._segment.close()
-            self._segment = None
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.close()
         self.control.close()
 
 

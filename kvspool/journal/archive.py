@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvspool import disk, locks, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption
 from kvspool.journal import seekable
 from kvspool.journal.control import ADMIN, Control
@@ -178,8 +179,7 @@ class Archiver:
 
     def _write(self, path: Path, pieces: Iterable[bytes], like: os.stat_result) -> None:
         """Make a file of pieces, on disk, with the rights and times of another one."""
-        fd = system.port.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
+        with Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) as fd:
             at = 0
             for piece in pieces:
                 system.port.write(fd, piece, at)
@@ -190,8 +190,6 @@ class Archiver:
             system.port.set_mode(fd, like.st_mode & 0o777)
             system.port.set_times(fd, like.st_atime_ns, like.st_mtime_ns)  # its age is what rules for keeping it look at
             system.port.flush(fd)
-        finally:
-            system.port.close(fd)
 
     def _compare(self, source: Segment, path: Path) -> None:
         """Read a new file back. Raises Corruption if it doesn't hold what it was made from."""

@@ -18,6 +18,7 @@ from typing import Annotated, NamedTuple
 
 from kvspool import disk, system
 from kvspool._frames import crc32c
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption
 from kvspool.layout import Layout
 
@@ -103,14 +104,11 @@ class Bounds:
         self._add(size, mode, is_begin=False)
 
     def _add(self, size: int, mode: int, *, is_begin: bool) -> None:
-        fd = system.port.open(self._rewinds, os.O_WRONLY | os.O_CREAT, mode)
-        try:
+        with Descriptor(self._rewinds, os.O_WRONLY | os.O_CREAT, mode) as fd:
             count = system.port.status(fd).st_size // REWIND.size  # the rest of one that was torn is written over
             assert (count % 2 == 0) == is_begin
             system.port.write(fd, _packed(REWIND.pack(Rewind(size, 0))), count * REWIND.size)
             system.port.flush(fd)
-        finally:
-            system.port.close(fd)
         if count == 0:
             disk.flush_directory(self.directory)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from kvspool import disk, locks, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, NoSuchReader
 from kvspool.journal import sidecars
 from kvspool.journal.format import LAST_SEQUENCE
@@ -154,12 +155,12 @@ class ConsumerIndex(Offsets):
         sidecars.prepare(self.directory)
         path = sidecars.beside(self.directory) / "index.lck"
         process = system.port.process_id()
-        fd = system.port.open(path, os.O_RDWR | os.O_CREAT, self._mode)
+        file = Descriptor(path, os.O_RDWR | os.O_CREAT, self._mode)
         try:
-            with locks.held(fd, 0, self._timeout, lambda: f"another process holds {path}, to replace the index of consumers"):
+            with locks.held(file.number, 0, self._timeout, lambda: f"another process holds {path}, to replace the index of consumers"):
                 yield
         finally:
-            locks.give_back(fd, process)
+            locks.give_back(file, process)
 
     def _replace(self, index: Index) -> None:
         """Under the lock: put another index in place, on disk."""

@@ -22,6 +22,7 @@ from typing import Annotated, NamedTuple
 
 from kvspool import holders, locks, system
 from kvspool._frames import crc32c
+from kvspool.descriptor import Descriptor
 from kvspool.errors import LogVanished
 from kvspool.layout import Layout
 from kvspool.record import NO_TIME
@@ -67,28 +68,40 @@ class Control:
         self.boot_id = system.port.boot_id()
         self.pending = 0  # as it was at the last `read`
         self.renewals = 0  # how often the file was another one, since somebody had removed it
-        self.fd = self._open()
+        self._must_enter = False  # a new file took the place of one that was removed, and the original may write to it
+        self._file = self._open()
 
-    def _open(self) -> int:
+    @property
+    def fd(self) -> int:
+        """Return the number of the open file. Raises Closed."""
+        return self._file.number
+
+    def _open(self) -> Descriptor:
         flags = os.O_RDWR | (os.O_CREAT if self._mode is not None else 0)
         try:
-            return system.port.open(self.path, flags, self._mode or 0)
+            return Descriptor(self.path, flags, self._mode or 0)
         except FileNotFoundError:
             raise LogVanished(f"{self.path.parent} is gone; open the path again if it exists") from None
 
     def enter(self, timeout: float) -> None:
         """Shut the original's writer out, together with all of ours. Raises LockTimeout if it is in."""
         locks.wait_for(self._try_enter, timeout, lambda: f"a writer of another program holds {self.path}; close it")
+        self._must_enter = False
 
     def _try_enter(self) -> bool | None:
         if not system.port.try_lock_file(self.fd, shared=True):
             return None
         if self.is_in_place():
             return True
-        system.port.close(self.fd)  # removed, or replaced, by the one who had it before
-        self.fd = -1
-        self.fd = self._open()
+        self._renew()  # removed, or replaced, by the one who had it before
         return None
+
+    def _renew(self) -> None:
+        """Have the file that the name stands for now; whatever comes in between, one of the two is open."""
+        file = self._open()
+        self._must_enter = True
+        self._file, file = file, self._file
+        file.close()
 
     def is_in_place(self) -> bool:
         """Return whether the name stands for the file that we have open."""
@@ -101,21 +114,19 @@ class Control:
 
     def lock(self, timeout: float, byte: int = APPEND) -> None:
         """Take one of the locks among our own writers. LockTimeout names who appended last."""
-        locks.acquire(self.fd, byte, timeout, self._who)
         try:
-            while byte == APPEND and system.port.status(self.fd).st_nlink == 0:  # removed: others lock what has its name now
-                system.port.close(self.fd)
-                self.fd = -1
-                self.fd = self._open()
+            locks.acquire(self.fd, byte, timeout, self._who)
+            while byte == APPEND and (self._must_enter or system.port.status(self.fd).st_nlink == 0):  # removed: others lock another one
                 self.renewals += 1
+                self._renew()
                 self.enter(timeout)
                 locks.acquire(self.fd, byte, timeout, self._who)
         except BaseException:
-            if self.fd >= 0:
-                self.unlock(byte)
+            self.unlock(byte)
             raise
 
     def unlock(self, byte: int = APPEND) -> None:
+        """Release one of the locks, whether it is held or not."""
         system.port.unlock(self.fd, byte)
 
     def _who(self) -> str:
@@ -141,13 +152,8 @@ class Control:
 
     def close(self) -> None:
         """Let go of all locks."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            locks.give_back_file(fd, self._process)
-
-    def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:
-            self.close()
+        if not self._file.is_closed:
+            locks.give_back_file(self._file, self._process)
 
 
 NOTHING = Page(bytes(8), bytes(16), 0, 0, 0, NO_TIME, 0, 0, 0, 0, 0, 0, 0)
@@ -181,14 +187,12 @@ def look(path: Path) -> Page:
 def last_word(path: Path) -> Page:
     """As `look`, also of an earlier run of the machine."""
     try:
-        fd = system.port.open(path, os.O_RDONLY)
+        file = Descriptor(path, os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
         return NOTHING
-    try:
+    with file as fd:
         for _ in range(TRIES):  # a writer may be replacing it
             page = parse(system.port.read(fd, PAGE.size, 0))
             if page is not NOTHING:
                 break
-    finally:
-        system.port.close(fd)
     return page

@@ -140,20 +140,20 @@ class Cursor:
         """Go to the first frame of the segment, or to the one that we expect, if it begins before that."""
         size = segment.size()  # before we look: what is written meanwhile is not torn
         try:
-            self.position = self.segments.begin_of(segment)
+            position = self.segments.begin_of(segment)
         except Corruption:
             return self._pass_header(segment)
-        if self.position == 0 and self.segments.format.header_bytes:
+        if position == 0 and self.segments.format.header_bytes:
             if not size and self._later() and not segment.size():
                 return self._go_on("damaged")  # it was full once
             return self._at_torn_end(segment, b"", size) if size else self._at_end(segment)
         if self.sequence > self.base:
-            found = walk(self.segments.format, segment, self.position, self.base, size, until=self.sequence)
+            found = walk(self.segments.format, segment, position, self.base, size, until=self.sequence)
             if found.sequence < self.sequence and found.stop not in (DAMAGED, JUMPED):
                 return self._wait_for_more(segment, size)
             self._first, self.sequence = self.sequence, found.sequence  # damage may stand between the two
-            self.position = found.size
-        self._is_entered = True
+            position = found.size
+        self.position, self._is_entered = position, True
         return None
 
     def _pass_header(self, segment: Segment) -> Gap | None:

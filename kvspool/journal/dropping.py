@@ -76,15 +76,17 @@ class Room:
         most = self._format.total_bytes
         if not most or (page.base == self._base and self._sealed + page.end + size <= most):
             return
+        self._base = -1  # count again, unless this comes to its end
         sizes = {base: _size_of(segments, base) for base in segments.bases() if base < page.base}
         going = []
-        self._base, self._sealed = page.base, sum(sizes.values())
+        sealed = sum(sizes.values())
         for base, bytes in sizes.items():
-            if self._sealed + page.end + size <= most:
+            if sealed + page.end + size <= most:
                 break
             going.append(base)
-            self._sealed -= bytes
+            sealed -= bytes
         drop(segments, going)
+        self._base, self._sealed = page.base, sealed
 
     def rolled(self, segments: Segments) -> None:
         """Under the append lock, when a segment was begun: drop what was consumed. Never raises: it goes the next time."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from kvspool import disk, system
+from kvspool.descriptor import Descriptor
 from kvspool.journal.appender import walk
 from kvspool.journal.control import checksum
 from kvspool.journal.format import Format
@@ -143,9 +144,6 @@ def store(path: Path, base: int, entries: list[Entry]) -> None:
     with suppress(FileExistsError):
         system.port.make_directory(path.parent)
     temporary = path.with_name(f"{path.name}.{system.port.process_id()}.tmp")
-    fd = system.port.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
+    with Descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600) as fd:
         system.port.write(fd, HEADER.pack(Header(MAGIC, base, checksum(body), len(entries))) + body, 0)
-    finally:
-        system.port.close(fd)
     system.port.rename(temporary, path)

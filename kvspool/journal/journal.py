@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import builtins
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from kvspool.arrow import JournalColumns, Records
     from kvspool.journal.following import AsyncFollowing
 
+T = TypeVar("T")
 INDEXES = 64  # sparse indexes that a handle keeps
 
 
@@ -244,10 +245,13 @@ class Journal:
         timeout = self.timeout if timeout is None else timeout
         if not batch.rows:
             return range(0)
-        with self.appending(timeout) as (appender, page):
+
+        def work(appender: Appender, page: Page) -> range:
             if behind is not None and page.next_sequence != behind:
                 raise OutOfRange(f"{self.path} goes on at sequence {page.next_sequence}, not at {behind}; nothing was written")
-            sequences = appender.append(batch, page, at)
+            return appender.append(batch, page, at)
+
+        sequences = self._under_lock(timeout, work)
         self._settle_durability(sequences, timeout, durable)
         return sequences
 
@@ -261,13 +265,12 @@ class Journal:
     def append_booked(self, rows: Rows, booking: Booking, timeout: float | None, durable: bool) -> None:
         """Append a prepared batch of a producer under one lock; see `kvspool.producers`."""
         timeout = self.timeout if timeout is None else timeout
-        sequences = range(0)
-        with (
-            self.appending(timeout) as (appender, page),
-            booking.kept(page.next_sequence, producing.JournalProducing(self).place(appender.control)) as may_append,
-        ):
-            if may_append and rows.rows:
-                sequences = appender.append(rows, page)
+
+        def work(appender: Appender, page: Page) -> range:
+            with booking.kept(page.next_sequence, producing.JournalProducing(self).place(appender.control)) as may_append:
+                return appender.append(rows, page) if may_append and rows.rows else range(0)
+
+        sequences = self._under_lock(timeout, work)
         if sequences:
             self._settle_durability(sequences, timeout, durable)
 
@@ -319,6 +322,12 @@ class Journal:
         with self._thread_lock:
             if self._background is None or not self._background.is_ours:
                 self._background = Background(self._flusher, self.sync_interval, self.timeout)
+
+    def _under_lock(self, timeout: float, work: Callable[[Appender, Page], T]) -> T:
+        """Return what `work` returns, called under the append lock with the end of the journal."""
+        with self._thread_lock:
+            appender = self._open_appender(timeout)
+            return appender.under_lock(timeout, lambda page: work(appender, page))
 
     @contextmanager
     def appending(self, timeout: float) -> Iterator[tuple[Appender, Page]]:

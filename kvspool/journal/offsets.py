@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from kvspool import disk, forks, locks, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, NoSuchReader, ReaderBusy
 
 LONGEST_NAME = 200  # bytes, so that the names of its files fit in a directory entry
@@ -33,8 +34,8 @@ class Lease:
     def __init__(self, path: Path, mode: int, name: str) -> None:
         """Take the file's lock. Raises ReaderBusy."""
         self._process = system.port.process_id()
-        self.fd = system.port.open(path, os.O_RDWR | os.O_CREAT, mode)
-        if not system.port.try_lock_file(self.fd, shared=False):
+        self._file = Descriptor(path, os.O_RDWR | os.O_CREAT, mode)
+        if not system.port.try_lock_file(self._file.number, shared=False):
             self.close()
             raise ReaderBusy(f"the reader {name!r} is open elsewhere; {path} is locked")
         forks.register(self)
@@ -45,13 +46,13 @@ class Lease:
 
     def close(self) -> None:
         """Give the name back. A forked child only lets go of the descriptor: the lock is its parent's."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            locks.give_back_file(fd, self._process)
+        if not self._file.is_closed:
+            locks.give_back_file(self._file, self._process)
 
-    def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:
-            self.close()
+    @property
+    def is_closed(self) -> bool:
+        """Return whether the name was given back, or is the parent's in a forked child."""
+        return self._file.is_closed
 
 
 class Offsets(ABC):

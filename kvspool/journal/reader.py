@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +101,7 @@ class JournalReader:
         self._sequence = item.last + 1 if isinstance(item, Gap) else item.sequence + 1
 
     def _check_open(self) -> None:
-        if self._lease is None or self._lease.fd < 0:  # closed, or its parent's in a forked child
+        if self._lease is None or self._lease.is_closed:  # closed, or its parent's in a forked child
             raise Closed(f"the reader {self.name!r} was closed; open it again")
 
     def close(self) -> None:
@@ -116,10 +115,6 @@ class JournalReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):
-            self.close()
 
 
 class _Moving(Iterator[Any]):

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvspool import disk, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, Poisoned
 from kvspool.journal.appender import walk
 from kvspool.journal.control import APPEND, MAGIC, NOTHING, SYNC, Control, Page
@@ -229,15 +230,13 @@ class _Repair:
     def _copied(self, source: Segment, begin: int, end: int, header: bytes = b"") -> Path:
         """Return a new file beside the segments, on disk, with a header and some bytes of a segment; removed if that fails."""
         path = self._beside("kvspool.repair.tmp")
-        fd = system.port.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self.mode)
+        file = Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self.mode)
         try:
-            try:
+            with file as fd:
                 system.port.write(fd, header, 0)
                 for at in range(begin, end, CHUNK):
                     system.port.write(fd, source.read(at, min(CHUNK, end - at)), len(header) + at - begin)
                 system.port.flush(fd)
-            finally:
-                system.port.close(fd)
         except BaseException:
             with suppress(OSError):
                 system.port.remove(path)

@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from kvspool import system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption
 from kvspool.journal import seekable
 
@@ -27,7 +28,17 @@ class Segment:
         self.base = base
         self._most = most
         self.begin = 0  # byte of the first frame, once it is known
-        self.fd = system.port.open(path, os.O_RDWR if is_writable else os.O_RDONLY)
+        self._file = Descriptor(path, os.O_RDWR if is_writable else os.O_RDONLY)
+
+    @property
+    def fd(self) -> int:
+        """Return the number of the open file. Raises Closed."""
+        return self._file.number
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it was closed."""
+        return self._file.is_closed
 
     def size(self) -> int:
         """Return the bytes that the segment has now."""
@@ -47,13 +58,7 @@ class Segment:
         return system.port.read(self.fd, min(size, self._most - at), at)
 
     def close(self) -> None:
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            system.port.close(fd)
-
-    def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:
-            self.close()
+        self._file.close()
 
 
 class Archived(Segment):

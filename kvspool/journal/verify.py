@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvspool import ledger, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption
 from kvspool.journal import control, settings
 from kvspool.journal.control import APPEND, NOTHING, Page
@@ -200,35 +201,31 @@ def verify_journal(journal: Journal, progress: Progress | None = None) -> Journa
 def is_written_to(journal: Journal) -> bool:
     """Return whether a writer has the append lock at this moment, or the original program has the journal open."""
     try:
-        fd = system.port.open(journal.format.lock_file(journal.path), os.O_RDONLY)
+        file = Descriptor(journal.format.lock_file(journal.path), os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
         return False
-    try:
+    with file as fd:
         if system.port.is_locked(fd, APPEND):
             return True
         if not system.port.try_lock_file(fd, shared=True):
             return True
         system.port.unlock_file(fd)
         return False
-    finally:
-        system.port.close(fd)
 
 
 def _page(journal: Journal) -> tuple[Page, str]:
     """Return the writers' page, of whatever run of the machine, and what is wrong with it."""
     try:
-        fd = system.port.open(journal.format.lock_file(journal.path), os.O_RDONLY)
+        file = Descriptor(journal.format.lock_file(journal.path), os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
         return NOTHING, ""
-    try:
+    with file as fd:
         for _ in range(control.TRIES):
             data = system.port.read(fd, control.PAGE.size, 0)
             page = control.parse(data)
             if page is not NOTHING or not data.strip(b"\0"):
                 return page, ""
             system.port.sleep(PAUSE)
-    finally:
-        system.port.close(fd)
     return NOTHING, f"{journal.format.lock_file(journal.path).name} doesn't say where the journal ends; the next append finds out"
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from kvspool import _chunks_py as loops
 from kvspool import disk, locks, system
 from kvspool._chunks import Ends
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Closed, Corruption, KvspoolError, LogVanished, Truncated
 from kvspool.queue import format, header
 from kvspool.queue.chunk import Chunk, refuse_unsound, refuse_untrue
@@ -29,10 +30,11 @@ from kvspool.queue.format import ChunkHead
 class Chain:
     """The chunks of one queue, as this handle knows them, and the descriptor of its header."""
 
-    def __init__(self, path: Path, fd: int, chunk_bytes: int | None, flush: Callable[[int], None], is_durable: bool) -> None:
+    def __init__(self, path: Path, file: Descriptor, chunk_bytes: int | None, flush: Callable[[int], None], is_durable: bool) -> None:
         """Take over the header's descriptor; `chunk_bytes`: of new chunks (None: as the last one), `flush`: puts a file on disk."""
         self.path = path
-        self.fd = fd
+        self._file = file
+        fd = file.number
         self.ends = Ends()
         self.ends.open(fd)
         self.ids: deque[int] = deque()
@@ -44,13 +46,22 @@ class Chain:
         self._process = system.port.process_id()
         self._mode = system.port.status(fd).st_mode & 0o666
 
+    @property
+    def fd(self) -> int:
+        """Return the number of the header's descriptor. Raises Closed."""
+        return self._file.number
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it was closed."""
+        return self._file.is_closed
+
     def close(self) -> None:
         """Give everything back; the locks too, unless they are our parent's."""
         self.forget()
-        fd, self.fd = self.fd, -1
         self.ends.open(-1)
-        if fd >= 0:
-            locks.give_back(fd, self._process)
+        if not self._file.is_closed:
+            locks.give_back(self._file, self._process)
 
     def forget(self) -> None:
         """Know no chunk any more."""
@@ -62,7 +73,7 @@ class Chain:
 
     def refresh(self) -> None:
         """Know the chain as it is now. Raises LogVanished, Truncated, Corruption."""
-        if self.fd < 0:
+        if self.is_closed:
             raise Closed(f"{self.path} was closed; open it again")
         if self.ends.is_current() and not self.ends.is_drained():
             return
@@ -320,24 +331,18 @@ def _is_whole(chunk: Chunk) -> bool:
 
 def read_state(file: Path) -> ChunkHead:
     """Return what a chunk's file begins with, checked. Raises FileNotFoundError, Corruption, Truncated."""
-    fd = system.port.open(file, os.O_RDONLY | os.O_NONBLOCK)
-    try:
+    with Descriptor(file, os.O_RDONLY | os.O_NONBLOCK) as fd:
         status = system.port.status(fd)
         refuse_unsound(file, status)
         state = format.CHUNK_HEAD.unpack(system.port.read(fd, format.CHUNK_HEAD.size, 0))
         refuse_untrue(file, state, status.st_size)
         return state
-    finally:
-        system.port.close(fd)
 
 
 def is_empty(file: Path) -> bool:
     """Return whether a chunk that nothing leads to holds nothing: its maker died before it was complete, or all of it was taken."""
-    fd = system.port.open(file, os.O_RDONLY | os.O_NONBLOCK)
-    try:
+    with Descriptor(file, os.O_RDONLY | os.O_NONBLOCK) as fd:
         raw = system.port.read(fd, format.CHUNK_HEAD.size, 0)
-    finally:
-        system.port.close(fd)
     if len(raw) < format.CHUNK_HEAD.size:
         return not any(raw)
     head, tail, _ = format.CHUNK_HEAD.unpack(raw)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvspool import _chunks_py as loops
 from kvspool import system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, Truncated
 from kvspool.queue import format
 from kvspool.queue.format import ChunkHead
@@ -17,11 +18,12 @@ from kvspool.queue.format import ChunkHead
 class Chunk:
     """A chunk whose file is open and mapped, all of it."""
 
-    def __init__(self, id: int, path: Path, fd: int) -> None:
-        """Take over a descriptor. Raises Corruption, Truncated, or the system's OSError; the descriptor is closed then."""
+    def __init__(self, id: int, path: Path, file: Descriptor) -> None:
+        """Take over a descriptor. Raises Corruption, Truncated, or the system's OSError."""
         self.id = id
         self.path = path
-        self.fd = fd
+        self._file = file
+        self.fd = fd = file.number  # nothing closes the file before this object goes
         status = system.port.status(fd)
         refuse_unsound(path, status)
         self.inode = status.st_ino
@@ -35,25 +37,21 @@ class Chunk:
     def open(cls, path: Path, id: int) -> Chunk:
         """Open a chunk of the queue at `path`. Raises FileNotFoundError too."""
         file = format.chunk_path(path, id)
-        return cls(id, file, system.port.open(file, os.O_RDWR))
+        return cls(id, file, Descriptor(file, os.O_RDWR))
 
     @classmethod
     def create(cls, path: Path, id: int, size: int, mode: int) -> Chunk:
         """Make an empty chunk that nothing leads to yet; nothing is left of it if that fails. FileExistsError if the name is taken."""
-        file = format.chunk_path(path, id)
-        fd = system.port.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+        place = format.chunk_path(path, id)
+        file = Descriptor(place, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         try:
-            try:
-                system.port.set_mode(fd, mode)
-                system.port.allocate(fd, size)
-                system.port.write(fd, format.FRESH, 0)
-            except BaseException:
-                system.port.close(fd)
-                raise
-            return cls(id, file, fd)
+            system.port.set_mode(file.number, mode)
+            system.port.allocate(file.number, size)
+            system.port.write(file.number, format.FRESH, 0)
+            return cls(id, place, file)
         except BaseException:
             with suppress(OSError):
-                system.port.remove(file)
+                system.port.remove(place)
             raise
 
     def state(self) -> ChunkHead:
@@ -63,11 +61,6 @@ class Chunk:
     def link(self, id: int) -> None:
         """Store the reference to the chunk that follows, which is complete; who waits at this one is woken."""
         system.port.write(self.fd, format.HEADER.pack(format.Header(id)), loops.NEXT)
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            with suppress(OSError):  # closed all the same; whether data is on disk is what a flush tells
-                system.port.close(self.fd)
 
 
 def refuse_unsound(path: Path, status: os.stat_result) -> None:
@@ -99,10 +92,8 @@ def refuse_shorter(chunk: Chunk) -> None:
 def file_size(path: Path) -> int:
     """Return the size of a chunk file; 0 if it is gone, since all of it was taken."""
     try:
-        fd = system.port.open(path, os.O_PATH)
+        file = Descriptor(path, os.O_PATH)
     except FileNotFoundError:
         return 0
-    try:
+    with file as fd:
         return system.port.status(fd).st_size
-    finally:
-        system.port.close(fd)

@@ -24,6 +24,7 @@ from pathlib import Path
 from kvspool import _chunks_py as loops
 from kvspool import _pointers as pointers
 from kvspool import disk, locks, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import LockTimeout, Poisoned
 from kvspool.queue import format
 from kvspool.queue.chain import Chain
@@ -127,11 +128,8 @@ class Flusher:
 
     def _flush_path(self, file: Path) -> None:
         with suppress(FileNotFoundError):  # all of it was taken meanwhile
-            fd = system.port.open(file, os.O_RDWR)
-            try:
+            with Descriptor(file, os.O_RDWR) as fd:
                 self.flush_file(fd)
-            finally:
-                system.port.close(fd)
 
 
 def _is_reached(chunk: Chunk, head: int, tail: int) -> bool:

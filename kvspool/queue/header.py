@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvspool import disk, locks, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import LogExists, LogNotFound, NotALog, Truncated
 from kvspool.queue import format
 
@@ -24,21 +25,20 @@ def create(path: Path, mode: int) -> None:
     Who first has the lock of OPERATION writes the two bytes: we may not be the first.
     """
     try:
-        fd = system.port.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+        file = Descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError as error:
         raise LogExists(f"{path} exists already; kvspool.queue.open opens a queue") from error
-    try:
-        system.port.set_mode(fd, mode)
-        disk.flush_directory(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            system.port.remove(path)
-        raise
-    finally:
-        system.port.close(fd)
+    with file as fd:
+        try:
+            system.port.set_mode(fd, mode)
+            disk.flush_directory(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                system.port.remove(path)
+            raise
 
 
-def open(path: Path, timeout: float) -> int:
+def open(path: Path, timeout: float) -> Descriptor:
     """Return a descriptor of the header, with a share in IN_USE.
 
     Raises LogNotFound, NotALog, Truncated; LockTimeout, which names the process, if the original has the queue open, or somebody
@@ -46,20 +46,21 @@ def open(path: Path, timeout: float) -> int:
     """
     while True:
         try:
-            fd = system.port.open(path, os.O_RDWR)
+            file = Descriptor(path, os.O_RDWR)
         except FileNotFoundError as error:
             raise LogNotFound(f"{path} does not exist; kvspool.queue.create makes a queue") from error
         except IsADirectoryError as error:
             raise NotALog(f"{path} is a directory, and no queue") from error
         try:
+            fd = file.number
             _share(fd, path, timeout)
             if is_at(path, fd):
                 _refuse_strange(path, fd)
-                return fd
+                return file
         except BaseException:
-            system.port.close(fd)
+            file.close()
             raise
-        system.port.close(fd)  # its last user removed it while we waited
+        file.close()  # its last user removed it while we waited
 
 
 def _share(fd: int, path: Path, timeout: float) -> None:
@@ -77,14 +78,12 @@ def _refuse_strange(path: Path, fd: int) -> None:
 def is_at(path: Path, fd: int) -> bool:
     """Return whether the file at `path` is the one that is open as `fd`."""
     try:
-        named = system.port.open(path, os.O_PATH)
+        file = Descriptor(path, os.O_PATH)
     except FileNotFoundError:
         return False
-    try:
+    with file as named:
         there, ours = system.port.status(named), system.port.status(fd)
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) and ours.st_nlink > 0
-    finally:
-        system.port.close(named)
 
 
 def holder(fd: int, path: Path) -> str:

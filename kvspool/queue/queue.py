@@ -112,11 +112,11 @@ class ChunkQueue:
 
     def _attach(self) -> Chain:
         """Open the files, for this process."""
-        fd = header.open(self.path, self.timeout)
+        file = header.open(self.path, self.timeout)
         try:
-            chain = Chain(self.path, fd, self._chunk_bytes, self._flusher.flush_file, self._is_durable)
+            chain = Chain(self.path, file, self._chunk_bytes, self._flusher.flush_file, self._is_durable)
         except BaseException:
-            system.port.close(fd)
+            file.close()
             raise
         self._chain, self._ends = chain, chain.ends
         self._is_quick = chain.ends.is_one_step and not self._is_durable
@@ -492,7 +492,7 @@ class ChunkQueue:
                 yield chain
             finally:
                 # Whether we have it or not: an exception out of a signal handler may have come before we knew.
-                if chain.fd >= 0:
+                if not chain.is_closed:
                     system.port.unlock(chain.fd, format.OPERATION)
                 ends.is_held = False
         finally:

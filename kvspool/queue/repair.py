@@ -20,6 +20,7 @@ import msgspec
 from kvspool import _chunks_py as loops
 from kvspool import disk, locks, system
 from kvspool._chunks import count
+from kvspool.descriptor import Descriptor
 from kvspool.errors import LogNotFound, NotALog
 from kvspool.queue import format, header
 from kvspool.queue.format import ChunkHead
@@ -60,13 +61,14 @@ def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> QueueRe
 def _opened(path: Path, timeout: float, *, alone: bool) -> Iterator[int]:
     """Give the header's descriptor, under the lock of OPERATION, and without any other user if `alone`. It may have any content."""
     try:
-        fd = system.port.open(path, os.O_RDWR)
+        file = Descriptor(path, os.O_RDWR)
     except FileNotFoundError as error:
         raise LogNotFound(f"{path} does not exist") from error
     except IsADirectoryError as error:
         raise NotALog(f"{path} is a directory, and no queue") from error
     process = system.port.process_id()
     try:
+        fd = file.number
         if system.port.status(fd).st_size > format.HEADER.size:
             raise NotALog(f"{path} is no queue: its header is a file of {format.HEADER.size} bytes")
         if alone:
@@ -76,7 +78,7 @@ def _opened(path: Path, timeout: float, *, alone: bool) -> Iterator[int]:
         locks.acquire(fd, format.OPERATION, timeout, lambda: header.holder(fd, path))
         yield fd
     finally:
-        locks.give_back(fd, process)
+        locks.give_back(file, process)
 
 
 class _Repair:
@@ -145,12 +147,9 @@ class _Repair:
         )
 
     def _write(self, found: Found, state: ChunkHead) -> None:
-        fd = system.port.open(found.path, os.O_RDWR)
-        try:
+        with Descriptor(found.path, os.O_RDWR) as fd:
             system.port.write(fd, format.CHUNK_HEAD.pack(state), 0)
             system.port.flush(fd)
-        finally:
-            system.port.close(fd)
 
     def _remove(self, found: Found) -> None:
         system.port.remove(found.path)
@@ -168,11 +167,8 @@ class _Repair:
 
     def _flush(self, survey: Survey) -> None:
         for found in survey.chain:
-            fd = system.port.open(found.path, os.O_RDWR)
-            try:
+            with Descriptor(found.path, os.O_RDWR) as fd:
                 system.port.flush(fd)
-            finally:
-                system.port.close(fd)
         system.port.flush(self.fd)
         disk.flush_directory(self.path.parent)
 

@@ -15,6 +15,7 @@ import msgspec
 from kvspool import _chunks_py as loops
 from kvspool import system
 from kvspool._chunks import count
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption
 from kvspool.queue import format
 from kvspool.queue.chunk import refuse_unsound, refuse_untrue
@@ -52,15 +53,13 @@ class Found:
         self.state = ChunkHead(loops.FIRST_ENTRY, loops.FIRST_ENTRY, 0)
         self.entries = self.bytes = 0
         self.end = loops.FIRST_ENTRY  # behind the last entry that is whole
-        fd = system.port.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
+        with Descriptor(self.path, os.O_RDONLY | os.O_NONBLOCK) as fd:
             status = system.port.status(fd)
             self.size = status.st_size
-            self._examine(fd, status)
-        except Corruption as error:
-            self.problem = str(error).removesuffix("; see kvspool repair")
-        finally:
-            system.port.close(fd)
+            try:
+                self._examine(fd, status)
+            except Corruption as error:
+                self.problem = str(error).removesuffix("; see kvspool repair")
 
     def _examine(self, fd: int, status: os.stat_result) -> None:
         self.is_chunk = False

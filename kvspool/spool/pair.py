@@ -24,6 +24,7 @@ from typing import TypeVar
 from kvspool import _frames_py as frames
 from kvspool import disk, ledger, system
 from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
+from kvspool.descriptor import Descriptor
 from kvspool.errors import (
     Corruption,
     FormatError,
@@ -144,14 +145,11 @@ def _sealed(layout: Layout[H], record: H) -> bytes:
 
 
 def _write_file(path: Path, size: int, header: bytes, mode: int) -> None:
-    fd = system.port.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
+    with Descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600) as fd:
         system.port.allocate(fd, size)
         system.port.write(fd, header, 0)
         system.port.set_mode(fd, mode)
         system.port.flush(fd)
-    finally:
-        system.port.close(fd)
 
 
 def discard(building: Path) -> None:
@@ -174,10 +172,10 @@ class Pair:
     def __init__(self, path: Path) -> None:
         """Open and check both files. Raises LogNotFound, NotALog, UnknownVersion, MismatchedPair, Truncated, Corruption."""
         self.path = path
-        self._files: list[int] = []
+        self._files: list[Descriptor] = []
         self._maps: list[mmap.mmap] = []
-        self._lock_fd = -1
-        self._sync_lock_fd = -1
+        self._lock: Descriptor | None = None
+        self._sync_lock: Descriptor | None = None
         self.is_closed = False
         self._guard = threading.Lock()
         self._users = 0
@@ -202,16 +200,31 @@ class Pair:
     def _open_files(self) -> bool:
         """Open and check the files; False if the log was resized just then, so that they aren't a pair."""
         try:
-            self.control_fd, self.can_ask = self._open_file(format.CONTROL_FILE)
+            self._control, self.can_ask = self._open_file(format.CONTROL_FILE)
             self.header = self._read_header()
-            self.lock_file_fd = self._open_file(format.LOCK_FILE)[0] if self.header.resizes else self.control_fd
-            self.data_fd, self.can_write = self._open_file(format.DATA_FILE)
+            self._lock_file = self._open_file(format.LOCK_FILE)[0] if self.header.resizes else self._control
+            self._data, self.can_write = self._open_file(format.DATA_FILE)
             self._check_data()
         except (MismatchedPair, NotALog):
-            if not self._files or self._lies_at(self.path / format.CONTROL_FILE, self._files[0]):
+            if not self._files or self._lies_at(self.path / format.CONTROL_FILE, self._files[0].number):
                 raise
             return False
         return True
+
+    @property
+    def control_fd(self) -> int:
+        """Return the number of the control file. Raises Closed, as the others do."""
+        return self._control.number
+
+    @property
+    def data_fd(self) -> int:
+        """Return the number of the data file."""
+        return self._data.number
+
+    @property
+    def lock_file_fd(self) -> int:
+        """Return the number of the file that the locks lie in, through which nothing is locked."""
+        return self._lock_file.number
 
     def _map_files(self) -> None:
         self.seed = format.frame_seed(self.header.log_id)
@@ -224,18 +237,18 @@ class Pair:
         if self.header.codec == Codec.KEYED:
             self.key_table = KeyTable(self.control[format.KEYS_AT : format.INDEX_AT], self.header.log_id)
 
-    def _open_file(self, name: str) -> tuple[int, bool]:
+    def _open_file(self, name: str) -> tuple[Descriptor, bool]:
         """Return a descriptor of the file, for writing where that is allowed, and whether it was."""
         path = self.path / name
         try:
             try:
                 # For writing even when only reading: on overlayfs that is what makes later stores visible. Not blocking, since
                 # what lies there may turn out to be a FIFO.
-                fd, writable = system.port.open(path, os.O_RDWR | os.O_NONBLOCK), True
+                file, writable = Descriptor(path, os.O_RDWR | os.O_NONBLOCK), True
             except OSError as error:
                 if error.errno not in _UNWRITABLE:
                     raise
-                fd, writable = system.port.open(path, os.O_RDONLY | os.O_NONBLOCK), False
+                file, writable = Descriptor(path, os.O_RDONLY | os.O_NONBLOCK), False
         except FileNotFoundError:
             if not os.path.lexists(self.path):
                 raise LogNotFound(f"{self.path} does not exist; kvspool.create makes a log") from None
@@ -244,10 +257,10 @@ class Pair:
             if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
                 raise NotALog(f"{path} is not a regular file: {error.strerror}") from error
             raise
-        self._files.append(fd)
-        if not stat.S_ISREG(system.port.status(fd).st_mode):
+        self._files.append(file)
+        if not stat.S_ISREG(system.port.status(file.number).st_mode):
             raise NotALog(f"{path} is not a regular file")
-        return fd, writable
+        return file, writable
 
     def _read_header(self) -> format.Header:
         path = self.path / format.CONTROL_FILE
@@ -310,20 +323,18 @@ class Pair:
     @property
     def lock_fd(self) -> int:
         """Return the descriptor for the append lock: of its own open file description, never mapped."""
-        if self._lock_fd < 0:
-            self._lock_fd = self.open_lock()
-            self._files.append(self._lock_fd)
-        return self._lock_fd
+        if self._lock is None:
+            self._lock = self.open_lock()
+        return self._lock.number
 
     @property
     def sync_lock_fd(self) -> int:
         """Return the descriptor for the sync lock, as `lock_fd`."""
-        if self._sync_lock_fd < 0:
-            self._sync_lock_fd = self.open_lock()
-            self._files.append(self._sync_lock_fd)
-        return self._sync_lock_fd
+        if self._sync_lock is None:
+            self._sync_lock = self.open_lock()
+        return self._sync_lock.number
 
-    def open_lock(self) -> int:
+    def open_lock(self) -> Descriptor:
         """Return a new descriptor for locks of this log. Raises LogVanished or MismatchedPair if another file lies there now.
 
         A log keeps the file of its locks when it is resized: as spool.lck, beside a new spool.ctl.
@@ -331,16 +342,16 @@ class Pair:
         names = [format.LOCK_FILE] if self.header.resizes else [format.CONTROL_FILE, format.LOCK_FILE]
         for name in names:
             try:
-                fd = system.port.open(self.path / name, os.O_RDWR | os.O_NONBLOCK)
+                file = Descriptor(self.path / name, os.O_RDWR | os.O_NONBLOCK)
             except FileNotFoundError:
                 continue
             try:
-                if _is_same(system.port.status(self.lock_file_fd), system.port.status(fd)):
-                    return fd
+                if _is_same(system.port.status(self.lock_file_fd), system.port.status(file.number)):
+                    return file
             except BaseException:
-                system.port.close(fd)
+                file.close()
                 raise
-            system.port.close(fd)
+            file.close()
         if not os.path.lexists(self.path / format.CONTROL_FILE):
             raise LogVanished(f"{self.path} was deleted while it was open; open it again if it exists")
         raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
@@ -391,14 +402,11 @@ class Pair:
         """Take back the word `moved` if whoever stored it died before the new files were in place."""
         if not (self.can_ask and self.can_write):
             return
-        fd = self.open_lock()
-        try:
+        with self.open_lock() as fd:
             if system.port.try_lock(fd, format.APPEND_LOCK):
                 if self.is_in_place():
                     self._words[frames.MOVED] = 0
                 system.port.unlock(fd, format.APPEND_LOCK)
-        finally:
-            system.port.close(fd)
 
     def is_in_place(self) -> bool:
         """Return whether these are the files that lie at the path."""
@@ -406,13 +414,11 @@ class Pair:
 
     def _lies_at(self, path: Path, ours: int) -> bool:
         try:
-            fd = system.port.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            file = Descriptor(path, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
             return False
-        try:
+        with file as fd:
             return _is_same(system.port.status(ours), system.port.status(fd))
-        finally:
-            system.port.close(fd)
 
     def wake(self) -> None:
         """Wake who sleeps on inotify: it sees a write to the file, never a store through a mapping."""
@@ -449,11 +455,10 @@ class Pair:
         """In a forked child: close the lock descriptors, which are the parent's. No other thread is there any more."""
         self._guard = threading.Lock()
         self._users = 0
-        for fd in (self._lock_fd, self._sync_lock_fd):
-            if fd >= 0:
-                self._files.remove(fd)
-                system.port.close(fd)
-        self._lock_fd = self._sync_lock_fd = -1
+        for file in (self._lock, self._sync_lock):
+            if file is not None:
+                file.close()
+        self._lock = self._sync_lock = None
 
     @contextmanager
     def in_use(self) -> Iterator[bool]:
@@ -489,10 +494,11 @@ class Pair:
         self._words = _NO_WORDS
         while self._maps:
             _close_map(self._maps.pop().close)
-        self._lock_fd = self._sync_lock_fd = -1
         with ExitStack() as closing:  # all of them, even if one fails
-            while self._files:
-                closing.callback(system.port.close, self._files.pop())
+            for file in (*self._files, self._lock, self._sync_lock):
+                if file is not None:
+                    closing.callback(file.close)
+            self._files, self._lock, self._sync_lock = [], None, None
 
     def __del__(self) -> None:
         self.is_closed = True

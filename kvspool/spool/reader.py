@@ -24,6 +24,7 @@ import msgspec
 
 from kvspool import _frames_py as frames
 from kvspool import _machine, forks, locks, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
 from kvspool.iteration import OnGap
 from kvspool.record import Gap, Record
@@ -90,7 +91,7 @@ class Reader:
         self._live = live
         self._start = start
         self._timeout = timeout
-        self._fd = -1
+        self._file: Descriptor | None = None
         self._process = -1  # that took the lock
         self._is_closed = False
         self._place_in: Pair | None = None  # the files in which the position of `_place` counts
@@ -239,9 +240,9 @@ class Reader:
         """Return the open files; in a forked child, take the slot anew first."""
         if self._is_closed:
             raise Closed(f"the reader {self.name!r} was closed; open it again")
-        if self._fd >= 0 and self._process != system.port.process_id():
+        if self._file is not None and self._process != system.port.process_id():
             self.forked()  # a raw fork, of which nobody told
-        if self._fd < 0:
+        if self._file is None:
             self._attach()
         pair = self._live()
         if pair is not self._place_in:
@@ -276,7 +277,7 @@ class Reader:
             self._slot = slot
             self._place_in = pair
             self._process = system.port.process_id()
-            self._fd = admin.keep()
+            self._file = admin.keep()
 
     def _take(self, pair: Pair, fd: int, slot: slots.Slot) -> None:
         """Make a free slot this reader's. Where writers wait for readers, none may overwrite anything meanwhile."""
@@ -288,7 +289,9 @@ class Reader:
 
     @contextmanager
     def _appending(self) -> Iterator[None]:
-        with _appending(self._pair(), self._fd, self._timeout):
+        pair = self._pair()
+        assert self._file is not None
+        with _appending(pair, self._file.number, self._timeout):
             yield
 
     def _find(self, pair: Pair, start: search.Start) -> Place:
@@ -300,10 +303,10 @@ class Reader:
         self._turn = None
 
     def _let_go(self) -> None:
-        fd, self._fd = getattr(self, "_fd", -1), -1
+        file, self._file = getattr(self, "_file", None), None
         self._turn = None
-        if fd >= 0:
-            locks.give_back(fd, self._process)
+        if file is not None:
+            locks.give_back(file, self._process)
 
     # For the iterators.
 
@@ -354,7 +357,7 @@ class _Turns(Reading):
 
     def __next__(self) -> Any:
         owner = self._owner
-        if owner._turn is not self._turn or owner._fd < 0:
+        if owner._turn is not self._turn or owner._file is None:
             self._begin_anew()
         try:
             return self._next_item()
@@ -421,9 +424,10 @@ class _Waiting(_Turns, Following):
 class Admin:
     """A descriptor that holds the admin lock, and what else was locked through it."""
 
-    def __init__(self, pair: Pair, fd: int) -> None:
+    def __init__(self, pair: Pair, file: Descriptor) -> None:
         self.pair = pair
-        self.fd = fd
+        self._file = file
+        self.fd = file.number
         self.is_kept = False
 
     def lock(self, slot: slots.Slot) -> None:
@@ -446,10 +450,10 @@ class Admin:
                 return slot
         raise TooManyReaders(f"{self.pair.path} has {len(format.SLOTS)} durable readers, which is all that it can have; delete one")
 
-    def keep(self) -> int:
+    def keep(self) -> Descriptor:
         """Return the descriptor with its slot's lock; it stays open."""
         self.is_kept = True
-        return self.fd
+        return self._file
 
 
 @contextmanager
@@ -459,15 +463,15 @@ def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
     if not pair.can_ask:
         raise PermissionError(errno.EACCES, "no permission to keep readers in this spool", os.fspath(pair.path))
     process = system.port.process_id()
-    fd = pair.open_lock()
-    admin = Admin(pair, fd)
+    file = pair.open_lock()
+    admin = Admin(pair, file)
     try:
-        with locks.held(fd, format.ADMIN_LOCK, timeout, lambda: "another process opens or deletes a reader, or resizes the log"):
+        with locks.held(admin.fd, format.ADMIN_LOCK, timeout, lambda: "another process opens or deletes a reader, or resizes the log"):
             admin.pair = live()
             yield admin
     finally:
         if not admin.is_kept:
-            locks.give_back(fd, process)
+            locks.give_back(file, process)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ import posix_ipc
 
 from kvspool import _frames_py as frames
 from kvspool import _machine, disk, holders, locks, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, Poisoned, SpoolFull
 from kvspool.spool import epochs, format, search, seats, slots, turns
 from kvspool.spool import pair as pairs
@@ -124,20 +125,14 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
 
 def _give_rights(old: Path, new: Path) -> None:
     """Let a new file or directory belong to whom the old one belongs, with the same permission bits."""
-    fd = system.port.open(os.path.realpath(old), os.O_RDONLY)
-    try:
+    with Descriptor(os.path.realpath(old), os.O_RDONLY) as fd:
         wanted = system.port.status(fd)
-    finally:
-        system.port.close(fd)
-    fd = system.port.open(new, os.O_RDONLY)
-    try:
+    with Descriptor(new, os.O_RDONLY) as fd:
         found = system.port.status(fd)
         if (found.st_uid, found.st_gid) != (wanted.st_uid, wanted.st_gid):
             system.port.set_owner(fd, wanted.st_uid, wanted.st_gid)
         system.port.set_mode(fd, wanted.st_mode & 0o7777)
         system.port.flush(fd)
-    finally:
-        system.port.close(fd)
 
 
 class _Resizing:

@@ -18,6 +18,7 @@ import msgspec
 from kvspool import _frames_py as frames
 from kvspool import filesystems, keyed, system
 from kvspool._frames import FrameReader, FrameSurvey
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, LogNotFound, NotALog
 from kvspool.record import STRUCTURED, Codec
 from kvspool.spool import format, pair
@@ -68,8 +69,9 @@ def salvage(
     """
     source, goal = Path(os.path.abspath(path)), Path(os.path.abspath(target))
     damage: list[str] = []
-    fd = _open(source / format.DATA_FILE)
+    file = _open(source / format.DATA_FILE)
     try:
+        fd = file.number
         status = system.port.status(fd)
         size = (status.st_size - format.DATA_START) // 8 * 8
         found = _headers(source, fd, size, damage)
@@ -90,14 +92,14 @@ def salvage(
                 copy.go(fd, min(size, found.capacity))
             log.sync()
     finally:
-        system.port.close(fd)
+        file.close()
     missing = copy.last - copy.first + 1 - copy.records
     return SalvageReport(str(source), str(goal), copy.records, copy.bytes, copy.first, copy.last, missing, copy.undecodable, damage)
 
 
-def _open(path: Path) -> int:
+def _open(path: Path) -> Descriptor:
     try:
-        return system.port.open(path, os.O_RDONLY)
+        return Descriptor(path, os.O_RDONLY)
     except FileNotFoundError:
         if not os.path.lexists(path.parent):
             raise LogNotFound(f"{path.parent} does not exist") from None
@@ -131,14 +133,12 @@ def _headers(source: Path, fd: int, size: int, damage: list[str]) -> _Found:
 def _control_block(path: Path, damage: list[str]) -> bytes:
     """Return what there is of spool.ctl before the index."""
     try:
-        fd = system.port.open(path, os.O_RDONLY)
+        file = Descriptor(path, os.O_RDONLY)
     except OSError as error:
         damage.append(f"{path.name} can't be read: {error.strerror}")
         return b""
-    try:
+    with file as fd:
         return system.port.read(fd, format.INDEX_AT, 0)
-    finally:
-        system.port.close(fd)
 
 
 def _header(raw: bytes, layout: Any, magic: bytes) -> Any:

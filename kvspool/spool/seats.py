@@ -18,6 +18,7 @@ import posix_ipc
 
 from kvspool import forks, locks, system
 from kvspool._frames import Bell
+from kvspool.descriptor import Descriptor
 from kvspool.spool import format
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ def take(pair: Pair) -> Seat | None:
 
 def _take(pair: Pair) -> Seat | None:
     log_id = pair.header.log_id
-    fd = pair.open_lock()
+    file = pair.open_lock()
     try:
+        fd = file.number
         mode = system.port.status(fd).st_mode
         # Writers of other users could not open a semaphore of ours, whatever its mode: the umask applies to it.
         number = 0 if mode & 0o022 else _lock_free(fd)
@@ -42,20 +44,17 @@ def _take(pair: Pair) -> Seat | None:
             semaphore = system.port.make_semaphore(_name(log_id, number), 0o666 & mode)
             words = pair.control.cast("Q")
             words[format.SEAT_WORDS + number] = (words[format.SEAT_WORDS + number] + 1) % (1 << 64)
-            return Seat(fd, _name(log_id, number), Bell(semaphore, number, 0))
+            return Seat(file, _name(log_id, number), Bell(semaphore, number, 0))
     except (posix_ipc.Error, OSError):
         pass  # no room or no right for semaphores: inotify serves as well
-    system.port.close(fd)
+    file.close()
     return None
 
 
 def clear(pair: Pair) -> list[int]:
     """Remove the semaphores that killed readers left behind, and return their seats. Raises LogVanished, OSError."""
-    fd = pair.open_lock()
-    try:
+    with pair.open_lock() as fd:
         return _clear(fd, pair.header.log_id)
-    finally:
-        system.port.close(fd)
 
 
 def _lock_free(fd: int) -> int:
@@ -78,24 +77,23 @@ def _clear(fd: int, log_id: bytes, ours: int = 0) -> list[int]:
 class Seat:
     """A seat that was taken; its lock, held by a descriptor of its own, is what makes it ours."""
 
-    def __init__(self, fd: int, name: str, bell: Bell) -> None:
+    def __init__(self, file: Descriptor, name: str, bell: Bell) -> None:
         self.number = bell.number
         self.bell = bell
         self.is_ours = True
         self._name = name
-        self._fd = fd
+        self._file = file
         self._process = system.port.process_id()
         forks.register(self)
 
     def leave(self) -> None:
         """Give the seat back, its semaphore removed. Another thread that sleeps there is woken."""
-        if self._fd < 0:
+        if self._file.is_closed:
             return
         if self.is_ours:
             system.port.remove_semaphore(self._name)
-        fd, self._fd = self._fd, -1  # before it is closed: one that fails has closed all the same, and its number is soon another file's
         try:
-            locks.give_back(fd, self._process)
+            locks.give_back(self._file, self._process)
         finally:
             self.bell.close()
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from kvspool import _frames_py as frames
 from kvspool import _machine, forks, locks, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import GapError, LockTimeout, LogVanished, OutOfRange
 from kvspool.record import Gap
 from kvspool.spool import format
@@ -47,7 +48,7 @@ class _Pin:
     """The lock of one view."""
 
     def __init__(self) -> None:
-        self._fd = -1
+        self._file: Descriptor | None = None
         self._process = system.port.process_id()
         forks.register(self)
 
@@ -72,22 +73,23 @@ class _Pin:
         """Pin some bytes of the ring, so that every writer that moves `head` after our next look at it sees it."""
         if not pair.can_ask:
             raise PermissionError(errno.EACCES, "no permission to pin records of this spool", os.fspath(pair.path))
-        self._fd = system.port.open(pair.path / format.DATA_FILE, os.O_RDONLY)
-        if not os.path.sameopenfile(self._fd, pair.data_fd):
+        self._file = Descriptor(pair.path / format.DATA_FILE, os.O_RDONLY)
+        fd = self._file.number
+        if not os.path.sameopenfile(fd, pair.data_fd):
             self.release()
             if pair.successor() is None:
                 raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")
             return
-        if not system.port.try_share(self._fd, format.DATA_START + offset, stored):
+        if not system.port.try_share(fd, format.DATA_START + offset, stored):
             raise LockTimeout(f"somebody has locked the data of {pair.path} exclusively; no kvspool does that")
         pair.control.cast("Q")[frames.PINS] = 1
         _machine.fence()
 
     def release(self) -> None:
         """Let writers go on."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            locks.give_back(fd, self._process)
+        file, self._file = self._file, None
+        if file is not None:
+            locks.give_back(file, self._process)
 
     def forked(self) -> None:
         """In a forked child: the pin is the parent's; only our copy of its descriptor goes."""

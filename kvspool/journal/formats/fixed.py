@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from kvspool import _fixed, disk, sizes, system
 from kvspool._fixed_py import CHECKSUM
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, TooLarge
 from kvspool.journal import sidecars
 from kvspool.journal.bounds import Bounds
@@ -196,12 +197,9 @@ class Fixed(Bare):
             self._resize(path, (first - base) * self.record_bytes, mode)
 
     def _resize(self, path: Path, size: int, mode: int) -> None:
-        fd = system.port.open(path, os.O_RDWR | os.O_CREAT, mode)
-        try:
+        with Descriptor(path, os.O_RDWR | os.O_CREAT, mode) as fd:
             system.port.truncate(fd, size)
             system.port.flush(fd)
-        finally:
-            system.port.close(fd)
         disk.flush_directory(path.parent)
 
     def _check_blobs(self, segments: Segments) -> None:
