@@ -6,7 +6,7 @@ cimport kvspool._machine as native
 cimport kvspool._network as network
 
 cdef int HEAD, NO_KEY, LONGEST_KEY, WHOLE, SHORT, DAMAGED, JUMPED, SOUND, OFFSETS, TYPES, CODECS
-cdef int64_t LARGEST
+cdef int64_t LARGEST, NO_TIME
 cdef uint32_t ONES
 
 @cython.locals(
@@ -15,16 +15,16 @@ cdef uint32_t ONES
 )
 cpdef tuple encode(
     list values, list keys, list types, list timestamps, bytes codecs, int type, int64_t timestamp, int codec, Py_ssize_t start,
-    uint64_t sequence, Py_ssize_t room
+    uint64_t sequence, Py_ssize_t room, int64_t last
 )
 @cython.locals(
     end=Py_ssize_t, total=Py_ssize_t, out=bytearray, data="uint8_t *", key_data="const uint8_t *", value_data="const uint8_t *",
     at=Py_ssize_t, turn=Py_ssize_t, row=Py_ssize_t, value_from=Py_ssize_t, value_length=Py_ssize_t, size=Py_ssize_t, key_size=Py_ssize_t,
-    behind=Py_ssize_t, state=uint32_t
+    behind=Py_ssize_t, state=uint32_t, time=int64_t
 )
 cpdef tuple encode_columns(
-    const int32_t[::1] rows, Py_ssize_t count, Py_ssize_t start, uint64_t sequence, Py_ssize_t room, const int32_t[::1] key_offsets,
-    const uint8_t[::1] keys, const uint8_t[::1] has_key, const int32_t[::1] value_offsets, const uint8_t[::1] values,
+    const int32_t[::1] rows, Py_ssize_t count, Py_ssize_t start, uint64_t sequence, Py_ssize_t room, int64_t last,
+    const int32_t[::1] key_offsets,    const uint8_t[::1] keys, const uint8_t[::1] has_key, const int32_t[::1] value_offsets, const uint8_t[::1] values,
     const uint8_t[::1] types, const int64_t[::1] timestamps, const uint8_t[::1] codecs, int64_t timestamp, int codec
 )
 @cython.locals(
@@ -42,18 +42,18 @@ cpdef tuple survey(
     thread="native.PyThreadState *"
 )
 cpdef tuple encode_records(
-    bytearray out, Py_ssize_t rows, Py_ssize_t start, uint64_t sequence, Py_ssize_t room, const uint8_t[::1] key_bits, Py_ssize_t key_bit,
-    const int32_t[::1] key_offsets, const uint8_t[::1] keys, const int32_t[::1] value_offsets, const uint8_t[::1] values,
+    bytearray out, Py_ssize_t rows, Py_ssize_t start, uint64_t sequence, Py_ssize_t room, int64_t last,
+    const uint8_t[::1] key_bits, Py_ssize_t key_bit, const int32_t[::1] key_offsets, const uint8_t[::1] keys, const int32_t[::1] value_offsets, const uint8_t[::1] values,
     const int32_t[::1] types, const int64_t[::1] timestamps, const uint8_t[::1] codecs
 )
 @cython.locals(
     at=Py_ssize_t, value_from=Py_ssize_t, value_length=Py_ssize_t, size=uint64_t, key_size=Py_ssize_t, state=uint32_t, behind=Py_ssize_t,
     word=uint64_t, low=uint64_t, tail=uint64_t, time=int64_t
 )
-cdef void fill(
+cdef int64_t fill(
     uint8_t *data, Py_ssize_t row, Py_ssize_t end, uint64_t sequence, const uint8_t *bits, Py_ssize_t bit, const native.half *key_places,
     const uint8_t *keys, const native.half *value_places, const uint8_t *values, const native.half *types, const native.number *timestamps,
-    const uint8_t *codecs
+    const uint8_t *codecs, int64_t last
 ) noexcept nogil
 @cython.locals(
     data="const uint8_t *", length=Py_ssize_t, key_data="uint8_t *", value_data="uint8_t *", key_room=Py_ssize_t, value_room=Py_ssize_t,
@@ -67,7 +67,7 @@ cpdef tuple gather(
 )
 @cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, key_size=int, begin=int64_t, size=int64_t, turn=Py_ssize_t)
 cpdef tuple scan(bytes content, uint64_t sequence, Py_ssize_t most, object make, list items)
-@cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, size=int64_t, found=uint64_t)
+@cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, size=int64_t, found=uint64_t, time=int64_t, latest=int64_t)
 cpdef tuple pass_over(bytes content, uint64_t sequence, uint64_t until, int64_t timestamp)
 @cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, found=uint64_t)
 cpdef Py_ssize_t find(bytes content, uint64_t sequence, uint64_t until) except? -2

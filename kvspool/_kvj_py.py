@@ -11,6 +11,7 @@ from typing import Any
 
 import kvspool._machine as native
 import kvspool._network as network
+from kvspool.record import NO_TIME
 
 HEAD = 28  # bytes before the key: checksum, size, sequence, timestamp, type, codec, key size
 NO_KEY = 0xFFFF
@@ -34,10 +35,13 @@ def encode(
     start: int,
     sequence: int,
     room: int,
-) -> tuple[bytearray, int]:
-    """Return the frames of the values from `start` on, up to the first one whose end reaches `room`, and how many they are.
+    last: int,
+) -> tuple[bytearray, int, int]:
+    """Return the frames of the values from `start` on, up to the first one whose end reaches `room`, how many they are, and the latest
+    timestamp.
 
-    Everything was checked before: values and keys are bytes of an allowed length, the lists are as long as `values`.
+    last: the latest timestamp before them. An earlier one becomes the latest one before it; NO_TIME stays. Everything was checked before:
+    values and keys are bytes of an allowed length, the lists are as long as `values`.
     """
     end = start
     total = 0
@@ -60,6 +64,10 @@ def encode(
             type = types[row]
         if timestamps is not None:
             timestamp = timestamps[row]
+        if timestamp > last:
+            last = timestamp
+        elif timestamp != NO_TIME:
+            timestamp = last
         if codecs is not None:
             codec = codecs[row]
         behind = at + HEAD
@@ -80,7 +88,7 @@ def encode(
         network.put_u32(data, at, native.crc32c(ONES, data, at + 4, size - 4) ^ ONES)
         at += size
         sequence += 1
-    return out, end - start
+    return out, end - start, last
 
 
 def encode_columns(
@@ -89,6 +97,7 @@ def encode_columns(
     start: int,
     sequence: int,
     room: int,
+    last: int,
     key_offsets: memoryview,
     keys: memoryview | bytes,
     has_key: memoryview | None,
@@ -99,7 +108,7 @@ def encode_columns(
     codecs: memoryview | None,
     timestamp: int,
     codec: int,
-) -> tuple[bytearray, int]:
+) -> tuple[bytearray, int, int]:
     """As `encode`, out of columns: for the row numbers in `rows` (int32; None: 0, 1, 2 ...) from `start` on, of which there are `count`.
 
     key_offsets, value_offsets: int32, one more than there are rows; has_key: a byte for each row, 0 for no key (None: no keys); types,
@@ -127,9 +136,14 @@ def encode_columns(
         if has_key is not None and has_key[row]:
             key_size = key_offsets[row + 1] - key_offsets[row]
             size += key_size
+        time = timestamp if timestamps is None else timestamps[row]
+        if time > last:
+            last = time
+        elif time != NO_TIME:
+            time = last
         network.put_u32(data, at + 4, size)
         network.put_u64(data, at + 8, sequence)
-        network.put_i64(data, at + 16, timestamp if timestamps is None else timestamps[row])
+        network.put_i64(data, at + 16, time)
         network.put_u8(data, at + 24, 0 if types is None else types[row])
         network.put_u8(data, at + 25, codec if codecs is None else codecs[row])
         network.put_u16(data, at + 26, key_size)
@@ -142,7 +156,7 @@ def encode_columns(
         network.put_u32(data, at, state ^ ONES)
         at += size
         sequence += 1
-    return out, end - start
+    return out, end - start, last
 
 
 def survey(
@@ -206,6 +220,7 @@ def encode_records(
     start: int,
     sequence: int,
     room: int,
+    last: int,
     key_bits: memoryview | None,
     key_bit: int,
     key_offsets: memoryview,
@@ -215,12 +230,12 @@ def encode_records(
     types: memoryview,
     timestamps: memoryview,
     codecs: memoryview,
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """As `encode_columns`, from row `start` on, into `out`, which has room for one record more than `room`; other threads run meanwhile.
 
     Columns as Arrow lays them out, at any address: key_bits: from bit `key_bit` on, one for each row, 0 for no key (None: each has one);
     offsets and types: int32; timestamps: int64; codecs: bytes. They agree with each other: see `survey`. Return the bytes that were filled,
-    and the rows.
+    the rows, and the latest timestamp.
     """
     key_places = native.halves_at(key_offsets)
     value_places = native.halves_at(value_offsets)
@@ -241,9 +256,9 @@ def encode_records(
     times = native.numbers_at(timestamps)
     marks = native.bytes_at(codecs)
     thread = native.release()
-    fill(data, start, end, sequence, bits, key_bit, key_places, key_data, value_places, value_data, kinds, times, marks)
+    last = fill(data, start, end, sequence, bits, key_bit, key_places, key_data, value_places, value_data, kinds, times, marks, last)
     native.take_back(thread)
-    return total, end - start
+    return total, end - start, last
 
 
 def fill(
@@ -260,8 +275,9 @@ def fill(
     types: memoryview,
     timestamps: memoryview,
     codecs: memoryview,
-) -> None:
-    """Put the frames of the rows from `row` up to `end` into `data`."""
+    last: int,
+) -> int:
+    """Put the frames of the rows from `row` up to `end` into `data`, and return the latest timestamp; see `encode`."""
     at = 0
     while row < end:
         value_from = value_places[row]
@@ -273,6 +289,10 @@ def fill(
             size += key_size
         word = sequence & ONES
         time = timestamps[row]
+        if time > last:
+            last = time
+        elif time != NO_TIME:
+            time = last
         low = time & ONES
         tail = types[row]
         tail = (tail << 24) | (codecs[row] << 16) | key_size
@@ -290,6 +310,7 @@ def fill(
         at += size
         sequence += 1
         row += 1
+    return last
 
 
 def gather(
@@ -377,21 +398,28 @@ def scan(content: bytes, sequence: int, most: int, make: Callable[..., Any] | No
     return at, sequence, WHOLE, 0
 
 
-def pass_over(content: bytes, sequence: int, until: int, timestamp: int) -> tuple[int, int, int, int]:
-    """Check frames, up to the first one that isn't below the sequence `until`, or is later than `timestamp`. Sequences may be left out."""
+def pass_over(content: bytes, sequence: int, until: int, timestamp: int) -> tuple[int, int, int, int, int]:
+    """Check frames, up to the first one that isn't below the sequence `until`, or is later than `timestamp`. Sequences may be left out.
+
+    The last number returned is the latest timestamp of those that were passed.
+    """
     data = network.bytes_in(content)
     length = len(content)
     at = 0
+    latest = NO_TIME
     while sequence < until:
         size = size_of(data, at, length - at)
         found = network.get_u64(data, at + 8) if size else 0
         if size == 0 or found < sequence:
-            return at, sequence, *why(data, at, length - at, size)
-        if found >= until or network.get_i64(data, at + 16) > timestamp:
+            return at, sequence, *why(data, at, length - at, size), latest
+        time = network.get_i64(data, at + 16)
+        if found >= until or time > timestamp:
             break
+        if time > latest:
+            latest = time
         at += size
         sequence = found + 1
-    return at, sequence, WHOLE, 0
+    return at, sequence, WHOLE, 0, latest
 
 
 def find(content: bytes, sequence: int, until: int) -> int:

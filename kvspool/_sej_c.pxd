@@ -5,18 +5,19 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 cimport kvspool._network as network
 
 cdef int HEAD, SIZES, LONGEST_KEY, WHOLE, SHORT, DAMAGED, JUMPED
-cdef int64_t LONGEST_VALUE
+cdef int64_t LONGEST_VALUE, NO_TIME
 
 @cython.locals(
     end=Py_ssize_t, total=Py_ssize_t, out=bytearray, data="uint8_t *", at=Py_ssize_t, row=Py_ssize_t, value=bytes, key=bytes,
     value_size=Py_ssize_t, key_size=Py_ssize_t
 )
 cpdef tuple encode(
-    list values, list keys, list types, list timestamps, int type, int64_t timestamp, Py_ssize_t start, uint64_t sequence, Py_ssize_t room
+    list values, list keys, list types, list timestamps, int type, int64_t timestamp, Py_ssize_t start, uint64_t sequence, Py_ssize_t room,
+    int64_t last
 )
 @cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, key_size=int, size=int64_t, turn=Py_ssize_t)
 cpdef tuple scan(bytes content, uint64_t sequence, Py_ssize_t most, object make, list items)
-@cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, size=int64_t)
+@cython.locals(data="const uint8_t *", length=Py_ssize_t, at=Py_ssize_t, size=int64_t, time=int64_t, latest=int64_t)
 cpdef tuple pass_over(bytes content, uint64_t sequence, uint64_t until, int64_t timestamp)
 @cython.locals(key_size=int, size=int64_t)
 cdef int64_t size_of(const uint8_t *data, Py_ssize_t at, int64_t left, uint64_t sequence) noexcept

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import kvspool._network as network
+from kvspool.record import NO_TIME
 
 HEAD = 18  # bytes before the key: offset, timestamp, type, key size
 SIZES = 26  # bytes of a message around its key and value
@@ -29,10 +30,13 @@ def encode(
     start: int,
     sequence: int,
     room: int,
-) -> tuple[bytearray, int]:
-    """Return the messages of the values from `start` on, up to the first one whose end reaches `room`, and how many they are.
+    last: int,
+) -> tuple[bytearray, int, int]:
+    """Return the messages of the values from `start` on, up to the first one whose end reaches `room`, how many they are, and the latest
+    timestamp.
 
-    Everything was checked before: values and keys are bytes of an allowed length, the lists are as long as `values`.
+    last: the latest timestamp before them. An earlier one becomes the latest one before it; NO_TIME stays. Everything was checked before:
+    values and keys are bytes of an allowed length, the lists are as long as `values`.
     """
     end = start
     total = 0
@@ -55,6 +59,10 @@ def encode(
             type = types[row]
         if timestamps is not None:
             timestamp = timestamps[row]
+        if timestamp > last:
+            last = timestamp
+        elif timestamp != NO_TIME:
+            timestamp = last
         network.put_u64(data, at, sequence)
         network.put_i64(data, at + 8, timestamp)
         network.put_u8(data, at + 16, type)
@@ -71,7 +79,7 @@ def encode(
         network.put_u32(data, at, SIZES + key_size + value_size)
         at += 4
         sequence += 1
-    return out, end - start
+    return out, end - start, last
 
 
 def scan(content: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> tuple[int, int, int, int]:
@@ -95,20 +103,27 @@ def scan(content: bytes, sequence: int, most: int, make: Callable[..., Any] | No
     return at, sequence, WHOLE, 0
 
 
-def pass_over(content: bytes, sequence: int, until: int, timestamp: int) -> tuple[int, int, int, int]:
-    """Check messages, up to the one with the sequence `until`, or the first one later than `timestamp`."""
+def pass_over(content: bytes, sequence: int, until: int, timestamp: int) -> tuple[int, int, int, int, int]:
+    """Check messages, up to the one with the sequence `until`, or the first one later than `timestamp`.
+
+    The last number returned is the latest timestamp of those that were passed.
+    """
     data = network.bytes_in(content)
     length = len(content)
     at = 0
+    latest = NO_TIME
     while sequence < until:
         size = size_of(data, at, length - at, sequence)
         if size == 0:
-            return at, sequence, *why(data, at, length - at, sequence)
-        if network.get_i64(data, at + 8) > timestamp:
+            return at, sequence, *why(data, at, length - at, sequence), latest
+        time = network.get_i64(data, at + 8)
+        if time > timestamp:
             break
+        if time > latest:
+            latest = time
         at += size
         sequence += 1
-    return at, sequence, WHOLE, 0
+    return at, sequence, WHOLE, 0, latest
 
 
 def size_of(data: bytes, at: int, left: int, sequence: int) -> int:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from kvspool.exchange import plain
 from kvspool.iteration import OnGap
 from kvspool.journal.cursor import CHUNK, Take
 from kvspool.journal.cursor import Cursor as JournalCursor
-from kvspool.journal.format import WHOLE, Batch, Format, Scan
+from kvspool.journal.format import WHOLE, Batch, Before, Format, Scan
 from kvspool.record import Codec, Gap, Record, check_codec
 from kvspool.spool import format
 from kvspool.spool.cursor import Cursor
@@ -341,13 +341,12 @@ class JournalColumns(Columns):
     NAMES: ClassVar[tuple[str, ...]] = (*Columns.NAMES, "codec")
 
     def __init__(self, batch: pa.RecordBatch, codec: int) -> None:
-        self._now = system.port.now()
         super().__init__(batch)
         self._codec = check_codec(codec)
         self._codecs = _codecs(batch) if "codec" in batch.schema.names else None
 
     def _settled(self, found: pa.Array) -> pa.Array:
-        return found.fill_null(self._now)
+        return found
 
     @property
     def longest_value(self) -> int:
@@ -362,16 +361,17 @@ class JournalColumns(Columns):
     def _codecs_of(self, codec: int) -> list[int]:
         return [self._codec] * self.rows if self._codecs is None else self._codecs.to_pylist()
 
-    def time_of(self, row: int) -> int:
-        """Return the timestamp of a row."""
-        return self._now if self._timestamps is None else int(self._timestamps[row].as_py())
+    def buffers(self, now: int) -> tuple[Any, ...]:
+        """Return what `_kvj.encode_columns` takes of the rows themselves. now: the timestamp of those that have none."""
+        types, times, codecs = self._columns
+        if self._timestamps is not None and self._timestamps.null_count:
+            times = _column(self._timestamps.fill_null(now), "q")
+        return self.key_offsets, self.keys, self.has_key, self.value_offsets, self.values, types, times, codecs, now, self._codec
 
     @cached_property
-    def buffers(self) -> tuple[Any, ...]:
-        """Return what `_kvj.encode_columns` takes of the rows themselves."""
-        bytes_of, times_of = partial(_column, code="B"), partial(_column, code="q")
-        offsets = (self.key_offsets, self.keys, self.has_key, self.value_offsets, self.values)
-        return *offsets, bytes_of(self._types), times_of(self._timestamps), bytes_of(self._codecs), self._now, self._codec
+    def _columns(self) -> tuple[memoryview | None, memoryview | None, memoryview | None]:
+        times = None if self._timestamps is None or self._timestamps.null_count else self._timestamps
+        return _column(self._types, "B"), _column(times, "q"), _column(self._codecs, "B")
 
     def listed(self, rows: memoryview | None) -> Batch:
         """Return the given rows, or all for None, as lists, for a format that has no columns."""
@@ -379,9 +379,12 @@ class JournalColumns(Columns):
         values = self._value.cast(pa.binary()).to_pylist()
         keys = self._key.cast(pa.binary()).to_pylist() if self.has_key is not None else None
         types, times, codecs = (None if one is None else one.to_pylist() for one in (self._types, self._timestamps, self._codecs))
+        if times is not None and None in times:
+            now = system.port.now()  # a format with lists is slow, so the append is near; it never goes back all the same
+            times = [now if time is None else time for time in times]
         lists = (None if column is None else [column[row] for row in every] for column in (values, keys, types, times, codecs))
         chosen, keys, types, times, codecs = lists
-        return Batch(chosen or [], keys, 0, self._now, types, times, self._codec, None if codecs is None else bytes(codecs))
+        return Batch(chosen or [], keys, 0, None, types, times, self._codec, None if codecs is None else bytes(codecs))
 
 
 class ColumnRows:
@@ -399,13 +402,9 @@ class ColumnRows:
         number = bisect_right(self._ends, row)
         return self._parts[number], self._chosen[number], row - (self._ends[number - 1] if number else 0)
 
-    def encode(self, format: Format, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
+    def encode(self, format: Format, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
         part, chosen, row = self._place(start)
-        return format.encode_columns(part, chosen, row, sequence, end)
-
-    def time_of(self, row: int) -> int:
-        part, chosen, row = self._place(row)
-        return part.time_of(row if chosen is None else chosen[row])
+        return format.encode_columns(part, chosen, row, place)
 
 
 class Records:
@@ -448,8 +447,8 @@ class Records:
             self._room = _rooms.take(size)
         return self._room
 
-    def encode(self, format: Format, start: int, sequence: int, base: int, end: int) -> tuple[memoryview, int]:
-        return format.encode_records(self, start, sequence, end)
+    def encode(self, format: Format, start: int, place: Before) -> tuple[memoryview, int, int]:
+        return format.encode_records(self, start, place)
 
     def time_of(self, row: int) -> int:
         return int(self._times[row])

@@ -27,7 +27,7 @@ from kvspool import disk, ledger, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
-from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Format, Rows, Scan
+from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Before, Format, Rows, Scan
 from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import NO_TIME
@@ -106,6 +106,7 @@ class Appender:
         self._on_roll = on_roll
         self._accounts = accounts
         self._identity = system.port.identity(segments.directory)
+        self._has_looked = False  # for the latest timestamp, where the page doesn't say it
         self._renewals = 0  # of the lock file, at the last look whether the journal lies where it lay
         control.enter(timeout)
         self.under_lock(timeout, lambda page: None)
@@ -115,7 +116,8 @@ class Appender:
 
         The lock is released whatever a signal handler raises, and wherever.
         """
-        self._become_busy()
+        self._refuse_reentry()
+        self._is_busy = True
         try:
             return work(self._enter(timeout))
         finally:
@@ -131,7 +133,8 @@ class Appender:
 
         An exception that a signal handler raises at the very end of the block may keep the lock until that exception is forgotten.
         """
-        self._become_busy()
+        self._refuse_reentry()
+        self._is_busy = True
         try:
             yield self._enter(timeout)
         finally:
@@ -141,10 +144,9 @@ class Appender:
                 self._leave()
                 raise
 
-    def _become_busy(self) -> None:
+    def _refuse_reentry(self) -> None:
         if self._is_busy:
             raise Reentered("a signal handler may not append to a handle in the middle of an append to it; let it use one of its own")
-        self._is_busy = True
 
     def _enter(self, timeout: float) -> Page:
         """Take the append lock, and return the end of the journal."""
@@ -177,12 +179,14 @@ class Appender:
         if number > LAST_SEQUENCE - first:
             raise OutOfRange(f"{self.segments.path} has no more numbers for {number} records from {first} on; begin another one")
         done = 0
+        now = system.port.now() if self.format.has_timestamps else 0
         try:
             while done < number:
-                data, count = batch.encode(self.format, done, page.next_sequence, page.base, page.end)
+                place = Before(page.next_sequence, page.base, page.end, now, page.last_timestamp)
+                data, count, last = batch.encode(self.format, done, place)
                 if count:
                     try:
-                        page = self._write(page, data, count, _last_time(batch, done + count, page))
+                        page = self._write(page, data, count, last)
                     except OSError:
                         done += self._kept(page)
                         raise
@@ -227,6 +231,9 @@ class Appender:
             )
         if not self._agrees(page):
             page = self._recover(page)
+        if page.last_timestamp == NO_TIME and not self._has_looked and self.format.has_timestamps:
+            page = page._replace(last_timestamp=self._latest_time())
+            self._has_looked = True
         if self.format.is_full(page.base, page.end, page.next_sequence):
             page = self.roll(page)
         return page
@@ -285,11 +292,12 @@ class Appender:
                 self._refuse_to_lose(segment, found, size)
             self._cut(segment, found, size)
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
-            return self._begin(page)
+            return self._begin(page._replace(last_timestamp=max(page.last_timestamp, found.latest)))
         if not is_ours:
             self._flush(segment, page)
         synced = min(page.synced_sequence, found.sequence) if is_ours else found.sequence
-        page = self._end_of(page, base, found.size, found.sequence)._replace(synced_sequence=synced)
+        last = max(page.last_timestamp, found.latest)  # what a restart took away may have been read: times don't go back behind it
+        page = self._end_of(page, base, found.size, found.sequence)._replace(synced_sequence=synced, last_timestamp=last)
         self.control.write(page)
         if self.format.reads_zeros:
             system.port.flush(self.control.fd)
@@ -300,6 +308,15 @@ class Appender:
         if self._accounts is not None and page.boot != self.control.boot_id:
             self._accounts.restarted(base if sequence is None else sequence)
         return self._page(page, base, end, sequence)
+
+    def _latest_time(self) -> int:
+        """Return the latest timestamp in the last segment that has records; NO_TIME if there is none, or it can't be known."""
+        for base in reversed(self.segments.bases()):
+            segment = self.segments.get(base)
+            begin = 0 if segment is None else self.segments.begin_of(segment)
+            if segment is not None and segment.size() > begin:
+                return walk(self.format, segment, begin, base, segment.size()).latest
+        return NO_TIME
 
     def _refuse_to_lose(self, segment: Segment, found: Scan, size: int) -> None:
         """Raise Corruption if sound frames seem to lie behind what is none: then it is no torn end, and only a person may say what goes."""
@@ -416,10 +433,11 @@ def walk(
 ) -> Scan:  # fmt: skip
     """Pass over the frames of a segment from byte `begin` up to byte `end`; see `Format.pass_over`. `size` is the byte where it stopped."""
     bounds = {name: bound for name, bound in (("until", until), ("timestamp", timestamp)) if bound is not None}
-    position, size = begin, CHUNK
+    position, size, latest = begin, CHUNK, NO_TIME
     while True:
         data = segment.read(position, min(size, end - position))
         found = format.pass_over(data, sequence, **bounds)
+        found = found._replace(latest=(latest := max(latest, found.latest)))
         position, sequence = position + found.size, found.sequence
         if progress is not None:
             progress(position)
@@ -438,8 +456,3 @@ def last_whole(format: Format, segment: Segment, begin: int, sequence: int, size
     """Return where the last whole frame of a segment ends, and which sequence comes next. The frame of `sequence` begins at `begin`."""
     found = format.end_in(segment, begin, size)
     return walk(format, segment, begin, sequence, size) if found is None else Scan(*found, WHOLE)
-
-
-def _last_time(batch: Rows, end: int, page: Page) -> int:
-    timestamp = batch.time_of(end - 1)
-    return max(page.last_timestamp, timestamp) if page.last_timestamp != NO_TIME else timestamp

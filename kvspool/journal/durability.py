@@ -16,6 +16,8 @@ from kvspool.journal import control
 from kvspool.journal.control import SYNC
 
 if TYPE_CHECKING:
+    from kvspool.journal.appender import Appender
+    from kvspool.journal.control import Page
     from kvspool.journal.journal import Journal
 
 BLANK = 4  # bytes at the end of a segment that make one look whether it ends in zeros
@@ -34,21 +36,24 @@ class Flusher:
 
     def flush(self, timeout: float) -> int:
         """As `sync`."""
-        with self._journal.appending(timeout) as (_, page):  # without the lock the page may be half written
-            sequence = page.next_sequence
+        sequence = self._journal.under_lock(timeout, lambda _, page: page.next_sequence)  # without the lock the page may be half written
         return self.flush_below(sequence, timeout)
 
     def flush_below(self, sequence: int, timeout: float) -> int:
         """Return when every record below `sequence` is on disk, whoever put it there."""
         held = self._journal.control(timeout)
-        held.lock(timeout, SYNC)
         try:
+            held.lock(timeout, SYNC)
             page = held.read()
             if page.sync_error == 0 and page.synced_sequence >= sequence:
                 return page.synced_sequence
             return self._flush(timeout)
         finally:
-            held.unlock(SYNC)
+            try:
+                held.unlock(SYNC)
+            except BaseException:  # out of a signal handler, perhaps before the lock was released
+                held.unlock(SYNC)
+                raise
 
     def settle(self, sequence: int) -> None:
         """Put the records below a sequence on disk, if they may not be there; for who is about to keep on disk that he has read them.
@@ -63,8 +68,8 @@ class Flusher:
         try:
             system.port.flush_data(segment.fd)
         except OSError as error:
-            with suppress(KvspoolError, OSError), self._journal.appending(self._journal.timeout) as (appender, page):
-                appender.control.write(page._replace(sync_error=error.errno or errno.EIO))
+            with suppress(KvspoolError, OSError):
+                self._poison(error, self._journal.timeout)
             raise Poisoned(f"{segment.path}: the flush to disk failed ({error}); the journal takes no more records") from error
         finally:
             segment.close()
@@ -72,21 +77,29 @@ class Flusher:
     def _flush(self, timeout: float) -> int:
         """Flush the last segment, without the append lock: others append meanwhile."""
         journal = self._journal
-        with journal.appending(timeout) as (appender, page):
-            segment = appender.reopened(page)
-            generation = journal.generation()
+        page, segment, generation = journal.under_lock(
+            timeout, lambda appender, page: (page, appender.reopened(page), journal.generation())
+        )
         try:
             system.port.flush_data(segment.fd)
             ends_blank = not any(segment.read(max(0, page.end - BLANK), BLANK))
         except OSError as error:
-            with journal.appending(timeout) as (appender, page):
-                appender.control.write(page._replace(sync_error=error.errno or errno.EIO))
+            self._poison(error, timeout)
             raise Poisoned(f"{segment.path}: the flush to disk failed ({error}); the journal takes no more records") from error
         finally:
             segment.close()
-        with journal.appending(timeout) as (appender, now):
+
+        def say_so(appender: Appender, now: Page) -> None:
             if now.synced_sequence < page.next_sequence and generation == journal.generation():
                 appender.control.write(now._replace(synced_sequence=page.next_sequence))
+
+        journal.under_lock(timeout, say_so)
         if journal.format.reads_zeros and ends_blank:
-            system.port.flush_data(appender.control.fd)  # so that a recovery knows that these zeros are records
+            system.port.flush_data(journal.control(timeout).fd)  # so that a recovery knows that these zeros are records
         return page.next_sequence
+
+    def _poison(self, error: OSError, timeout: float) -> None:
+        """Let the journal take no more records, since a flush to disk failed."""
+        self._journal.under_lock(
+            timeout, lambda appender, page: appender.control.write(page._replace(sync_error=error.errno or errno.EIO))
+        )

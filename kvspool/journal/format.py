@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from kvspool.errors import OutOfRange
 from kvspool.journal import settings
-from kvspool.record import Codec
+from kvspool.record import NO_TIME, Codec
 
 if TYPE_CHECKING:
     from kvspool.arrow import JournalColumns, Records
@@ -37,21 +37,32 @@ class Rows(Protocol):
     def rows(self) -> int:
         """Return how many they are."""
 
-    def encode(self, format: Format, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray | memoryview, int]:
+    def encode(self, format: Format, start: int, place: Before) -> tuple[bytes | bytearray | memoryview, int, int]:
         """Return what `Format.encode` does, for the records from `start` on; it counts until the next call."""
 
-    def time_of(self, row: int) -> int:
-        """Return the timestamp of a record."""
+
+class Before(NamedTuple):
+    """What comes before the records that are encoded next, as it is under the append lock.
+
+    sequence: that the first of them gets; base, end: of the segment that they go into; now: the present time; last: the latest timestamp of
+    the journal, NO_TIME if it has none.
+    """
+
+    sequence: int
+    base: int
+    end: int
+    now: int
+    last: int
 
 
 class Batch(NamedTuple):
     """Records to be appended: encoded values, and their keys, or None for none. `types`, `timestamps` and `codecs` have one for each value,
-    in place of `type`, `timestamp` and `codec`, where they differ."""
+    in place of `type`, `timestamp` (None: that of the append) and `codec`, where they differ."""
 
     values: list[bytes]
     keys: list[bytes | None] | None = None
     type: int = 0
-    timestamp: int = 0
+    timestamp: int | None = 0
     types: list[int] | None = None
     timestamps: list[int] | None = None
     codec: int = Codec.RAW
@@ -61,11 +72,8 @@ class Batch(NamedTuple):
     def rows(self) -> int:
         return len(self.values)
 
-    def encode(self, format: Format, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
-        return format.encode(self, start, sequence, base, end)
-
-    def time_of(self, row: int) -> int:
-        return self.timestamp if self.timestamps is None else self.timestamps[row]
+    def encode(self, format: Format, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
+        return format.encode(self, start, place)
 
 
 def joined(batches: list[Batch]) -> Batch:
@@ -83,12 +91,14 @@ def joined(batches: list[Batch]) -> Batch:
 
 class Scan(NamedTuple):
     """What a scan came to. size: bytes of the whole frames that it passed; sequence: of the next frame; stop: why it ended there. need: for
-    SHORT, the bytes that the next frame takes, 0 if that can't be said yet; for JUMPED, the sequence that was found; see also `gather`."""
+    SHORT, the bytes that the next frame takes, 0 if that can't be said yet; for JUMPED, the sequence that was found; see also `gather`.
+    latest: of `pass_over`, the latest timestamp of what it passed; NO_TIME if there was none."""
 
     size: int
     sequence: int
     stop: int
     need: int = 0
+    latest: int = NO_TIME
 
 
 class Format(ABC):
@@ -188,11 +198,11 @@ class Format(ABC):
         """Raise TooLarge, or ValueError for what a record of this format has no room for."""
 
     @abstractmethod
-    def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
-        """Return the frames of the records from `start` on that go into the segment at `base`, which ends at byte `end`, and how many
-        they are.
+    def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
+        """Return the frames of the records from `start` on that go into the segment at `place`, how many they are, and the latest timestamp
+        of the journal with them.
 
-        `sequence` is that of the first one. No record: the next one begins a new segment.
+        No timestamp is earlier than the one before it: it becomes that one. NO_TIME stays. No record: the next one begins a new segment.
         """
 
     def check_columns(self, columns: JournalColumns | Records) -> None:
@@ -200,12 +210,12 @@ class Format(ABC):
         raise NotImplementedError
 
     def encode_columns(
-        self, columns: JournalColumns, rows: memoryview | None, start: int, sequence: int, end: int
-    ) -> tuple[bytes | bytearray, int]:
+        self, columns: JournalColumns, rows: memoryview | None, start: int, place: Before
+    ) -> tuple[bytes | bytearray, int, int]:
         """As `encode`, where the format has columns; rows: int32 numbers of those that are meant, None for all."""
         raise NotImplementedError
 
-    def encode_records(self, records: Records, start: int, sequence: int, end: int) -> tuple[memoryview, int]:
+    def encode_records(self, records: Records, start: int, place: Before) -> tuple[memoryview, int, int]:
         """As `encode`, where the format has columns, into the records' own room."""
         raise NotImplementedError
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -79,7 +80,8 @@ class Index:
         if until is not None:
             return bisect_right(self.entries, until, key=lambda entry: entry.sequence) - 1
         assert timestamp is not None
-        return bisect_right(self.entries, timestamp, key=lambda entry: entry.timestamp) - 1
+        # The latest one so far: a record may have none, and other programs, and earlier versions, may have let them go back.
+        return bisect_right(list(accumulate((entry.timestamp for entry in self.entries), max)), timestamp) - 1
 
     def _leads_on(self, segment: Segment, at: int, end: int) -> bool:
         """Return whether the frames from one entry on lead exactly to the next one; from the last one, whether a frame is there."""

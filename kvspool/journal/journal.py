@@ -174,8 +174,8 @@ class Journal:
     ) -> Batch:
         """Return what `append_prepared` takes: encoded and checked, with every error that the values can cause raised here."""
         values, codecs = self._encoded(list(values))
-        if timestamp is None:
-            timestamp = system.port.now() if self.format.has_timestamps else 0
+        if timestamp is None and not self.format.has_timestamps:
+            timestamp = 0
         batch = Batch(values, None if keys is None else list(keys), type, timestamp, codecs=codecs)
         self._check(batch)
         return batch
@@ -251,7 +251,7 @@ class Journal:
                 raise OutOfRange(f"{self.path} goes on at sequence {page.next_sequence}, not at {behind}; nothing was written")
             return appender.append(batch, page, at)
 
-        sequences = self._under_lock(timeout, work)
+        sequences = self.under_lock(timeout, work)
         self._settle_durability(sequences, timeout, durable)
         return sequences
 
@@ -270,7 +270,7 @@ class Journal:
             with booking.kept(page.next_sequence, producing.JournalProducing(self).place(appender.control)) as may_append:
                 return appender.append(rows, page) if may_append and rows.rows else range(0)
 
-        sequences = self._under_lock(timeout, work)
+        sequences = self.under_lock(timeout, work)
         if sequences:
             self._settle_durability(sequences, timeout, durable)
 
@@ -301,7 +301,7 @@ class Journal:
         kinds = set(map(builtins.type, batch.keys or ()))
         if not kinds <= {bytes, NoneType}:
             raise TypeError(f"a key is bytes or None, not {', '.join(kind.__name__ for kind in kinds - {bytes, NoneType})}")
-        types, times = batch.types or (batch.type,), batch.timestamps or (batch.timestamp,)
+        types, times = batch.types or (batch.type,), batch.timestamps or (batch.timestamp or 0,)
         if not 0 <= min(types) <= max(types) <= 255:
             raise ValueError("a type is a number from 0 to 255")
         if not NO_TIME <= min(times) <= max(times) <= LAST_TIME:
@@ -323,15 +323,15 @@ class Journal:
             if self._background is None or not self._background.is_ours:
                 self._background = Background(self._flusher, self.sync_interval, self.timeout)
 
-    def _under_lock(self, timeout: float, work: Callable[[Appender, Page], T]) -> T:
-        """Return what `work` returns, called under the append lock with the end of the journal."""
+    def under_lock(self, timeout: float, work: Callable[[Appender, Page], T]) -> T:
+        """Return what `work` returns, called under the append lock with the end of the journal; see `Appender.under_lock`."""
         with self._thread_lock:
             appender = self._open_appender(timeout)
             return appender.under_lock(timeout, lambda page: work(appender, page))
 
     @contextmanager
     def appending(self, timeout: float) -> Iterator[tuple[Appender, Page]]:
-        """Hold the append lock inside the `with` block, and have the end of the journal."""
+        """Hold the append lock inside the `with` block, and have the end of the journal; see `Appender.locked`."""
         with self._thread_lock:
             appender = self._open_appender(timeout)
             with appender.locked(timeout) as page:

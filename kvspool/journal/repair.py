@@ -279,7 +279,7 @@ class _Repair:
         finally:
             segment.close()
         disk.flush_directory(self.segments.directory)
-        known = self.page.last_timestamp, sequence, 0
+        known = max(self.page.last_timestamp, found.latest), sequence, 0
         self.control.write(Page(MAGIC, self.control.boot_id, base, end, sequence, *known, *self.control.holder, 0))
 
     def _begin(self, base: int, source: Segment) -> int:

@@ -19,7 +19,7 @@ from kvspool._fflg_py import SIZE
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
 from kvspool.journal.appender import walk
 from kvspool.journal.consumers import INDEX, ConsumerIndex, parse_index, read_index
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Scan
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Bare
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.segments import Segment
@@ -166,14 +166,14 @@ class Fflg(Bare):
         if longest > most:
             raise TooLarge(f"a value of {longest} bytes: a segment of {self.segment_bytes} bytes holds {most}; nothing was written")
 
-    def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
-        left = LAST_SEQUENCE - sequence
+    def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
+        left = LAST_SEQUENCE - place.sequence
         if left <= 0:
-            raise TooLarge(f"no sequence is left behind {sequence - 1}; nothing was written")
-        data, count = _fflg.encode(batch.values, start, min(left, len(batch.values)), self.segment_bytes - end, AT_ONCE)
-        if not count and end <= HEADER.size:
+            raise TooLarge(f"no sequence is left behind {place.sequence - 1}; nothing was written")
+        data, count = _fflg.encode(batch.values, start, min(left, len(batch.values)), self.segment_bytes - place.end, AT_ONCE)
+        if not count and place.end <= HEADER.size:
             raise TooLarge(f"a value of {len(batch.values[start])} bytes has no room in a segment of {self.segment_bytes}")
-        return data, count
+        return data, count, place.last
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
         return Scan(*_fflg.scan(data, sequence, min(most, LAST_SEQUENCE - sequence), make, items))

@@ -21,7 +21,7 @@ from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, TooLarge
 from kvspool.journal import sidecars
 from kvspool.journal.bounds import Bounds
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Scan
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Bare
 from kvspool.journal.offsets import OffsetFiles, Offsets
 from kvspool.journal.segments import Segment, Segments
@@ -108,9 +108,10 @@ class Fixed(Bare):
         message = f"item {row} of {len(batch.values)} has {size} bytes; this journal has items of {self.item_bytes}; nothing was written"
         raise TooLarge(message) if size > self.item_bytes else ValueError(message)
 
-    def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
-        count = min(len(batch.values) - start, base + self.items_per_blob - sequence, max(1, PIECE // self.record_bytes))
-        return _fixed.encode(batch.values, start, count, self.item_bytes), count
+    def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
+        left = place.base + self.items_per_blob - place.sequence
+        count = min(len(batch.values) - start, left, max(1, PIECE // self.record_bytes))
+        return _fixed.encode(batch.values, start, count, self.item_bytes), count, place.last
 
     def is_full(self, base: int, end: int, sequence: int) -> bool:
         return end >= self.most_bytes

@@ -15,7 +15,7 @@ from kvspool._kvj_py import HEAD as HEAD_BYTES
 from kvspool._kvj_py import LARGEST, LONGEST_KEY
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
 from kvspool.journal.control import checksum
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Scan
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Nested
 from kvspool.layout import Layout
 
@@ -95,22 +95,24 @@ class Kvj(Nested):
         if HEAD_BYTES + longest + key > LARGEST:
             raise TooLarge(f"a value of {longest} bytes: a kvj frame holds {LARGEST - HEAD_BYTES} of key and value; nothing was written")
 
-    def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
+    def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
         values, keys, type, timestamp, types, timestamps, codec, codecs = batch
-        return _kvj.encode(values, keys, types, timestamps, codecs, type, timestamp, codec, start, sequence, self._room(end))
+        time = place.now if timestamp is None else timestamp
+        room = self._room(place.end)
+        return _kvj.encode(values, keys, types, timestamps, codecs, type, time, codec, start, place.sequence, room, place.last)
 
     def encode_columns(
-        self, columns: JournalColumns, rows: memoryview | None, start: int, sequence: int, end: int
-    ) -> tuple[bytes | bytearray, int]:
-        count = columns.rows if rows is None else len(rows)
-        return _kvj.encode_columns(rows, count, start, sequence, min(PIECE, self._room(end)), *columns.buffers)
+        self, columns: JournalColumns, rows: memoryview | None, start: int, place: Before
+    ) -> tuple[bytes | bytearray, int, int]:
+        count, room = columns.rows if rows is None else len(rows), min(PIECE, self._room(place.end))
+        return _kvj.encode_columns(rows, count, start, place.sequence, room, place.last, *columns.buffers(place.now))
 
-    def encode_records(self, records: Records, start: int, sequence: int, end: int) -> tuple[memoryview, int]:
-        room = min(PIECE, self._room(end))
+    def encode_records(self, records: Records, start: int, place: Before) -> tuple[memoryview, int, int]:
+        room = min(PIECE, self._room(place.end))
         largest = HEAD_BYTES + records.longest_key + records.longest_value
         out = records.room(min(max(0, room) + largest, HEAD_BYTES * records.rows + records.size))
-        size, count = _kvj.encode_records(out, records.rows, start, sequence, room, *records.buffers)
-        return memoryview(out)[:size], count
+        size, count, last = _kvj.encode_records(out, records.rows, start, place.sequence, room, place.last, *records.buffers)
+        return memoryview(out)[:size], count, last
 
     def _room(self, end: int) -> int:
         """Return the bytes that may yet go into a segment which ends at byte `end`; each segment takes a record."""

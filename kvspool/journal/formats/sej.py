@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from kvspool import _sej
 from kvspool._sej_py import LONGEST_KEY, LONGEST_VALUE, SIZES
 from kvspool.errors import TooLarge
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Scan
+from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Nested
 from kvspool.layout import Layout
 
@@ -57,9 +57,12 @@ class Sej(Nested):
         if key > LONGEST_KEY:
             raise TooLarge(f"a key of {key} bytes: a sej message holds {LONGEST_KEY}; nothing was written")
 
-    def encode(self, batch: Batch, start: int, sequence: int, base: int, end: int) -> tuple[bytes | bytearray, int]:
+    def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
         values, keys, type, timestamp, types, timestamps, *_ = batch
-        return _sej.encode(values, keys, types, timestamps, type, timestamp, start, sequence, self.segment_bytes - end)
+        time = place.now if timestamp is None else timestamp
+        return _sej.encode(
+            values, keys, types, timestamps, type, time, start, place.sequence, self.segment_bytes - place.end, place.last
+        )
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
         return Scan(*_sej.scan(data, sequence, most, make, items))

@@ -1,0 +1,308 @@
+"""Exceptions out of signal handlers, raised wherever Python runs one: they cost a journal no record, no lock and nobody's descriptor."""
+
+from __future__ import annotations
+
+import dis
+import gc
+import os
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import kvspool
+from kvspool.journal import Journal
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "kvj": {"segment_bytes": 200},
+    "sej": {"segment_bytes": 200},
+    "fflg": {"segment_bytes": 10_000},
+    "fixed": {"item_bytes": 8, "items_per_blob": 4},
+}
+BEFORE = [b"%08d" % at for at in range(10)]
+POINTS = 16  # of each operation
+PACKAGE = str(Path(kvspool.__file__).parent)
+
+
+class Interrupt(Exception):
+    """What the signal handler raises."""
+
+
+class Tracer:
+    """Raises Interrupt at the n-th place, from 1, where the interpreter runs signal handlers: as a function begins, and after a call or a
+    jump back. 0: nowhere, and `seen` counts the places.
+
+    The opcode after a call is traced, not the call. A place counts only if both have the same exception handler: otherwise the
+    interpreter would pass by the handler that a signal within the call goes to.
+    """
+
+    def __init__(self, nth: int) -> None:
+        self.nth = nth
+        self.seen = 0
+        self._before: dict[FrameType, int] = {}  # byte of the opcode that ran last
+
+    def run(self, operation: Callable[[], Any]) -> bool:
+        """Return whether it was interrupted."""
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            operation()
+        except Interrupt:
+            return True
+        finally:
+            sys.settrace(before)
+            self._before.clear()
+        return self.seen >= self.nth > 0  # swallowed on the way
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE) and not frame.f_code.co_filename.endswith("contextlib.py"):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "call":
+            self._come()
+        elif event == "opcode":
+            before = self._before.get(frame, 0)
+            self._before[frame] = frame.f_lasti
+            is_place = dis.opname[frame.f_code.co_code[before]].startswith(("CALL", "JUMP_BACKWARD"))
+            if is_place and handler_at(frame.f_code, before) == handler_at(frame.f_code, frame.f_lasti):
+                self._come()
+        elif event == "return":
+            self._before.pop(frame, None)
+        return self._trace
+
+    def _come(self) -> None:
+        self.seen += 1
+        if self.seen == self.nth:
+            raise Interrupt
+
+
+@cache
+def handlers(code: CodeType) -> list[Any]:
+    return dis._parse_exception_table(code)  # type: ignore[attr-defined, no-any-return]
+
+
+def handler_at(code: CodeType, byte: int) -> Any:
+    """Return the part of the exception table that counts at a byte of the code."""
+    return next((entry for entry in handlers(code) if entry.start <= byte < entry.end), None)
+
+
+def append(log: Any) -> None:
+    log.append(b"--new---")
+
+
+def append_over_segments(log: Any) -> None:
+    log.append_many([b"--new---"] * (700 if log.format.name == "fflg" else 9))
+
+
+def recover(log: Any) -> None:
+    segments = log.segments_apart()
+    with open(segments.path_of(segments.bases()[-1]), "ab") as file:
+        file.write(b"\1\2\3")
+    log.append(b"--new---")
+
+
+def find_another_lock_file(log: Any) -> None:
+    log.append(b"--new---")
+    os.unlink(log.format.lock_file(log.path))
+    log.append(b"--new---")
+
+
+def open_append_and_close(log: Any) -> None:
+    with kvspool.open(log.path, timeout=0) as one:
+        one.append(b"--new---")
+
+
+def sync(log: Any) -> None:
+    log.append(b"--new---")
+    log.sync()
+
+
+def trim(log: Any) -> None:
+    log.trim(before=5)
+
+
+def read(log: Any) -> None:
+    assert len(list(log.read())) >= len(BEFORE)
+    assert list(log.follow("latest", timeout=0)) == []
+
+
+def commit(log: Any) -> None:
+    with log.reader("me") as reader:
+        assert len(list(reader.read(limit=2))) == 2
+        reader.commit()
+
+
+def look_up_time(log: Any) -> None:
+    log.place(datetime(2020, 1, 1, tzinfo=timezone.utc))
+
+
+def produce(log: Any) -> None:
+    with suppress(kvspool.errors.KvspoolError):  # an interrupted batch is another one's, by then
+        log.producer("me").append_many([b"--new---"] * 2, batch=1)
+
+
+def verify_and_repair(log: Any) -> None:
+    assert log.verify().is_sound
+    log.repair()
+
+
+def archive(log: Any) -> None:
+    log.archive()
+    log.unarchive()
+
+
+def rewind(log: Any) -> None:
+    log.rewind(7)
+
+
+def prune(log: Any) -> None:
+    log.prune(5)
+
+
+OF_ALL = [append, append_over_segments, recover, open_append_and_close]
+OF_SOME = {
+    "kvj": [find_another_lock_file, sync, trim, read, commit, verify_and_repair, look_up_time, produce, archive],
+    "sej": [look_up_time],
+    "fflg": [sync, commit],
+    "fixed": [rewind, prune, read],
+}
+CASES = [(name, operation) for name in FORMATS for operation in [*OF_ALL, *OF_SOME.get(name, [])]]
+
+
+def descriptors() -> dict[int, str]:
+    """Return what each descriptor of this process leads to."""
+    found = {}
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(FileNotFoundError):
+            found[number] = os.readlink(f"/proc/self/fd/{number}")
+    return found
+
+
+def made(directory: Path, name: str) -> Path:
+    """Return a directory with a journal of some records in it."""
+    directory.mkdir()
+    with kvspool.create(directory / "log", format=name, **FORMATS[name]) as log:  # type: ignore[call-overload]
+        log.append_many(BEFORE)
+    return directory
+
+
+def interrupted_at(nth: int, path: Path, operation: Callable[[Any], None], decoy: Path) -> int:
+    """Let an operation be interrupted at a place, and see whether all is well then; return how many places it had before that."""
+    before = descriptors()
+    tracer = Tracer(nth)
+    with kvspool.open(path) as log, kvspool.open(path, timeout=0) as other:
+        assert isinstance(log, Journal)
+        assert log.append(b"--first-") == other.append(b"--other-") - 1
+        assert tracer.run(lambda: operation(log)) == (nth > 0)
+        strangers = [os.open(decoy, os.O_RDONLY) for _ in range(4)]
+        theirs = other.append(b"other---")  # nobody holds the lock
+        assert log.append(b"same----") == theirs + 1  # and the handle works
+        records = list(log.read())
+        assert [record.sequence for record in records] == list(range(records[0].sequence, theirs + 2))
+        assert [record.value for record in records[-2:]] == [b"other---", b"same----"]
+        kept = [record.value for record in records if record.value not in (b"--new---", b"other---", b"same----")]
+        removed = BEFORE[7:] + [b"--first-", b"--other-"] if operation is rewind and kept[-1:] == BEFORE[6:7] else []
+        assert kept == [*BEFORE, b"--first-", b"--other-"][records[0].sequence :][: len(kept) if removed else None]
+        assert operation in (trim, prune) or records[0].sequence == 0
+        with log.reader("me") as reader:
+            assert reader.sequence in ((0, 2) if operation is commit else (0, records[0].sequence))
+        log.sync()
+    assert {os.fstat(number).st_ino for number in strangers} == {os.stat(decoy).st_ino}
+    for number in strangers:
+        os.close(number)
+    if descriptors() != before:
+        gc.collect()
+    assert descriptors() == before
+    return tracer.seen
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt as a generator is closed
+@pytest.mark.parametrize(("name", "operation"), CASES, ids=[f"{name} {operation.__name__}" for name, operation in CASES])
+def test_a_journal_survives_an_exception_out_of_a_signal_handler_at_any_place(
+    tmp_path: Path, name: str, operation: Callable[[Any], None]
+) -> None:
+    if operation is archive:
+        pytest.importorskip("zstandard")
+    start = made(tmp_path / "template", name)
+    decoy = tmp_path / "decoy"
+    decoy.write_bytes(b"another file")
+    places = 0
+    for number in range(POINTS + 1):
+        nth = 0 if number == 0 else 1 + (number - 1) * places // POINTS
+        run = tmp_path / "run"
+        shutil.copytree(start, run)
+        seen = interrupted_at(nth, run / "log", operation, decoy)
+        shutil.rmtree(run)
+        places = places or seen
+    assert places > 20
+
+
+class Alarms:
+    """Raise Interrupt again and again inside the `with` block, after random times."""
+
+    def __init__(self, seed: int) -> None:
+        self._noise = random.Random(seed)
+        self._is_armed = False
+
+    def __enter__(self) -> Alarms:
+        self._handler = signal.signal(signal.SIGALRM, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._handler)
+
+    def interrupt(self, work: Callable[[], None]) -> None:
+        """Run work, which never ends, until it is interrupted."""
+        self._is_armed = True
+        signal.setitimer(signal.ITIMER_REAL, self._noise.uniform(5e-5, 6e-4), 0.01)
+        with suppress(Interrupt):
+            work()
+
+    def _handle(self, *_: object) -> None:
+        if self._is_armed:
+            self._is_armed = False
+            raise Interrupt
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What earlier tests have left is not finalised in the midst of an interrupt."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.timeout(120, method="thread")  # the alarm is ours
+@pytest.mark.parametrize("name", FORMATS)
+def test_appends_go_on_whatever_real_alarms_raise_in_between(no_collector: None, tmp_path: Path, name: str) -> None:
+    before = descriptors()
+    limits = FORMATS[name] if name == "fixed" else {"segment_bytes": 10_000}
+    acknowledged: list[int] = []
+    with kvspool.create(tmp_path / "log", format=name, **limits) as log, kvspool.open(log.path, timeout=0) as other:
+
+        def work() -> None:
+            while True:
+                sequence = log.append(b"acknowle")
+                acknowledged.append(sequence)
+
+        with Alarms(1) as alarms:
+            for _ in range(400):
+                alarms.interrupt(work)
+                other.append(b"-other--")
+        records = list(log.read())
+    assert [record.sequence for record in records] == list(range(len(records)))
+    assert len(acknowledged) > 100
+    assert all(records[sequence].value == b"acknowle" for sequence in acknowledged)
+    assert len(records) - len(acknowledged) <= 2 * 400
+    assert descriptors() == before
