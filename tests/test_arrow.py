@@ -22,6 +22,7 @@ import kvspool
 from kvspool import Codec, Gap, Record, _kvj_py, system
 from kvspool.errors import GapError, OutOfRange, TooLarge
 from kvspool.journal import Batch, Journal
+from kvspool.journal.format import Before
 from kvspool.journal.formats import kvj
 from kvspool.record import NO_TIME
 from kvspool.spool import Spool
@@ -122,12 +123,16 @@ def expected(rows: list[tuple[Any, ...]], first: int) -> list[tuple[Any, ...]]:
 
 
 def with_known_times(found: list[Any], rows: list[tuple[Any, ...]]) -> list[Any]:
-    """Return rows that were found with None where the time was to be the present one, once it is seen that it is."""
-    out = []
+    """Return rows that were found with the times that were given, None for the present one, once it is seen that they are those, or the
+    latest one before them."""
+    out, last = [], NO_TIME
     for row, (*_, time, _codec) in zip(found, rows, strict=True):
         if time is None:
-            assert 0 <= system.port.now() - row[1] < 60_000_000_000
-        out.append((row[0], None if time is None else row[1], *row[2:]))
+            assert row[1] == last or 0 <= system.port.now() - row[1] < 60_000_000_000
+        else:
+            assert row[1] == (time if time == NO_TIME else max(time, last))
+        last = max(last, row[1])
+        out.append((row[0], time, *row[2:]))
     return out
 
 
@@ -320,10 +325,11 @@ def laid_out(twin: ModuleType, batch: Any) -> Any:
 
 def frames_of(twin: ModuleType, records: Any, segment_bytes: int, sequence: int) -> list[bytes]:
     """Return the pieces that records become where so many bytes of each segment are left."""
-    format, pieces, done = kvj.Kvj(segment_bytes), [], 0
+    format, pieces, done, last = kvj.Kvj(segment_bytes), [], 0, NO_TIME
     with using(twin):
         while done < records.rows:
-            data, count = format.encode_records(records, done, sequence + done, kvj.HEADER.size)
+            place = Before(sequence + done, 0, kvj.HEADER.size, 0, last)
+            data, count, last = format.encode_records(records, done, place)
             assert count > 0
             pieces.append(bytes(data))
             done += count
@@ -344,7 +350,7 @@ def test_twins_agree_on_whatever_lies_in_the_buffers(batch: Any, segment_bytes: 
         values, types, codecs = (batch.column(name).to_pylist() for name in ("value", "type", "codec"))
         keys = [key.as_py() for key in batch.column("key")]
         times = batch.column("timestamp").cast(pa.int64()).to_pylist()
-        whole, count = _kvj_py.encode(values, keys, types, times, bytes(codecs), 0, 0, 0, 0, sequence, 1 << 20)
+        whole, count, _ = _kvj_py.encode(values, keys, types, times, bytes(codecs), 0, 0, 0, 0, sequence, 1 << 20, NO_TIME)
         assert ours == theirs and count == batch.num_rows and b"".join(ours) == whole
 
 
@@ -436,7 +442,8 @@ def test_other_formats_take_what_they_have_room_for(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "sej", format="sej") as log:
         assert log.append_arrow(pa.Table.from_batches([as_batch(rows), as_batch(rows)])) == range(4)
         once = [(-7, 3, b"k", b"a", 0), (5, 0, None, b"bc", 0)]
-        assert stored(log) == [(at, *row) for at, row in enumerate(once * 2)]
+        again = [(5, *row[1:]) for row in once]
+        assert stored(log) == [(at, *row) for at, row in enumerate(once + again)]
         assert gathered(log.cursor(bounded=True)) == stored(log)
         with pytest.raises(TooLarge, match="sej"):
             log.append_arrow(pa.record_batch({"value": [b""], "key": [b"k" * 200]}))

@@ -14,6 +14,8 @@ import pytest
 from children import in_child
 
 from kvspool import system
+from kvspool.descriptor import Descriptor
+from kvspool.errors import Closed
 from kvspool.system import Port
 
 
@@ -27,11 +29,30 @@ def file(tmp_path: Path) -> Path:
 def test_a_link_is_not_followed_and_the_descriptor_not_inherited(file: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(file)
     with pytest.raises(OSError) as caught:
-        Port().open(tmp_path / "link", os.O_RDWR)
+        Descriptor(tmp_path / "link", os.O_RDWR)
     assert caught.value.errno == errno.ELOOP
-    fd = Port().open(file, os.O_RDWR)
-    assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-    os.close(fd)
+    with Descriptor(file, os.O_RDWR) as fd:
+        assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+
+
+def test_a_descriptor_is_closed_once_and_not_used_after_that(file: Path) -> None:
+    one = Descriptor(file, os.O_RDWR)
+    number = one.number
+    one.close()
+    stranger = os.open(file, os.O_RDONLY)
+    assert stranger == number  # as the kernel gives the lowest number that is free
+    one.close()
+    with pytest.raises(Closed, match="was closed"):
+        one.number  # noqa: B018
+    del one
+    os.fstat(stranger)
+    os.close(stranger)
+
+
+def test_a_descriptor_that_nobody_has_any_more_is_closed(file: Path) -> None:
+    number = Descriptor(file, os.O_RDWR).number
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
 
 
 def test_a_write_goes_on_until_everything_is_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,13 +65,12 @@ def test_a_write_goes_on_until_everything_is_written(file: Path, monkeypatch: py
 
 
 def test_allocate_reserves_the_disk(tmp_path: Path) -> None:
-    fd = Port().open(tmp_path / "new", os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    Port().allocate(fd, 1 << 20)
-    status = Port().status(fd)
+    with Descriptor(tmp_path / "new", os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+        Port().allocate(fd, 1 << 20)
+        status = Port().status(fd)
     assert status.st_size == 1 << 20
     assert status.st_blocks * 512 >= 1 << 20
     assert status.st_mode & 0o777 == 0o600
-    os.close(fd)
 
 
 def test_free_space_is_that_of_the_file_system(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ class _Work:
         for item in _limited(self.origin.read(self.sequence, end), left):
             if isinstance(item, Rows):
                 self._refuse_loss(lost(item, self._kinds, self.target.room, last))
-                last = latest(item, last)
+                last = latest(item, last, self.target.room)
 
     def _refuse_loss(self, found: dict[str, int]) -> None:
         if found:
@@ -365,6 +365,7 @@ class _Work:
 
     def _plan(self) -> CopyPlan:
         origin, target = self.origin, self.target
+        room = self.target.room
         return CopyPlan(
             source=str(origin.path),
             target=str(target.path),
@@ -373,7 +374,7 @@ class _Work:
             first_sequence=self.sequence,
             target_sequence=self.at if target.has_sequences else None,
             keeps_sequences=self._keeps_sequences,
-            may_lose=self._kinds,
+            may_lose=[kind for kind in self._kinds if kind != "timestamps" or not room.timestamps or room.is_ordered],
             is_continued=self.is_continued,
         )
 
@@ -423,7 +424,7 @@ def _same(ours: Rows, theirs: Rows, target: Target, room: Room) -> bool:
     if kept.types:
         columns.append((ours.types, theirs.types))
     if kept.timestamps and room.timestamps and not kept.is_ordered:
-        columns.append((ours.timestamps, theirs.timestamps))
+        columns.append((ours.timestamps, list(map(max, ours.timestamps, theirs.timestamps))))  # perhaps raised
     if kept.codecs:
         columns.append((_codecs(ours), _codecs(theirs)))
     return all(one == other for one, other in columns)

@@ -17,17 +17,19 @@ AROUND = 64  # bytes that a record takes besides
 
 
 class Room(NamedTuple):
-    """What records of a log can hold. is_ordered: only timestamps from 1970 on that never decrease."""
+    """What records of a log can hold. is_ordered: only timestamps from 1970 on that never decrease. is_raised: a timestamp that is
+    appended after a later one becomes that one."""
 
     keys: bool = False
     empty_keys: bool = False
     types: bool = False
     timestamps: bool = False
     is_ordered: bool = False
+    is_raised: bool = False
     codecs: bool = False
 
 
-SPOOL = Room(keys=True, empty_keys=True, types=True, timestamps=True, is_ordered=True, codecs=True)
+SPOOL = Room(keys=True, empty_keys=True, types=True, timestamps=True, is_ordered=True, is_raised=True, codecs=True)
 VALUES = Room()
 
 
@@ -38,6 +40,7 @@ def room_of(format: Format) -> Room:
         empty_keys=format.has_keys and format.has_empty_keys,
         types=format.has_types,
         timestamps=format.has_timestamps,
+        is_raised=format.has_timestamps,
         codecs=format.has_codecs,
     )
 
@@ -104,7 +107,7 @@ def may_lose(source: Room, target: Room) -> list[str]:
     kinds = [name for name in ("keys", "types", "timestamps", "codecs") if getattr(source, name) and not getattr(target, name)]
     if source.empty_keys and target.keys and not target.empty_keys:
         kinds.append("empty keys")
-    if source.timestamps and target.is_ordered and not source.is_ordered:
+    if source.timestamps and target.is_raised and not source.is_ordered:
         kinds.append("timestamps")
     return kinds
 
@@ -123,7 +126,7 @@ def lost(rows: Rows, kinds: list[str], target: Room, last: int) -> dict[str, int
         elif kind == "codecs":
             has = [codec != 0 for codec in rows.codecs] if any(rows.codecs) else []
         elif target.timestamps:
-            has = _out_of_order(rows.timestamps, last)
+            has = _out_of_order(rows.timestamps, last, target)
         else:
             has = [timestamp != NO_TIME for timestamp in rows.timestamps]
         if True in has:
@@ -136,20 +139,21 @@ def any_key(rows: Rows, kind: str = "keys") -> bool:
     return b"" in rows.keys if kind == "empty keys" else rows.keys.count(None) < len(rows.keys)
 
 
-def latest(rows: Rows, last: int) -> int:
-    """Return the timestamp of the last record in a target where they never decrease, and which gives the present one to what has none."""
-    if NO_TIME in rows.timestamps:
+def latest(rows: Rows, last: int, target: Room) -> int:
+    """Return the latest timestamp in a target, behind some rows; one that is ordered gives the present one to what has none."""
+    if target.is_ordered and NO_TIME in rows.timestamps:
         last = max(last, system.port.now())
     return max(last, max(rows.timestamps))
 
 
-def _out_of_order(timestamps: list[int], last: int) -> list[bool]:
+def _out_of_order(timestamps: list[int], last: int, target: Room) -> list[bool]:
     """Return which timestamps are earlier than one before them; nothing if none is."""
-    last = max(last, 0)
+    if target.is_ordered:
+        last = max(last, 0)
     if timestamps[0] >= last and all(map(le, timestamps, timestamps[1:])):
         return []
     found = []
     for timestamp in timestamps:
         found.append(timestamp < last and timestamp != NO_TIME)
-        last = max(last, system.port.now() if timestamp == NO_TIME else timestamp)
+        last = max(last, system.port.now() if target.is_ordered and timestamp == NO_TIME else timestamp)
     return found

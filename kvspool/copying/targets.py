@@ -86,6 +86,8 @@ class JournalTarget(Target):
         self.format = log.format.name
         self.room = room_of(log.format)
         self.may_leave_out = log.format.may_leave_out
+        if log.format.has_timestamps:
+            self.last_time = log.latest_time()
 
     def range(self) -> range:
         stats = self._log.stats()
@@ -112,6 +114,7 @@ class JournalTarget(Target):
             self._log.append_batch(self._batch(rows), at=at)
         except OutOfRange as error:
             raise OtherRecords(f"somebody else appends to the target of the copy: {error}") from error
+        self.last_time = latest(rows, self.last_time, self.room)
 
     def sync(self) -> None:
         self._log.sync()
@@ -154,7 +157,7 @@ class SpoolTarget(Target):
             if appended.start != at:
                 raise OtherRecords(f"somebody else appends to {self.path}: sequence {at} was to come, and it was {appended.start}")
             at = appended.stop
-        self.last_time = latest(rows, self.last_time)
+        self.last_time = latest(rows, self.last_time, self.room)
 
     def _refuse_overwriting(self, rows: Rows) -> None:
         longest, stored = measure(rows.keys, rows.values)

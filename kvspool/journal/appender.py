@@ -232,8 +232,7 @@ class Appender:
         if not self._agrees(page):
             page = self._recover(page)
         if page.last_timestamp == NO_TIME and not self._has_looked and self.format.has_timestamps:
-            page = page._replace(last_timestamp=self._latest_time())
-            self._has_looked = True
+            page = self._with_time(page)
         if self.format.is_full(page.base, page.end, page.next_sequence):
             page = self.roll(page)
         return page
@@ -308,6 +307,15 @@ class Appender:
         if self._accounts is not None and page.boot != self.control.boot_id:
             self._accounts.restarted(base if sequence is None else sequence)
         return self._page(page, base, end, sequence)
+
+    def _with_time(self, page: Page) -> Page:
+        """Return a page that doesn't say the latest timestamp with what the segments say, once for a handle."""
+        latest = self._latest_time()
+        if latest != NO_TIME:
+            page = page._replace(last_timestamp=latest)
+            self.control.write(page)
+        self._has_looked = True
+        return page
 
     def _latest_time(self) -> int:
         """Return the latest timestamp in the last segment that has records; NO_TIME if there is none, or it can't be known."""

@@ -858,6 +858,10 @@ class Journal:
             readers=self.readers(),
         )
 
+    def latest_time(self) -> int:
+        """Return the latest timestamp, NO_TIME if no record has one: none is appended with an earlier one. Takes the append lock."""
+        return self.under_lock(self.timeout, lambda _, page: page.last_timestamp)
+
     def _shown(self, timestamp: int) -> int:
         return 0 if timestamp in (NO_TIME, LAST_TIME) else timestamp
 

@@ -11,7 +11,9 @@ import kvspool
 from kvspool import Codec, Gap, Record
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
 from kvspool.journal import Batch, Journal
+from kvspool.journal.format import Before
 from kvspool.journal.formats.kvj import HEAD, HEADER, Kvj
+from kvspool.record import NO_TIME
 
 TIME = 1500000000123456789
 GOLDEN_HEADER = bytes.fromhex("6b766a726e6c00 01 0000000000000000 00000000")
@@ -31,9 +33,9 @@ def crc32c(data: bytes) -> int:
 def test_golden_bytes(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as log:
         log.append({}, key=b"k1", type=7, timestamp=TIME)
-        log.append(b"", key=b"", timestamp=-1)
+        log.append(b"", key=b"", timestamp=TIME + 1)
     frames = GOLDEN_FRAME[:-2].replace(b"\0\0\0\x22", b"\0\0\0\x20", 1)
-    second = bytes.fromhex("0000001c 0000000000000001 ffffffffffffffff 00 00 0000")
+    second = bytes.fromhex("0000001c 0000000000000001") + (TIME + 1).to_bytes(8, "big") + bytes(4)
     expected = b"".join(
         (
             GOLDEN_HEADER + crc32c(GOLDEN_HEADER).to_bytes(4, "big"),
@@ -43,7 +45,7 @@ def test_golden_bytes(tmp_path: Path) -> None:
     )
     assert (tmp_path / "log/kvj/0000000000000000.kvj").read_bytes() == expected
     with kvspool.open(tmp_path / "log") as log:
-        assert list(log) == [Record(0, TIME, 7, b"k1", b"{}", Codec.JSON), Record(1, -1, 0, b"", b"", Codec.RAW)]
+        assert list(log) == [Record(0, TIME, 7, b"k1", b"{}", Codec.JSON), Record(1, TIME + 1, 0, b"", b"", Codec.RAW)]
     assert (HEADER.size, HEAD.size) == (24, 28)
 
 
@@ -183,6 +185,6 @@ def gaps(log: Journal) -> dict[int, str]:
 
 
 def _frame(log: Journal, sequence: int) -> bytes:
-    data, count = log.format.encode(Batch([b"x"]), 0, sequence, 0, 0)
+    data, count, _ = log.format.encode(Batch([b"x"]), 0, Before(sequence, 0, 0, 0, NO_TIME))
     assert count == 1
     return bytes(data)

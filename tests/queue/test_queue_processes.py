@@ -68,7 +68,7 @@ def test_another_handle_that_is_stopped_in_an_operation_is_waited_for_and_never_
     for call in (one.get, lambda: one.put(b"b"), one.qsize):
         with pytest.raises(errors.LockTimeout, match="which one can't be known"):
             call()
-    system.port.close(fd)
+    os.close(fd)
     assert one.get() == b"a"
 
 
@@ -167,7 +167,7 @@ def test_a_new_header_in_the_place_of_one_that_was_waited_for_is_opened(make: Ma
     time.sleep(0.02)
     path.unlink()
     path.write_bytes(bytes(2))
-    system.port.close(fd)
+    os.close(fd)
     thread.join()
     opened[0].put(b"a")
     assert path.read_bytes() == b"\0\1"

@@ -265,7 +265,7 @@ def test_who_waits_too_long_for_the_key_lock_is_told(path: Path) -> None:
         with pytest.raises(LockTimeout, match="another process adds keys"):
             log.append({"b": 1})
         log.append({"a": 2})
-        system.port.close(fd)
+        os.close(fd)
         log.append({"b": 3})
         assert [record.data for record in holder.read()] == [{"a": 1}, {"a": 2}, {"b": 3}]
 
