@@ -319,12 +319,15 @@ class Appender:
 
     def _latest_time(self) -> int:
         """Return the latest timestamp in the last segment that has records; NO_TIME if there is none, or it can't be known."""
-        for base in reversed(self.segments.bases()):
-            segment = self.segments.get(base)
-            begin = 0 if segment is None else self.segments.begin_of(segment)
-            if segment is not None and segment.size() > begin:
-                return walk(self.format, segment, begin, base, segment.size()).latest
-        return NO_TIME
+        try:
+            for base in reversed(self.segments.bases()):
+                segment = self.segments.get(base)
+                begin = 0 if segment is None else self.segments.begin_of(segment)
+                if segment is not None and segment.size() > begin:
+                    return walk(self.format, segment, begin, base, segment.size()).latest
+            return NO_TIME
+        finally:
+            self.segments.close()
 
     def _refuse_to_lose(self, segment: Segment, found: Scan, size: int) -> None:
         """Raise Corruption if sound frames seem to lie behind what is none: then it is no torn end, and only a person may say what goes."""

@@ -146,7 +146,8 @@ class Journal:
     ) -> int:
         """Append one record and return its sequence; it survives the death of this process when the call returns.
 
-        value: bytes, str, or what the journal's codec takes. key, type, timestamp (ns): refused where the format has no room for them.
+        value: bytes, str, or what the journal's codec takes. key, type, timestamp (ns): refused where the format has no room for them. A
+        timestamp earlier than the latest one of the journal becomes that one, so that they never decrease.
         timeout: seconds to wait for the lock. durable: return when the record is on disk.
 
         Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, Poisoned, Corruption, Closed, Reentered, or
