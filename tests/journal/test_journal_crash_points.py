@@ -20,6 +20,7 @@ import kvspool
 from kvspool import Gap, system
 from kvspool.errors import KvspoolError, LogNotFound, NoSuchReader, NotALog, Truncated
 from kvspool.journal import Journal
+from kvspool.journal.format import Before
 
 FORMATS: dict[str, dict[str, Any]] = {
     "sej": {"segment_bytes": 200},
@@ -161,7 +162,7 @@ class Recover(Case):
         super().prepare()
         with self.open() as log:
             last = log._segments.path_of(log.bases()[-1])
-            data = log.format.encode(kvspool.journal.Batch([value(BEFORE)]), 0, BEFORE, log.bases()[-1], 0)[0]
+            data = log.format.encode(kvspool.journal.Batch([value(BEFORE)]), 0, Before(BEFORE, log.bases()[-1], 0, 0, 0))[0]
         with last.open("ab") as file:
             file.write(data[:25])
 

@@ -21,6 +21,7 @@ from kvspool import Gap, Record, system
 from kvspool.errors import Closed, KvspoolError, LogVanished, NotDurable, Poisoned, ReaderBusy
 from kvspool.journal import Batch, Journal
 from kvspool.journal import control as page_file
+from kvspool.journal.format import Before
 from kvspool.system import Port
 
 FORMATS: list[tuple[str, dict[str, Any]]] = [
@@ -238,8 +239,8 @@ def test_a_torn_end_that_is_cut_and_replaced_by_as_many_bytes_is_read_anew(sej: 
     path = sej._segments.path_of(0)
     with sej.follow(timeout=0) as following, path.open("ab") as file:
         assert next(following).value == b"first"
-        frame, _ = sej.format.encode(kvspool.journal.Batch([b"x" * 90]), 0, 1, 0, 0)
-        size = len(sej.format.encode(kvspool.journal.Batch([b"y" * 20]), 0, 1, 0, 0)[0])
+        frame, *_ = sej.format.encode(kvspool.journal.Batch([b"x" * 90]), 0, Before(1, 0, 0, 0, 0))
+        size = len(sej.format.encode(kvspool.journal.Batch([b"y" * 20]), 0, Before(1, 0, 0, 0, 0))[0])
         file.write(frame[:size])
         file.flush()
         segments = following.cursor.segments
@@ -260,7 +261,7 @@ def test_a_torn_end_that_is_cut_and_replaced_by_as_many_bytes_is_read_anew(sej: 
 def test_a_frame_that_becomes_whole_before_the_next_segment_is_seen_is_no_damage(sej: Journal) -> None:
     sej.append(b"first")
     path = sej._segments.path_of(0)
-    whole, _ = sej.format.encode(kvspool.journal.Batch([b"x" * 600]), 0, 1, 0, 0)
+    whole, *_ = sej.format.encode(kvspool.journal.Batch([b"x" * 600]), 0, Before(1, 0, 0, 0, 0))
     with sej.follow(timeout=0) as following, path.open("ab", buffering=0) as file:
         assert next(following).value == b"first"
         file.write(whole[:100])

@@ -19,6 +19,7 @@ import kvspool
 from kvspool.errors import OutOfRange
 from kvspool.journal import Batch, Journal
 from kvspool.journal.format import LAST_SEQUENCE
+from kvspool.record import NO_TIME
 
 TIME = st.integers(min_value=-(1 << 63), max_value=(1 << 63) - 1)
 ROWS = st.lists(
@@ -89,6 +90,12 @@ class Machine(RuleBasedStateMachine):
             kept.append(self._kept(row, kept[-1][0] if kept else 0))
         return kept[-len(rows) :]
 
+    def _add(self, kept: list[tuple[int, int, bytes | None, bytes]]) -> None:
+        """Add to the model, where a timestamp that is earlier than the latest one becomes that one."""
+        for timestamp, *rest in kept:
+            latest = max((row[0] for row in self.model), default=NO_TIME)
+            self.model.append((timestamp if timestamp == NO_TIME else max(timestamp, latest), *rest))  # type: ignore[arg-type]
+
     @rule(rows=ROWS, several=st.booleans(), by_other=st.booleans())
     def append(self, rows: list[tuple[bytes, bytes | None, int, int]], several: bool, by_other: bool) -> None:
         log = self.other if by_other else self.log
@@ -106,11 +113,11 @@ class Machine(RuleBasedStateMachine):
                 log.append_batch(batch)
         elif several:
             assert log.append_batch(batch) == range(first, first + len(rows))
-            self.model += kept
+            self._add(kept)
         else:
             timestamp, type, key, value = kept[0]
             assert log.append(value, key=key, type=type, timestamp=timestamp if form.has_timestamps else None) == first
-            self.model += kept[:1]
+            self._add(kept[:1])
 
     def _records(self, start: int) -> list[tuple[int, tuple[int, int, bytes | None, bytes]]]:
         return list(enumerate(self.model, self.origin))[max(start, self.first) - self.origin :]
