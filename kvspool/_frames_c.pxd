@@ -177,6 +177,7 @@ cdef class FrameWriter(Ring):
     cdef Py_ssize_t mark_at
     cdef readonly uint64_t end
     cdef uint64_t batch_end
+    cdef uint64_t padded
     cdef uint64_t indexed
     cdef readonly uint64_t next_sequence
     cdef readonly int64_t last_timestamp
@@ -247,6 +248,9 @@ cdef class FrameWriter(Ring):
     cdef uint64_t reserve(self, uint64_t stored) except? 0
     @cython.locals(head=uint64_t, before=uint64_t, least=uint64_t, least_before=uint64_t, found=int)
     cdef bint make_room(self, uint64_t end) noexcept
+    cpdef bint has_pins(self) noexcept
+    @cython.locals(head=uint64_t, stop=uint64_t)
+    cpdef bint would_overwrite_pinned(self, uint64_t end) noexcept
     @cython.locals(offset=uint64_t, length=uint64_t, first=uint64_t)
     cdef bint is_pinned(self, uint64_t start, uint64_t end) noexcept
     cdef bint may_be_oldest(self, int found, uint64_t least, uint64_t position) noexcept

@@ -816,6 +816,7 @@ class FrameWriter(Ring):
         self.mark_at = 0
         self.end = 0
         self.batch_end = 0
+        self.padded = 0  # bytes of pads that are not published yet
         self.indexed = 0
         self.next_sequence = 0
         self.last_timestamp = 0
@@ -995,7 +996,7 @@ class FrameWriter(Ring):
             raise Corruption("the control block has no mark for its tail: it is damaged")
         self.mark_at = at
         self.published = self.end = tail
-        self.batch_end = self.indexed = 0
+        self.batch_end = self.indexed = self.padded = 0
         self.next_sequence = native.load(self.control, at + 1)
         self.last_timestamp = native.load(self.control, at + 2)
         self.counted = self.next_sequence
@@ -1162,7 +1163,7 @@ class FrameWriter(Ring):
             raise TooLarge(
                 f"a record of {content} bytes takes {stored} with its header; a ring of {self.capacity} bytes holds at most {quarter}"
             )
-        if self.end - self.published + stored > quarter and self.end > self.published:
+        if self.end - self.published - self.padded + stored > quarter and self.end > self.published:
             # Frames that nobody can read yet must never fill the ring.
             self.publish()
         if timestamp < self.last_timestamp:
@@ -1196,6 +1197,7 @@ class FrameWriter(Ring):
             raise Pinned("no room: a view that is open in some process pins the oldest records")
         if room >= stored:
             return position
+        self.padded = room
         if room >= HEADER:
             at = offset >> 3
             state = native.crc32c_head(self.seed, room, self.next_sequence, 0, PAD << 8)
@@ -1244,6 +1246,18 @@ class FrameWriter(Ring):
             native.store(self.control, MIN_SEQ, least_before)
             return False
         return True
+
+    def has_pins(self) -> bool:
+        """Return whether parts of the ring may be pinned."""
+        return native.load(self.control, PINS) != 0
+
+    def would_overwrite_pinned(self, end: int) -> bool:
+        """Under the lock, after `begin`: return whether frames up to position `end` would overwrite what is pinned at this moment."""
+        head = Ring.bounded_head(self, native.load(self.control, HEAD), self.published)
+        if end - head <= self.capacity:
+            return False
+        stop = min(end - self.capacity, self.published)
+        return self.has_pins() and self.is_pinned(head, stop)
 
     def is_pinned(self, start: int, end: int) -> bool:
         """Under the lock: return whether a byte between two positions is pinned; take the word `pins` back where nothing is.
@@ -1300,6 +1314,7 @@ class FrameWriter(Ring):
         native.store(self.control, TAIL, self.end)
         self.mark_at = other
         self.published = self.end
+        self.padded = 0
         native.fence()
         if native.load(self.control, WANTED) != 0:
             self.bell |= native.exchange(self.control, WANTED, 0)

@@ -22,8 +22,9 @@ import msgspec
 from kvspool.errors import NotImportable
 from kvspool.iteration import OnGap
 from kvspool.record import Codec, Gap, Record
+from kvspool.spool.appending import Row
 from kvspool.spool.search import Start
-from kvspool.spool.spool import Row, Spool
+from kvspool.spool.spool import Spool
 
 if TYPE_CHECKING:
     import pyarrow

@@ -15,7 +15,7 @@ from kvspool.journal import Batch, Journal
 from kvspool.journal.formats import FORMATS
 from kvspool.record import NO_TIME, Codec, Record
 from kvspool.spool import Spool
-from kvspool.spool.spool import Row
+from kvspool.spool.appending import Row
 
 LONGEST_ENTRY = 65535  # bytes, in a queue
 NO_LIMITS = ("codec", "mode", "durability", "sync_interval", "timeout", "allow_unsafe_fs")  # of what `kvspool.create` takes for a journal

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvspool import forks, producers, system
-from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.iteration import OnGap
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
@@ -267,7 +267,7 @@ class Journal:
             booking.kept(page.next_sequence, producing.JournalProducing(self).place(appender.control)) as may_append,
         ):
             if may_append and rows.rows:
-                sequences = appender.append(rows, page)
+                sequences = appender.append(rows, page, advice=AGAIN)
         if sequences:
             self._settle_durability(sequences, timeout, durable)
 
