@@ -12,7 +12,7 @@ cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_N
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, SEAT_WORDS, SEATS
 cdef Py_ssize_t MOVED, DROPPED, KEPT, PINS
-cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, ASKED, RELEASED, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS
+cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, ASKED, RELEASED, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO
 cdef int64_t APPEND_LOCK, SYNC_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
@@ -162,6 +162,8 @@ cdef class FrameWriter(Ring):
     cdef int lock_fd
     cdef object keeper
     cdef int data_fd
+    cdef object front_owner
+    cdef uint64_t *front
     cdef object holder_owner
     cdef uint64_t *holder
     cdef int process

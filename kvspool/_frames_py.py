@@ -83,6 +83,8 @@ BUCKETS = 64  # of a series; there are three, one behind the other: seconds, min
 INDEX = 8192
 INDEX_WORDS = 3
 
+ECHO = 64  # word of the page before the ring
+
 APPEND_LOCK = 0  # the byte of the control block that writers lock
 SYNC_LOCK = 1  # and the one that who flushes locks
 
@@ -790,14 +792,17 @@ class FrameWriter(Ring):
         expiry: int = 0,
         keeper: Any = None,
         data_fd: int = -1,
+        front: Any = None,
     ) -> None:
         """Look at writable memory; `holder` is the words that name this handle while it holds the lock.
 
         keeps_unread: what a durable reader has yet to read is not overwritten. expiry: ns after which one that hasn't moved is given up;
         0: never. keeper: what keeps the descriptors open; it lives as long as this. data_fd: of the file whose locked bytes
-        are not overwritten; -1: there is none.
+        are not overwritten; -1: there is none. front: the page before the ring; None: there is none.
         """
         Ring.__init__(self, data, control, seed)
+        self.front_owner: Any = memoryview(bytearray(8 * ECHO + 8)) if front is None else front
+        self.front: Any = native.words_at(self.front_owner)
         self.lock_fd = lock_fd
         self.keeper = keeper
         self.data_fd = data_fd
@@ -969,6 +974,8 @@ class FrameWriter(Ring):
     def close(self) -> None:
         """Give up a lock that is kept, and let go of the memory."""
         self.give_up()
+        self.front = native.no_words()
+        self.front_owner = None
         Ring.close(self)
 
     def ring(self) -> None:
@@ -994,6 +1001,8 @@ class FrameWriter(Ring):
         at = self.find_mark(tail)
         if at == 0:
             raise Corruption("the control block has no mark for its tail: it is damaged")
+        if native.load(self.front, ECHO) > tail:
+            raise Corruption("the control block is older than the data: it was restored from a copy; open the log again, which recovers it")
         self.mark_at = at
         self.published = self.end = tail
         self.batch_end = self.indexed = self.padded = 0
@@ -1312,6 +1321,7 @@ class FrameWriter(Ring):
         native.store(self.control, other + 2, self.last_timestamp)
         native.store(self.control, other, self.end)
         native.store(self.control, TAIL, self.end)
+        native.store(self.front, ECHO, self.end)  # after the tail, so that it is never ahead of it
         self.mark_at = other
         self.published = self.end
         self.padded = 0

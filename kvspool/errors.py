@@ -111,7 +111,8 @@ class MissingExtra(FormatError, ImportError):
 
 
 class Unrecovered(KvspoolError):
-    """The machine was restarted since the log was written, and you may only read it. Nothing was changed.
+    """The machine was restarted since the log was written, or an older copy of its control block was restored, and you may only read it.
+    Nothing was changed.
 
     Its control block can't be trusted before the log is recovered. Whoever may write does that by opening it once.
     """
