@@ -116,6 +116,7 @@ LATE = 3
 FAILED = 4
 
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
+MOST_AHEAD = 86_400_000_000_000  # ns that a caller's timestamp may lie after the clock
 QUANTUM = 1_000_000  # ns for which a writer that keeps the append lock may keep it although another one asks for it
 SLICE = 50_000  # ns that a reader looks at the tail without a break
 TURNS = 32  # how often a writer lets others run before it sleeps for the append lock
@@ -1446,7 +1447,8 @@ class Single:
         """Append one record and return its sequence; it survives the death of this process when the call returns.
 
         value: bytes, str, or what the log's codec takes. key: bytes, or None for no key. type: 0..255, the caller's. timestamp: ns
-        since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's. timeout: seconds to
+        since the Unix epoch; the clock's by default, and at most a day after it. One that lies before the last record's becomes that
+        record's. timeout: seconds to
         wait for the lock and for room (default: the handle's). durable: return when the record is on disk, in a flush that is shared with
         all who wait for one; a handle of the level "disk" always does.
 
@@ -1720,10 +1722,10 @@ class FrameSurvey(Ring):
 
 
 def are_plain(key: bytes | None, type: int, timestamp: int | None) -> bool:
-    """Return whether these fit into a frame as they are."""
+    """Return whether these fit into a frame as they are, and the timestamp is none that the log refuses."""
     if key is not None and not (native.is_bytes(key) and len(key) < NO_KEY):
         return False
-    return 0 <= type <= 255 and (timestamp is None or 0 <= timestamp < 1 << 63)
+    return 0 <= type <= 255 and (timestamp is None or 0 <= timestamp <= native.now() + MOST_AHEAD)
 
 
 def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:

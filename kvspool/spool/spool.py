@@ -50,7 +50,7 @@ from kvspool.iteration import OnGap
 from kvspool.keyed import Packer
 from kvspool.producers import Booking, ColumnPieces, Producer, ProducerStats
 from kvspool.record import Codec, Record, check_codec, decode, encode
-from kvspool.spool import epochs, format, producing, rates, recovery, search, seats, views
+from kvspool.spool import epochs, format, producing, rates, recovery, search, seats, times, views
 from kvspool.spool.appending import Appending, Batch, Prepared, Row, RowBatch
 from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
@@ -835,8 +835,8 @@ def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
             raise TooLarge(f"a key of {len(key)} bytes; at most {format.LARGEST_KEY} are possible")
     if not 0 <= type <= 255:
         raise ValueError(f"a type is 0..255, not {type}")
-    if timestamp is not None and not 0 <= timestamp < 1 << 63:
-        raise ValueError(f"a timestamp is ns since 1970, 0..2**63-1, not {timestamp}")
+    if timestamp is not None:
+        times.check(timestamp)
 
 
 def _check_keys(keys: list[Any] | None, values: list[Any]) -> None:
