@@ -12,11 +12,11 @@ cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_N
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, SEAT_WORDS, SEATS
 cdef Py_ssize_t MOVED, DROPPED, KEPT, PINS
-cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, ASKED, RELEASED, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS
+cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, ASKED, RELEASED, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO
 cdef int64_t APPEND_LOCK, SYNC_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, LOOK_EVERY, QUANTUM, SLICE, LONGEST_SLEEP, LONGEST_GATHER
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, LOOK_EVERY, MOST_AHEAD, QUANTUM, SLICE, LONGEST_SLEEP, LONGEST_GATHER
 cdef int WAITS, DONE, LEADS, LATE, FAILED, TURNS
 
 
@@ -162,6 +162,8 @@ cdef class FrameWriter(Ring):
     cdef int lock_fd
     cdef object keeper
     cdef int data_fd
+    cdef object front_owner
+    cdef uint64_t *front
     cdef object holder_owner
     cdef uint64_t *holder
     cdef int process
@@ -177,6 +179,7 @@ cdef class FrameWriter(Ring):
     cdef Py_ssize_t mark_at
     cdef readonly uint64_t end
     cdef uint64_t batch_end
+    cdef uint64_t padded
     cdef uint64_t indexed
     cdef readonly uint64_t next_sequence
     cdef readonly int64_t last_timestamp
@@ -247,6 +250,9 @@ cdef class FrameWriter(Ring):
     cdef uint64_t reserve(self, uint64_t stored) except? 0
     @cython.locals(head=uint64_t, before=uint64_t, least=uint64_t, least_before=uint64_t, found=int)
     cdef bint make_room(self, uint64_t end) noexcept
+    cpdef bint has_pins(self) noexcept
+    @cython.locals(head=uint64_t, stop=uint64_t)
+    cpdef bint would_overwrite_pinned(self, uint64_t end) noexcept
     @cython.locals(offset=uint64_t, length=uint64_t, first=uint64_t)
     cdef bint is_pinned(self, uint64_t start, uint64_t end) noexcept
     cdef bint may_be_oldest(self, int found, uint64_t least, uint64_t position) noexcept

@@ -83,6 +83,8 @@ BUCKETS = 64  # of a series; there are three, one behind the other: seconds, min
 INDEX = 8192
 INDEX_WORDS = 3
 
+ECHO = 64  # word of the page before the ring
+
 APPEND_LOCK = 0  # the byte of the control block that writers lock
 SYNC_LOCK = 1  # and the one that who flushes locks
 
@@ -114,6 +116,7 @@ LATE = 3
 FAILED = 4
 
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
+MOST_AHEAD = 86_400_000_000_000  # ns that a caller's timestamp may lie after the clock
 QUANTUM = 1_000_000  # ns for which a writer that keeps the append lock may keep it although another one asks for it
 SLICE = 50_000  # ns that a reader looks at the tail without a break
 TURNS = 32  # how often a writer lets others run before it sleeps for the append lock
@@ -790,14 +793,17 @@ class FrameWriter(Ring):
         expiry: int = 0,
         keeper: Any = None,
         data_fd: int = -1,
+        front: Any = None,
     ) -> None:
         """Look at writable memory; `holder` is the words that name this handle while it holds the lock.
 
         keeps_unread: what a durable reader has yet to read is not overwritten. expiry: ns after which one that hasn't moved is given up;
         0: never. keeper: what keeps the descriptors open; it lives as long as this. data_fd: of the file whose locked bytes
-        are not overwritten; -1: there is none.
+        are not overwritten; -1: there is none. front: the page before the ring; None: there is none.
         """
         Ring.__init__(self, data, control, seed)
+        self.front_owner: Any = memoryview(bytearray(8 * ECHO + 8)) if front is None else front
+        self.front: Any = native.words_at(self.front_owner)
         self.lock_fd = lock_fd
         self.keeper = keeper
         self.data_fd = data_fd
@@ -816,6 +822,7 @@ class FrameWriter(Ring):
         self.mark_at = 0
         self.end = 0
         self.batch_end = 0
+        self.padded = 0  # bytes of pads that are not published yet
         self.indexed = 0
         self.next_sequence = 0
         self.last_timestamp = 0
@@ -968,6 +975,8 @@ class FrameWriter(Ring):
     def close(self) -> None:
         """Give up a lock that is kept, and let go of the memory."""
         self.give_up()
+        self.front = native.no_words()
+        self.front_owner = None
         Ring.close(self)
 
     def ring(self) -> None:
@@ -993,9 +1002,11 @@ class FrameWriter(Ring):
         at = self.find_mark(tail)
         if at == 0:
             raise Corruption("the control block has no mark for its tail: it is damaged")
+        if native.load(self.front, ECHO) > tail:
+            raise Corruption("the control block is older than the data: it was restored from a copy; open the log again, which recovers it")
         self.mark_at = at
         self.published = self.end = tail
-        self.batch_end = self.indexed = 0
+        self.batch_end = self.indexed = self.padded = 0
         self.next_sequence = native.load(self.control, at + 1)
         self.last_timestamp = native.load(self.control, at + 2)
         self.counted = self.next_sequence
@@ -1162,7 +1173,7 @@ class FrameWriter(Ring):
             raise TooLarge(
                 f"a record of {content} bytes takes {stored} with its header; a ring of {self.capacity} bytes holds at most {quarter}"
             )
-        if self.end - self.published + stored > quarter and self.end > self.published:
+        if self.end - self.published - self.padded + stored > quarter and self.end > self.published:
             # Frames that nobody can read yet must never fill the ring.
             self.publish()
         if timestamp < self.last_timestamp:
@@ -1196,6 +1207,7 @@ class FrameWriter(Ring):
             raise Pinned("no room: a view that is open in some process pins the oldest records")
         if room >= stored:
             return position
+        self.padded = room
         if room >= HEADER:
             at = offset >> 3
             state = native.crc32c_head(self.seed, room, self.next_sequence, 0, PAD << 8)
@@ -1244,6 +1256,18 @@ class FrameWriter(Ring):
             native.store(self.control, MIN_SEQ, least_before)
             return False
         return True
+
+    def has_pins(self) -> bool:
+        """Return whether parts of the ring may be pinned."""
+        return native.load(self.control, PINS) != 0
+
+    def would_overwrite_pinned(self, end: int) -> bool:
+        """Under the lock, after `begin`: return whether frames up to position `end` would overwrite what is pinned at this moment."""
+        head = Ring.bounded_head(self, native.load(self.control, HEAD), self.published)
+        if end - head <= self.capacity:
+            return False
+        stop = min(end - self.capacity, self.published)
+        return self.has_pins() and self.is_pinned(head, stop)
 
     def is_pinned(self, start: int, end: int) -> bool:
         """Under the lock: return whether a byte between two positions is pinned; take the word `pins` back where nothing is.
@@ -1298,8 +1322,10 @@ class FrameWriter(Ring):
         native.store(self.control, other + 2, self.last_timestamp)
         native.store(self.control, other, self.end)
         native.store(self.control, TAIL, self.end)
+        native.store(self.front, ECHO, self.end)  # after the tail, so that it is never ahead of it
         self.mark_at = other
         self.published = self.end
+        self.padded = 0
         native.fence()
         if native.load(self.control, WANTED) != 0:
             self.bell |= native.exchange(self.control, WANTED, 0)
@@ -1421,7 +1447,8 @@ class Single:
         """Append one record and return its sequence; it survives the death of this process when the call returns.
 
         value: bytes, str, or what the log's codec takes. key: bytes, or None for no key. type: 0..255, the caller's. timestamp: ns
-        since the Unix epoch; the clock's by default. One that lies before the last record's becomes that record's. timeout: seconds to
+        since the Unix epoch; the clock's by default, and at most a day after it. One that lies before the last record's becomes that
+        record's. timeout: seconds to
         wait for the lock and for room (default: the handle's). durable: return when the record is on disk, in a flush that is shared with
         all who wait for one; a handle of the level "disk" always does.
 
@@ -1695,10 +1722,10 @@ class FrameSurvey(Ring):
 
 
 def are_plain(key: bytes | None, type: int, timestamp: int | None) -> bool:
-    """Return whether these fit into a frame as they are."""
+    """Return whether these fit into a frame as they are, and the timestamp is none that the log refuses."""
     if key is not None and not (native.is_bytes(key) and len(key) < NO_KEY):
         return False
-    return 0 <= type <= 255 and (timestamp is None or 0 <= timestamp < 1 << 63)
+    return 0 <= type <= 255 and (timestamp is None or 0 <= timestamp <= native.now() + MOST_AHEAD)
 
 
 def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:

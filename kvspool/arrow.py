@@ -26,7 +26,7 @@ from kvspool.journal.cursor import CHUNK, Take
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.journal.format import WHOLE, Batch, Before, Format, Scan
 from kvspool.record import Codec, Gap, Record, check_codec
-from kvspool.spool import format
+from kvspool.spool import format, times
 from kvspool.spool.cursor import Cursor
 from kvspool.spool.keys import KeyTable
 
@@ -274,8 +274,14 @@ class Columns:
 
     def _settled(self, found: pa.Array) -> pa.Array:
         """Return the timestamps, int64, without nulls: -1 means now."""
-        if len(found) and (pc.min(found).as_py() or 0) < 0:
+        least, most = pc.min_max(found).as_py().values()
+        if least is not None and least < 0:
             raise ValueError("column timestamp has times before 1970")
+        if most is not None:
+            try:
+                times.check(most)
+            except ValueError as error:
+                raise ValueError(f"column timestamp: {error}") from None
         return found.fill_null(-1)
 
     @cached_property

@@ -26,6 +26,7 @@
     |-- LockTimeout             somebody else holds the lock      (also TimeoutError)
     |-- SpoolFull               no room until a durable reader moves on
     |   `-- Pinned              no room until somebody's view is closed
+    |-- AppendedInPart          a batch was interrupted: the first records of it are stored, and stay
     |-- QueueFull               no room in the queue              (also queue.Full)
     |-- QueueEmpty              nothing in the queue              (also queue.Empty)
     |-- ReaderBusy              somebody else has this durable reader open
@@ -41,6 +42,10 @@
     |-- NotDurable              the records were appended, but are not known to be on disk
     |   `-- Unsettled           the same of a queue's entries, put or taken
     `-- GapError                records were lost before they could be read
+
+**A batch that is stored in part.** Large batches are published in pieces, so an error can come after some of them. `appended_by(error)`
+returns the sequences that are stored then. An error that promises "nothing was written" is replaced by AppendedInPart, whose `__cause__` it
+is. Others, such as the system's OSError, Poisoned or KeyboardInterrupt, keep their class and get a note and the attribute `appended`.
 
 Wrong arguments raise plain ValueError and TypeError. The system's OSError (disk full, permission denied, no more descriptors) passes
 through untouched, with a note that names the file. `exit_code` is what the command returns for the class.
@@ -106,7 +111,8 @@ class MissingExtra(FormatError, ImportError):
 
 
 class Unrecovered(KvspoolError):
-    """The machine was restarted since the log was written, and you may only read it. Nothing was changed.
+    """The machine was restarted since the log was written, or an older copy of its control block was restored, and you may only read it.
+    Nothing was changed.
 
     Its control block can't be trusted before the log is recovered. Whoever may write does that by opening it once.
     """
@@ -222,6 +228,19 @@ class Pinned(SpoolFull):
     """No room for the records until a view of the oldest ones is closed, or the process that has it open dies. The message says where."""
 
 
+class AppendedInPart(KvspoolError):
+    """A batch was interrupted after its first records were stored. They stay and can be read; don't append them again.
+
+    `appended` holds their sequences, so `values[len(error.appended):]` are left to append. `__cause__` is the error that came in between.
+    """
+
+    exit_code = 6
+
+    def __init__(self, why: str, appended: range) -> None:
+        super().__init__(why)
+        self.appended = appended
+
+
 class QueueFull(KvspoolError, queue.Full):
     """No room in the queue: its bound is reached, or every chunk id is taken. `placed` says how many entries of a batch were put before."""
 
@@ -317,7 +336,7 @@ class NotDurable(KvspoolError):
 
     def __init__(self, sequences: range, why: str) -> None:
         super().__init__(f"sequences {sequences[0]} to {sequences[-1]} were appended, but are not known to be on disk: {why}")
-        self.sequences = sequences
+        self.sequences = self.appended = sequences
 
 
 class Unsettled(NotDurable):
@@ -328,7 +347,7 @@ class Unsettled(NotDurable):
 
     def __init__(self, path: str, why: str, taken: list[bytes] | None = None) -> None:
         KvspoolError.__init__(self, f"{path}: entries were {'put' if taken is None else 'taken'}, but that may not be on disk: {why}")
-        self.sequences = range(0)
+        self.sequences = self.appended = range(0)
         self.taken = taken or []
 
 
@@ -343,3 +362,26 @@ class GapError(KvspoolError):
     def __init__(self, gap: Gap) -> None:
         super().__init__(str(gap))
         self.gap = gap
+
+
+DO_NOT_REPEAT = "don't append those again"  # what to do about records that are stored
+AGAIN = "append the batch again: its producer leaves them out"  # and about those of a producer's batch
+
+
+def appended_by(error: BaseException) -> range:
+    """Return the sequences of the records that an append stored before it failed with this error; an empty range if there are none."""
+    found: range = getattr(error, "appended", range(0))
+    return found
+
+
+def in_part(error: BaseException, appended: range, records: int, advice: str = DO_NOT_REPEAT) -> BaseException:
+    """Return what to raise where an error ended a batch of so many records, of which only `appended` are stored.
+
+    That is AppendedInPart for a KvspoolError that says that nothing was written, and any other error itself, with a note.
+    """
+    words = f"{len(appended)} of {records} records were appended, from sequence {appended.start} on; {advice}"
+    if isinstance(error, KvspoolError) and not isinstance(error, Poisoned):
+        return AppendedInPart(f"{words}: {error}", appended)
+    error.appended = appended  # type: ignore[attr-defined]
+    error.add_note(words)
+    return error

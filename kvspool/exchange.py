@@ -22,8 +22,10 @@ import msgspec
 from kvspool.errors import NotImportable
 from kvspool.iteration import OnGap
 from kvspool.record import Codec, Gap, Record
+from kvspool.spool import times
+from kvspool.spool.appending import Row
 from kvspool.spool.search import Start
-from kvspool.spool.spool import Row, Spool
+from kvspool.spool.spool import Spool
 
 if TYPE_CHECKING:
     import pyarrow
@@ -273,7 +275,7 @@ def _row(line: Line) -> Row:
     key = None if line.key is None else line.key.encode()
     if line.key_base64 is not None:
         key = base64.b64decode(line.key_base64, validate=True)
-    return Row(key, _value(line, codec), _within(line.type, 255, "type"), codec, line.timestamp)
+    return Row(key, _value(line, codec), _within(line.type, 255, "type"), codec, _time(line.timestamp))
 
 
 def _value(line: Line, codec: int) -> bytes:
@@ -297,6 +299,12 @@ def _within(number: int, most: int, name: str) -> int:
     return number
 
 
+def _time(timestamp: int) -> int:
+    if timestamp != -1:
+        times.check(timestamp)
+    return timestamp
+
+
 def _parquet_rows(file: IO[bytes]) -> Iterator[Row]:
     import pyarrow as pa
     from pyarrow import parquet
@@ -317,7 +325,7 @@ def _parquet_rows(file: IO[bytes]) -> Iterator[Row]:
                 if value is None:
                     raise ValueError("a value is never null")
                 when = -1 if timestamp is None else timestamp
-                yield Row(key, value, _within(type or 0, 255, "type"), _within(codec or 0, 254, "codec"), when)
+                yield Row(key, value, _within(type or 0, 255, "type"), _within(codec or 0, 254, "codec"), _time(when))
             except ValueError as error:
                 raise NotImportable(f"row {number}: {error}") from error
 

@@ -32,13 +32,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from kvspool.errors import BatchChanged, BatchOutOfOrder
+from kvspool import system
+from kvspool.errors import AGAIN, BatchChanged, BatchOutOfOrder, LockTimeout, SpoolFull, in_part
 from kvspool.ledger import AT_REST, FREE, UNDER_WAY, Account, Ledger, before, new_account
 from kvspool.record import Codec
 
 if TYPE_CHECKING:
     import pyarrow
 
+    from kvspool._frames import FrameWriter
     from kvspool.arrow import Columns
 
 LARGEST_NAME = 1024  # bytes
@@ -102,6 +104,7 @@ class ProducerLog(Protocol):
     """What a producer needs of a log."""
 
     path: Path
+    timeout: float  # seconds, where a caller gives none
 
     @property
     def is_durable(self) -> bool:
@@ -281,6 +284,8 @@ class Producer:
         return None
 
     def _append(self, rows: Rows, batch: int, timeout: float | None, durable: bool, changed: Changed) -> Stored:
+        deadline = system.port.monotonic() + (self._log.timeout if timeout is None else timeout)
+        appended = range(0)
         while True:
             seen = self._look(timeout)
             if (done := self._answer(seen, batch, timeout, durable, changed)) is not None:
@@ -299,9 +304,16 @@ class Producer:
                     )  # fmt: skip
                 account = account.with_runs([])._replace(batch=batch)
             booking = Booking(self._id, seen, account, left.count, durable)
-            self._log.append_booked(left, booking, timeout, durable)
+            try:
+                self._log.append_booked(left, booking, timeout, durable)
+            except (SpoolFull, LockTimeout) as error:
+                if not appended:
+                    raise
+                raise in_part(error, appended, rows.count, AGAIN) from error
             if booking.stored is not None:
                 return booking.stored
+            appended = booking.appended or appended
+            timeout = max(0.0, deadline - system.port.monotonic())
 
     def _left(self, rows: Rows, account: Account, changed: Changed) -> Rows:
         """Return the rows of a batch that are not there yet, of one that is there in part, or as it was."""
@@ -345,8 +357,8 @@ def _all_of(account: Account) -> Stored:
 
 
 class Booking:
-    """One attempt to append a batch: what stands in the ledger while it is under way. `stored`: what came of it; None: another process was
-    quicker, and nothing was appended."""
+    """One attempt to append a batch: what stands in the ledger while it is under way. `stored`: what came of it; None: the batch has to be
+    looked at again, since another process was quicker, or only the records `appended` are stored, and accounted for."""
 
     def __init__(self, id: bytes, seen: Account | None, account: Account, count: int, durable: bool) -> None:
         """seen: the account that it relies on. account: the same, with what is there of this batch. count: records that are still to be
@@ -357,6 +369,7 @@ class Booking:
         self._count = count
         self.is_durable = durable
         self.stored: Stored | None = None
+        self.appended = range(0)
 
     @contextmanager
     def kept(self, first: int, place: Place) -> Iterator[bool]:
@@ -388,12 +401,25 @@ class Booking:
 
 
 class ColumnPieces:
-    """Rows of record batches, for a log that takes columns."""
+    """Rows of record batches, for a log that takes columns. `put` and `end` are for a spool: see `kvspool.spool.appending.Batch`."""
 
     def __init__(self, pieces: Pieces, codec: int) -> None:
         self.pieces = pieces
         self.codec = codec
-        self.count = sum(part.rows if rows is None else len(rows) for part, rows in pieces)
+        self.count = self.rows = sum(part.rows if rows is None else len(rows) for part, rows in pieces)
+
+    def put(self, writer: FrameWriter) -> None:
+        for part, rows in self.pieces:
+            part.put(writer, rows, self.codec)
+
+    def end(self, writer: FrameWriter) -> int:
+        position: int = writer.end
+        for part, rows in self.pieces:
+            position = part.end(writer, position, rows)
+        return position
+
+    def since(self, number: int) -> ColumnPieces:
+        return self.chosen(list(range(number, self.count)))
 
     def records(self) -> list[tuple[bytes | None, bytes, int, int]]:
         return [record for part, rows in self.pieces for record in part.records(rows, self.codec)]

@@ -155,7 +155,11 @@ def _append(arguments: argparse.Namespace) -> int:
         longest = min((one.capacity for one in shards.shards if isinstance(one, Spool)), default=LONGEST)
         try:
             for batch in LineReader(fd, most=arguments.batch, longest=longest).batches():
-                summary.add_parts(append.append_batch(shards, batch, arguments))
+                try:
+                    summary.add_parts(append.append_batch(shards, batch, arguments))
+                except BaseException as error:
+                    summary.add_parts({shard: ranges[0] for shard, ranges in getattr(error, "parts", {}).items()})
+                    raise
         finally:
             summary.print(arguments)
     return 0

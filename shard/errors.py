@@ -4,11 +4,15 @@
     `-- ShardError
         |-- IncompleteShardSet      an index is missing
         `-- ConflictingShardSets    the same prefix has two numbers of shards, or an index that its bits don't allow
+
+    kvspool.errors.AppendedInPart
+    `-- AppendedToSomeShards        a batch was interrupted: some of its records are stored, and stay
 """
 
 from __future__ import annotations
 
 from kvspool import KvspoolError
+from kvspool.errors import AppendedInPart
 
 
 class ShardError(KvspoolError):
@@ -23,3 +27,15 @@ class IncompleteShardSet(ShardError):
 
 class ConflictingShardSets(ShardError):
     """One prefix with two numbers of shards, or with an index beyond them: a key has no single shard. Move one of them away."""
+
+
+class AppendedToSomeShards(AppendedInPart):
+    """A batch for several shards was interrupted. The records that are stored stay and can be read; don't append them again.
+
+    `parts` holds their sequences for each shard: one range, or one for each record batch of a table. The records of a shard's part are
+    stored in order, the first ones first. `__cause__` is the error that came in between.
+    """
+
+    def __init__(self, why: str, parts: dict[int, list[range]]) -> None:
+        super().__init__(why, range(0))
+        self.parts = parts

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import kvspool
 from kvspool import Record, Spool, SpoolStats, system
-from kvspool.errors import LogExists, LogNotFound, NotALog
+from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotALog, NotDurable, appended_by
 from kvspool.iteration import OnGap
 from kvspool.journal import Journal, JournalStats
 from kvspool.queue import ChunkQueue
@@ -29,7 +29,7 @@ from kvspool.spool.cursor import Isolation
 from kvspool.spool.spool import TIMEOUT
 from shard import route
 from shard._hash import group, hash_column
-from shard.errors import ConflictingShardSets
+from shard.errors import AppendedToSomeShards, ConflictingShardSets
 from shard.merge import FollowingMerge, Merge
 from shard.producers import ShardProducer
 
@@ -160,7 +160,8 @@ class ShardSet:
         """Append a record for each value, each shard's part under one lock; return the sequences for each shard.
 
         durable: return when all are on disk, after a flush for each shard that gets a part. Nothing is written if one of the values can't
-        be. A lock or a disk that fails half-way leaves the parts before it written; a note on the error says to which shards.
+        be. A lock or a disk that fails half-way leaves the parts before it written: AppendedToSomeShards says which. The system's OSError
+        and KeyboardInterrupt have its attribute `parts` then.
         """
         values = values if isinstance(values, list) else list(values)
         keys = [None] * len(values) if keys is None else list(keys)
@@ -173,9 +174,8 @@ class ShardSet:
             part = parts.setdefault(self.shard_of(key), ([], []))
             part[0].append(value)
             part[1].append(key)
-        return self._append_parts(
-            {shard: _prepared(self.shards[shard], *part, type, timestamp, durable) for shard, part in parts.items()}
-        )
+        calls = {shard: _prepared(self.shards[shard], *part, type, timestamp, durable) for shard, part in parts.items()}
+        return {shard: written for shard, (written,) in self._append_parts([calls]).items()}
 
     def append_arrow(self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW) -> dict[int, list[range]]:
         """Append a record for each row without a Python object for it; return the sequences for each shard.
@@ -184,11 +184,7 @@ class ShardSet:
         """
         from kvspool import arrow
 
-        sequences: dict[int, list[range]] = {}
-        for calls in [self._split(part, codec) for part in arrow.parts(batch)]:
-            for shard, written in self._append_parts(calls).items():
-                sequences.setdefault(shard, []).append(written)
-        return sequences
+        return self._append_parts([self._split(part, codec) for part in arrow.parts(batch)])
 
     def _split(self, batch: pyarrow.RecordBatch, codec: int) -> dict[int, Any]:
         """Return for each shard that gets rows the call that appends them, once nothing about them can be wrong any more."""
@@ -211,16 +207,20 @@ class ShardSet:
             if end > start
         }
 
-    def _append_parts(self, calls: dict[int, Any]) -> dict[int, range]:
-        """Do the calls, each of which appends to one shard; note on an error which were done."""
-        done: dict[int, range] = {}
-        for shard in sorted(calls):
+    def _append_parts(self, batches: list[dict[int, Any]]) -> dict[int, list[range]]:
+        """Do the calls of each batch, one for each shard that has a part of it, and return the sequences for each shard."""
+        calls = [(shard, batch[shard]) for batch in batches for shard in sorted(batch)]
+        done: dict[int, list[range]] = {}
+        for number, (shard, call) in enumerate(calls, start=1):
             try:
-                done[shard] = calls[shard]()
-            except Exception as error:
-                if done:
-                    error.add_note(f"the parts of this batch for shards {sorted(done)} of {len(calls)} were appended before")
-                raise
+                done.setdefault(shard, []).append(call())
+            except BaseException as error:
+                done[shard].append(appended_by(error))
+                parts = {shard: stored for shard, ranges in done.items() if (stored := [one for one in ranges if one])}
+                told = _in_part(error, parts, {shard for shard, _ in calls}, is_last=number == len(calls))
+                if told is error:
+                    raise
+                raise told from error
         return done
 
     def producer(self, name: str) -> ShardProducer:
@@ -309,6 +309,18 @@ def open_shard(path: Path, timeout: float) -> Log:
         log.close()
         raise NotALog(f"{path} is a queue, and no shard")
     return log
+
+
+def _in_part(error: BaseException, parts: dict[int, list[range]], shards: set[int], *, is_last: bool) -> BaseException:
+    """Return what to raise where an error ended a batch for `shards`, of which only `parts` are stored; see `kvspool.errors.in_part`."""
+    if not parts:
+        return error
+    words = f"records of this batch were appended to {len(parts)} of {len(shards)} shards: {sorted(parts)}"
+    if isinstance(error, KvspoolError) and not (is_last and isinstance(error, NotDurable)):
+        return AppendedToSomeShards(f"{words}; {DO_NOT_REPEAT}: {error}", parts)
+    error.parts = parts  # type: ignore[attr-defined]
+    error.add_note(words)
+    return error
 
 
 def _prepared(

@@ -36,7 +36,7 @@ from kvspool.errors import (
 from kvspool.journal import Batch
 from kvspool.journal.formats import FORMATS
 from kvspool.record import NO_TIME
-from kvspool.spool.spool import Row
+from kvspool.spool.appending import Row
 
 TARGETS = ["spool", *FORMATS, *(["queue"] if find_spec("kvspool.queue") else [])]
 SOURCES = [*TARGETS, "v1"]

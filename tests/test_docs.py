@@ -19,6 +19,7 @@ from kvspool.spool.keys import KeyTable
 PAGE = (Path(__file__).parent.parent / "docs" / "format.md").read_text(encoding="utf-8")
 LAYOUTS = [format.HEADER, format.EPOCH, format.CONTROL, format.MOVES, format.CHECKPOINT, format.INDEX_ENTRY, format.DATA_HEADER]
 LAYOUTS += [format.FRAME, format.SLOT, format.COMMIT, format.RATE_BUCKET, format.GAP_BUCKET, format.KEY_TABLE, format.KEY_ENTRY]
+LAYOUTS += [format.ECHO]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.record.__name__)

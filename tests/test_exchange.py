@@ -18,7 +18,7 @@ import kvspool
 from kvspool import Codec, Gap, Record, Spool, exchange, system
 from kvspool.cli import main, plugins
 from kvspool.errors import GapError, NotALog, NotImportable
-from kvspool.spool.spool import Row
+from kvspool.spool.appending import Row
 
 FORMATS = list(exchange.FORMATS)
 VALUES = [

@@ -263,6 +263,27 @@ def test_a_batch_larger_than_a_quarter_is_published_in_pieces(twin: ModuleType, 
     assert sequences(ring.read()) == list(range(54, 62))
 
 
+@pytest.mark.parametrize("left", [32, 40, 120])
+def test_a_batch_of_a_quarter_is_published_at_once_also_where_a_pad_ends_the_ring(
+    twin: ModuleType, make_ring: MakeRing, left: int
+) -> None:
+    ring = make_ring(twin, 1024)
+    writer = ring.writer()
+    writer.begin()
+    writer.put_many(None, [bytes(96)] * 6, 0, bytes(6), 7)
+    writer.put_many(None, [bytes(96), bytes(96 - left)] if left < 100 else [bytes(224 - left)], 0, b"\0\0"[left >= 100 :], 7)
+    writer.publish()
+    assert ring.mark()[0] == 1024 - left
+    before = ring.mark()[1]
+    writer.begin()
+    writer.put_many(None, [bytes(96)] * 2, 0, bytes(2), 7)
+    assert ring.mark()[1] == before, "two frames are a quarter: the pad before them publishes nothing"
+    writer.put_many(None, [b""], 0, b"\0", 7)
+    assert ring.mark()[1] == before + 2
+    writer.publish()
+    assert ring.mark()[1] == before + 3
+
+
 def test_a_timestamp_that_lies_before_the_last_one_becomes_that_one(twin: ModuleType, make_ring: MakeRing) -> None:
     ring = make_ring(twin)
     writer = ring.writer()

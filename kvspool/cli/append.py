@@ -13,7 +13,7 @@ from kvspool.cli import options, queues
 from kvspool.cli.lines import Batch, LineReader
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import Summary
-from kvspool.errors import Unencodable
+from kvspool.errors import Unencodable, appended_by
 from kvspool.spool import Spool
 
 T_co = TypeVar("T_co", covariant=True)
@@ -55,7 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
         longest = log.capacity if isinstance(log, Spool) else LONGEST_LINE
         try:
             for batch in LineReader(fd, most=arguments.batch, longest=longest).batches():
-                summary.add(append_batch(log, batch, arguments))
+                try:
+                    summary.add(append_batch(log, batch, arguments))
+                except BaseException as error:
+                    summary.add(appended_by(error))
+                    raise
         finally:
             summary.print(arguments)
     return 0

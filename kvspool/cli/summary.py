@@ -50,6 +50,8 @@ class Summary:
 
     def add(self, sequences: range) -> None:
         """Count a batch in."""
+        if not sequences:
+            return
         self.count += len(sequences)
         self.first = sequences[0] if self.first is None else self.first
         self.last = sequences[-1]

@@ -234,7 +234,7 @@ class _Work:
             self.at += first - self.sequence if self.target.may_leave_out else 0
             self.sequence = first
         if isinstance(self.target, SpoolTarget):
-            self.target.since, self.target.overwrites = self.since, self._lossy
+            self.target.since, self.target.is_lossy = self.since, self._lossy
         self._remember()
 
     def _is_emptied(self, first: int, there: range) -> bool:
@@ -352,6 +352,8 @@ class _Work:
             if not self._lossy:
                 self._refuse_loss(found)
             self._lost = {**found, **self._lost}
+        if (late := self.target.too_late(rows)) is not None:
+            self._lost = {"timestamps": late, **self._lost}
         self.target.append(rows, self.at)
         begin, target_begin = (self.sequence, self.at) if self._edges is None else self._edges[:2]
         self._edges = (begin, target_begin, rows.end, self.at + len(rows.values))
@@ -390,7 +392,7 @@ class _Work:
             records=self._records,
             bytes=self._bytes,
             gaps=self._gaps,
-            not_kept=[kind for kind in self._kinds if kind in self._lost] + changed,
+            not_kept=[kind for kind in dict.fromkeys([*self._kinds, *self._lost]) if kind in self._lost] + changed,
             first_sequence=first,
             last_sequence=None if end is None else end - 1,
             target_first_sequence=target_first if has_sequences else None,

@@ -14,8 +14,8 @@ from kvspool.errors import NotALog, OtherRecords, OutOfRange, SpoolFull, TooLarg
 from kvspool.journal import Batch, Journal
 from kvspool.journal.formats import FORMATS
 from kvspool.record import NO_TIME, Codec, Record
-from kvspool.spool import Spool
-from kvspool.spool.spool import Row
+from kvspool.spool import Spool, times
+from kvspool.spool.appending import Row
 
 LONGEST_ENTRY = 65535  # bytes, in a queue
 NO_LIMITS = ("codec", "mode", "durability", "sync_interval", "timeout", "allow_unsafe_fs")  # of what `kvspool.create` takes for a journal
@@ -57,6 +57,10 @@ class Target(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give everything back."""
+
+    def too_late(self, rows: Rows) -> int | None:
+        """Return the sequence of the first record whose time the target refuses, since it lies too far ahead; None if there is none."""
+        return None
 
     def refuse_unfit(self, rows: Rows) -> None:
         """Raise TooLarge, or ValueError, that names the record which can't be appended."""
@@ -124,11 +128,12 @@ class JournalTarget(Target):
 
 
 class SpoolTarget(Target):
-    """A spool. overwrites: the oldest records of the copy may make room for the later ones; since: the sequence of the first of them."""
+    """A spool. is_lossy: the oldest records of the copy may make room for the later ones, and times that lie too far ahead become the
+    present one; since: the sequence of the first of them."""
 
     format = "spool"
     room = SPOOL
-    overwrites = False
+    is_lossy = False
     since = 0
 
     def __init__(self, log: Spool) -> None:
@@ -148,9 +153,20 @@ class SpoolTarget(Target):
         longest = max(map(len, filter(None, rows.keys)), default=0)
         if longest > 65534:
             raise TooLarge(f"a key of {longest} bytes; a frame has room for 65534")
+        if not self.is_lossy and (latest := max(rows.timestamps)) > 0:
+            times.check(latest)
         self._log.refuse_larger(measure(rows.keys, rows.values)[0])
 
+    def too_late(self, rows: Rows) -> int | None:
+        most = times.latest()
+        if max(rows.timestamps) <= most:
+            return None
+        return rows.first + next(row for row, timestamp in enumerate(rows.timestamps) if timestamp > most)
+
     def append(self, rows: Rows, at: int) -> None:
+        if self.is_lossy:
+            most = times.latest()
+            rows = rows._replace(timestamps=[NO_TIME if timestamp > most else timestamp for timestamp in rows.timestamps])
         for part in rows.parts(self.most):
             self._refuse_overwriting(part)
             appended = self._log.append_rows(_spool_rows(part))
@@ -161,7 +177,7 @@ class SpoolTarget(Target):
 
     def _refuse_overwriting(self, rows: Rows) -> None:
         longest, stored = measure(rows.keys, rows.values)
-        if not self.overwrites and self._log.held(self.since) + stored + longest + AROUND > self._log.capacity:
+        if not self.is_lossy and self._log.held(self.since) + stored + longest + AROUND > self._log.capacity:
             raise SpoolFull(
                 f"{self.path} has room for the records before {rows.first}; those from there on would overwrite what was copied before. "
                 "Give it a larger capacity (kvspool resize), and copy again: it goes on there"
@@ -175,8 +191,8 @@ class SpoolTarget(Target):
 
 
 def _spool_rows(rows: Rows) -> list[Row]:
-    times = [max(timestamp, 0) if timestamp != NO_TIME else -1 for timestamp in rows.timestamps]
-    return [Row(*row) for row in zip(rows.keys, rows.values, rows.types, rows.codecs, times, strict=True)]
+    stored = [max(timestamp, 0) if timestamp != NO_TIME else -1 for timestamp in rows.timestamps]
+    return [Row(*row) for row in zip(rows.keys, rows.values, rows.types, rows.codecs, stored, strict=True)]
 
 
 def _last(log: Spool | Journal, there: range) -> Rows | None:

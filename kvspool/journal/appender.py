@@ -25,7 +25,7 @@ import msgspec
 
 from kvspool import disk, ledger, system
 from kvspool.descriptor import Descriptor
-from kvspool.errors import Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered
+from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, in_part
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Before, Format, Rows, Scan
 from kvspool.journal.segment import Archived
@@ -164,11 +164,12 @@ class Appender:
         self.control.unlock()
         self._is_busy = False
 
-    def append(self, batch: Rows, page: Page, at: int | None = None) -> range:
+    def append(self, batch: Rows, page: Page, at: int | None = None, advice: str = DO_NOT_REPEAT) -> range:
         """Append all records of a batch, under the append lock, and return their sequences.
 
         at: the sequence that the first one must get; a later one than the next leaves those in between out. Raises OutOfRange if it can't.
-        A batch may fail between two records, where the disk is full: the error's note says which records are there.
+        A batch may fail between two records, where the disk is full: the error says which records are there, see `errors.in_part`, and with
+        `advice` what to do about them.
         """
         if at is not None and at != page.next_sequence:
             if at < page.next_sequence or not self.format.may_leave_out:
@@ -185,17 +186,22 @@ class Appender:
                 place = Before(page.next_sequence, page.base, page.end, now, page.last_timestamp)
                 data, count, last = batch.encode(self.format, done, place)
                 if count:
+                    before = page
                     try:
                         page = self._write(page, data, count, last)
-                    except OSError:
-                        done += self._kept(page)
+                    except BaseException:
+                        done += self._kept(before)
                         raise
                     done += count
                 if not count or self.format.is_full(page.base, page.end, page.next_sequence):
                     page = self.roll(page)
-        except (OSError, Poisoned) as error:
-            error.add_note(f"{done} of {number} records were appended, from sequence {first} on; don't append those again")
-            raise
+        except BaseException as error:
+            if not done and not isinstance(error, (OSError, Poisoned)):
+                raise
+            told = in_part(error, range(first, first + done), number, advice)
+            if told is error:
+                raise
+            raise told from error
         return range(first, page.next_sequence)
 
     def reopened(self, page: Page) -> Segment:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kvspool import forks, producers, system
-from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.iteration import OnGap
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
@@ -269,7 +269,7 @@ class Journal:
 
         def work(appender: Appender, page: Page) -> range:
             with booking.kept(page.next_sequence, producing.JournalProducing(self).place(appender.control)) as may_append:
-                return appender.append(rows, page) if may_append and rows.rows else range(0)
+                return appender.append(rows, page, advice=AGAIN) if may_append and rows.rows else range(0)
 
         sequences = self.under_lock(timeout, work)
         if sequences:

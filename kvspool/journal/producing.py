@@ -65,6 +65,7 @@ class JournalProducing:
             raise ValueError(f"{log.path} is a journal of format {log.format.name}, which has no producers; spools and kvj journals have")
         self._log = log
         self.path = log.path
+        self.timeout = log.timeout
 
     @property
     def is_durable(self) -> bool:

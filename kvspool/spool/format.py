@@ -7,7 +7,7 @@
 
     spool.ctl    0 HEADER   128 EPOCHS   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   576 ASKED   640 MOVES
                  4096 RATES   8704 GAPS   12288 SLOTS   28672 KEY TABLE   65536 INDEX
-    spool.dat    0 HEADER   1024 CHECKPOINTS   4096 ring
+    spool.dat    0 HEADER   512 ECHO   1024 CHECKPOINTS   4096 ring
 
 Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
 different cache lines. Who may change what stands with each record below. A file is never truncated or shrunk.
@@ -159,6 +159,12 @@ class Checkpoint(NamedTuple):
     crc: Annotated[int, "I", "CRC32C of the log id and the bytes before"]
 
 
+class Echo(NamedTuple):
+    """What spool.dat knows of spool.ctl, so that an older copy of spool.ctl is noticed."""
+
+    echo: Annotated[int, "Q", "`tail`, stored after it; larger than `tail`: spool.ctl is older; 0: none was stored; writers, append lock"]
+
+
 class Slot(NamedTuple):
     """A durable reader; 64 of them, 256 bytes each: this, two commits, 64 bytes of zeros. Changed under the slot's lock."""
 
@@ -238,6 +244,7 @@ DATA_HEADER = Layout(DataHeader)
 CONTROL = Layout(Control)
 MOVES = Layout(Moves)
 CHECKPOINT = Layout(Checkpoint)
+ECHO = Layout(Echo)
 SLOT = Layout(Slot)
 COMMIT = Layout(Commit)
 RATE_BUCKET = Layout(RateBucket)
@@ -251,6 +258,7 @@ EPOCHS_AT = (128, 192)
 SEALED, TRUE = 1, 2  # states of an epoch
 CONTROL_AT = 256
 MOVES_AT = frames.MOVED * 8
+ECHO_AT = frames.ECHO * 8  # in spool.dat, as the checkpoints
 CHECKPOINTS_AT = (1024, 1536)  # in spool.dat: each in a sector of its own
 RATES_AT = PAGE
 GAPS_AT = 8704

@@ -303,9 +303,9 @@ class Pair:
         if not self.is_writable:
             raise PermissionError(errno.EACCES, "no permission to append to this spool", os.fspath(self.path))
         keeps_unread, expiry = self.header.policy != 0, self.header.reader_expiry
-        return FrameWriter(
-            self.map_ring(), self.control, self.seed, self.lock_fd, memoryview(holder), keeps_unread, expiry, self, self.data_fd
-        )
+        whole = memoryview(self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True))
+        front, ring = whole[: format.DATA_START], whole[format.DATA_START :]
+        return FrameWriter(ring, self.control, self.seed, self.lock_fd, memoryview(holder), keeps_unread, expiry, self, self.data_fd, front)
 
     @property
     def is_writable(self) -> bool:

@@ -14,10 +14,10 @@ from kvspool.record import Record
 from kvspool.spool.cursor import Reading
 
 if TYPE_CHECKING:
-    from kvspool._frames import FrameWriter
     from kvspool.arrow import Columns
+    from kvspool.spool.appending import Prepared
     from kvspool.spool.pair import Pair
-    from kvspool.spool.spool import Prepared, Spool
+    from kvspool.spool.spool import Spool
 
 
 class Place(NamedTuple):
@@ -66,6 +66,7 @@ class SpoolProducing:
     def __init__(self, log: Spool) -> None:
         self._log = log
         self.path = log.path
+        self.timeout = log.timeout
 
     @property
     def is_durable(self) -> bool:
@@ -88,7 +89,7 @@ class SpoolProducing:
 
     def append_booked(self, rows: Any, booking: Booking, timeout: float | None, durable: bool) -> None:
         booking.is_durable = durable = durable or self._log.is_durable
-        self._log.append_booked(*_puts(rows), booking, timeout, durable)
+        self._log.append_booked(rows.batch if isinstance(rows, ListedRows) else rows, booking, timeout, durable)
 
     def change(self, change: Callable[[producers.Place, int], int], timeout: float | None = None) -> int:
         return self._log.change_accounts(change, timeout)
@@ -101,23 +102,3 @@ class SpoolProducing:
         for one in Reading(cursor, None, "skip", Record):
             if first <= one.sequence < first + count:
                 yield one
-
-
-def _puts(rows: ListedRows | ColumnPieces) -> tuple[Callable[[FrameWriter], None], Callable[[FrameWriter], int]]:
-    """Return what puts the rows, and what says where they would end; see `Spool._write`."""
-    if isinstance(rows, ListedRows):
-        batch = rows.batch
-        return lambda writer: writer.put_many(*batch), lambda writer: writer.end_of_many(writer.end, batch.keys, batch.values)
-    pieces, codec = rows.pieces, rows.codec
-
-    def put(writer: FrameWriter) -> None:
-        for part, numbers in pieces:
-            part.put(writer, numbers, codec)
-
-    def end(writer: FrameWriter) -> int:
-        position: int = writer.end
-        for part, numbers in pieces:
-            position = part.end(writer, position, numbers)
-        return position
-
-    return put, end

@@ -1,5 +1,9 @@
 """After a crash of the machine: find out from the frames what the log holds, and make the control block say so.
 
+**A restored control block.** An older copy of spool.ctl beside a newer spool.dat is the same case: the control block can't be believed,
+and the frames can. Its epoch may name this start of the machine; the `echo` of the tail in spool.dat tells then, see `restored`. A pair
+that was copied or restored together agrees, and is used as it is.
+
 **What a crash leaves.** Pages reach the disk in any order and at any moment. So the control block may be ahead of the ring or behind
 it, and parts of the ring may be a lap or more older than others. Certain is only what a checkpoint says, and what a flush put on disk: no
 flush is done before a checkpoint that knows all of it is on disk, too.
@@ -38,7 +42,7 @@ import msgspec
 from kvspool import _frames_py as frames
 from kvspool import ledger, locks, system
 from kvspool.errors import Poisoned, Unrecovered
-from kvspool.spool import checkpoints, epochs, format, slots
+from kvspool.spool import checkpoints, epochs, format, restored, slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,12 +225,17 @@ class Findings(NamedTuple):
     cut_bytes: int
 
 
-def examine(memory: Memory) -> Findings:
-    """Find out what the log holds, without changing anything."""
+def examine(memory: Memory, echo: int | None = None) -> Findings:
+    """Find out what the log holds, without changing anything. echo: where the last publication ended, if only the control block is old."""
     which, checkpoint = checkpoints.newest(memory.front, memory.header)
+    published = None if echo is None else restored.checkpoint(memory, echo)
+    checkpoint = published or checkpoint
     found, pads = _survey(memory, checkpoint)
-    left = [run for run in found if _is_left(run, checkpoint, memory.header.capacity)]
-    runs = [run for run in found if not _is_left(run, checkpoint, memory.header.capacity)]
+    left: list[Run] = []
+    runs: list[Run] = []
+    for run in found:
+        is_unpublished = published is not None and run.first >= published.next_seq
+        (left if is_unpublished or _is_left(run, checkpoint, memory.header.capacity) else runs).append(run)
     newest = max(runs, key=lambda run: (run.last, -_behind(run, checkpoint, memory.header.capacity)), default=None)
     end = _end(newest, checkpoint, memory.header.capacity)
     lap = "same" if newest is None else _lap(runs, newest, end, checkpoint, memory.header.capacity)
@@ -241,6 +250,8 @@ def examine(memory: Memory) -> Findings:
             "recorded": _compare(recorded, end),
         }
     )
+    if published is not None:
+        case = case._replace(name="as it was published", is_cut=False)
     tail = checkpoint.tail if case.ends == "checkpoint" else end
     kept, rejected = _sort(memory, runs, pads, case, tail, checkpoint)
     next_sequence = next_multiple(max([checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])]))
@@ -469,16 +480,16 @@ def _place_of(survey: FrameSurvey, found: Findings, sequence: int) -> int:
     return found.state.tail if sequence >= found.state.next_seq else place
 
 
-def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False) -> Findings | None:
+def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False, echo: int | None = None) -> Findings | None:
     """Make the control block true in this start of the machine; None if only the end of another one's work was left to do.
 
-    Call it under the admin, sync and append locks. `is_forced`: from the beginning, whatever the epoch says.
+    Call it under the admin, sync and append locks. `is_forced`: from the beginning, whatever the epoch says. echo: see `examine`.
     """
     log_id = memory.header.log_id
     before = epochs.newest(memory.control, log_id)
     found = None
     if is_forced or before is None or before[1].state != format.SEALED or before[1].boot_id != boot_id:
-        found = examine(memory)
+        found = examine(memory, echo)
         apply(memory, found)
         memory.account(found.kept, is_forced=is_forced)
         memory.flush_data()
@@ -493,6 +504,7 @@ def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False
     memory.flush_data()
     words = memory.control.cast("Q")
     words[frames.SYNC_ERROR] = 0
+    restored.store(memory, words[frames.TAIL])
     epochs.store(memory.control, log_id, slot, epoch._replace(state=format.TRUE))
     return found
 
@@ -585,21 +597,32 @@ def settle(pair: Pair, timeout: float) -> RecoveryReport | None:
     if is_true(pair, boot_id):
         return None
     if not pair.is_writable:
-        raise Unrecovered(f"{pair.path}: the machine was restarted since the log was written; let a user who may write open it once")
+        is_behind = restored.is_behind(pair.front, pair.control)
+        why = f"{format.CONTROL_FILE} is an older copy" if is_behind else "the machine was restarted since the log was written"
+        raise Unrecovered(f"{pair.path}: {why}; let a user who may write open it once")
     with exclusively(pair, timeout):
         return None if is_true(pair, boot_id) else recover_files(pair, boot_id)
 
 
 def is_true(pair: Pair, boot_id: bytes) -> bool:
     """Return whether the control block can be believed in the start of the machine with this id."""
-    return epochs.is_true(pair.control, pair.header.log_id, boot_id)
+    return epochs.is_true(pair.control, pair.header.log_id, boot_id) and not restored.is_behind(pair.front, pair.control)
 
 
 def recover_files(pair: Pair, boot_id: bytes, *, is_forced: bool = False) -> RecoveryReport | None:
-    """Under all locks: recover the log, and say so in the process's log. Raises Poisoned if the disk fails."""
+    """Under all locks: recover the log, and say so in the process's log; None if there was nothing to do.
+
+    Raises Poisoned if the disk fails.
+    """
     now = system.port.now()
+    memory = Files(pair)
+    echo = None
     try:
-        found = recover(Files(pair), boot_id, now, is_forced=is_forced)
+        if epochs.is_true(pair.control, pair.header.log_id, boot_id) and restored.is_behind(pair.front, pair.control):
+            echo = restored.confirm(memory)
+            if echo is None and not is_forced:
+                return None
+        found = recover(memory, boot_id, now, is_forced=is_forced or echo is not None, echo=echo)
     except OSError as error:
         if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
             raise Poisoned(f"{pair.path}: a flush to disk failed during recovery ({error}); salvage copies what it holds") from error

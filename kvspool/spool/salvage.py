@@ -22,8 +22,9 @@ from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, LogNotFound, NotALog
 from kvspool.record import STRUCTURED, Codec
 from kvspool.spool import format, pair
+from kvspool.spool.appending import Prepared
 from kvspool.spool.keys import KeyTable
-from kvspool.spool.spool import Prepared, Spool
+from kvspool.spool.spool import Spool
 
 BATCH = 256  # records copied at once
 

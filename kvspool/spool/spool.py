@@ -20,9 +20,9 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import posix_ipc
@@ -31,6 +31,8 @@ from kvspool import _frames_py as frames
 from kvspool import forks, holders, ledger, locks, producers, system
 from kvspool._frames import FrameWriter, Single, measure
 from kvspool.errors import (
+    AGAIN,
+    DO_NOT_REPEAT,
     Closed,
     KvspoolError,
     LockTimeout,
@@ -42,12 +44,14 @@ from kvspool.errors import (
     Reentered,
     SpoolFull,
     TooLarge,
+    in_part,
 )
 from kvspool.iteration import OnGap
 from kvspool.keyed import Packer
-from kvspool.producers import Booking, Producer, ProducerStats
+from kvspool.producers import Booking, ColumnPieces, Producer, ProducerStats
 from kvspool.record import Codec, Record, check_codec, decode, encode
-from kvspool.spool import epochs, format, producing, rates, recovery, search, seats, views
+from kvspool.spool import epochs, format, producing, rates, recovery, search, seats, times, views
+from kvspool.spool.appending import Appending, Batch, Prepared, Row, RowBatch
 from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
 from kvspool.spool.pair import Pair
@@ -103,30 +107,6 @@ class SpoolStats(msgspec.Struct, frozen=True):
     recovered: int = 0
     lost_records: int = 0
     lost_bytes: int = 0
-
-
-class Prepared(NamedTuple):
-    """A batch that can be appended: encoded, checked, one byte of `codecs` for each value; timestamp -1 means now.
-
-    stored: bytes of the ring that it takes, but for a pad.
-    """
-
-    keys: list[bytes | None] | None
-    values: list[bytes]
-    type: int
-    codecs: bytes
-    timestamp: int
-    stored: int = 0
-
-
-class Row(NamedTuple):
-    """A record of another log or file; timestamp -1 means now. A value of codec KEYED is plain MessagePack here."""
-
-    key: bytes | None
-    value: bytes
-    type: int
-    codec: int
-    timestamp: int
 
 
 class Spool(Single):
@@ -201,7 +181,8 @@ class Spool(Single):
         """Append a record for each value under one lock, and return their sequences; see `append`.
 
         keys: one for each value. Nothing is written if any of them can't be, or if there is no room for all. Up to a quarter of the
-        ring is published at once; more than that becomes visible, and safe, in pieces.
+        ring is published at once; more than that becomes visible, and safe, in pieces. An error that comes after some pieces is
+        AppendedInPart, or has its attribute `appended`: the sequences that are stored; see `kvspool.errors`.
         """
         return self.append_prepared(self.prepare(values, keys, type, timestamp), timeout, durable)
 
@@ -225,13 +206,7 @@ class Spool(Single):
         self, batch: Prepared, timeout: float | None = None, durable: bool = False, keep: Keep | None = None
     ) -> range:
         """Append a prepared batch under one lock; see `append_many`. With `keep` the lock is kept, and that one told."""
-        return self._write(
-            lambda writer: writer.put_many(*batch),
-            lambda writer: writer.end_of_many(writer.end, batch.keys, batch.values),
-            timeout,
-            durable,
-            keep,
-        )
+        return self._write(batch, timeout, durable, keep)
 
     def append_rows(self, rows: list[Row], timeout: float | None = None) -> range:
         """Append records of another log as they are, each with its type, codec and timestamp, under one lock; see `append_many`.
@@ -240,15 +215,9 @@ class Spool(Single):
         """
         for row in rows:
             _check(row.key, row.type, None if row.timestamp < 0 else row.timestamp)
-        rows = [self._repacked(row) for row in rows]
-        keys, values = [row.key for row in rows], [row.value for row in rows]
-        self.refuse_larger(measure(keys, values)[0])
-
-        def put(writer: FrameWriter) -> None:
-            for row in rows:
-                writer.put_many([row.key], [row.value], row.type, bytes((row.codec,)), row.timestamp)
-
-        return self._write(put, lambda writer: writer.end_of_many(writer.end, keys, values), timeout, False)
+        batch = RowBatch([self._repacked(row) for row in rows])
+        self.refuse_larger(measure(batch.keys, batch.values)[0])
+        return self._write(batch, timeout, False)
 
     def _repacked(self, row: Row) -> Row:
         if row.codec != Codec.KEYED:
@@ -276,11 +245,9 @@ class Spool(Single):
         """Let the log know that producers whose names begin so append nothing more; see `kvspool.producers.retire`."""
         return producers.retire(producing.SpoolProducing(self), prefix, timeout)
 
-    def append_booked(
-        self, put: Callable[[FrameWriter], Any], end: Callable[[FrameWriter], int], booking: Booking, timeout: float | None, durable: bool
-    ) -> None:
-        """Append what a producer puts under one lock; see `_write` and `kvspool.producers`."""
-        self._write(put, end, timeout, durable, None, booking)
+    def append_booked(self, batch: Batch, booking: Booking, timeout: float | None, durable: bool) -> None:
+        """Append a producer's batch under one lock; see `_write` and `kvspool.producers`."""
+        booking.appended = self._write(batch, timeout, durable, None, booking)
 
     def change_accounts(self, change: Callable[[producing.Place, int], int], timeout: float | None = None) -> int:
         """Under the append lock: do what changes the list of producers, which gets its place and the next sequence; return its result.
@@ -337,18 +304,7 @@ class Spool(Single):
     ) -> range:
         """Append the given rows (int32 numbers; None: all) of each part; see `append_arrow`."""
         self.check_columns(parts, codec)
-
-        def put(writer: FrameWriter) -> None:
-            for part in parts:
-                part.put(writer, rows, codec)
-
-        def end(writer: FrameWriter) -> int:
-            position: int = writer.end
-            for part in parts:
-                position = part.end(writer, position, rows)
-            return position
-
-        return self._write(put, end, timeout, durable)
+        return self._write(ColumnPieces([(part, rows) for part in parts], codec), timeout, durable)
 
     def check_columns(self, parts: list[Columns], codec: int) -> None:
         """Raise TooLarge if a row can't be a record of this log, ValueError for a codec that it can't have."""
@@ -719,55 +675,37 @@ class Spool(Single):
         return system.port.random(16) + struct.pack("<4Q", *holders.ours())
 
     def _write(
-        self,
-        put: Callable[[FrameWriter], Any],
-        end: Callable[[FrameWriter], int],
-        timeout: float | None,
-        durable: bool,
-        keep: Keep | None = None,
-        booking: Booking | None = None,
+        self, batch: Batch, timeout: float | None, durable: bool, keep: Keep | None = None, booking: Booking | None = None
     ) -> range:
-        """Append under one lock what `put` puts, which would end at position `end`; all of it or nothing. `durable`: and flush it.
-
-        Waits for the lock, and for room where the policy says so; in between neither lock is held. booking: of a producer's batch.
-        """
+        """Append a batch under one lock; see `Appending`. `durable`: and flush it. booking: of a producer's batch."""
         timeout = self.timeout if timeout is None else timeout
+        appending = Appending(batch, None if booking is None else partial(self._kept, booking))
+        try:
+            appended = self._wait_for_room(appending, timeout, keep)
+        except BaseException as error:
+            if not appending.stored:
+                raise
+            advice = AGAIN if booking is not None else DO_NOT_REPEAT
+            told = in_part(error, appending.stored, batch.rows, advice)
+            if told is error:
+                raise
+            raise told from error
+        if (durable or self.is_durable) and appended:
+            self._flush(appended, timeout)
+        return appended
+
+    def _wait_for_room(self, appending: Appending, timeout: float, keep: Keep | None) -> range:
+        """Append a batch; wait for the lock, and for room where the policy says so. In between neither lock is held."""
         deadline = system.port.monotonic() + timeout
         pause = locks.FIRST_PAUSE
         left = timeout
-
-        pinned: Pinned | None = None
-
-        def work(writer: FrameWriter) -> range | bool:
-            nonlocal pinned
-            first = writer.begin()
-            ends_at = end(writer) if writer.keeps_unread else 0
-            if writer.admits(ends_at):
-                try:
-                    if booking is None:
-                        put(writer)
-                    else:
-                        self._put_booked(writer, put, booking, first)
-                except Pinned as error:
-                    if writer.mark()[1] > first:
-                        raise Pinned(f"{error}; records {first} to {writer.mark()[1] - 1} of this batch were appended") from None
-                    pinned = error
-                    return False
-                pinned = None
-                writer.publish()
-                return range(first, writer.next_sequence)
-            if ends_at - writer.end > writer.capacity:
-                raise TooLarge(f"a batch of {ends_at - writer.end} bytes; a ring of {writer.capacity} never has room for it")
-            return False
-
         while True:
-            appended = self._locked(work, left, keep)
+            appended = self._locked(appending.attempt, left, keep)
             if isinstance(appended, range):
-                if (durable or self.is_durable) and appended:
-                    self._flush(appended, timeout)
                 return appended
             pair = self._live()
             left = deadline - system.port.monotonic()
+            pinned = appending.pinned
             may_wait = pair.header.policy == format.BLOCK or (pinned is not None and not pair.header.policy)
             if left <= 0 or not may_wait:
                 waited = f" within {timeout:g} s" if may_wait else ""
@@ -777,12 +715,9 @@ class Spool(Single):
             system.port.sleep(min(pause, left))
             pause = min(pause * 1.5, locks.LONGEST_PAUSE)
 
-    def _put_booked(self, writer: FrameWriter, put: Callable[[FrameWriter], Any], booking: Booking, first: int) -> None:
-        """Under the lock: put a producer's batch and publish it, unless somebody else was quicker."""
-        with booking.kept(first, producing.Place.of(self._live())) as may_append:
-            if may_append:
-                put(writer)
-                writer.publish()
+    def _kept(self, booking: Booking, first: int) -> AbstractContextManager[bool]:
+        """Under the lock: account for a producer's batch inside the `with` block."""
+        return booking.kept(first, producing.Place.of(self._live()))
 
     def _flush(self, appended: range, timeout: float | None) -> None:
         """Return when the records that were just appended are on disk. Raises Poisoned, or NotDurable for any other error."""
@@ -796,6 +731,7 @@ class Spool(Single):
                 assert flusher is not None
             flusher.flush_below(appended.stop, self.timeout if timeout is None else timeout)
         except Poisoned as error:
+            error.appended = appended  # type: ignore[attr-defined]
             error.add_note(f"sequences {appended[0]} to {appended[-1]} were appended before, and may not be on disk")
             raise
         except (KvspoolError, OSError) as error:
@@ -899,8 +835,8 @@ def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
             raise TooLarge(f"a key of {len(key)} bytes; at most {format.LARGEST_KEY} are possible")
     if not 0 <= type <= 255:
         raise ValueError(f"a type is 0..255, not {type}")
-    if timestamp is not None and not 0 <= timestamp < 1 << 63:
-        raise ValueError(f"a timestamp is ns since 1970, 0..2**63-1, not {timestamp}")
+    if timestamp is not None:
+        times.check(timestamp)
 
 
 def _check_keys(keys: list[Any] | None, values: list[Any]) -> None:

@@ -26,7 +26,8 @@ from kvspool._frames import Burst, FrameWriter
 from kvspool.errors import Closed
 
 if TYPE_CHECKING:
-    from kvspool.spool.spool import Prepared, Spool
+    from kvspool.spool.appending import Prepared
+    from kvspool.spool.spool import Spool
 
 TICK = 2e-3  # seconds; who appends nothing for so long, and at most for twice that, gives the lock up
 

@@ -18,7 +18,7 @@ from images import Rebooted
 
 import kvspool
 from kvspool import Gap, Record, system
-from kvspool.errors import Closed, KvspoolError, LogVanished, NotDurable, Poisoned, ReaderBusy
+from kvspool.errors import Closed, KvspoolError, LogVanished, NotDurable, Poisoned, ReaderBusy, appended_by
 from kvspool.journal import Batch, Journal
 from kvspool.journal import control as page_file
 from kvspool.journal.format import Before
@@ -100,6 +100,7 @@ def test_what_a_follower_has_read_of_a_batch_that_found_the_disk_full_stays(log:
         there = [record.value for record in log.read()]
         assert there[: len(taken)] == taken
         assert any(f"{len(there) - 1} of 8 records were appended" in note for note in error.value.__notes__)
+        assert appended_by(error.value) == range(1, len(there))
         assert log.append(value(99)) == len(there)
         taken += [record.value for record in following]
         assert taken == [*there, value(99)]
@@ -114,6 +115,7 @@ def test_sequences_before_a_batch_that_found_the_disk_full_are_left_out_only_if_
             log.append_batch(Batch([value(number) for number in range(20, 28)]), at=20)
         there = len(list(log.read(on_gap="skip"))) - 1
         assert any(note.startswith(f"{there} of 8 records were appended") for note in error.value.__notes__)
+        assert appended_by(error.value) == range(20, 20 + there)
         assert log.end() == (20 + there if there else 1)
         assert log.verify().is_sound
         assert log.append_batch(Batch([value(30)]), at=30) == range(30, 31)

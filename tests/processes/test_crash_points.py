@@ -33,8 +33,8 @@ import shard
 from kvspool import Codec, Gap, Spool, _frames, arrow, errors, holders, system
 from kvspool import _frames_py as frames
 from kvspool.spool import format, seats
+from kvspool.spool.appending import Row
 from kvspool.spool.pair import Pair
-from kvspool.spool.spool import Row
 
 BEFORE = [b"before %d" % at + bytes(60) for at in range(50)]
 BATCH = [b"%d" % at + bytes(120) for at in range(9)]  # a third of the ring: in pieces, over its end, with room made

@@ -23,6 +23,7 @@ from kvspool.errors import Closed, LogExists, LogNotFound, NotALog, OutOfRange, 
 from kvspool.record import Codec
 from kvspool.spool import format
 from shard import ConflictingShardSets, IncompleteShardSet, Place, ShardSet, route
+from shard.errors import AppendedToSomeShards
 
 SMALL = 4096
 SECOND = 1_000_000_000
@@ -387,16 +388,19 @@ def test_a_key_that_is_not_bytes_is_refused(shards: ShardSet, key: Any) -> None:
     assert list(shards) == []
 
 
-def test_a_lock_that_another_writer_holds_leaves_a_note_of_what_was_appended(shards: ShardSet) -> None:
+def test_a_lock_that_another_writer_holds_ends_a_batch_with_what_was_appended(shards: ShardSet) -> None:
     keys = [key_of(index, 2) for index in range(4)]
     with shard.open(shards.root, timeout=0.01) as impatient:
         fd = os.open(shards.root / "p.2.002" / format.CONTROL_FILE, os.O_RDWR)
         try:
-            with locks.held(fd, format.APPEND_LOCK, 1, str), pytest.raises(kvspool.errors.LockTimeout) as failure:
+            with locks.held(fd, format.APPEND_LOCK, 1, str), pytest.raises(AppendedToSomeShards, match="2 of 4 shards") as failure:
                 impatient.append_many([0, 1, 2, 3], keys=keys)
+            with locks.held(fd, format.APPEND_LOCK, 1, str), pytest.raises(kvspool.errors.LockTimeout):
+                impatient.append_many([2, 3], keys=keys[2:])
         finally:
             os.close(fd)
-    assert failure.value.__notes__ == ["the parts of this batch for shards [0, 1] of 4 were appended before"]
+    assert failure.value.parts == {0: [range(1)], 1: [range(1)]}
+    assert isinstance(failure.value.__cause__, kvspool.errors.LockTimeout)
     assert values(shards) == [0, 1]
 
 

@@ -1,0 +1,163 @@
+"""Batches on their way into the ring: what is appended under one lock, and how much of it is stored if that fails.
+
+**Whole or not at all.** A batch is put only if there is room for all of it. Up to a quarter of the ring is published at once. A larger
+batch is published in pieces, so an error may come after some of them; what is stored then is known here.
+
+**In a row.** The records of a batch have sequences without others in between. While a batch waits for room no lock is held, so others may
+append after its first pieces. Then the rest of the batch is not appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+from kvspool.errors import Pinned, TooLarge
+
+if TYPE_CHECKING:
+    from kvspool._frames import FrameWriter
+
+Kept = Callable[[int], AbstractContextManager[bool]]  # accounts for records from a sequence on; False: none may be appended
+
+
+class Batch(Protocol):
+    """Records that are ready to be put into a ring."""
+
+    @property
+    def rows(self) -> int:
+        """Return how many records there are."""
+
+    def put(self, writer: FrameWriter) -> None:
+        """Under the append lock: put all of them, unpublished at the end."""
+
+    def end(self, writer: FrameWriter) -> int:
+        """Under the append lock: return the position after the records, were they put now."""
+
+    def since(self, number: int) -> Batch:
+        """Return the batch without its first records."""
+
+
+class Prepared(NamedTuple):
+    """A batch that can be appended: encoded, checked, one byte of `codecs` for each value; timestamp -1 means now.
+
+    stored: bytes of the ring that it takes, but for a pad.
+    """
+
+    keys: list[bytes | None] | None
+    values: list[bytes]
+    type: int
+    codecs: bytes
+    timestamp: int
+    stored: int = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
+    def put(self, writer: FrameWriter) -> None:
+        writer.put_many(*self)
+
+    def end(self, writer: FrameWriter) -> int:
+        return int(writer.end_of_many(writer.end, self.keys, self.values))
+
+    def since(self, number: int) -> Self:
+        keys = None if self.keys is None else self.keys[number:]
+        return self._replace(keys=keys, values=self.values[number:], codecs=self.codecs[number:], stored=0)
+
+
+class Row(NamedTuple):
+    """A record of another log or file; timestamp -1 means now. A value of codec KEYED is plain MessagePack here."""
+
+    key: bytes | None
+    value: bytes
+    type: int
+    codec: int
+    timestamp: int
+
+
+class RowBatch:
+    """Rows as they are, each with its type, codec and timestamp."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+        self.keys = [row.key for row in rows]
+        self.values = [row.value for row in rows]
+
+    @property
+    def rows(self) -> int:
+        return len(self._rows)
+
+    def put(self, writer: FrameWriter) -> None:
+        for row in self._rows:
+            writer.put_many([row.key], [row.value], row.type, bytes((row.codec,)), row.timestamp)
+
+    def end(self, writer: FrameWriter) -> int:
+        return int(writer.end_of_many(writer.end, self.keys, self.values))
+
+    def since(self, number: int) -> RowBatch:
+        return RowBatch(self._rows[number:])
+
+
+class Appending:
+    """One batch that is being appended. stored: the sequences of its records that are published, whatever happens next."""
+
+    def __init__(self, batch: Batch, kept: Kept | None = None) -> None:
+        """kept: accounts for a producer's batch."""
+        self.stored = range(0)
+        self.pinned: Pinned | None = None  # what the last attempt failed with
+        self._batch = batch
+        self._kept = kept
+
+    def attempt(self, writer: FrameWriter) -> range | bool:
+        """Under the append lock: put what is missing of the batch and publish it; return its sequences.
+
+        False if there is no room yet: `pinned` says whether a view is why. A producer's batch of which a part is stored does not go on
+        here: by now that part is accounted for, and the producer goes on. Raises TooLarge for a batch for which there never is room, Pinned
+        if others have appended since a part of this one was stored.
+        """
+        self.pinned = None
+        first = writer.begin()
+        if self.stored and self._kept is not None:
+            return self.stored
+        batch = self._left(first)
+        if writer.keeps_unread or writer.has_pins():
+            end = batch.end(writer)
+            if not writer.admits(end):
+                if end - writer.end > writer.capacity:
+                    raise TooLarge(f"a batch of {end - writer.end} bytes; a ring of {writer.capacity} never has room for it")
+                return False
+            if writer.would_overwrite_pinned(end):
+                self.pinned = Pinned("no room: a view that is open in some process pins the oldest records")
+                return False
+        try:
+            self._put(batch, writer, first)
+        except BaseException as error:
+            self._store(first, writer.mark()[1])
+            if not isinstance(error, Pinned):
+                raise
+            self.pinned = error
+            return False
+        self._store(first, writer.next_sequence)
+        return self.stored
+
+    def _left(self, first: int) -> Batch:
+        """Return what comes at sequence `first`."""
+        if not self.stored:
+            return self._batch
+        if first != self.stored.stop:
+            raise Pinned("a view pins the oldest records, and others have appended since the first piece of the batch")
+        return self._batch.since(len(self.stored))
+
+    def _put(self, batch: Batch, writer: FrameWriter, first: int) -> None:
+        if self._kept is None:
+            batch.put(writer)
+            writer.publish()
+            return
+        with self._kept(first) as may_append:
+            if may_append:
+                batch.put(writer)
+                writer.publish()
+
+    def _store(self, first: int, end: int) -> None:
+        self.stored = range(self.stored.start if self.stored else first, end)

@@ -1,0 +1,338 @@
+"""Files of a log that were restored from a copy, one without the other or both: no sequence is given out twice."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import Died, in_child
+from faults import FailingPort
+from images import ReadOnly
+
+import kvspool
+from kvspool import Gap, Spool, errors, system
+from kvspool import _frames_py as frames
+from kvspool.spool import format
+
+CAPACITY = 65536
+
+
+class SameStart(ReadOnly):
+    """A user who may only read, in the same start of the machine."""
+
+    def boot_id(self) -> bytes:
+        return system.Port.boot_id(self)
+
+
+def made(path: Path, **options: Any) -> Spool:
+    return kvspool.create(path, capacity=CAPACITY, **options)
+
+
+def opened(path: Path) -> Spool:
+    return kvspool.open(path)  # type: ignore[return-value]
+
+
+def value(number: int) -> bytes:
+    return b"%06d" % number + bytes(500)
+
+
+def fill(log: Spool, count: int) -> None:
+    """Append so many records, each with its own sequence as its value."""
+    for _ in range(count):
+        log.append(value(log.end()))
+
+
+def in_place(copy: Path, target: Path) -> None:
+    """Overwrite the bytes of a file; it stays the same inode."""
+    target.write_bytes(copy.read_bytes())
+
+
+def as_another_file(copy: Path, target: Path) -> None:
+    """Put another inode in the place of a file."""
+    shutil.copy2(copy, target.with_suffix(".new"))
+    target.with_suffix(".new").rename(target)
+
+
+def under_the_same_number(copy: Path, target: Path) -> None:
+    """Remove the file and make it anew: file systems give the number of the inode out again."""
+    target.unlink()
+    shutil.copy2(copy, target)
+
+
+def kept(log: Spool) -> list[int]:
+    """Return the sequences of the records that are there; those that a recovery leaves out are a Gap behind them."""
+    return [record.sequence for record in log.read(on_gap="skip")]
+
+
+def copied(log: Spool, name: str, directory: Path) -> Path:
+    return Path(shutil.copy2(log.path / name, directory / f"copy of {name}"))
+
+
+def word(path: Path, at: int) -> int:
+    return int.from_bytes(path.read_bytes()[at : at + 8], "little")
+
+
+def echo_of(log: Spool) -> int:
+    return word(log.path / format.DATA_FILE, format.ECHO_AT)
+
+
+@pytest.mark.parametrize(
+    ("restore", "later", "synced"),
+    [
+        *[(in_place, later, synced) for later in (1, 30, 200, 1000) for synced in ("never", "before", "after")],
+        (as_another_file, 30, "never"),
+        (under_the_same_number, 30, "never"),
+    ],
+)
+def test_an_older_control_block_is_noticed_and_no_sequence_is_given_out_twice(
+    tmp_path: Path, restore: Callable[[Path, Path], None], later: int, synced: str
+) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 50)
+        if synced == "before":
+            log.sync()
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        fill(log, later)
+        if synced == "after":
+            log.sync()
+        there = [record.sequence for record in log]
+    restore(copy, tmp_path / "log" / format.CONTROL_FILE)
+    with opened(tmp_path / "log") as log:
+        assert log.recovery is not None
+        assert kept(log)[-len(there) :] == there
+        assert [record.value for record in log.read(there[0], limit=len(there))] == [value(number) for number in there]
+        assert log.append(b"new") > there[-1]
+        assert kept(log)[-2] == there[-1]
+    with opened(tmp_path / "log") as log:
+        assert log.recovery is None
+        assert log.verify().is_sound
+
+
+def test_frames_that_a_killed_writer_did_not_publish_are_no_reason_to_recover(tmp_path: Path) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 5)
+
+        def put_and_die() -> None:
+            def work(writer: Any) -> None:
+                writer.begin()
+                writer.put_many(None, [value(5)] * 20, 0, bytes(20), -1)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            opened(log.path)._locked(work, 10.0)
+
+        with pytest.raises(Died):
+            in_child(put_and_die)
+    with opened(tmp_path / "log") as log:
+        assert log.recovery is None
+        assert log.append(value(5)) == 5
+        assert [record.value for record in log] == [value(number) for number in range(6)]
+
+
+def test_a_writer_that_is_killed_before_it_stores_the_echo_is_no_reason_to_recover(tmp_path: Path) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 5)
+        before = echo_of(log)
+        fill(log, 1)
+        fd = os.open(log.path / format.DATA_FILE, os.O_WRONLY)
+        os.pwrite(fd, before.to_bytes(8, "little"), format.ECHO_AT)
+        os.close(fd)
+    with opened(tmp_path / "log") as log:
+        assert log.recovery is None
+        assert log.append(value(6)) == 6
+        assert echo_of(log) == word(log.path / format.CONTROL_FILE, frames.TAIL * 8)
+
+
+def test_a_data_file_without_an_echo_is_opened_as_it_is(tmp_path: Path) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 5)
+    fd = os.open(tmp_path / "log" / format.DATA_FILE, os.O_WRONLY)
+    os.pwrite(fd, bytes(8), format.ECHO_AT)
+    os.close(fd)
+    with opened(tmp_path / "log") as log:
+        assert (log.recovery, log.append(b"")) == (None, 5)
+
+
+@pytest.mark.parametrize("restore", [in_place, as_another_file, under_the_same_number])
+def test_a_pair_that_was_restored_together_is_opened_as_it_is(tmp_path: Path, restore: Callable[[Path, Path], None]) -> None:
+    names = (format.CONTROL_FILE, format.DATA_FILE)
+    with made(tmp_path / "log") as log:
+        fill(log, 300)
+        copies = [copied(log, name, tmp_path) for name in names]
+        fill(log, 300)
+    for copy, name in zip(copies, names, strict=True):
+        restore(copy, tmp_path / "log" / name)
+    with opened(tmp_path / "log") as log:
+        assert (log.recovery, log.append(value(300))) == (None, 300)
+        assert [record.value for record in log][-2:] == [value(299), value(300)]
+
+
+def test_a_log_that_was_moved_copied_or_resized_is_opened_as_it_is(tmp_path: Path) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 300)
+    (tmp_path / "log").rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", tmp_path / "copy")
+    kvspool.resize(tmp_path / "copy", 2 * CAPACITY)
+    for name in ("moved", "copy"):
+        with opened(tmp_path / name) as log:
+            assert log.recovery is None
+            assert log.append(value(300)) == 300
+
+
+def test_a_resized_log_notices_an_older_control_block(tmp_path: Path) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 300)
+    kvspool.resize(tmp_path / "log", 2 * CAPACITY)
+    with opened(tmp_path / "log") as log:
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        fill(log, 10)
+    as_another_file(copy, tmp_path / "log" / format.CONTROL_FILE)
+    with opened(tmp_path / "log") as log:
+        assert log.recovery is not None
+        assert kept(log)[-10:] == list(range(300, 310))
+
+
+def test_a_copy_that_was_made_while_others_appended_is_recovered(tmp_path: Path) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 100)
+        (tmp_path / "backup").mkdir()
+        shutil.copy2(log.path / format.CONTROL_FILE, tmp_path / "backup")
+        fill(log, 10)
+        shutil.copy2(log.path / format.DATA_FILE, tmp_path / "backup")
+    with opened(tmp_path / "backup") as log:
+        assert log.recovery is not None
+        assert kept(log)[-20:] == list(range(90, 110))
+
+
+def test_a_handle_whose_control_block_is_overwritten_appends_nothing_until_the_log_is_recovered(tmp_path: Path) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 5)
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        fill(log, 5)
+        fd = os.open(log.path / format.CONTROL_FILE, os.O_WRONLY)
+        os.pwrite(fd, copy.read_bytes(), 0)
+        os.close(fd)
+        for append in (lambda: log.append(b""), lambda: log.append_many([b""])):
+            with pytest.raises(errors.Corruption, match="older than the data: it was restored from a copy; open the log again"):
+                append()
+        with opened(log.path) as other:
+            assert other.recovery is not None
+        assert log.append(b"new") > 9
+        assert [record.value for record in log.read(on_gap="skip")] == [*[value(number) for number in range(10)], b"new"]
+
+
+def test_a_user_who_may_only_read_is_told(tmp_path: Path) -> None:
+    with made(tmp_path / "log") as log:
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        fill(log, 5)
+    in_place(copy, tmp_path / "log" / format.CONTROL_FILE)
+    with system.replaced(SameStart()), pytest.raises(errors.Unrecovered, match=r"spool\.ctl is an older copy; let a user who may write"):
+        opened(tmp_path / "log")
+    opened(tmp_path / "log").close()
+    with system.replaced(SameStart()), opened(tmp_path / "log") as log:
+        assert kept(log) == list(range(5))
+
+
+@pytest.mark.parametrize("nth", range(1, 12))
+def test_a_recovery_that_fails_is_done_again(tmp_path: Path, nth: int) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 50)
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        fill(log, 200)
+        there = [record.sequence for record in log]
+    in_place(copy, tmp_path / "log" / format.CONTROL_FILE)
+    port = FailingPort(nth, errno.EIO, ("write", "flush_data", "flush"))
+    with system.replaced(port):
+        try:
+            opened(tmp_path / "log").close()
+        except (errors.Poisoned, OSError):
+            assert port.failed
+    with opened(tmp_path / "log") as log:
+        assert kept(log)[-len(there) :] == there
+        assert log.append(b"new") > there[-1]
+
+
+def test_repair_recovers_it_too(tmp_path: Path) -> None:
+    with made(tmp_path / "log") as log:
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        fill(log, 5)
+    in_place(copy, tmp_path / "log" / format.CONTROL_FILE)
+    assert kvspool.repair(tmp_path / "log").recovery is not None
+    with opened(tmp_path / "log") as log:
+        assert log.recovery is None
+        assert kept(log) == list(range(5))
+
+
+def test_a_producers_batch_is_stored_once_after_an_older_control_block(tmp_path: Path) -> None:
+    with made(tmp_path / "log") as log:
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        log.producer("p").append_many([value(number) for number in range(10)], batch=1)
+    in_place(copy, tmp_path / "log" / format.CONTROL_FILE)
+    with opened(tmp_path / "log") as log:
+        assert log.producer("p").append_many([value(number) for number in range(10)], batch=1).repeated
+        assert kept(log) == list(range(10))
+
+
+@pytest.mark.parametrize("bit", [0, 1, 2, 3, *range(10, 18), 30, 63])
+@pytest.mark.parametrize("count", [20, 90])
+def test_a_flipped_bit_of_the_echo_costs_nothing(tmp_path: Path, count: int, bit: int) -> None:
+    with made(tmp_path / "log") as log:
+        for number in range(count):
+            log.append(b"%06d" % number + bytes(1000 - 6 - 8))  # frames of 1024 bytes: positions differ by powers of two
+        there = [record.sequence for record in log]
+        echo = echo_of(log)
+    fd = os.open(tmp_path / "log" / format.DATA_FILE, os.O_WRONLY)
+    os.pwrite(fd, (echo ^ 1 << bit).to_bytes(8, "little"), format.ECHO_AT)
+    os.close(fd)
+    with opened(tmp_path / "log") as log:
+        assert kept(log)[-len(there) :] == there
+        assert log.append(b"new") >= count
+        assert echo_of(log) == word(log.path / format.CONTROL_FILE, frames.TAIL * 8)
+        assert log.verify().is_sound
+
+
+def test_frames_that_were_not_published_stay_so_beside_an_older_control_block(tmp_path: Path) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 300)
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        fill(log, 300)
+
+        def work(writer: Any) -> bool:
+            writer.begin()
+            writer.put_many(None, [b"never published"] * 20, 0, bytes(20), -1)
+            return True
+
+        log._locked(work, 10.0)
+    in_place(copy, tmp_path / "log" / format.CONTROL_FILE)
+    with opened(tmp_path / "log") as log:
+        assert log.recovery is not None and log.recovery.case == "as it was published"
+        assert kept(log)[-100:] == list(range(500, 600))
+        assert b"never published" not in [record.value for record in log.read(on_gap="skip")]
+        assert log.verify().is_sound
+
+
+@pytest.mark.parametrize("later", [1, 30, 200, 1000])
+def test_an_older_data_file_is_told_as_gaps_and_no_sequence_is_given_out_twice(tmp_path: Path, later: int) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 50)
+        copy = copied(log, format.DATA_FILE, tmp_path)
+        fill(log, later)
+        end = log.end()
+        first = log.extent()[0]
+    in_place(copy, tmp_path / "log" / format.DATA_FILE)
+    with opened(tmp_path / "log") as log:
+        got = list(log.read(on_gap="yield"))
+        sequences: list[int] = []
+        for item in got:
+            sequences += range(item.first, item.last + 1) if isinstance(item, Gap) else [item.sequence]
+        assert sequences == list(range(sequences[0], end)) and sequences[0] <= max(first, 50)
+        assert all(item.value == value(item.sequence) and item.sequence < 50 for item in got if not isinstance(item, Gap))
+        assert any(isinstance(item, Gap) and item.last == end - 1 for item in got)
+        assert not log.verify().is_sound
+        assert log.append(value(end)) == end
+        assert [record.value for record in log.read(end)] == [value(end)]
