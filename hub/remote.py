@@ -44,7 +44,6 @@ from hub.tickets import (
 )
 from hub.wire import LAST
 from kvspool import arrow
-from kvspool.errors import GapError
 from kvspool.record import Gap
 from kvspool.spool.cursor import Isolation
 
@@ -143,18 +142,12 @@ class RemoteHub:
         1970, RFC 3339, or an aware datetime). coded: with a column codec. isolation: "synced" gives only what is on the hub's disk.
 
         on_gap: "raise" raises GapError at the first lost record, "skip" leaves them out. Raises NotFound, NotAllowed, ShardDamaged,
-        Unexpected for a start that isn't there yet, HubFull, Unreachable, Malformed. A table is whole, or there is none.
+        Unexpected for a start that isn't there yet, HubFull, Unreachable, Malformed. A table that is returned is whole; an error has the
+        records before it as `partial`, a table.
         """
-        if on_gap not in ("raise", "skip"):
-            raise ValueError(f'on_gap is "raise" or "skip" here, not {on_gap!r}: a table has no room for a Gap')
-        got = []
         asked = {"start_time": start_time, "end_time": end_time, "limit": limit, "coded": coded, "isolation": isolation}
-        for item in self.batches(client, shard, start, end=end, **asked):  # type: ignore[arg-type]
-            if not isinstance(item, Gap):
-                got.append(item)
-            elif on_gap == "raise":
-                raise GapError(item)
-        return pa.Table.from_batches(got, schema=arrow.CODED_SCHEMA if coded else arrow.SCHEMA)
+        items = self.batches(client, shard, start, end=end, **asked)  # type: ignore[arg-type]
+        return arrow.table(items, arrow.CODED_SCHEMA if coded else arrow.SCHEMA, on_gap)
 
     def batches(
         self,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 from kvspool._frames import Batch, Items
@@ -23,6 +24,7 @@ class Moving(Protocol):
 
 
 C = TypeVar("C", bound=Moving)
+T = TypeVar("T")
 
 
 class Iteration(Iterator[Any], Generic[C]):
@@ -61,7 +63,10 @@ class Iteration(Iterator[Any], Generic[C]):
 
         Raises nothing for a Gap, whatever `on_gap` is: the caller sees it.
         """
-        batch = self._fetch(self.AT_ONCE if most is None else most)
+        if self.has_items:  # an exception came before they were returned
+            batch = self._batch.items[self._batch.at :]
+        else:
+            batch = self._fetch(self.AT_ONCE if most is None else most)
         self._batch.clear()
         return batch
 
@@ -115,6 +120,38 @@ class Iteration(Iterator[Any], Generic[C]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def gathered(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
+    """Yield the items in lists. A list ends when it has `most` items, or when their sizes add up to `most_bytes`.
+
+    Where `items` raises an error, the items before it are yielded first.
+    """
+    batch: list[T] = []
+    total = 0
+    try:
+        for item in items:
+            batch.append(item)
+            total += size(item)
+            if len(batch) == most or total >= most_bytes:
+                yield batch
+                batch, total = [], 0
+    except Exception:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
+
+
+@contextmanager
+def keeping(partial: Callable[[], Any]) -> Iterator[None]:
+    """Run the `with` block; an error that ends it gets the result of `partial()` as its attribute `partial`; see `KvspoolError`."""
+    try:
+        yield
+    except Exception as error:
+        error.partial = partial()  # type: ignore[attr-defined]
+        raise
 
 
 def check(limit: int | None, on_gap: OnGap) -> None:

@@ -416,7 +416,8 @@ class Journal:
 
         Columns: sequence (int64), timestamp (ns, UTC; whatever is stored, also `record.NO_TIME`), type (int32), key (binary, null: none),
         value (binary). Gaps: "skip", or GapError with "raise"; a table has no room for "yield". Raises what `read` does, and OutOfRange for
-        sequences from 2^63 on. Needs the extra `arrow`.
+        sequences from 2^63 on. Every error has the records before it as `partial`, a table; go on after a GapError with
+        `start=error.gap.last + 1`. Needs the extra `arrow`.
         """
         from kvspool import arrow
 

@@ -63,6 +63,10 @@ class Cursor:
         """Return the sequence that comes next."""
         return int(self.reader.sequence)
 
+    def go_to(self, sequence: int) -> None:
+        """Go to a sequence that was copied out already, or to the one after it."""
+        self.reader.position, self.reader.sequence = search.find(self.reader, sequence)
+
     def advance(self, take: Callable[..., T], *rest: Any) -> T | Gap:
         """Return what `take(end, *rest)` copies out, never blocking; a Gap in its place; an empty result where nothing is there."""
         if self.pair.is_closed:

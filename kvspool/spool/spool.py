@@ -448,7 +448,8 @@ class Spool(Single):
         """Return the records that are there now as a `pyarrow.Table`, without a Python object for a row.
 
         Columns: sequence (int64), timestamp (ns, UTC), type (int32), key (binary, null: none), value (binary). Gaps: "skip", or
-        GapError with "raise"; a table has no room for "yield". Needs the extra `arrow`.
+        GapError with "raise"; a table has no room for "yield". Every error has the records before it as `partial`, a table; go on after a
+        GapError with `start=error.gap.last + 1`. Needs the extra `arrow`.
         """
         from kvspool import arrow
 

@@ -111,6 +111,8 @@ def test_a_gap_is_an_error_skipped_or_handed_out(remote: RemoteHub) -> None:
         remote.read_arrow("EWR", 0)
     assert (raised.value.gap.first, raised.value.gap.last, raised.value.gap.reason) == (2, 8, "missing")
     assert remote.location in str(raised.value)
+    assert raised.value.partial["sequence"].to_pylist() == [0, 1]
+    assert remote.read_arrow("EWR", 0, 9)["sequence"].to_pylist() == [9]
     assert remote.read_arrow("EWR", 0, on_gap="skip")["sequence"].to_pylist() == [0, 1, 9]
     items = list(remote.batches("EWR", 0))
     assert [item.count if isinstance(item, Gap) else item.num_rows for item in items] == [2, 7, 1]
@@ -141,7 +143,7 @@ def test_errors_have_types(server: HubServer, remote: RemoteHub) -> None:
     assert remote.clients() == []
 
 
-def test_a_damaged_shard_gives_no_table(root: Path, remote: RemoteHub) -> None:
+def test_an_error_of_a_damaged_shard_has_the_records_before_the_damage(root: Path, remote: RemoteHub) -> None:
     (segment,) = (root / "JFK.1.000" / "kvj").iterdir()
     data = bytearray(segment.read_bytes())
     data[-2] ^= 0xFF
@@ -151,8 +153,13 @@ def test_a_damaged_shard_gives_no_table(root: Path, remote: RemoteHub) -> None:
         for batch in remote.batches("JFK", 0):
             rows += batch.num_rows
     assert rows == 9
-    with pytest.raises(ShardDamaged):
+    with pytest.raises(ShardDamaged) as raised:
         remote.read_arrow("JFK", 0)
+    assert raised.value.partial["sequence"].to_pylist() == list(range(9))
+    with pytest.raises(ShardDamaged) as raised:
+        remote.read_arrow("JFK", 0, coded=True)
+    assert raised.value.partial.schema == arrow.CODED_SCHEMA
+    assert raised.value.partial.num_rows == 9
 
 
 def test_nobody_at_the_address_is_unreachable() -> None:
