@@ -44,6 +44,8 @@ from hub.tickets import (
 )
 from hub.wire import LAST
 from kvspool import arrow
+from kvspool.errors import Closed
+from kvspool.iteration import Iterations
 from kvspool.record import Gap
 from kvspool.spool.cursor import Isolation
 
@@ -63,6 +65,7 @@ class RemoteHub:
         self._security = security
         self._timeout = timeout
         self._client = connection.connect(location, security)
+        self._iterations = Iterations()
 
     # What is there.
 
@@ -177,18 +180,23 @@ class RemoteHub:
     def items(self, ticket: Ticket, timeout: float | None = None) -> Iterator[Rows | Gap | int]:
         """Yield what a ticket asks for: rows, Gaps between them, and last the sequence at which the hub ended the stream.
 
-        timeout: seconds after which the stream is cut. Raises as `read_arrow`, and Fenced for another log than the ticket names.
+        timeout: seconds after which the stream is cut. Raises as `read_arrow`, Fenced for another log than the ticket names, and Closed as
+        soon as any thread closes the connection.
         """
         where = f"{self.location}/{ticket.client}/{ticket.shard}"
+        stream: _Stream | None = None
         try:
             reader = self._client.do_get(flight.Ticket(msgspec.json.encode(ticket)), self._options(timeout))
             if not reader.schema.equals(columns.schema_of(ticket)):
                 raise Malformed(f"{where}: the stream has the columns {str(reader.schema)[:500]!r}")
             try:
+                stream = self._iterations.add(_Stream(reader))
                 yield from self._items(reader, where)
             finally:
                 reader.cancel()
         except (pa.ArrowException, OSError) as error:
+            if stream is not None and stream.why:
+                raise Closed(stream.why) from None
             raise connection.error_of(self.location, error) from None
 
     def _items(self, reader: Any, where: str) -> Iterator[Rows | Gap | int]:
@@ -226,7 +234,8 @@ class RemoteHub:
         return connection.call_options(self._security, timeout)
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection. Streams under way raise Closed, those that other threads wait for at once."""
+        self._iterations.end(f"the connection to {self.location} was closed; connect again")
         self._client.close()
 
     def __enter__(self) -> RemoteHub:
@@ -234,6 +243,19 @@ class RemoteHub:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class _Stream:
+    """A stream of records that is under way. why: its connection was closed."""
+
+    def __init__(self, reader: flight.FlightStreamReader) -> None:
+        self._reader = reader
+        self.why = ""
+
+    def end(self, why: str) -> None:
+        """Cancel the stream; see `kvspool.iteration.Endable`."""
+        self.why = why
+        self._reader.cancel()
 
 
 def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:

@@ -411,7 +411,7 @@ class Following(Reading):
                 break
             self._watch()
             batch = self._fetch(most)
-            if not batch and self._watcher is not None:
+            if not batch and self._watcher is not None and not self.is_over:
                 if self._watcher.wait(left) is None:
                     self.cursor.refuse_vanished()
                 batch = self._fetch(most) if not self.is_over else []
@@ -423,11 +423,11 @@ class Following(Reading):
         if self._watcher is None or self._watched != cursor.base:
             if self._watcher is not None:
                 self._watcher.close()
-            self._watcher = Watcher()
+            self._watcher = self.waker = Watcher()
             cursor.watch(self._watcher, 0)
             self._watched = cursor.base
 
-    def close(self) -> None:
-        super().close()
+    def _release(self) -> None:
+        super()._release()
         if self._watcher is not None:
             self._watcher.close()

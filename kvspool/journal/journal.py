@@ -27,7 +27,7 @@ import msgspec
 
 from kvspool import forks, producers, system
 from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
-from kvspool.iteration import OnGap
+from kvspool.iteration import Iterations, OnGap
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import producing, settings, trim
@@ -127,6 +127,7 @@ class Journal:
         self._background: Background | None = None
         self._thread_lock = threading.RLock()
         self._is_closed = False
+        self._iterations = Iterations()
         self.trim_error: Exception | None = None
         self.offsets: Offsets = format.offsets(path, self.mode())
         forks.register(self)
@@ -385,7 +386,10 @@ class Journal:
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
     ) -> Following:
-        """Iterate over records as they come; ends after `timeout` seconds without one (None: never). See `read`."""
+        """Iterate over records as they come; ends after `timeout` seconds without one (None: never). See `read`.
+
+        Raises Closed as soon as any thread closes the journal.
+        """
         return self.following(self.place(start), limit, on_gap, timeout, isolation)
 
     def follow_async(
@@ -400,14 +404,14 @@ class Journal:
         """As `follow`, for `async for`: the event loop goes on with its other work while nothing is there."""
         from kvspool.journal.following import AsyncFollowing
 
-        return AsyncFollowing(Reading(self._cursor(self.place(start), None, isolation), limit, on_gap), timeout)
+        return AsyncFollowing(self._iterations.add(Reading(self._cursor(self.place(start), None, isolation), limit, on_gap)), timeout)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.read())
 
     def values(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
         """As `read`, and hands out the stored bytes alone: quicker."""
-        return Reading(self._cursor(self.place(start), self.readable_end()), limit, on_gap, None)
+        return self._iterations.add(Reading(self._cursor(self.place(start), self.readable_end()), limit, on_gap, None))
 
     def read_arrow(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
@@ -426,13 +430,13 @@ class Journal:
 
     def reading(self, place: Place, limit: int | None, on_gap: OnGap, end: int) -> Reading:
         """Return an iteration from a place up to the sequence `end`."""
-        return Reading(self._cursor(place, end), limit, on_gap)
+        return self._iterations.add(Reading(self._cursor(place, end), limit, on_gap))
 
     def following(
         self, place: Place, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation = "appended"
     ) -> Following:
         """Return an iteration from a place on that waits for more."""
-        return Following(self._cursor(place, None, isolation), limit, on_gap, timeout)
+        return self._iterations.add(Following(self._cursor(place, None, isolation), limit, on_gap, timeout))
 
     def _cursor(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
         if self._is_closed:
@@ -866,7 +870,11 @@ class Journal:
             appender.close()
 
     def close(self) -> None:
-        """Give locks and files back; what is being read goes on. Puts on disk what the level "os" has not come to."""
+        """Give locks and files back. Puts on disk what the level "os" has not come to.
+
+        Iterations raise Closed, those that wait in other threads at once; a `cursor` goes on.
+        """
+        self._iterations.end(f"{self.path} was closed; open it again")
         background, self._background = self._background, None
         if background is not None and background.is_ours:
             background.end()

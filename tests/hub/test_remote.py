@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -37,7 +38,7 @@ from hub.errors import (
 )
 from hub.remote import RemoteHub
 from kvspool import arrow
-from kvspool.errors import GapError
+from kvspool.errors import Closed, GapError
 from kvspool.journal.format import Batch
 from kvspool.record import Gap
 
@@ -227,6 +228,46 @@ def test_a_stream_that_takes_too_long_is_cut(root: Path, server: HubServer, remo
     with pytest.raises(Unreachable):
         for _ in batches:
             time.sleep(0.01)
+
+
+class Endless(flight.FlightServerBase):  # type: ignore[misc]
+    """Sends one record, and the next one when `is_over` is set."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.is_over = threading.Event()
+
+    def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
+        def batches() -> Iterator[Any]:
+            row = {"sequence": [0], "timestamp": [0], "type": [0], "key": [None], "value": [b""]}
+            yield pa.RecordBatch.from_pydict(row, schema=arrow.SCHEMA)
+            self.is_over.wait()
+
+        return flight.GeneratorStream(arrow.SCHEMA, batches())
+
+
+def test_closing_the_connection_ends_a_stream_that_another_thread_waits_for() -> None:
+    errors: list[Exception] = []
+    first = threading.Event()
+
+    def read(remote: RemoteHub) -> None:
+        try:
+            for _ in remote.batches("JFK", 0):
+                first.set()
+        except Exception as error:
+            errors.append(error)
+
+    with Endless("grpc://127.0.0.1:0") as server:
+        remote = RemoteHub(f"grpc://127.0.0.1:{server.port}")
+        thread = threading.Thread(target=read, args=(remote,), daemon=True)
+        thread.start()
+        assert first.wait(60)
+        remote.close()
+        thread.join(60)
+        assert not thread.is_alive()
+        server.is_over.set()
+    (error,) = errors
+    assert isinstance(error, Closed) and remote.location in str(error)
 
 
 def test_every_error_of_a_hub_has_a_word_on_the_wire() -> None:
