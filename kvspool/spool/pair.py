@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvspool import _frames_py as frames
-from kvspool import disk, ledger, system
+from kvspool import disk, forks, ledger, system
 from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
 from kvspool.errors import (
     Corruption,
@@ -190,6 +190,7 @@ class Pair:
         except BaseException:
             self._release()
             raise
+        forks.register(self)
 
     def _open_one_pair(self) -> None:
         """Open the files until they belong together.
@@ -445,13 +446,17 @@ class Pair:
             return True  # another log, or something else, lies there now
         return successor is None or successor.has_vanished()
 
-    def give_up_locks(self) -> None:
-        """In a forked child: close the lock descriptors, which are the parent's. No other thread is there any more."""
+    def forked(self) -> None:
+        """In a forked child: close the lock descriptors, which are the parent's. No other thread is there any more.
+
+        Files from before a resize are told too: no handle knows them any more, but its iterators do.
+        """
         self._guard = threading.Lock()
         self._users = 0
         for fd in (self._lock_fd, self._sync_lock_fd):
             if fd >= 0:
-                self._files.remove(fd)
+                with suppress(ValueError):  # another thread was just adding it
+                    self._files.remove(fd)
                 system.port.close(fd)
         self._lock_fd = self._sync_lock_fd = -1
 
