@@ -540,14 +540,39 @@ class Journal:
         while low < high:  # the last segment whose first record is before the time
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self._first_time(bases[middle]) <= before else (low, middle - 1)
-        return self._seek(bases[low], timestamp=before) or Place(bases[low], 0, bases[low])
+        place = Place(bases[low], 0, bases[low])
+        with suppress(Corruption):  # of its header: reading passes over that
+            place = self._seek(bases[low], timestamp=before) or place
+        while (found := self._time_from(place)) is not None and found[0] <= before:
+            # The walk stopped at damage, and the record after it is before the time: go on there.
+            place = self._walk_on(found[1], before)
+        return place
+
+    def _walk_on(self, place: Place, before: int) -> Place:
+        """Return the place in the same segment after the records that follow and aren't later than a time."""
+        with self._looking:
+            segment = self._segments.get(place.base)
+            if segment is None:
+                return place
+            found = walk(self.format, segment, place.position, place.sequence, segment.size(), timestamp=before)
+            return Place(place.base, found.size, found.sequence)
 
     def _first_time(self, base: int) -> int:
-        """Return the timestamp of a segment's first record; LAST_TIME if it has none."""
+        """Return the timestamp of a segment's first sound record; LAST_TIME if it has none."""
+        found = self._time_from(Place(base, 0, base))
+        return LAST_TIME if found is None else found[0]
+
+    def _time_from(self, place: Place) -> tuple[int, Place] | None:
+        """Return the timestamp of the first sound record from a place on, and the place after it; None if the segment has none."""
         with self._looking:
-            items: list[Any] = []
-            Cursor(self._segments, Place(base, 0, base), base + 1).fetch(1, lambda sequence, time, *_: time, items)
-            return items[0] if items else LAST_TIME
+            cursor = Cursor(self._segments, place, None)
+            times: list[int] = []
+            with suppress(Corruption):
+                while cursor.fetch(1, lambda sequence, time, *_: time, times) is not None:
+                    pass
+            if not times or cursor.base != place.base:
+                return None
+            return times[0], Place(cursor.base, cursor.position, cursor.sequence)
 
     def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> Place | None:
         """Return the place of a sequence, or behind a time, in a segment; None if the segment is gone."""
