@@ -527,7 +527,9 @@ class Journal:
             raise OutOfRange(f"sequence {sequence} has not been written yet; the next one of {self.path} is {end.sequence}")
         if sequence == end.sequence:
             return end
-        found = self._seek(base, until=sequence) or Place(base, 0, base)
+        found = Place(base, 0, base)
+        with suppress(Corruption):  # of its header: reading passes over that
+            found = self._seek(base, until=sequence) or found
         there = -1 if found.sequence == sequence else found.sequence  # it stopped before that, at damage: reading will pass it
         return found._replace(sequence=sequence, there=there)
 
