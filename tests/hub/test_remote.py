@@ -261,11 +261,13 @@ def test_closing_the_connection_ends_a_stream_that_another_thread_waits_for() ->
         remote = RemoteHub(f"grpc://127.0.0.1:{server.port}")
         thread = threading.Thread(target=read, args=(remote,), daemon=True)
         thread.start()
-        assert first.wait(60)
-        remote.close()
-        thread.join(60)
-        assert not thread.is_alive()
-        server.is_over.set()
+        try:
+            assert first.wait(60)
+            remote.close()
+            thread.join(60)
+            assert not thread.is_alive()
+        finally:
+            server.is_over.set()  # or its shutdown waits for the stream
     (error,) = errors
     assert isinstance(error, Closed) and remote.location in str(error)
 
