@@ -30,7 +30,7 @@ from hub.positions import Key, Position
 from kvspool import Gap, Record, Spool, forks, system
 from kvspool.disk import flush_directory
 from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
-from kvspool.iteration import OnGap, check
+from kvspool.iteration import Iterations, OnGap, check
 from kvspool.spool.cursor import Isolation, check_isolation
 from shard import route
 from shard.merge import Cursor, Merge
@@ -90,6 +90,7 @@ class HubReader:
         self._turn: HubReading | None = None  # the iterator that begins where we stand
         self._lease: Lease | None = None
         self._is_closed = False
+        self._iterations = Iterations()
         self._attach()
         forks.register(self)
 
@@ -118,12 +119,15 @@ class HubReader:
     def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> HubReading:
         """Iterate over the records (`HubRecord`) that are there now, from the reader's place on; see `HubRoot.read`."""
         self._check_open()
-        return HubReading(self, limit, on_gap, None, is_bounded=True)
+        return self._iterations.add(HubReading(self, limit, on_gap, None, is_bounded=True))
 
     def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> HubReading:
-        """Iterate over the records from the reader's place on, and wait for more, and for more clients; see `HubRoot.follow`."""
+        """Iterate over the records from the reader's place on, and wait for more, and for more clients; see `HubRoot.follow`.
+
+        Raises Closed as soon as any thread closes the reader, or the root.
+        """
         self._check_open()
-        return HubReading(self, limit, on_gap, timeout, is_bounded=False)
+        return self._iterations.add(HubReading(self, limit, on_gap, timeout, is_bounded=False))
 
     def commit(self) -> dict[Key, int]:
         """Store the reader's places: behind everything that was handed out so far, in all shards at once. Returns them.
@@ -256,7 +260,7 @@ class HubReader:
     def _check_open(self) -> None:
         """Raise Closed; in a forked child, take the name anew first."""
         if self._is_closed:
-            raise Closed(f"the reader {self.name!r} was closed; open it again")
+            raise Closed(self._closed_words())
         if self._lease is None or not self._lease.is_ours:
             self.forked()
             self._attach()
@@ -267,9 +271,19 @@ class HubReader:
         return self._is_closed
 
     def close(self) -> None:
-        """Give the reader up, for others to open. Nothing is committed."""
+        """Give the reader up, for others to open. Nothing is committed. Its iterations raise Closed, those in other threads at once."""
         self._is_closed = True
-        self._let_go()
+        try:
+            self.end(self._closed_words())
+        finally:
+            self._let_go()
+
+    def end(self, why: str) -> None:
+        """End all iterations: the reader, or its root, was closed."""
+        self._iterations.end(why)
+
+    def _closed_words(self) -> str:
+        return f"the reader {self.name!r} was closed; open it again"
 
     def forked(self) -> None:
         """In a forked child: the name is the parent's."""
@@ -308,6 +322,8 @@ class HubReading(Iterator[Any]):
         self._timeout = timeout
         self._is_bounded = is_bounded
         self._merge: Merge | None = None
+        self._is_closed = False
+        self._why = ""  # the iteration ended, if its reader or root was closed
 
     def __next__(self) -> Any:
         while self._left != 0:
@@ -318,13 +334,15 @@ class HubReading(Iterator[Any]):
             item = self._take(merge)
             if not isinstance(item, Gap):
                 if self._left is not None:
-                    self._left -= 1
+                    self._left = 0 if self._is_closed else self._left - 1
                 return item
             self.lost += item.count
             if self._on_gap == "raise":
                 raise GapError(item)
             if self._on_gap == "yield":
                 return item
+        if self._why:
+            raise Closed(self._why)
         raise StopIteration
 
     def _take(self, merge: Merge) -> Any:
@@ -336,6 +354,8 @@ class HubReading(Iterator[Any]):
             if self._is_bounded:
                 self._owner.lose_turn()
                 self.close()
+            if self._why:
+                raise Closed(self._why) from None
             raise
         except KvspoolError:
             raise
@@ -367,6 +387,8 @@ class HubReading(Iterator[Any]):
                 merge.close()
                 raise
         self._merge = merge
+        if self._is_closed:  # by another thread, which did not find this one
+            merge.close()
         return merge
 
     def reads(self, key: Key) -> bool:
@@ -380,9 +402,16 @@ class HubReading(Iterator[Any]):
             merge.close()
 
     def close(self) -> None:
-        """Let go of all logs; the iteration is over."""
+        """Release all logs; the iteration is over. Another thread that waits in it wakes, and its iteration ends."""
+        self._is_closed = True
         self._left = 0
         self.let_go()
+
+    def end(self, why: str) -> None:
+        """Close the iteration because its reader or root was closed: every call raises Closed with the words `why`."""
+        if self._left != 0:
+            self._why = why
+            self.close()
 
     def __enter__(self) -> Self:
         return self

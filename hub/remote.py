@@ -44,7 +44,8 @@ from hub.tickets import (
 )
 from hub.wire import LAST
 from kvspool import arrow
-from kvspool.errors import GapError
+from kvspool.errors import Closed
+from kvspool.iteration import Iterations
 from kvspool.record import Gap
 from kvspool.spool.cursor import Isolation
 
@@ -64,6 +65,7 @@ class RemoteHub:
         self._security = security
         self._timeout = timeout
         self._client = connection.connect(location, security)
+        self._iterations = Iterations()
 
     # What is there.
 
@@ -143,18 +145,12 @@ class RemoteHub:
         1970, RFC 3339, or an aware datetime). coded: with a column codec. isolation: "synced" gives only what is on the hub's disk.
 
         on_gap: "raise" raises GapError at the first lost record, "skip" leaves them out. Raises NotFound, NotAllowed, ShardDamaged,
-        Unexpected for a start that isn't there yet, HubFull, Unreachable, Malformed. A table is whole, or there is none.
+        Unexpected for a start that isn't there yet, HubFull, Unreachable, Malformed. A table that is returned is whole; an error has the
+        records before it as `partial`, a table.
         """
-        if on_gap not in ("raise", "skip"):
-            raise ValueError(f'on_gap is "raise" or "skip" here, not {on_gap!r}: a table has no room for a Gap')
-        got = []
         asked = {"start_time": start_time, "end_time": end_time, "limit": limit, "coded": coded, "isolation": isolation}
-        for item in self.batches(client, shard, start, end=end, **asked):  # type: ignore[arg-type]
-            if not isinstance(item, Gap):
-                got.append(item)
-            elif on_gap == "raise":
-                raise GapError(item)
-        return pa.Table.from_batches(got, schema=arrow.CODED_SCHEMA if coded else arrow.SCHEMA)
+        items = self.batches(client, shard, start, end=end, **asked)  # type: ignore[arg-type]
+        return arrow.table(items, arrow.CODED_SCHEMA if coded else arrow.SCHEMA, on_gap)
 
     def batches(
         self,
@@ -184,18 +180,23 @@ class RemoteHub:
     def items(self, ticket: Ticket, timeout: float | None = None) -> Iterator[Rows | Gap | int]:
         """Yield what a ticket asks for: rows, Gaps between them, and last the sequence at which the hub ended the stream.
 
-        timeout: seconds after which the stream is cut. Raises as `read_arrow`, and Fenced for another log than the ticket names.
+        timeout: seconds after which the stream is cut. Raises as `read_arrow`, Fenced for another log than the ticket names, and Closed as
+        soon as any thread closes the connection.
         """
         where = f"{self.location}/{ticket.client}/{ticket.shard}"
+        stream: _Stream | None = None
         try:
             reader = self._client.do_get(flight.Ticket(msgspec.json.encode(ticket)), self._options(timeout))
             if not reader.schema.equals(columns.schema_of(ticket)):
                 raise Malformed(f"{where}: the stream has the columns {str(reader.schema)[:500]!r}")
             try:
+                stream = self._iterations.add(_Stream(reader))
                 yield from self._items(reader, where)
             finally:
                 reader.cancel()
         except (pa.ArrowException, OSError) as error:
+            if stream is not None and stream.why:
+                raise Closed(stream.why) from None
             raise connection.error_of(self.location, error) from None
 
     def _items(self, reader: Any, where: str) -> Iterator[Rows | Gap | int]:
@@ -233,7 +234,8 @@ class RemoteHub:
         return connection.call_options(self._security, timeout)
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection. Streams under way raise Closed, those that other threads wait for at once."""
+        self._iterations.end(f"the connection to {self.location} was closed; connect again")
         self._client.close()
 
     def __enter__(self) -> RemoteHub:
@@ -241,6 +243,19 @@ class RemoteHub:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class _Stream:
+    """A stream of records that is under way. why: its connection was closed."""
+
+    def __init__(self, reader: flight.FlightStreamReader) -> None:
+        self._reader = reader
+        self.why = ""
+
+    def end(self, why: str) -> None:
+        """Cancel the stream; see `kvspool.iteration.Endable`."""
+        self.why = why
+        self._reader.cancel()
 
 
 def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:

@@ -29,7 +29,7 @@ from hub.positions import Key
 from hub.reader import HubReader, HubReaderStats, delete, listing
 from kvspool import SpoolStats, system
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
-from kvspool.iteration import OnGap
+from kvspool.iteration import Iterations, OnGap
 from kvspool.journal import JournalStats
 from kvspool.spool.cursor import Isolation
 from kvspool.spool.format import CONTROL_FILE
@@ -79,6 +79,7 @@ class HubRoot:
         self._logs: dict[tuple[str, int], Log] = {}
         self._held = Held(path)
         self._is_closed = False
+        self._iterations = Iterations()
 
     @classmethod
     def create(cls, root: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> HubRoot:
@@ -135,7 +136,7 @@ class HubRoot:
         """
         merge = Merge(limit, on_gap)
         self.add_shards(merge, _cursors_at(start, True, isolation), is_bounded=True)
-        return merge
+        return self._iterations.add(merge)
 
     def follow(
         self,
@@ -148,11 +149,12 @@ class HubRoot:
     ) -> FollowingMerge:
         """Iterate over the records from `start` on, and wait for more; clients that appear later are read from their earliest record.
 
-        One inotify descriptor serves the root and all shards. Ends quietly after `timeout` seconds without a record; None: never.
+        One inotify descriptor serves the root and all shards. Ends quietly after `timeout` seconds without a record; None: never. Raises
+        Closed as soon as any thread closes the root.
         """
         merge = FollowingRoot(self, limit, on_gap, timeout, isolation)
         self.add_shards(merge, _cursors_at(start, False, isolation), is_bounded=False)
-        return merge
+        return self._iterations.add(merge)
 
     def add_shards(self, merge: Merge, open_cursor: OpenCursor, *, is_bounded: bool) -> None:
         """Add every shard to the merge that it doesn't read yet."""
@@ -228,7 +230,7 @@ class HubRoot:
         it open), Corruption (its positions are damaged), ValueError, ShardError, or the system's OSError.
         """
         self._check_open()
-        return HubReader(self, name, _checked_start(start), isolation)
+        return self._iterations.add(HubReader(self, name, _checked_start(start), isolation))
 
     def readers(self) -> list[HubReaderStats]:
         """Return what is known of each durable reader: name, lag in each shard, when it last committed, who has it open."""
@@ -275,14 +277,18 @@ class HubRoot:
         return self._is_closed
 
     def close(self) -> None:
-        """Close all logs. Every later call raises Closed."""
+        """Close all logs. Every later call raises Closed; so do iterations, those that wait in other threads at once."""
         self._is_closed = True
+        self._iterations.end(self._closed_words())
         while self._logs:
             self._logs.popitem()[1].close()
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise Closed(f"{self.path} was closed; open it again")
+            raise Closed(self._closed_words())
+
+    def _closed_words(self) -> str:
+        return f"{self.path} was closed; open it again"
 
     def __enter__(self) -> HubRoot:
         return self

@@ -44,6 +44,7 @@ cdef class Ring:
     cdef uint64_t lap
     cdef uint32_t seed
     cdef readonly bint closed
+    cdef readonly uint64_t passed
     cdef uint64_t offset
     cdef readonly uint64_t stored
     cdef uint64_t content

@@ -192,6 +192,7 @@ class Ring:
         self.lap = 0
         self.seed = seed
         self.closed = False
+        self.passed = 0
         self.offset = 0
         self.stored = 0
         self.content = 0
@@ -415,10 +416,12 @@ class Ring:
         """Follow the chain from `position` to the first frame with at least this sequence and timestamp; or to `end`.
 
         Stops at damage that may have been that frame: the caller reads on from there and finds the damage itself. Damage before it is
-        passed over; what a crash of the machine left there of an earlier lap is known by a sequence that goes back.
+        passed over; what a crash of the machine left there of an earlier lap is known by a sequence that goes back. `passed` is the
+        sequence after the last frame that was passed, 0 for none.
         """
         self.check_open()
         least = 0
+        self.passed = 0
         while position < end:
             found = self.parse(position, end)
             if found == BAD or self.goes_back(found, least) or (found == FRAME and not self.is_sound(self.offset)):
@@ -432,7 +435,7 @@ class Ring:
             if found == FRAME:
                 if self.sequence_found >= sequence and self.timestamp >= timestamp:
                     break
-                least = self.sequence_found + 1
+                self.passed = least = self.sequence_found + 1
             position += self.stored
         return position
 

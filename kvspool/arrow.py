@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate
@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from kvspool import _frames_py as frames
 from kvspool import _kvj, _kvj_py, system
-from kvspool.errors import GapError, OutOfRange, TooLarge
+from kvspool.errors import GapError, OutOfRange, TooLarge, Undecodable
 from kvspool.exchange import plain
-from kvspool.iteration import OnGap
+from kvspool.iteration import OnGap, keeping
 from kvspool.journal.cursor import CHUNK, Take
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.journal.format import WHOLE, Batch, Before, Format, Scan
@@ -56,17 +56,26 @@ AnyCursor = Cursor | JournalCursor
 
 def read(cursor: AnyCursor, limit: int | None, on_gap: OnGap) -> pa.Table:
     """Return what the bounded cursor has to give, up to `limit` records; see `Spool.read_arrow` and `Journal.read_arrow`."""
-    if on_gap not in ("raise", "skip"):
-        raise ValueError(f'on_gap is "raise" or "skip" here, not {on_gap!r}: a table has no room for a Gap')
     if limit is not None and limit < 0:
         raise ValueError(f"limit is a number of records, not {limit}")
-    got = []
-    for batch in batches(cursor, limit, LARGE_BATCH):
-        if not isinstance(batch, Gap):
-            got.append(batch)
-        elif on_gap == "raise":
-            raise GapError(batch)
-    return pa.Table.from_batches(got, schema=SCHEMA)
+    return table(batches(cursor, limit, LARGE_BATCH), SCHEMA, on_gap)
+
+
+def table(items: Iterable[pa.RecordBatch | Gap], schema: pa.Schema, on_gap: OnGap) -> pa.Table:
+    """Return the batches as one table. on_gap: "skip" leaves Gaps out, "raise" raises GapError at the first one.
+
+    An error that ends `items`, and a GapError, have the table of all records before it as `partial`.
+    """
+    if on_gap not in ("raise", "skip"):
+        raise ValueError(f'on_gap is "raise" or "skip" here, not {on_gap!r}: a table has no room for a Gap')
+    got: list[pa.RecordBatch] = []
+    with keeping(lambda: pa.Table.from_batches(got, schema=schema)):
+        for item in items:
+            if not isinstance(item, Gap):
+                got.append(item)
+            elif on_gap == "raise":
+                raise GapError(item)
+    return pa.Table.from_batches(got, schema=schema)
 
 
 def batches(
@@ -93,7 +102,8 @@ def next_batch(cursor: AnyCursor, most: int = BATCH, *, coded: bool = False, byt
     than it could be: it never goes on over a Gap or, of a journal, into the next segment.
 
     Raises what reading the log does; Undecodable for a keyed value, where it is `coded`; OutOfRange for sequences from 2^63 on, which the
-    column has no room for.
+    column has no room for. Records before an error are returned first, and the next call raises it. The call after an Undecodable goes on
+    with the next record.
     """
     if bytes < 1:
         raise ValueError(f"a batch has room for at least 1 byte, not {bytes}")
@@ -115,19 +125,28 @@ def _next_of_spool(cursor: Cursor, most: int, coded: bool, room: int) -> pa.Reco
             room, most = cursor.reader.stored, 1  # a single record that is larger than the room for a batch
             continue
         batch = gathered.finish()
-        return _without_keys(batch, cursor.key_table) if coded and cursor.key_table is not None else batch
+        return _without_keys(batch, cursor, cursor.key_table) if coded and cursor.key_table is not None else batch
 
 
-def _without_keys(batch: pa.RecordBatch, key_table: KeyTable) -> pa.RecordBatch:
-    """Return a coded batch with its keyed values as MessagePack: the same one if it has none."""
+def _without_keys(batch: pa.RecordBatch, cursor: Cursor, key_table: KeyTable) -> pa.RecordBatch:
+    """Return a coded batch with its keyed values as MessagePack: the same one if it has none.
+
+    At a value that can't be decoded the batch ends, and the cursor goes back there. Raises Undecodable if it is the first one.
+    """
     is_keyed = pc.equal(batch.column("codec"), Codec.KEYED)
     if not pc.any(is_keyed).as_py():
         return batch
     key_table.look()
     values, sequences = batch.column("value").to_pylist(), batch.column("sequence")
     for row in pc.indices_nonzero(is_keyed).to_pylist():
-        record = Record(sequences[row].as_py(), 0, 0, None, values[row], Codec.KEYED, key_table=key_table.keys)
-        values[row] = plain(record)
+        sequence = sequences[row].as_py()
+        try:
+            values[row] = plain(Record(sequence, 0, 0, None, values[row], Codec.KEYED, key_table=key_table.keys))
+        except Undecodable:
+            cursor.go_to(sequence if row else sequence + 1)
+            if row:
+                return _without_keys(batch.slice(0, row), cursor, key_table)
+            raise
     codecs = pc.if_else(is_keyed, pa.scalar(Codec.MSGPACK, pa.uint8()), batch.column("codec"))
     return batch.set_column(4, CODED_SCHEMA.field(4), pa.array(values, pa.binary())).set_column(5, CODED_SCHEMA.field(5), codecs)
 

@@ -54,16 +54,21 @@ through untouched, with a note that names the file. `exit_code` is what the comm
 from __future__ import annotations
 
 import queue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvspool.record import Gap
 
 
 class KvspoolError(Exception):
-    """Base of every error that is this package's own."""
+    """Base of every error that is this package's own.
+
+    `partial` holds the sound records that a call had read before it failed, if it returns them all at once, as `read_arrow` does. It is
+    None otherwise.
+    """
 
     exit_code = 1
+    partial: Any = None
 
 
 class Closed(KvspoolError):
@@ -354,7 +359,8 @@ class Unsettled(NotDurable):
 class GapError(KvspoolError):
     """Records were lost before they could be read; `gap` says which and why.
 
-    The reader stands behind them: take the next record to go on.
+    An iterator is after them: take the next record to go on. After a call that returns all records at once, the sound ones before the
+    Gap are in `partial`; call again with `start=error.gap.last + 1`.
     """
 
     exit_code = 7

@@ -63,6 +63,11 @@ class LoopWatcher:
         changed, self._bed.changed = self._bed.changed, set()
         return None if self.is_blind else changed
 
+    def wake(self) -> None:
+        """End the wait at once, or the next one. Any thread may call this."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._bed.stir)
+
     def close(self) -> None:
         """Watch nothing any more; a later wait only sleeps."""
         desk, self._desk = self._desk, None
@@ -96,6 +101,11 @@ class _Bed:
         finally:
             alarm.cancel()
             self._sleeper = None
+
+    def stir(self) -> None:
+        """Wake the task, and let it look at everything."""
+        self.changed = None
+        self.wake()
 
     def wake(self) -> None:
         if self._sleeper is not None and not self._sleeper.done():
@@ -133,8 +143,7 @@ class _Desk:
         for event in parse_events(system.port.read_events(self._notifier.fileno())):
             if event.mask & flags.Q_OVERFLOW:
                 for bed in self._guests:
-                    bed.changed = None
-                    bed.wake()
+                    bed.stir()
             for bed, key in self._beds.get(event.wd, {}).items():
                 if bed.changed is not None:
                     bed.changed.add(key)

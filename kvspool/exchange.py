@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from kvspool.errors import NotImportable
-from kvspool.iteration import OnGap
+from kvspool.iteration import OnGap, gathered
 from kvspool.record import Codec, Gap, Record
 from kvspool.spool import times
 from kvspool.spool.appending import Row
@@ -89,15 +89,15 @@ def export(
 
     format: "jsonl" or "parquet". on_gap: "raise" ends with GapError at the first lost record; "yield" and "skip" go on, and
     the result lists the Gaps. progress: called with the number of records so far. Raises what `Spool.read` raises, Undecodable for a keyed
-    value whose keys are damaged, OSError of the file, ValueError. What was written before an error stays in the file.
+    value whose keys are damaged, OSError of the file, ValueError. All records before an error are in the file.
     """
     if format not in FORMATS:
         raise ValueError(f"a format is one of {', '.join(FORMATS)}, not {format!r}")
     gaps: list[Gap] = []
-    batches = _batches(log.read(start, on_gap="raise" if on_gap == "raise" else "yield"), end, gaps)
+    records = _records(log.read(start, on_gap="raise" if on_gap == "raise" else "yield"), end, gaps)
     write = _write_lines if format == "jsonl" else _write_parquet
     count = 0
-    for written in write(log, file, batches):
+    for written in write(log, file, records):
         count += written
         if progress is not None:
             progress(count)
@@ -105,9 +105,8 @@ def export(
     return Exported(count, lost, gaps)
 
 
-def _batches(items: Iterable[Record | Gap], end: int | None, gaps: list[Gap]) -> Iterator[list[Record]]:
-    batch: list[Record] = []
-    size = 0
+def _records(items: Iterable[Record | Gap], end: int | None, gaps: list[Gap]) -> Iterator[Record]:
+    """Yield the records before the sequence `end`, and note the Gaps between them."""
     for item in items:
         if isinstance(item, Gap):
             if end is not None and item.first >= end:
@@ -116,18 +115,13 @@ def _batches(items: Iterable[Record | Gap], end: int | None, gaps: list[Gap]) ->
             continue
         if end is not None and item.sequence >= end:
             break
-        batch.append(item)
-        size += len(item.value) + len(item.key or b"")
-        if len(batch) == BATCH or size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+        yield item
 
 
-def _write_lines(log: Spool, file: IO[bytes], batches: Iterable[list[Record]]) -> Iterator[int]:
-    for batch in batches:
-        file.write(b"".join(_to_json(_members(record)) + b"\n" for record in batch))
+def _write_lines(log: Spool, file: IO[bytes], records: Iterable[Record]) -> Iterator[int]:
+    lines = (_to_json(_members(record)) + b"\n" for record in records)
+    for batch in gathered(lines, len, BATCH, BATCH_BYTES):
+        file.write(b"".join(batch))
         yield len(batch)
 
 
@@ -184,7 +178,7 @@ def plain(record: Record) -> bytes:
     return _to_msgpack(record.data) if record.codec == Codec.KEYED else record.value
 
 
-def _write_parquet(log: Spool, file: IO[bytes], batches: Iterable[list[Record]]) -> Iterator[int]:
+def _write_parquet(log: Spool, file: IO[bytes], records: Iterable[Record]) -> Iterator[int]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -193,19 +187,17 @@ def _write_parquet(log: Spool, file: IO[bytes], batches: Iterable[list[Record]])
     stats = log.stats()
     about = {"kvspool.log_id": stats.log_id, "kvspool.codec": stats.codec, "kvspool.keyed": "values of codec 4 are plain MessagePack here"}
     schema = arrow.SCHEMA.insert(3, pa.field("codec", pa.int32())).with_metadata(about)
+    rows = ((record.sequence, record.timestamp, record.type, record.codec, record.key, plain(record)) for record in records)
     with parquet.ParquetWriter(file, schema) as writer:
-        for batch in batches:
-            columns = {
-                "sequence": [record.sequence for record in batch],
-                "timestamp": [record.timestamp for record in batch],
-                "type": [record.type for record in batch],
-                "codec": [record.codec for record in batch],
-                "key": [record.key for record in batch],
-                "value": [plain(record) for record in batch],
-            }
-            arrays = [pa.array(columns[field.name], field.type) for field in schema]
+        for batch in gathered(rows, _row_bytes, BATCH, BATCH_BYTES):
+            columns = zip(*batch, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema), row_group_size=len(batch))
             yield len(batch)
+
+
+def _row_bytes(row: tuple[int, int, int, int, bytes | None, bytes]) -> int:
+    return len(row[4] or b"") + len(row[5])
 
 
 # Into a log.

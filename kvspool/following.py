@@ -52,6 +52,7 @@ class AsyncFollowing(AsyncIterator[Any], Generic[R]):
         while (item := self._look(has_slept)) is NOTHING:
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
             if self._reading.is_over or left <= 0:
+                self._reading.check_ended()
                 raise StopAsyncIteration
             await self._sleep(left)
             has_slept = True
@@ -65,15 +66,20 @@ class AsyncFollowing(AsyncIterator[Any], Generic[R]):
     async def _sleep(self, left: float) -> None:
         """Sleep until there may be more, `left` seconds at most."""
 
+    def _watch_with(self, watcher: LoopWatcher) -> None:
+        """Sleep on this watcher from now on."""
+        self._watcher = self._reading.waker = watcher
+
     def _let_go(self) -> None:
         watcher, self._watcher = self._watcher, None
+        self._reading.waker = None
         if watcher is not None:
             watcher.close()
 
     async def aclose(self) -> None:
-        """Let go of the log; the iteration is over."""
-        self._let_go()
+        """Release the log; the iteration is over. Another task that waits in it wakes, and its iteration ends."""
         self._reading.close()
+        self._let_go()
 
     async def __aenter__(self) -> Self:
         return self

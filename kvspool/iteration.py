@@ -1,13 +1,20 @@
-"""What is the same in iterations over logs of every kind: a limit, what is copied out in advance, and what becomes of Gaps."""
+"""Iterations over logs of every kind: their limit, the records that are copied out in advance, their Gaps, and how they end.
+
+**Closing.** Any thread may close an iteration: the thread that waits in it wakes, and the iteration ends quietly. Closing the log, the
+durable reader, the shard set or the hub root that an iteration comes from ends it with `Closed`: the next call raises it, and a call that
+waits in another thread or task raises it at once. Records that were copied out in advance are dropped then.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from kvspool._frames import Batch, Items
-from kvspool.errors import GapError
+from kvspool.errors import Closed, GapError
 from kvspool.record import Gap
 
 OnGap = Literal["raise", "yield", "skip"]
@@ -22,7 +29,23 @@ class Moving(Protocol):
         """Let go of the log."""
 
 
+class Waker(Protocol):
+    """The place where a thread or a task sleeps until there are more records."""
+
+    def wake(self) -> None:
+        """Wake the sleeper, or let its next sleep end at once. Any thread may call this."""
+
+
+class Endable(Protocol):
+    """An iteration, or a durable reader that has iterations."""
+
+    def end(self, why: str) -> None:
+        """Hand out nothing more: every call raises Closed with the words `why`."""
+
+
 C = TypeVar("C", bound=Moving)
+E = TypeVar("E", bound=Endable)
+T = TypeVar("T")
 
 
 class Iteration(Iterator[Any], Generic[C]):
@@ -37,8 +60,12 @@ class Iteration(Iterator[Any], Generic[C]):
     def __init__(self, cursor: C, limit: int | None, on_gap: OnGap) -> None:
         check(limit, on_gap)
         self.cursor = cursor
+        self.waker: Waker | None = None  # of the thread or task that waits for the next record
         self._batch = Batch(-1 if limit is None else limit)
         self._on_gap = on_gap
+        self._calls = 0  # under way, which need the log
+        self._is_closed = False
+        self._why = ""  # the iteration ended, if its handle was closed
 
     @property
     def lost(self) -> int:
@@ -61,14 +88,17 @@ class Iteration(Iterator[Any], Generic[C]):
 
         Raises nothing for a Gap, whatever `on_gap` is: the caller sees it.
         """
-        batch = self._fetch(self.AT_ONCE if most is None else most)
+        if self.has_items:  # an exception came before they were returned
+            batch = self._batch.items[self._batch.at :]
+        else:
+            batch = self._copied_out(self._fetch, self.AT_ONCE if most is None else most)
         self._batch.clear()
         return batch
 
     def next_or_none(self) -> Any:
         """Return the next record, or a Gap, without blocking; None if there is nothing now."""
         if self._batch.at == len(self._batch.items):
-            batch = self._fetch(self.AT_ONCE)
+            batch = self._copied_out(self._fetch, self.AT_ONCE)
             if not batch or isinstance(batch[0], Gap):
                 return batch[0] if batch else None
         self._batch.at += 1
@@ -87,7 +117,7 @@ class Iteration(Iterator[Any], Generic[C]):
     def _refill(self) -> Any:
         """Return the next record, or Gap, when all that was copied out is handed out."""
         while (left := self._batch.left) != 0:
-            batch = self._next_batch(self.AT_ONCE if left < 0 else min(self.AT_ONCE, left))
+            batch = self._copied_out(self._next_batch, self.AT_ONCE if left < 0 else min(self.AT_ONCE, left))
             if not batch:
                 break
             item = batch[0]
@@ -99,15 +129,54 @@ class Iteration(Iterator[Any], Generic[C]):
                 raise GapError(item)
             if self._on_gap == "yield":
                 return item
+        self.check_ended()
         raise StopIteration
+
+    def _copied_out(self, fetch: Callable[[int], list[Any]], most: int) -> list[Any]:
+        """Return the result of `fetch(most)`; nothing if the iteration is closed, also by another thread meanwhile.
+
+        That thread leaves the log to this one, which releases it after the call: nobody reads from a descriptor that was closed.
+        """
+        self._calls += 1
+        try:
+            batch = [] if self._is_closed else fetch(most)
+            return [] if self._is_closed else batch
+        except Closed:
+            if self._is_closed:
+                return []
+            raise
+        finally:
+            self._calls -= 1
+            if self._is_closed and not self._calls:
+                self._release()
 
     def _next_batch(self, most: int) -> list[Any]:
         """Return what `_fetch` does; who follows a log waits for it."""
         return self._fetch(most)
 
     def close(self) -> None:
-        """Let go of the log; the iteration is over."""
+        """Release the log; the iteration is over. A thread or task that waits in it wakes, and its iteration ends."""
+        self._is_closed = True
         self._batch.left = 0
+        waker = self.waker
+        if waker is not None:
+            waker.wake()
+        if not self._calls:
+            self._release()
+
+    def end(self, why: str) -> None:
+        """Close the iteration because its handle was closed: every call raises Closed with the words `why`."""
+        if not self.is_over:
+            self._why = why
+            self.close()
+
+    def check_ended(self) -> None:
+        """Raise Closed if the iteration ended because its handle was closed."""
+        if self._why:
+            raise Closed(self._why)
+
+    def _release(self) -> None:
+        """Release what the iteration holds. It may be released already."""
         self.cursor.close()
 
     def __enter__(self) -> Self:
@@ -115,6 +184,62 @@ class Iteration(Iterator[Any], Generic[C]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Iterations:
+    """The iterations of a handle that is open. Closing the handle ends them, whatever threads they are in."""
+
+    def __init__(self) -> None:
+        self._all: WeakValueDictionary[int, Endable] = WeakValueDictionary()
+        self._why = ""
+
+    def add(self, one: E) -> E:
+        """Have this iteration end with the handle; at once if another thread is closing it. Return the iteration."""
+        self._all[id(one)] = one
+        if self._why:
+            one.end(self._why)
+        return one
+
+    def end(self, why: str) -> None:
+        """End all iterations, and those that are added later; see `Endable.end`."""
+        self._why = why
+        with ExitStack() as ending:  # all of them, even if one fails
+            for reference in self._all.valuerefs():
+                one = reference()
+                if one is not None:
+                    ending.callback(one.end, why)
+
+
+def gathered(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
+    """Yield the items in lists. A list ends when it has `most` items, or when their sizes add up to `most_bytes`.
+
+    Where `items` raises an error, the items before it are yielded first.
+    """
+    batch: list[T] = []
+    total = 0
+    try:
+        for item in items:
+            batch.append(item)
+            total += size(item)
+            if len(batch) == most or total >= most_bytes:
+                yield batch
+                batch, total = [], 0
+    except Exception:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
+
+
+@contextmanager
+def keeping(partial: Callable[[], Any]) -> Iterator[None]:
+    """Run the `with` block; an error that ends it gets the result of `partial()` as its attribute `partial`; see `KvspoolError`."""
+    try:
+        yield
+    except Exception as error:
+        error.partial = partial()  # type: ignore[attr-defined]
+        raise
 
 
 def check(limit: int | None, on_gap: OnGap) -> None:

@@ -31,6 +31,7 @@ class Watcher:
         self._descriptors: dict[Hashable, set[int]] = {}  # for each key
         self._process = system.port.process_id()
         self._sleepers = 0
+        self._is_woken = False
         self.is_blind = False
         try:
             self._notifier = system.port.inotify()
@@ -63,18 +64,26 @@ class Watcher:
 
     def wait(self, timeout: float) -> set[object] | None:
         """Sleep up to `timeout` seconds. Returns the keys of what changed; None: it may be anything, look at all."""
-        if self._notifier is None or self.is_blind or self._process != system.port.process_id():
-            # In a forked child the events would be stolen from the parent.
-            system.port.sleep(min(timeout, BLIND_POLL))
-            return None
+        self._sleepers += 1  # before the look at what other threads set: they look here after they have set it
         notifier = self._notifier
-        self._sleepers += 1
         try:
+            if self._is_woken:
+                return None
+            if notifier is None or self.is_blind or self._process != system.port.process_id():
+                # In a forked child the events would be stolen from the parent.
+                system.port.sleep(min(timeout, BLIND_POLL))
+                return None
             return self._sleep(notifier, timeout)
         finally:
             self._sleepers -= 1
-            if self._notifier is None and self._sleepers == 0:
+            if notifier is not None and self._notifier is None and self._sleepers == 0:
                 notifier.close()  # another thread closed us meanwhile: its number must not be another file's while we read
+
+    def wake(self) -> None:
+        """End the wait of another thread, and every later one, at once."""
+        notifier, self._is_woken = self._notifier, True
+        if self._sleepers and notifier is not None and self._process == system.port.process_id():
+            _stir(notifier, [*self._keys])
 
     def _sleep(self, notifier: INotify, timeout: float) -> set[object] | None:
         fd = notifier.fileno()
@@ -93,10 +102,20 @@ class Watcher:
         return keys
 
     def close(self) -> None:
-        """Give the descriptor back; a later wait only sleeps."""
+        """Give the descriptor back; the wait of another thread ends at once, and a later one only sleeps."""
         notifier, self._notifier = self._notifier, None
-        if notifier is not None and self._sleepers == 0:
+        if notifier is None:
+            return
+        if self._sleepers == 0 or self._process != system.port.process_id():  # in a forked child they are threads of the parent
             notifier.close()
+        else:
+            _stir(notifier, [*self._keys])
 
     def __del__(self) -> None:
         self.close()
+
+
+def _stir(notifier: INotify, descriptors: list[int]) -> None:
+    """Wake the thread that sleeps on a notifier: the kernel reports each watch that is removed."""
+    for descriptor in descriptors[:1]:
+        system.port.remove_watch(notifier, descriptor)

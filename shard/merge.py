@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from kvspool import GapError, system
+from kvspool.errors import Closed
 from kvspool.iteration import OnGap, check
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.record import Gap
@@ -86,6 +87,8 @@ class Merge(Iterator[Any]):
         self._most = MOST_AHEAD
         self._taken = 0
         self._orders = 0
+        self._is_closed = False
+        self._why = ""  # the iteration ended, if its handle was closed
 
     def add(self, key: Hashable, cursor: Cursor, make: Callable[..., Any]) -> None:
         """Read one more log; `make` makes its records, and `key` tells it from the others."""
@@ -93,6 +96,8 @@ class Merge(Iterator[Any]):
         self._orders += 1
         self.sources[key] = self._silent[key] = self._new[key] = source
         self._most = max(LEAST_AHEAD, min(MOST_AHEAD, AHEAD // len(self.sources)))
+        if self._is_closed:  # another thread may have closed the others just before
+            source.reading.close()
 
     def drop(self, key: Hashable) -> None:
         """Read a log no more; only where nothing of it waits to be handed out."""
@@ -101,25 +106,31 @@ class Merge(Iterator[Any]):
         del self.sources[key]
 
     def __next__(self) -> Any:
-        while self._left != 0:
-            self._settle()
-            if not self._ready:
-                if not self.wait():
-                    break
-            elif self._taken % LOOK_AROUND == 0:
-                self.look_around()
-            if not self._ready:
-                continue
-            item = self._take()
-            if isinstance(item, Gap):
-                self.lost += item.count
-                if self._on_gap == "raise":
-                    raise GapError(item)
-                if self._on_gap == "skip":
+        try:
+            while self._left != 0:
+                self._settle()
+                if not self._ready:
+                    if not self.wait():
+                        break
+                elif self._taken % LOOK_AROUND == 0:
+                    self.look_around()
+                if not self._ready:
                     continue
-            elif self._left is not None:
-                self._left -= 1
-            return item
+                item = self._take()
+                if isinstance(item, Gap):
+                    self.lost += item.count
+                    if self._on_gap == "raise":
+                        raise GapError(item)
+                    if self._on_gap == "skip":
+                        continue
+                elif self._left is not None:
+                    self._left = 0 if self._is_closed else self._left - 1
+                return item
+        except Closed:
+            if not self._is_closed:
+                raise
+        if self._why:
+            raise Closed(self._why)
         raise StopIteration
 
     def _take(self) -> Any:
@@ -178,10 +189,17 @@ class Merge(Iterator[Any]):
         return self.look_at(list(self._new.values()))
 
     def close(self) -> None:
-        """Let go of all logs; the iteration is over."""
+        """Release all logs; the iteration is over. Another thread that waits in it wakes, and its iteration ends."""
+        self._is_closed = True
         self._left = 0
-        for source in self.sources.values():
+        for source in list(self.sources.values()):
             source.reading.close()
+
+    def end(self, why: str) -> None:
+        """Close the iteration because its handle was closed: every call raises Closed with the words `why`."""
+        if self._left != 0:
+            self._why = why
+            self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -266,7 +284,7 @@ class FollowingMerge(Merge):
     def wait(self) -> bool:
         deadline = None if self.timeout is None else system.port.monotonic() + self.timeout
         watcher = self._armed()
-        while self._left != 0:
+        while not self._is_closed:
             if self.look_at(list(self._new.values())):
                 break
             now = system.port.monotonic()
@@ -277,7 +295,7 @@ class FollowingMerge(Merge):
                 continue
             until = min(self._must_look, self._may_look) if self._mute or self._is_lost else self._must_look
             keys = watcher.wait(max(0.0, min(left, until - now)))
-            if self._left == 0:
+            if self._is_closed:
                 break  # another thread has closed us
             if self._heed(keys):
                 break

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import kvspool
 from kvspool import Record, Spool, SpoolStats, system
 from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotALog, NotDurable, appended_by
-from kvspool.iteration import OnGap
+from kvspool.iteration import Iterations, OnGap
 from kvspool.journal import Journal, JournalStats
 from kvspool.queue import ChunkQueue
 from kvspool.record import Codec
@@ -65,6 +65,7 @@ class ShardSet:
         self.prefix = prefix
         self.shards = shards
         self.bits = len(shards).bit_length() - 1
+        self._iterations = Iterations()
         # Writers without keys start at different shards, or all would queue for the first one.
         self._turn = int.from_bytes(system.port.random(2), "little")
 
@@ -257,7 +258,7 @@ class ShardSet:
     ) -> FollowingMerge:
         """Iterate over the records from `start` on and wait for more, on one inotify descriptor for all shards; see `read`.
 
-        Ends quietly after `timeout` seconds without a record; None: never.
+        Ends quietly after `timeout` seconds without a record; None: never. Raises Closed as soon as any thread closes the set.
         """
         return self._fill(FollowingMerge(limit, on_gap, timeout), start, False, isolation)
 
@@ -271,7 +272,7 @@ class ShardSet:
         for index, shard in enumerate(self.shards):
             cursor = shard.cursor(starts.get(index, default), bounded=bounded, isolation=isolation)
             merge.add(index, cursor, partial(ShardRecord, shard=index))
-        return merge
+        return self._iterations.add(merge)
 
     # Looking after it.
 
@@ -285,7 +286,8 @@ class ShardSet:
         return all(shard.closed for shard in self.shards)
 
     def close(self) -> None:
-        """Close all shards."""
+        """Close all shards. Iterations raise Closed, those that wait in other threads at once."""
+        self._iterations.end(f"{self.root} was closed; open it again")
         for shard in self.shards:
             shard.close()
 

@@ -90,4 +90,4 @@ def test_shards_become_one_table_and_frames_become_records(events: Path) -> None
 
 
 def test_every_example_was_run() -> None:
-    assert len(EXAMPLES) == 8
+    assert len(EXAMPLES) == 9

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvspool.cli import options, output, plugins
 from kvspool.cli.plugins import Log
-from kvspool.errors import GapError
+from kvspool.errors import GapError, KvspoolError
 from kvspool.record import Gap
 from kvspool.spool.search import Start
 
@@ -48,23 +48,30 @@ def run(arguments: argparse.Namespace) -> int:
     with plugins.opened(arguments.path, arguments.plugins) as log:
         stats = log.stats()
         isolation = options.isolation(arguments)
-        last = _last(log, stats, arguments.lines, isolation)
+        last, failure = _last(log, stats, arguments.lines, isolation)
+        if failure is not None and not last:
+            raise failure
         if not arguments.follow:
-            output.print_records(_gaps_as(arguments.gaps, last), arguments)
+            output.print_records(_shown(arguments.gaps, last, failure), arguments)
             return 0
         items = log.follow(start=_place(last, stats, arguments), timeout=arguments.timeout, on_gap=arguments.gaps, **isolation)
         output.print_records(items, arguments, live=True)
     return 0
 
 
-def _last(log: Log, stats: Any, count: int, isolation: dict[str, Any]) -> deque[Any]:
-    """Return the last `count` records and gaps of what is there now."""
-    last: deque[Any] = deque(maxlen=count)
+def _last(log: Log, stats: Any, count: int, isolation: dict[str, Any]) -> tuple[deque[Any], Exception | None]:
+    """Return the last `count` records and Gaps that are there now, and the error that prevents reading on from there, if there is one."""
+    last: deque[Any] = deque()
+    failure: Exception | None = None
     for start in _starts(stats, count) if count else ():
-        last = deque(log.read(start=start, on_gap="yield", **isolation), maxlen=count)
+        last, failure = deque(maxlen=count), None
+        try:
+            last.extend(log.read(start=start, on_gap="yield", **isolation))
+        except (KvspoolError, OSError) as error:
+            failure = error
         if len(last) == count:
             break
-    return last
+    return last, failure
 
 
 def _starts(stats: Any, count: int) -> Iterator[Start]:
@@ -103,10 +110,12 @@ def _sequence(item: Any) -> int:
     return int(item.first if isinstance(item, Gap) else item.sequence)
 
 
-def _gaps_as(wish: str, items: deque[Any]) -> Iterator[Any]:
-    """Return the items with gaps raised, or left out, as wished."""
+def _shown(wish: str, items: deque[Any], failure: Exception | None) -> Iterator[Any]:
+    """Yield the items with Gaps raised, or left out, as wished; then raise the error that ended the read."""
     for item in items:
         if isinstance(item, Gap) and wish == "raise":
             raise GapError(item)
         if not isinstance(item, Gap) or wish == "yield":
             yield item
+    if failure is not None:
+        raise failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from kvspool import logs, v1
 from kvspool.copying import queues
 from kvspool.copying.rows import AROUND, BYTES, ROWS, SPOOL, VALUES, Room, Rows, room_of, rows_of, values_of
 from kvspool.errors import OutOfRange
+from kvspool.iteration import gathered
 from kvspool.journal import Journal
 from kvspool.record import Codec, Gap, Record
 from kvspool.spool import Spool
@@ -119,6 +121,11 @@ class LogSource(Source):
                     batch, size = [], 0
                 if gap is not None:
                     yield gap
+        except Exception:  # the records before it are sound
+            if batch:
+                yield rows_of(batch, has_times=self.room.timestamps)
+            raise
+        else:
             if batch:
                 yield rows_of(batch, has_times=self.room.timestamps)
         finally:
@@ -199,20 +206,13 @@ def _number(start: Start, there: range) -> int:
 
 
 def _batches(values: Iterator[bytes], start: int, end: int | None, codec: int) -> Iterator[Rows]:
-    batch: list[bytes] = []
-    size = 0
-    for number, value in enumerate(values):
-        if end is not None and number >= end:
-            break
-        if number < start:
-            continue
-        batch.append(value)
-        size += len(value) + AROUND
-        if size >= BYTES or len(batch) >= ROWS:
-            yield values_of(number + 1 - len(batch), batch, codec)
-            start, batch, size = number + 1, [], 0
-    if batch:
+    for batch in gathered(islice(values, start, end), _value_bytes, ROWS, BYTES):
         yield values_of(start, batch, codec)
+        start += len(batch)
+
+
+def _value_bytes(value: bytes) -> int:
+    return len(value) + AROUND
 
 
 def open(path: Path, format: str | None, options: dict[str, Any], timeout: float) -> Source:

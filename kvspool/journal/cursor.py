@@ -17,7 +17,7 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvspool import system
-from kvspool.errors import Corruption, LogVanished, Truncated
+from kvspool.errors import Corruption, KvspoolError, LogVanished, Truncated
 from kvspool.iteration import Iteration, OnGap
 from kvspool.journal import control
 from kvspool.journal.appender import walk
@@ -96,11 +96,23 @@ class Cursor:
             self._data = b""  # what stands behind it may yet be cut
         return None
 
+    def mark(self) -> tuple[int, int, int, int, bool]:
+        """Return what `go_back` takes to return here."""
+        return self.base, self.position, self.sequence, self.lost, self._is_entered
+
+    def go_back(self, mark: tuple[int, int, int, int, bool]) -> None:
+        """Return to where the cursor was when `mark` was called."""
+        self.base, self.position, self.sequence, self.lost, self._is_entered = mark
+        self._data = b""
+
     def _go_on_taking(self, most: int, take: Take) -> bool:
         """Behind records: take those that follow in what the segment has now. False if there are none, or anything is in between; the next
         step finds out what."""
-        segment = self.segments.get(self.base)
-        data = b"" if segment is None else segment.read(self.position, CHUNK)
+        try:
+            segment = self.segments.get(self.base)
+            data = b"" if segment is None else segment.read(self.position, CHUNK)
+        except (KvspoolError, OSError):
+            return False
         found = take(data, self.sequence, most)
         if found.size:
             self._move(data, found)
@@ -368,7 +380,14 @@ class Reading(Iteration[Cursor]):
 
     def _fetch(self, most: int) -> list[Any]:
         items = self._batch.clear()
-        gap = self.cursor.fetch(most, self._make, items)
+        mark = self.cursor.mark()
+        try:
+            gap = self.cursor.fetch(most, self._make, items)
+        except BaseException:
+            if items:  # the exception is a signal handler's, and the cursor may be before or after them: copy them out again
+                self._batch.clear()
+                self.cursor.go_back(mark)
+            raise
         return items if gap is None else [gap]
 
 
@@ -392,7 +411,7 @@ class Following(Reading):
                 break
             self._watch()
             batch = self._fetch(most)
-            if not batch and self._watcher is not None:
+            if not batch and self._watcher is not None and not self.is_over:
                 if self._watcher.wait(left) is None:
                     self.cursor.refuse_vanished()
                 batch = self._fetch(most) if not self.is_over else []
@@ -404,11 +423,11 @@ class Following(Reading):
         if self._watcher is None or self._watched != cursor.base:
             if self._watcher is not None:
                 self._watcher.close()
-            self._watcher = Watcher()
+            self._watcher = self.waker = Watcher()
             cursor.watch(self._watcher, 0)
             self._watched = cursor.base
 
-    def close(self) -> None:
-        super().close()
+    def _release(self) -> None:
+        super()._release()
         if self._watcher is not None:
             self._watcher.close()

@@ -25,10 +25,12 @@ class AsyncFollowing(following.AsyncFollowing[Reading]):
         if self._reading.has_items or (self._watcher is not None and self._watched == cursor.base):
             return
         self._let_go()
-        self._watcher = LoopWatcher()
-        cursor.watch(self._watcher, 0)
+        watcher = LoopWatcher()
+        self._watch_with(watcher)
+        cursor.watch(watcher, 0)
         self._watched = cursor.base
 
     async def _sleep(self, left: float) -> None:
-        if self._watcher is not None and await self._watcher.wait(left) is None:
+        is_over = self._reading.is_over  # another thread may have closed it before it could wake the watcher
+        if not is_over and self._watcher is not None and await self._watcher.wait(left) is None:
             self._reading.cursor.refuse_vanished()

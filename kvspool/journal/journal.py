@@ -27,7 +27,7 @@ import msgspec
 
 from kvspool import forks, producers, system
 from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
-from kvspool.iteration import OnGap
+from kvspool.iteration import Iterations, OnGap
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import producing, settings, trim
@@ -128,6 +128,7 @@ class Journal:
         self._background: Background | None = None
         self._thread_lock = threading.RLock()
         self._is_closed = False
+        self._iterations = Iterations()
         self.trim_error: Exception | None = None
         self.offsets: Offsets = format.offsets(path, self.mode())
         forks.register(self)
@@ -395,7 +396,10 @@ class Journal:
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
     ) -> Following:
-        """Iterate over records as they come; ends after `timeout` seconds without one (None: never). See `read`."""
+        """Iterate over records as they come; ends after `timeout` seconds without one (None: never). See `read`.
+
+        Raises Closed as soon as any thread closes the journal.
+        """
         return self.following(self.place(start), limit, on_gap, timeout, isolation)
 
     def follow_async(
@@ -410,14 +414,14 @@ class Journal:
         """As `follow`, for `async for`: the event loop goes on with its other work while nothing is there."""
         from kvspool.journal.following import AsyncFollowing
 
-        return AsyncFollowing(Reading(self._cursor(self.place(start), None, isolation), limit, on_gap), timeout)
+        return AsyncFollowing(self._iterations.add(Reading(self._cursor(self.place(start), None, isolation), limit, on_gap)), timeout)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.read())
 
     def values(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
         """As `read`, and hands out the stored bytes alone: quicker."""
-        return Reading(self._cursor(self.place(start), self.readable_end()), limit, on_gap, None)
+        return self._iterations.add(Reading(self._cursor(self.place(start), self.readable_end()), limit, on_gap, None))
 
     def read_arrow(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
@@ -426,7 +430,8 @@ class Journal:
 
         Columns: sequence (int64), timestamp (ns, UTC; whatever is stored, also `record.NO_TIME`), type (int32), key (binary, null: none),
         value (binary). Gaps: "skip", or GapError with "raise"; a table has no room for "yield". Raises what `read` does, and OutOfRange for
-        sequences from 2^63 on. Needs the extra `arrow`.
+        sequences from 2^63 on. Every error has the records before it as `partial`, a table; go on after a GapError with
+        `start=error.gap.last + 1`. Needs the extra `arrow`.
         """
         from kvspool import arrow
 
@@ -435,13 +440,13 @@ class Journal:
 
     def reading(self, place: Place, limit: int | None, on_gap: OnGap, end: int) -> Reading:
         """Return an iteration from a place up to the sequence `end`."""
-        return Reading(self._cursor(place, end), limit, on_gap)
+        return self._iterations.add(Reading(self._cursor(place, end), limit, on_gap))
 
     def following(
         self, place: Place, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation = "appended"
     ) -> Following:
         """Return an iteration from a place on that waits for more."""
-        return Following(self._cursor(place, None, isolation), limit, on_gap, timeout)
+        return self._iterations.add(Following(self._cursor(place, None, isolation), limit, on_gap, timeout))
 
     def _cursor(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
         if self._is_closed:
@@ -532,7 +537,9 @@ class Journal:
             raise OutOfRange(f"sequence {sequence} has not been written yet; the next one of {self.path} is {end.sequence}")
         if sequence == end.sequence:
             return end
-        found = self._seek(base, until=sequence) or Place(base, 0, base)
+        found = Place(base, 0, base)
+        with suppress(Corruption):  # of its header: reading passes over that
+            found = self._seek(base, until=sequence) or found
         there = -1 if found.sequence == sequence else found.sequence  # it stopped before that, at damage: reading will pass it
         return found._replace(sequence=sequence, there=there)
 
@@ -545,14 +552,39 @@ class Journal:
         while low < high:  # the last segment whose first record is before the time
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self._first_time(bases[middle]) <= before else (low, middle - 1)
-        return self._seek(bases[low], timestamp=before) or Place(bases[low], 0, bases[low])
+        place = Place(bases[low], 0, bases[low])
+        with suppress(Corruption):  # of its header: reading passes over that
+            place = self._seek(bases[low], timestamp=before) or place
+        while (found := self._time_from(place)) is not None and found[0] <= before:
+            # The walk stopped at damage, and the record after it is before the time: go on there.
+            place = self._walk_on(found[1], before)
+        return place
+
+    def _walk_on(self, place: Place, before: int) -> Place:
+        """Return the place in the same segment after the records that follow and aren't later than a time."""
+        with self._looking:
+            segment = self._segments.get(place.base)
+            if segment is None:
+                return place
+            found = walk(self.format, segment, place.position, place.sequence, segment.size(), timestamp=before)
+            return Place(place.base, found.size, found.sequence)
 
     def _first_time(self, base: int) -> int:
-        """Return the timestamp of a segment's first record; LAST_TIME if it has none."""
+        """Return the timestamp of a segment's first sound record; LAST_TIME if it has none."""
+        found = self._time_from(Place(base, 0, base))
+        return LAST_TIME if found is None else found[0]
+
+    def _time_from(self, place: Place) -> tuple[int, Place] | None:
+        """Return the timestamp of the first sound record from a place on, and the place after it; None if the segment has none."""
         with self._looking:
-            items: list[Any] = []
-            Cursor(self._segments, Place(base, 0, base), base + 1).fetch(1, lambda sequence, time, *_: time, items)
-            return items[0] if items else LAST_TIME
+            cursor = Cursor(self._segments, place, None)
+            times: list[int] = []
+            with suppress(Corruption):
+                while cursor.fetch(1, lambda sequence, time, *_: time, times) is not None:
+                    pass
+            if not times or cursor.base != place.base:
+                return None
+            return times[0], Place(cursor.base, cursor.position, cursor.sequence)
 
     def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> Place | None:
         """Return the place of a sequence, or behind a time, in a segment; None if the segment is gone."""
@@ -879,7 +911,11 @@ class Journal:
             appender.close()
 
     def close(self) -> None:
-        """Give locks and files back; what is being read goes on. Puts on disk what the level "os" has not come to."""
+        """Give locks and files back. Puts on disk what the level "os" has not come to.
+
+        Iterations raise Closed, those that wait in other threads at once; a `cursor` goes on.
+        """
+        self._iterations.end(f"{self.path} was closed; open it again")
         background, self._background = self._background, None
         if background is not None and background.is_ours:
             background.end()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvspool.errors import Closed, GapError
-from kvspool.iteration import OnGap
+from kvspool.iteration import Iterations, OnGap
 from kvspool.journal.cursor import Place, Reading
 from kvspool.journal.offsets import Lease
 from kvspool.record import Gap
@@ -39,6 +39,7 @@ class JournalReader:
         self.name = name
         self._journal = journal
         self._lease: Lease | None = lease
+        self._iterations = Iterations()
         self._offsets = journal.offsets
         stored = self._offsets.load(name)
         place = journal.place(start if stored is None else journal.clamped(stored))
@@ -61,12 +62,16 @@ class JournalReader:
     def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Iterator[Any]:
         """Iterate over the records that are there now, from where the reader stands."""
         self._check_open()
-        return _Moving(self, self._journal.reading(self._place(), limit, on_gap, self._journal.readable_end()))
+        reading = self._journal.reading(self._place(), limit, on_gap, self._journal.readable_end())
+        return _Moving(self, self._iterations.add(reading))
 
     def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> Iterator[Any]:
-        """Iterate over records as they come; ends after `timeout` seconds without one (None: never)."""
+        """Iterate over records as they come; ends after `timeout` seconds without one (None: never).
+
+        Raises Closed as soon as any thread closes the reader, or the journal.
+        """
         self._check_open()
-        return _Moving(self, self._journal.following(self._place(), limit, on_gap, timeout))
+        return _Moving(self, self._iterations.add(self._journal.following(self._place(), limit, on_gap, timeout)))
 
     def commit(self) -> int:
         """Let the reader be resumed behind the last record that was handed out; on disk when it returns. Returns that sequence."""
@@ -102,13 +107,19 @@ class JournalReader:
 
     def _check_open(self) -> None:
         if self._lease is None or self._lease.is_closed:  # closed, or its parent's in a forked child
-            raise Closed(f"the reader {self.name!r} was closed; open it again")
+            raise Closed(self._closed_words())
+
+    def _closed_words(self) -> str:
+        return f"the reader {self.name!r} was closed; open it again"
 
     def close(self) -> None:
-        """Give the name back, without a commit."""
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            lease.close()
+        """Give the name back, without a commit. Iterations raise Closed, those that wait in other threads at once."""
+        try:
+            self._iterations.end(self._closed_words())
+        finally:
+            lease, self._lease = self._lease, None
+            if lease is not None:
+                lease.close()
 
     def __enter__(self) -> JournalReader:
         return self

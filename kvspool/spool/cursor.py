@@ -63,6 +63,10 @@ class Cursor:
         """Return the sequence that comes next."""
         return int(self.reader.sequence)
 
+    def go_to(self, sequence: int) -> None:
+        """Go to a sequence that was copied out already, or to the one after it."""
+        self.reader.position, self.reader.sequence = search.find(self.reader, sequence)
+
     def advance(self, take: Callable[..., T], *rest: Any) -> T | Gap:
         """Return what `take(end, *rest)` copies out, never blocking; a Gap in its place; an empty result where nothing is there."""
         if self.pair.is_closed:
@@ -267,7 +271,6 @@ class Following(Reading):
 
     def _next_batch(self, most: int) -> list[Any]:
         """Return the next records as soon as there are any; nothing once the timeout has passed, or another thread has closed us."""
-        reader = self._reader
         dozed = self._batch.rise()
         batch = self._fetch(most)
         if not batch and dozed and not self.is_over:
@@ -277,17 +280,28 @@ class Following(Reading):
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
             if left <= 0:
                 break
-            if self._spin and (reader.spin(round(min(self._spin, left) * 1e9)) or self.is_over):
+            if self._spin and self._spin_for(min(self._spin, left)):
                 batch = self._fetch(most) if not self.is_over else []
-            elif (seat := self._take_seat()) is not None:
-                batch = self._take(self._sleep_and_fetch, self._bed_of, seat.bell, round(left * 1e9), most)
-            else:
+            elif (seat := self._take_seat()) is None:
                 batch = self._watch_and_fetch(left, most)
+            elif not self.is_over:  # closed by another thread from here on, it wakes the seat
+                batch = self._take(self._sleep_and_fetch, self._bed_of, seat.bell, round(left * 1e9), most)
             if not batch and not self.is_over:
                 refuse_vanished(self.cursor.pair)
         if batch and not isinstance(batch[0], Gap):
             self._lie_down()
         return batch
+
+    def _spin_for(self, seconds: float) -> bool:
+        """Look for up to `seconds` whether there is something to fetch, or the iteration is over; return whether that is so."""
+        until = system.port.monotonic() + seconds
+        while not self.is_over:
+            left = until - system.port.monotonic()
+            if left <= 0:
+                return False
+            if self._reader.spin(round(min(left, BLIND_POLL) * 1e9)):
+                break
+        return True
 
     def _lie_down(self) -> None:
         """Let the next records come without a step of Python between, where nothing else has to be done for them."""
@@ -303,6 +317,8 @@ class Following(Reading):
             self._bed_of = self.cursor.pair
         if self._seat is None or not self._seat.is_ours:
             self._seat = seats.take(self.cursor.pair) if self._watcher is None and self.cursor.pair.can_ask else None
+            if self._seat is not None:
+                self.waker = self._seat
         return self._seat
 
     def _watch_and_fetch(self, left: float, most: int) -> list[Any]:
@@ -311,10 +327,10 @@ class Following(Reading):
         if self._watcher is None:
             watcher = Watcher()
             watch(watcher, pair, 0)
-            self._watcher = watcher
+            self._watcher = self.waker = watcher
         ask(self.cursor)
         batch = self._fetch(most)
-        if batch:
+        if batch or self.is_over:
             return batch
         if self.cursor.pair is pair:  # otherwise the log was resized: sleep at the new one
             self._watcher.wait(left if pair.can_ask else min(left, BLIND_POLL))
@@ -327,14 +343,15 @@ class Following(Reading):
         return self._reader.sleep_and_fetch(end, bell, ns, most, self._make, items)
 
     def _leave_bed(self) -> None:
+        self.waker = None
         if self._watcher is not None:
             self._watcher.close()
         if self._seat is not None:
             self._seat.leave()
         self._watcher = self._seat = None
 
-    def close(self) -> None:
-        super().close()
+    def _release(self) -> None:
+        super()._release()
         if self._watcher is not None:
             self._watcher.close()
         if self._seat is not None:

@@ -24,8 +24,9 @@ class AsyncFollowing(following.AsyncFollowing[Reading]):
         """Sleep until a writer rings; not at all if something came before we asked for that."""
         cursor = self._reading.cursor
         if self._watcher is None:
-            self._watcher = LoopWatcher()
-            watch(self._watcher, cursor.pair, 0)
+            watcher = LoopWatcher()
+            self._watch_with(watcher)
+            watch(watcher, cursor.pair, 0)
         ask(cursor)
-        if self._reading.is_at_edge:
+        if self._watcher is not None and self._reading.is_at_edge and not self._reading.is_over:
             await self._watcher.wait(left if cursor.pair.can_ask else min(left, BLIND_POLL))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvspool import _frames_py as frames
-from kvspool import disk, ledger, system
+from kvspool import disk, forks, ledger, system
 from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
 from kvspool.descriptor import Descriptor
 from kvspool.errors import (
@@ -188,6 +188,7 @@ class Pair:
         except BaseException:
             self._release()
             raise
+        forks.register(self)
 
     def _open_one_pair(self) -> None:
         """Open the files until they belong together.
@@ -451,8 +452,11 @@ class Pair:
             return True  # another log, or something else, lies there now
         return successor is None or successor.has_vanished()
 
-    def give_up_locks(self) -> None:
-        """In a forked child: close the lock descriptors, which are the parent's. No other thread is there any more."""
+    def forked(self) -> None:
+        """In a forked child: close the lock descriptors, which are the parent's. No other thread is there any more.
+
+        Files from before a resize are told too: no handle knows them any more, but its iterators do.
+        """
         self._guard = threading.Lock()
         self._users = 0
         for file in (self._lock, self._sync_lock):

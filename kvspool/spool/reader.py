@@ -26,7 +26,7 @@ from kvspool import _frames_py as frames
 from kvspool import _machine, forks, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
-from kvspool.iteration import OnGap
+from kvspool.iteration import Iterations, OnGap
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search, slots, turns, views
 from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, check_isolation, end_of
@@ -96,6 +96,7 @@ class Reader:
         self._is_closed = False
         self._place_in: Pair | None = None  # the files in which the position of `_place` counts
         self._turn: object = None  # of the iterator that may have copied records out in advance
+        self._iterations = Iterations()
         self._attach()
         forks.register(self)
 
@@ -104,19 +105,22 @@ class Reader:
     def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
         """Iterate over the records that are there now, from the reader's place on; see `Spool.read`."""
         end = end_of(self._pair().reader(0, 0), self.isolation)
-        return _Taking(self, limit, on_gap, end)
+        return self._iterations.add(_Taking(self, limit, on_gap, end))
 
     def follow(
         self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0
     ) -> Following:
-        """Iterate over the records from the reader's place on, and wait for more; see `Spool.follow`."""
-        return _Waiting(self, limit, on_gap, timeout, spin)
+        """Iterate over the records from the reader's place on, and wait for more; see `Spool.follow`.
+
+        Raises Closed as soon as any thread closes the reader, or the log.
+        """
+        return self._iterations.add(_Waiting(self, limit, on_gap, timeout, spin))
 
     def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncFollowing:
         """Iterate with `async for` over the records from the reader's place on, and wait for more; see `Spool.follow_async`."""
         from kvspool.spool.following import AsyncFollowing
 
-        return AsyncFollowing(_Taking(self, limit, on_gap, None), timeout)
+        return AsyncFollowing(self._iterations.add(_Taking(self, limit, on_gap, None)), timeout)
 
     @contextmanager
     def view(self) -> Iterator[memoryview]:
@@ -214,9 +218,19 @@ class Reader:
         return self._is_closed
 
     def close(self) -> None:
-        """Give the reader up, for others to open. Nothing is committed."""
+        """Give the reader up, for others to open. Nothing is committed. Its iterations raise Closed, those in other threads at once."""
         self._is_closed = True
-        self._let_go()
+        try:
+            self.end(self._closed_words())
+        finally:
+            self._let_go()
+
+    def end(self, why: str) -> None:
+        """End all iterations: the reader, or its log, was closed."""
+        self._iterations.end(why)
+
+    def _closed_words(self) -> str:
+        return f"the reader {self.name!r} was closed; open it again"
 
     def forked(self) -> None:
         """In a forked child: the lock is the parent's; only our copy of its descriptor goes."""
@@ -239,7 +253,7 @@ class Reader:
     def _pair(self) -> Pair:
         """Return the open files; in a forked child, take the slot anew first."""
         if self._is_closed:
-            raise Closed(f"the reader {self.name!r} was closed; open it again")
+            raise Closed(self._closed_words())
         if self._file is not None and self._process != system.port.process_id():
             self.forked()  # a raw fork, of which nobody told
         if self._file is None:
@@ -357,7 +371,7 @@ class _Turns(Reading):
 
     def __next__(self) -> Any:
         owner = self._owner
-        if owner._turn is not self._turn or owner._file is None:
+        if not self.is_over and (owner._turn is not self._turn or owner._file is None):
             self._begin_anew()
         try:
             return self._next_item()
@@ -371,7 +385,8 @@ class _Turns(Reading):
         try:
             item = self._batch.take(self._refill)
         except (GapError, StopIteration):
-            if self.cursor.sequence > self._owner.sequence:  # behind a Gap that was raised or skipped
+            is_moved = self.cursor.sequence > self._owner.sequence  # after a Gap that was raised or skipped
+            if is_moved and not self._is_closed:  # closed, it may have dropped records that were copied out
                 self._owner._place = (self.cursor.reader.position, self.cursor.reader.sequence)
             raise
         if isinstance(item, Gap):

@@ -100,13 +100,16 @@ def _at_or_after(reader: FrameReader, sequence: int, timestamp: int) -> Place:
     tail, next_sequence, _ = reader.mark()
     head = reader.head()
     position = reader.walk(_entry_before(reader, head, tail, sequence, timestamp), tail, sequence, timestamp)
+    expected = reader.passed
     found = reader.sequence_at(position, tail)
     if reader.head() > position:
         return _earliest(reader)
     if position >= tail:
         return tail, next_sequence
-    # On damage the walk ended early; the reader goes on from there and reports what it passes over.
-    return position, found if found != frames.NOTHING else sequence
+    if expected <= found < frames.NOTHING:
+        return position, found
+    # On damage the walk ended early; the reader goes on from there and reports what it passes over: exactly, from `expected` on.
+    return (position, expected or sequence) if expected or sequence else _earliest(reader)
 
 
 def _entry_before(reader: FrameReader, head: int, tail: int, sequence: int, timestamp: int) -> int:

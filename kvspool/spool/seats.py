@@ -86,6 +86,10 @@ class Seat:
         self._process = system.port.process_id()
         forks.register(self)
 
+    def wake(self) -> None:
+        """Wake the thread that sleeps in the seat."""
+        self.bell.ring()
+
     def leave(self) -> None:
         """Give the seat back, its semaphore removed. Another thread that sleeps there is woken."""
         if self._file.is_closed:

@@ -46,7 +46,7 @@ from kvspool.errors import (
     TooLarge,
     in_part,
 )
-from kvspool.iteration import OnGap
+from kvspool.iteration import Iterations, OnGap
 from kvspool.keyed import Packer
 from kvspool.producers import Booking, ColumnPieces, Producer, ProducerStats
 from kvspool.record import Codec, Record, check_codec, decode, encode
@@ -141,6 +141,7 @@ class Spool(Single):
         self._process = -1  # that opened the writer
         self._thread_lock = threading.RLock()
         self._is_forked = False
+        self._iterations = Iterations()
         forks.register(self)
 
     # Writing.
@@ -346,7 +347,7 @@ class Spool(Single):
         goes on behind them), "yield" (the Gap in their place), "skip". isolation: "appended" for all, "synced" for only those that the
         death of the machine can't take; "latest" is behind the last of these then. Raises OutOfRange, Closed.
         """
-        return Reading(self.cursor(start, bounded=True, isolation=isolation), limit, on_gap, Record)
+        return self._iterations.add(Reading(self.cursor(start, bounded=True, isolation=isolation), limit, on_gap, Record))
 
     def read_values(
         self,
@@ -357,7 +358,7 @@ class Spool(Single):
         isolation: Isolation = "appended",
     ) -> Reading:
         """Iterate over the stored bytes of the values alone; see `read`. The fastest way to Python objects."""
-        return Reading(self.cursor(start, bounded=True, isolation=isolation), limit, on_gap, None)
+        return self._iterations.add(Reading(self.cursor(start, bounded=True, isolation=isolation), limit, on_gap, None))
 
     def follow(
         self,
@@ -372,9 +373,10 @@ class Spool(Single):
         """Iterate over the records from `start` on, and wait for more; see `read`.
 
         Ends quietly after `timeout` seconds without a record; None: never. spin: seconds to look for more before going to sleep: that takes
-        a core, and saves the time to wake up where records come close together. Raises LogVanished if the log is deleted meanwhile.
+        a core, and saves the time to wake up where records come close together. Raises LogVanished if the log is deleted meanwhile, Closed
+        as soon as any thread closes the log.
         """
-        return Following(self.cursor(start, isolation=isolation), limit, on_gap, timeout, spin=spin)
+        return self._iterations.add(Following(self.cursor(start, isolation=isolation), limit, on_gap, timeout, spin=spin))
 
     def follow_async(
         self,
@@ -391,7 +393,7 @@ class Spool(Single):
         """
         from kvspool.spool.following import AsyncFollowing
 
-        return AsyncFollowing(Reading(self.cursor(start, isolation=isolation), limit, on_gap), timeout)
+        return AsyncFollowing(self._iterations.add(Reading(self.cursor(start, isolation=isolation), limit, on_gap)), timeout)
 
     def read_arrow(
         self,
@@ -404,7 +406,8 @@ class Spool(Single):
         """Return the records that are there now as a `pyarrow.Table`, without a Python object for a row.
 
         Columns: sequence (int64), timestamp (ns, UTC), type (int32), key (binary, null: none), value (binary). Gaps: "skip", or
-        GapError with "raise"; a table has no room for "yield". Needs the extra `arrow`.
+        GapError with "raise"; a table has no room for "yield". Every error has the records before it as `partial`, a table; go on after a
+        GapError with `start=error.gap.last + 1`. Needs the extra `arrow`.
         """
         from kvspool import arrow
 
@@ -455,7 +458,7 @@ class Spool(Single):
         behind its last `commit`. isolation: as in `read`. Raises ReaderBusy (naming who has it open), TooManyReaders, Corruption (its slot
         is damaged), OutOfRange, LockTimeout; PermissionError where one may only read: `read` and `follow` work there too.
         """
-        return Reader(self._live, name, start, self.timeout, isolation)
+        return self._iterations.add(Reader(self._live, name, start, self.timeout, isolation))
 
     def readers(self) -> list[ReaderStats]:
         """Return what is known of each durable reader: name, place, lag, when it last committed, whether it is open."""
@@ -565,7 +568,7 @@ class Spool(Single):
         return search.count(reader, max(sequence, first), reader.mark()[:2])
 
     def close(self) -> None:
-        """Give back files and memory. Every later call raises Closed.
+        """Give back files and memory. Every later call raises Closed; so do iterations, those that wait in other threads at once.
 
         At the level "memory" nothing that was appended needs it. At the others it syncs; if that fails it raises what `sync` does, and the
         handle is closed all the same. Raises Reentered, and closes nothing, in a signal handler that comes in the midst of an append.
@@ -574,6 +577,7 @@ class Spool(Single):
             if self._writer is not None and self._writer.is_held and self._process == system.port.process_id():
                 raise Reentered("a signal handler or destructor may not close a handle in the midst of an append to it")
             try:
+                self._iterations.end(f"{self.path} was closed; open it again")
                 if self._process == system.port.process_id():
                     self._settle()
             finally:
@@ -598,7 +602,7 @@ class Spool(Single):
         self._is_forked = True
         self._flusher = self._background = None
         if self._pair is not None:
-            self._pair.give_up_locks()
+            self._pair.forked()
 
     def __enter__(self) -> Spool:
         return self

@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -37,7 +38,7 @@ from hub.errors import (
 )
 from hub.remote import RemoteHub
 from kvspool import arrow
-from kvspool.errors import GapError
+from kvspool.errors import Closed, GapError
 from kvspool.journal.format import Batch
 from kvspool.record import Gap
 
@@ -111,6 +112,8 @@ def test_a_gap_is_an_error_skipped_or_handed_out(remote: RemoteHub) -> None:
         remote.read_arrow("EWR", 0)
     assert (raised.value.gap.first, raised.value.gap.last, raised.value.gap.reason) == (2, 8, "missing")
     assert remote.location in str(raised.value)
+    assert raised.value.partial["sequence"].to_pylist() == [0, 1]
+    assert remote.read_arrow("EWR", 0, 9)["sequence"].to_pylist() == [9]
     assert remote.read_arrow("EWR", 0, on_gap="skip")["sequence"].to_pylist() == [0, 1, 9]
     items = list(remote.batches("EWR", 0))
     assert [item.count if isinstance(item, Gap) else item.num_rows for item in items] == [2, 7, 1]
@@ -141,7 +144,7 @@ def test_errors_have_types(server: HubServer, remote: RemoteHub) -> None:
     assert remote.clients() == []
 
 
-def test_a_damaged_shard_gives_no_table(root: Path, remote: RemoteHub) -> None:
+def test_an_error_of_a_damaged_shard_has_the_records_before_the_damage(root: Path, remote: RemoteHub) -> None:
     (segment,) = (root / "JFK.1.000" / "kvj").iterdir()
     data = bytearray(segment.read_bytes())
     data[-2] ^= 0xFF
@@ -151,8 +154,13 @@ def test_a_damaged_shard_gives_no_table(root: Path, remote: RemoteHub) -> None:
         for batch in remote.batches("JFK", 0):
             rows += batch.num_rows
     assert rows == 9
-    with pytest.raises(ShardDamaged):
+    with pytest.raises(ShardDamaged) as raised:
         remote.read_arrow("JFK", 0)
+    assert raised.value.partial["sequence"].to_pylist() == list(range(9))
+    with pytest.raises(ShardDamaged) as raised:
+        remote.read_arrow("JFK", 0, coded=True)
+    assert raised.value.partial.schema == arrow.CODED_SCHEMA
+    assert raised.value.partial.num_rows == 9
 
 
 def test_nobody_at_the_address_is_unreachable() -> None:
@@ -220,6 +228,48 @@ def test_a_stream_that_takes_too_long_is_cut(root: Path, server: HubServer, remo
     with pytest.raises(Unreachable):
         for _ in batches:
             time.sleep(0.01)
+
+
+class Endless(flight.FlightServerBase):  # type: ignore[misc]
+    """Sends one record, and the next one when `is_over` is set."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.is_over = threading.Event()
+
+    def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
+        def batches() -> Iterator[Any]:
+            row = {"sequence": [0], "timestamp": [0], "type": [0], "key": [None], "value": [b""]}
+            yield pa.RecordBatch.from_pydict(row, schema=arrow.SCHEMA)
+            self.is_over.wait()
+
+        return flight.GeneratorStream(arrow.SCHEMA, batches())
+
+
+def test_closing_the_connection_ends_a_stream_that_another_thread_waits_for() -> None:
+    errors: list[Exception] = []
+    first = threading.Event()
+
+    def read(remote: RemoteHub) -> None:
+        try:
+            for _ in remote.batches("JFK", 0):
+                first.set()
+        except Exception as error:
+            errors.append(error)
+
+    with Endless("grpc://127.0.0.1:0") as server:
+        remote = RemoteHub(f"grpc://127.0.0.1:{server.port}")
+        thread = threading.Thread(target=read, args=(remote,), daemon=True)
+        thread.start()
+        try:
+            assert first.wait(60)
+            remote.close()
+            thread.join(60)
+            assert not thread.is_alive()
+        finally:
+            server.is_over.set()  # or its shutdown waits for the stream
+    (error,) = errors
+    assert isinstance(error, Closed) and remote.location in str(error)
 
 
 def test_every_error_of_a_hub_has_a_word_on_the_wire() -> None:

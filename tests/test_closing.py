@@ -1,0 +1,327 @@
+"""Closing a handle ends its iterations with Closed, closing an iteration ends it quietly; in whatever thread or task it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import hub
+import kvspool
+from kvspool import Spool, eventloops, following, system, wakeups
+from kvspool import _frames_py as frames
+from kvspool.errors import Closed
+from kvspool.iteration import Iterations
+from kvspool.journal import cursor as journal_cursor
+from kvspool.spool import cursor as spool_cursor
+from shard import ShardSet, merge, route
+
+DEADLINE = 60.0  # seconds; a follower that is not woken sleeps for an hour
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing but a wake-up end a sleep."""
+    for module in (wakeups, eventloops, following, spool_cursor, journal_cursor, merge):
+        monkeypatch.setattr(module, "POLL", 3600.0)
+
+
+class Sleeping(system.Port):
+    """Says when somebody sleeps on inotify; there are no semaphores to sleep on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asleep = threading.Event()
+
+    def wait_readable(self, fd: int, timeout: float) -> bool:
+        if timeout:
+            self.asleep.set()
+        return super().wait_readable(fd, timeout)
+
+    def make_semaphore(self, name: str, mode: int) -> Any:
+        raise OSError(errno.ENOSPC, "no semaphores")
+
+
+@pytest.fixture
+def sleeping() -> Iterator[Sleeping]:
+    port = Sleeping()
+    with system.replaced(port):
+        yield port
+
+
+class Case(NamedTuple):
+    """What is followed or read, and the call that closes the handle it comes from."""
+
+    source: Any
+    close: Callable[[], None]
+
+
+def spool(path: Path) -> Case:
+    log = kvspool.create(path, capacity=65536)
+    log.append(b"first")
+    return Case(log, log.close)
+
+
+def spool_reader(path: Path) -> Case:
+    reader = spool(path).source.reader("reader")
+    return Case(reader, reader.close)
+
+
+def log_of_a_spool_reader(path: Path) -> Case:
+    log = spool(path).source
+    return Case(log.reader("reader"), log.close)
+
+
+def journal(path: Path, form: str) -> Case:
+    options = {"item_bytes": 8, "items_per_blob": 100} if form == "fixed" else {}
+    log: Any = kvspool.create(path, format=form, **options)  # type: ignore[call-overload]
+    log.append(b"12345678")
+    return Case(log, log.close)
+
+
+def journal_reader(path: Path) -> Case:
+    reader = journal(path, "kvj").source.reader("reader")
+    return Case(reader, reader.close)
+
+
+def journal_of_a_reader(path: Path) -> Case:
+    log = journal(path, "kvj").source
+    return Case(log.reader("reader"), log.close)
+
+
+def shard_set(path: Path) -> Case:
+    shards = ShardSet.create(path, bits=1)
+    shards.append(b"first")
+    return Case(shards, shards.close)
+
+
+def journals_in_shards(path: Path) -> Case:
+    shards = ShardSet.create(path, bits=1, format="kvj")
+    shards.append(b"first")
+    return Case(shards, shards.close)
+
+
+def hub_root(path: Path) -> Case:
+    root = hub.create(path)
+    with root.create_client("JFK", bits=1) as client:
+        client.append(b"first")
+    return Case(root, root.close)
+
+
+def hub_reader(path: Path) -> Case:
+    reader = hub_root(path).source.reader("reader")
+    return Case(reader, reader.close)
+
+
+def root_of_a_hub_reader(path: Path) -> Case:
+    root = hub_root(path).source
+    return Case(root.reader("reader"), root.close)
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "spool": spool,
+    "spool reader": spool_reader,
+    "log of a spool reader": log_of_a_spool_reader,
+    "kvj": lambda path: journal(path, "kvj"),
+    "sej": lambda path: journal(path, "sej"),
+    "fflg": lambda path: journal(path, "fflg"),
+    "fixed": lambda path: journal(path, "fixed"),
+    "journal reader": journal_reader,
+    "journal of a reader": journal_of_a_reader,
+    "shard set": shard_set,
+    "journals in shards": journals_in_shards,
+    "hub root": hub_root,
+    "hub reader": hub_reader,
+    "root of a hub reader": root_of_a_hub_reader,
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
+    found = CASES[request.param](tmp_path / "log")
+    yield found
+    found.close()
+
+
+class Follower(threading.Thread):
+    """Takes everything that an iteration hands out."""
+
+    def __init__(self, items: Any) -> None:
+        super().__init__(daemon=True)
+        self.items = items
+        self.got: list[Any] = []
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for item in self.items:
+                self.got.append(item)
+        except BaseException as error:
+            self.error = error
+
+    def has_ended(self) -> bool:
+        self.join(DEADLINE)
+        return not self.is_alive()
+
+
+def test_closing_the_handle_ends_a_follower_that_sleeps_on_inotify(sleeping: Sleeping, case: Case) -> None:
+    follower = Follower(case.source.follow())
+    assert sleeping.asleep.wait(DEADLINE)
+    case.close()
+    assert follower.has_ended()
+    assert isinstance(follower.error, Closed) and "closed" in str(follower.error)
+    assert len(follower.got) == 1
+    for _ in range(2):
+        with pytest.raises(Closed):
+            next(follower.items)
+
+
+def test_closing_a_follower_that_sleeps_on_inotify_ends_it_quietly(sleeping: Sleeping, case: Case) -> None:
+    follower = Follower(case.source.follow())
+    assert sleeping.asleep.wait(DEADLINE)
+    follower.items.close()
+    assert follower.has_ended()
+    assert follower.error is None
+    assert next(follower.items, None) is None
+    case.close()
+    assert next(follower.items, None) is None
+
+
+def wait_in_seat(log: Spool) -> None:
+    """Return when a follower has asked to be woken in its seat."""
+    assert log._pair is not None
+    begin, end = frames.WANTED * 8 + 1, frames.WANTED * 8 + 1 + frames.SEATS
+    while not any(log._pair.control[begin:end]):
+        pass
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+@pytest.mark.parametrize("spin", [0.0, 3600.0])
+@pytest.mark.parametrize("of_reader", [False, True])
+def test_closing_ends_a_follower_of_a_spool_that_sleeps_in_a_seat_or_spins(
+    tmp_path: Path, of_reader: bool, spin: float, is_quiet: bool
+) -> None:
+    with kvspool.create(tmp_path / "log") as log:
+        source: Any = log.reader("reader") if of_reader else log
+        follower = Follower(source.follow(spin=spin))
+        log.append(b"first")
+        if not spin:
+            wait_in_seat(log)
+        while not follower.got:
+            pass
+        (follower.items if is_quiet else source).close()
+        assert follower.has_ended()
+        assert follower.error is None if is_quiet else isinstance(follower.error, Closed)
+        with pytest.raises(StopIteration if is_quiet else Closed):
+            next(follower.items)
+
+
+def test_closing_the_handle_ends_iterations_that_have_copied_records_out(case: Case) -> None:
+    for _ in range(3):
+        if hasattr(case.source, "append"):
+            case.source.append(b"12345678")
+    items = case.source.read()
+    next(items)
+    case.close()
+    for _ in range(2):
+        with pytest.raises(Closed):
+            next(items)
+    items.close()
+
+
+def test_an_iteration_that_has_ended_stays_as_it_is(case: Case) -> None:
+    items = case.source.read(limit=1)
+    assert len(list(items)) == 1
+    case.close()
+    assert next(items, None) is None
+
+
+@pytest.mark.parametrize("name", ["spool", "spool reader", "log of a spool reader", "kvj", "sej"])
+def test_closing_the_handle_in_another_thread_ends_a_task_that_follows(name: str, tmp_path: Path) -> None:
+    async def work(case: Case) -> None:
+        items = case.source.follow_async()
+        await anext(items)
+        waiting = asyncio.create_task(anext(items))
+        while items._watcher is None or items._watcher._bed._sleeper is None:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(case.close)
+        with pytest.raises(Closed):
+            await waiting
+        with pytest.raises(Closed):
+            await anext(items)
+        await items.aclose()
+
+    asyncio.run(asyncio.wait_for(work(CASES[name](tmp_path / "log")), DEADLINE))
+
+
+@pytest.mark.parametrize("name", ["spool", "kvj"])
+def test_closing_an_iteration_in_another_task_ends_it_quietly(name: str, tmp_path: Path) -> None:
+    async def work(case: Case) -> None:
+        items = case.source.follow_async()
+        await anext(items)
+        waiting = asyncio.create_task(anext(items))
+        while items._watcher is None or items._watcher._bed._sleeper is None:
+            await asyncio.sleep(0)
+        await items.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+        case.close()
+
+    asyncio.run(asyncio.wait_for(work(CASES[name](tmp_path / "log")), DEADLINE))
+
+
+@pytest.mark.parametrize("name", ["spool", "spool reader", "kvj", "journal reader", "journals in shards", "hub reader"])
+def test_closing_at_any_moment_ends_followers_with_a_prefix_of_the_records(name: str, tmp_path: Path) -> None:
+    for turn in range(20):
+        case = CASES[name](tmp_path / str(turn))
+        items = case.source.follow()
+        first = next(items)
+        follower = Follower(items)
+        log = first_log(tmp_path / str(turn), first)
+        for _ in range(turn):
+            log.append_many([b"more"] * 10)
+        case.close()
+        assert follower.has_ended()
+        assert isinstance(follower.error, Closed)
+        assert [record.sequence for record in follower.got] == list(range(1, 1 + len(follower.got)))
+        log.close()
+
+
+def first_log(path: Path, record: Any) -> Any:
+    """Return the log that a record lies in."""
+    if not hasattr(record, "shard"):
+        return kvspool.open(path)
+    return kvspool.open(path / route.directory_name(getattr(record, "client", ""), 1, record.shard))
+
+
+def test_closing_an_iterator_of_a_durable_reader_passes_over_no_record(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log") as log, log.reader("reader") as reader:
+        log.append_many([b"%d" % number for number in range(5)])
+        for items in (reader.read(), reader.follow(timeout=0)):
+            before = reader.sequence
+            assert next(items).sequence == before
+            items.close()
+            assert next(items, None) is None
+            assert reader.sequence == before + 1
+        assert [record.sequence for record in reader.read()] == [2, 3, 4]
+
+
+def test_an_iteration_that_is_added_while_the_handle_is_closed_ends_too(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log") as log:
+        iterations = Iterations()
+        iterations.end("the log was closed")
+        with pytest.raises(Closed, match="the log was closed"):
+            next(iterations.add(log.follow()))
+
+
+def test_dropped_iterations_are_not_kept(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log") as log:
+        for _ in range(3):
+            list(log.read())
+        assert not log._iterations._all
