@@ -108,7 +108,8 @@ class Cursor:
         if successor is None:
             return False
         position, _ = search.find(successor.reader(0, 0), reader.sequence)
-        reader.move(successor.ring, successor.control, successor.seed, position, reader.sequence)
+        _, ring, control = successor.memory
+        reader.move(ring, control, successor.seed, position, reader.sequence)
         self.pair = successor
         self.key_table = successor.key_table
         self.count_gap = successor.count_gap
@@ -354,11 +355,7 @@ def ask(cursor: Cursor) -> None:
 
 def refuse_vanished(pair: Pair) -> None:
     """Raise LogVanished if the log's files were deleted, Closed if they were closed."""
-    with pair.in_use() as is_open:
-        if not is_open:
-            raise Closed(f"{pair.path} was closed; open it again")
-        has_vanished = pair.has_vanished()
-    if has_vanished:
+    if pair.has_vanished():
         raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")
 
 

@@ -30,7 +30,9 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, pair: Pair) -> Place:
-        return cls(pair.path, pair.origin, system.port.status(pair.control_fd).st_mode & 0o777, pair.control.cast("Q"))
+        with pair.held_open():
+            mode = system.port.status(pair.control_fd).st_mode & 0o777
+        return cls(pair.path, pair.origin, mode, pair.control.cast("Q"))
 
     def set_pending(self, number: int) -> None:
         self.words[frames.PENDING] = number

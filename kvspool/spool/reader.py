@@ -512,7 +512,7 @@ def listing(pair: Pair) -> list[ReaderStats]:
     """Return what is known of each durable reader, by name."""
     found = []
     for slot in slots.Slots(pair.control, pair.header.log_id).taken():
-        is_open = system.port.is_locked(pair.lock_file_fd, format.READER_LOCKS + slot.number)
+        is_open = pair.is_locked(format.READER_LOCKS + slot.number)
         commit = slot.newest()
         if commit is None:
             found.append(ReaderStats(slot.name, None, None, 0, is_open, False, True, slot.number))
@@ -535,7 +535,7 @@ def slowest(pair: Pair) -> str:
     if waited_for is None:
         return "no reader is left to wait for; try again"
     slot, commit = waited_for
-    is_open = system.port.is_locked(pair.lock_file_fd, format.READER_LOCKS + slot.number)
+    is_open = pair.is_locked(format.READER_LOCKS + slot.number)
     behind = measure(pair.reader(0, 0), (commit.position, commit.sequence)).records
     return f"the reader {slot.name!r} has {behind} records to go ({f'open in {slot.holder}' if is_open else 'not open'})"
 

@@ -265,7 +265,8 @@ class Spool(Single):
         return Producer(producing.SpoolProducing(self), name)
 
     def producers(self) -> list[ProducerStats]:
-        """Return what the log remembers of its producers, by name."""
+        """Return what the log remembers of its producers, by name. Raises Closed."""
+        self._live()
         return producers.listing(producing.SpoolProducing(self))
 
     def forget_producers(self, names: Iterable[str], timeout: float | None = None) -> int:

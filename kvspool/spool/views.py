@@ -73,7 +73,9 @@ class _Pin:
         if not pair.can_ask:
             raise PermissionError(errno.EACCES, "no permission to pin records of this spool", os.fspath(pair.path))
         self._fd = system.port.open(pair.path / format.DATA_FILE, os.O_RDONLY)
-        if not os.path.sameopenfile(self._fd, pair.data_fd):
+        with pair.held_open():
+            is_same = os.path.sameopenfile(self._fd, pair.data_fd)
+        if not is_same:
             self.release()
             if pair.successor() is None:
                 raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")
