@@ -12,10 +12,11 @@ same 4 bytes are written over themselves, which inotify reports.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import kvspool._machine as native
 import kvspool._pointers as chunks
+from kvspool.handles import refuse_copy
 
 HEAD = 0  # offsets within a chunk
 TAIL = 4
@@ -54,6 +55,9 @@ class Ends:
         self.head = 0  # behind the last entry that was taken
         self.tail = 0  # behind the last entry that was put
         self.detach()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
 
     def open(self, fd: int) -> None:
         """Use this descriptor of the header file; -1: none any more."""

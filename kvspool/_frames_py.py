@@ -27,10 +27,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import kvspool._machine as native
 from kvspool.errors import Closed, Corruption, Moved, Pinned, Poisoned, Reentered, TooLarge
+from kvspool.handles import refuse_copy
 
 HEADER = 32  # bytes before the key
 PAD = 255  # codec of a pad frame
@@ -138,6 +139,9 @@ class Bell:
         self.owner = semaphore
         self.is_closed = False
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
     def ring(self) -> None:
         """Wake who sleeps here; the next to come, if nobody does."""
         if not self.is_closed and self.owner is not None:
@@ -192,6 +196,9 @@ class Ring:
         Raises ValueError for memory that is too short, has a length that isn't a multiple of 8, or doesn't begin at one.
         """
         self.attach(data, control, seed)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
 
     def attach(self, data: memoryview, control: memoryview, seed: int) -> None:
         """Do the work of `__init__`; nothing has changed if it raises."""
@@ -738,6 +745,9 @@ class Batch:
         self.make: Callable[..., Any] | None = None
         self.dozed = 0
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
     def lie_down(self, reader: FrameReader, pair: Any, bell: Bell, ns: int, most: int, make: Callable[..., Any] | None) -> None:
         """Doze from now on where nothing is left: on the bell of these files, for up to `ns`; the rest is as for `sleep_and_fetch`."""
         self.pair = pair
@@ -805,6 +815,9 @@ class Items:
     def __init__(self, batch: Batch, refill: Callable[[], Any]) -> None:
         self.batch = batch
         self.refill = refill
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
 
     def __iter__(self) -> Self:
         return self

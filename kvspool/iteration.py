@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 from kvspool._frames import Batch, Items
 from kvspool.errors import GapError
+from kvspool.handles import Handle
 from kvspool.record import Gap
 
 OnGap = Literal["raise", "yield", "skip"]
@@ -25,7 +26,7 @@ class Moving(Protocol):
 C = TypeVar("C", bound=Moving)
 
 
-class Iteration(Iterator[Any], Generic[C]):
+class Iteration(Iterator[Any], Generic[C], Handle):
     """Iterates over records, and over Gaps as `on_gap` says.
 
     "raise": GapError, and the next call goes on behind it. "yield": the Gap in place of the records. "skip": only counted, in

@@ -29,6 +29,7 @@ from typing import Annotated, NamedTuple
 from kvspool import disk, system
 from kvspool._frames import crc32c
 from kvspool.errors import Corruption, TooManyPieces, TooManyProducers, UnknownVersion
+from kvspool.handles import Handle
 from kvspool.layout import Layout
 
 NAME = "producers"
@@ -127,7 +128,7 @@ assert ACCOUNT.size == _GLANCE.size == PLACE
 assert HEADER.size == 64
 
 
-class Ledger:
+class Ledger(Handle):
     """The open file of one log, for reading, or for who holds the append lock."""
 
     def __init__(self, path: Path, log_id: bytes, fd: int) -> None:

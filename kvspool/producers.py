@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from kvspool.errors import BatchChanged, BatchOutOfOrder
+from kvspool.handles import Handle
 from kvspool.ledger import AT_REST, FREE, UNDER_WAY, Account, Ledger, before, new_account
 from kvspool.record import Codec
 
@@ -131,7 +132,7 @@ class ProducerLog(Protocol):
         """Yield those of `count` records from `first` on that are still there."""
 
 
-class Producer:
+class Producer(Handle):
     """One producer of a log; get it from `log.producer(name)`. As many processes as like may have the same one: a batch is stored once."""
 
     def __init__(self, log: ProducerLog, name: str) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from kvspool import disk, system
 from kvspool.errors import Corruption, LockTimeout
+from kvspool.handles import Handle
 
 NAME = "note"
 LARGEST = 65536  # bytes
@@ -33,7 +34,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     since: int = 0
 
 
-class Notes:
+class Notes(Handle):
     """The place of the note, locked."""
 
     def __init__(self, directory: Path, fd: int) -> None:

@@ -27,6 +27,7 @@ import msgspec
 
 from kvspool import forks, producers, system
 from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.handles import Handle
 from kvspool.iteration import OnGap
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
@@ -95,7 +96,7 @@ class JournalStats(msgspec.Struct, frozen=True):
         return 0
 
 
-class Journal:
+class Journal(Handle):
     """A handle of one journal. Get it from `kvspool.create` or `kvspool.open`.
 
     It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it.

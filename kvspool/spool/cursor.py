@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool.errors import Closed, LogVanished
+from kvspool.handles import Handle
 from kvspool.iteration import Iteration, OnGap
 from kvspool.record import Gap, Record
 from kvspool.spool import search, seats
@@ -35,7 +36,7 @@ Isolation = Literal["appended", "synced"]  # what a reader sees: all that was ap
 BATCH = 256  # records copied out at once; small, so that a limit or a slow consumer costs little
 
 
-class Cursor:
+class Cursor(Handle):
     """Moves a FrameReader over the log, and turns what it can't read into Gaps.
 
     `end` is where a bounded read stops: a position and the sequence that stands there; None to go on for ever. `lost` counts

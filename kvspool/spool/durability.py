@@ -31,6 +31,7 @@ from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool._frames import Bell, FlushGroup
 from kvspool.errors import KvspoolError, LockTimeout, Poisoned, Reentered
+from kvspool.handles import Handle
 from kvspool.spool import checkpoints, format, seats
 from kvspool.spool.pair import Pair
 
@@ -38,7 +39,7 @@ SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
 LONGEST_TIMEOUT = 1e9  # seconds, so that nanoseconds fit into a word
 
 
-class Flusher:
+class Flusher(Handle):
     """Puts a log on disk for one handle; its threads may all use it."""
 
     def __init__(self, pair: Pair) -> None:
@@ -143,7 +144,7 @@ class Flushes(Protocol):
     def sync(self, timeout: float) -> Any: ...
 
 
-class Background:
+class Background(Handle):
     """The thread that flushes for a handle of the level "os". It ends by itself where the handle is gone, or the log poisoned."""
 
     def __init__(self, flusher: Flushes, interval: float, timeout: float) -> None:

@@ -36,6 +36,7 @@ from kvspool.errors import (
     Truncated,
     UnknownVersion,
 )
+from kvspool.handles import Handle
 from kvspool.layout import Layout
 from kvspool.record import STRUCTURED, Codec
 from kvspool.spool import epochs, format, rates
@@ -165,14 +166,14 @@ def discard(building: Path) -> None:
 
 
 class Memory(NamedTuple):
-    """The mapped parts of the two files. A view keeps its mapping: memory that a caller has got stays the log's, whoever closes the pair."""
+    """The mapped parts of the two files. A view keeps its mapping, so its memory stays the log's after the pair is closed."""
 
     front: memoryview  # the page before the ring, which holds the checkpoints
     ring: memoryview
     control: memoryview
 
 
-class Pair:
+class Pair(Handle):
     """An open spool: descriptors and mappings of its two files.
 
     The ring is mapped for reading, and so is `front`, the page before it, which holds the checkpoints; `writer` maps the ring once more for

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvspool import _frames_py as frames
 from kvspool import producers, system
+from kvspool.handles import Handle
 from kvspool.ledger import Ledger
 from kvspool.producers import Booking, ColumnPieces, Pieces
 from kvspool.record import Record
@@ -62,7 +63,7 @@ class ListedRows:
         )
 
 
-class SpoolProducing:
+class SpoolProducing(Handle):
     """One spool, as its producers see it."""
 
     def __init__(self, log: Spool) -> None:

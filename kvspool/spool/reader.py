@@ -25,6 +25,7 @@ import msgspec
 from kvspool import _frames_py as frames
 from kvspool import _machine, forks, locks, system
 from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
+from kvspool.handles import Handle
 from kvspool.iteration import OnGap
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search, slots, turns, views
@@ -69,7 +70,7 @@ class ReaderStats(msgspec.Struct, frozen=True):
     slot: int
 
 
-class Reader:
+class Reader(Handle):
     """A durable reader that is open. Get it from `Spool.reader`; use it in one thread.
 
     Closing does not commit. In a forked child it opens anew when it is used, from the last commit, which fails with ReaderBusy as long as
@@ -418,7 +419,7 @@ class _Waiting(_Turns, Following):
         self._belong_to(owner)
 
 
-class Admin:
+class Admin(Handle):
     """A descriptor that holds the admin lock, and what else was locked through it."""
 
     def __init__(self, pair: Pair, fd: int) -> None:

@@ -18,6 +18,7 @@ import posix_ipc
 
 from kvspool import forks, locks, system
 from kvspool._frames import Bell
+from kvspool.handles import Handle
 from kvspool.spool import format
 
 if TYPE_CHECKING:
@@ -75,8 +76,10 @@ def _clear(fd: int, log_id: bytes, ours: int = 0) -> list[int]:
     return left
 
 
-class Seat:
+class Seat(Handle):
     """A seat that was taken; its lock, held by a descriptor of its own, is what makes it ours."""
+
+    _fd = -1
 
     def __init__(self, fd: int, name: str, bell: Bell) -> None:
         self.number = bell.number

@@ -43,6 +43,7 @@ from kvspool.errors import (
     SpoolFull,
     TooLarge,
 )
+from kvspool.handles import Handle
 from kvspool.iteration import OnGap
 from kvspool.keyed import Packer
 from kvspool.producers import Booking, Producer, ProducerStats
@@ -129,7 +130,7 @@ class Row(NamedTuple):
     timestamp: int
 
 
-class Spool(Single):
+class Spool(Single, Handle):
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
     It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it. It

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from kvspool import _frames_py as frames
 from kvspool import _machine, forks, locks, system
 from kvspool.errors import GapError, LockTimeout, LogVanished, OutOfRange
+from kvspool.handles import Handle
 from kvspool.record import Gap
 from kvspool.spool import format
 
@@ -43,11 +44,12 @@ def view(cursor: Cursor) -> Iterator[memoryview]:
         pin.release()
 
 
-class _Pin:
+class _Pin(Handle):
     """The lock of one view."""
 
+    _fd = -1
+
     def __init__(self) -> None:
-        self._fd = -1
         self._process = system.port.process_id()
         forks.register(self)
 
