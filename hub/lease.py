@@ -12,6 +12,7 @@ from pathlib import Path
 from kvspool import forks, holders, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import ReaderBusy
+from kvspool.handles import Handle
 
 SUFFIX = ".lock"
 _WORDS = struct.Struct("<4Q")  # see `holders`
@@ -19,7 +20,7 @@ _BYTE = 1 << 20  # that is locked: behind the words
 _AFTER_DEATH, _PAUSE = 50, 0.002  # looks, and seconds between them, at a lock whose holder has ended
 
 
-class Lease:
+class Lease(Handle):
     """Get it by the name's lock file; `close` gives it back."""
 
     def __init__(self, path: Path, name: str) -> None:

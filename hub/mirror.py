@@ -34,6 +34,7 @@ from hub.wire import VERSION, Level
 from kvspool import system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import KvspoolError, LogExists
+from kvspool.handles import Handle
 from kvspool.spool.cursor import Isolation
 
 IMPATIENT_WAIT = 0.05  # seconds, by who wants to come to an end
@@ -78,7 +79,7 @@ class MirrorStatus(msgspec.Struct, frozen=True):
     shards: list[ShardMirrorStatus]
 
 
-class Mirror:
+class Mirror(Handle):
     """Pulls the shards of a hub into a hub root. `run` does it in the calling thread until `stop`."""
 
     def __init__(

@@ -30,6 +30,7 @@ from hub.positions import Key, Position
 from kvspool import Gap, Record, Spool, forks, system
 from kvspool.disk import flush_directory
 from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
+from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap, check
 from kvspool.spool.cursor import Isolation, check_isolation
 from shard import route
@@ -70,7 +71,7 @@ class HubReaderStats(msgspec.Struct, frozen=True):
     owner: str = ""
 
 
-class HubReader:
+class HubReader(Handle):
     """A durable reader that is open. Get it from `HubRoot.reader`; use it in one thread.
 
     Closing does not commit. In a forked child it opens anew when it is used, from the last commit, which fails with ReaderBusy as long as
@@ -307,7 +308,7 @@ class HubReader:
         return f"<HubReader {self.name!r} of {self.root.path}{' closed' if self.closed else ''}>"
 
 
-class HubReading(Iterator[Any]):
+class HubReading(Iterator[Any], Handle):
     """Moves the reader's place with everything that it hands out. `lost` counts sequences that lay in Gaps.
 
     Several iterators of a reader take turns: each begins where the reader stands. `seek` works the same way, even in the midst of a loop.

@@ -45,6 +45,7 @@ from hub.tickets import (
 from hub.wire import LAST
 from kvspool import arrow
 from kvspool.errors import Closed
+from kvspool.handles import Handle
 from kvspool.iteration import Iterations
 from kvspool.record import Gap
 from kvspool.spool.cursor import Isolation
@@ -53,7 +54,7 @@ T = TypeVar("T")
 TIMEOUT = 15.0  # seconds for a call that is answered at once
 
 
-class RemoteHub:
+class RemoteHub(Handle):
     """A hub on another host, to be read. May be used by several threads; a lost connection comes back by itself with the next call."""
 
     def __init__(self, location: str, *, security: Security = Security(), timeout: float = TIMEOUT) -> None:  # noqa: B008 - it is frozen

@@ -29,6 +29,7 @@ from hub.positions import Key
 from hub.reader import HubReader, HubReaderStats, delete, listing
 from kvspool import SpoolStats, system
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
+from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
 from kvspool.journal import JournalStats
 from kvspool.spool.cursor import Isolation
@@ -69,7 +70,7 @@ class HubStats(msgspec.Struct, frozen=True):
     clients: list[ClientStats]
 
 
-class HubRoot:
+class HubRoot(Handle):
     """A handle of a hub root. Get it from `HubRoot.open`; may be used by threads, and survives a fork."""
 
     def __init__(self, path: Path, timeout: float) -> None:

@@ -46,6 +46,7 @@ from hub.store import PRIVATE, Store
 from hub.wire import LARGEST_BATCH, Level
 from kvspool import system
 from kvspool.descriptor import Descriptor
+from kvspool.handles import Handle
 
 if TYPE_CHECKING:
     from hub.security.certificates import Certificates
@@ -58,7 +59,7 @@ COUNTED_AT_ONCE = 64  # shards that are counted in a round
 logger = logging.getLogger("kvspool.hub")
 
 
-class _Backend(flight.FlightServerBase):  # type: ignore[misc]
+class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
     """What Flight calls, on its own threads. It lives as long as one pair of certificates.
 
     With TLS it is on a loopback port, since Flight speaks TLS on TCP only. Without, it is on a Unix socket, which takes less of a
@@ -172,7 +173,7 @@ class _Backend(flight.FlightServerBase):  # type: ignore[misc]
             return answer(self._hub.authentication.standing(context, principal), connection)
 
 
-class HubServer:
+class HubServer(Handle):
     """A hub root on the network. `start` serves it on threads of its own; `close` ends that."""
 
     def __init__(

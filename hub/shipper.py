@@ -35,6 +35,7 @@ from hub.wire import BATCH_BYTES, VERSION, Opening
 from hub.wire import Log as LogOnWire
 from kvspool import system
 from kvspool.errors import KvspoolError, NotALog
+from kvspool.handles import Handle
 from kvspool.queue import ChunkQueue
 from kvspool.spool.cursor import Isolation
 from kvspool.wakeups import BLIND_POLL, POLL, Watcher
@@ -85,7 +86,7 @@ class ShipStatus(msgspec.Struct, frozen=True):
     lanes: list[LaneStatus]
 
 
-class Shipper:
+class Shipper(Handle):
     """Ships one log, or one shard set, as the client `client` to a hub. `run` does it in the calling thread until `stop`."""
 
     def __init__(
@@ -304,7 +305,7 @@ class Shipper:
         self.close()
 
 
-class _Call:
+class _Call(Handle):
     """One connection of a shipper, from its opening until it is stopped or breaks."""
 
     def __init__(self, shipper: Shipper, connection: Connection, indexes: set[int], until_empty: bool) -> None:
@@ -479,7 +480,7 @@ class _Call:
         self._drop_failed()
 
 
-class _Bed:
+class _Bed(Handle):
     """Sleeps until one of several logs has more: on one inotify descriptor for all."""
 
     def __init__(self) -> None:

@@ -39,6 +39,7 @@ from kvspool import disk, logs, system
 from kvspool.arrow import Records
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogExists, OutOfRange
+from kvspool.handles import Handle
 from kvspool.journal import Journal
 from kvspool.spool.spool import TIMEOUT
 from shard import route
@@ -83,7 +84,7 @@ class Figures(NamedTuple):
     bits: int = 0
 
 
-class Shard:
+class Shard(Handle):
     """One client's shard. Its methods may be called by several threads."""
 
     def __init__(self, path: Path, changed: Callable[[], None] = lambda: None) -> None:
@@ -239,7 +240,7 @@ def count(path: Path, log: Log, generations: list[Generation]) -> Figures:
     return Figures(stats.first_sequence, stats.next_sequence, stats.used, stats.last_timestamp, generation, _bits(path))
 
 
-class Store:
+class Store(Handle):
     """All shards under a hub root. One process at a time has it; threads may use it. Raises RootInUse."""
 
     def __init__(self, root: Path, changed: Callable[[str, int], None] = lambda client, index: None) -> None:

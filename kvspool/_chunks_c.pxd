@@ -54,6 +54,7 @@ cdef class Ends:
 
 @cython.locals(length=Py_ssize_t)
 cdef Py_ssize_t length_at(const uint8_t *data, Py_ssize_t at, Py_ssize_t tail) noexcept
+cdef int check_offsets(Py_ssize_t size, Py_ssize_t at, Py_ssize_t tail) except -1
 @cython.locals(data="const uint8_t *", found=Py_ssize_t, length=Py_ssize_t)
 cpdef tuple count(const uint8_t[::1] view, Py_ssize_t at, Py_ssize_t tail)
 @cython.locals(data="const uint8_t *", found=list, length=Py_ssize_t)

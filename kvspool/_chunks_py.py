@@ -12,10 +12,11 @@ same 4 bytes are written over themselves, which inotify reports.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import kvspool._machine as native
 import kvspool._pointers as chunks
+from kvspool.handles import refuse_copy
 
 HEAD = 0  # offsets within a chunk
 TAIL = 4
@@ -55,6 +56,9 @@ class Ends:
         self.tail = 0  # behind the last entry that was put
         self.detach()
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
     def open(self, fd: int) -> None:
         """Use this descriptor of the header file; -1: none any more."""
         self.fd = fd
@@ -65,8 +69,14 @@ class Ends:
         self.look_at = native.monotonic() + LOOK_EVERY
 
     def attach(self, first_id: int, first: Any, last: Any) -> None:
-        """Know the ends: two chunks with `fd`, `size` and `view`, which live as long as they are known here."""
+        """Know the ends: two chunks with `fd`, `size` and `view`, which live as long as they are known here.
+
+        Raises ValueError for a view that is not its chunk's: too short, or read-only.
+        """
         self.detach()
+        for chunk in (first, last):
+            if not FIRST_ENTRY <= chunk.size <= len(chunk.view) or not native.is_writable(chunk.view):
+                raise ValueError(f"a chunk of {chunk.size} bytes needs memory of that size to write to, not {len(chunk.view)} bytes")
         self.first_owner = first
         self.last_owner = last
         self.first_fd = first.fd
@@ -153,7 +163,9 @@ class Ends:
         return index
 
     def tail_of_last(self) -> int:
-        """Return where the next entry would stand; -1 if another chunk follows, or the pointers can't be true."""
+        """Return where the next entry would stand; -1 if no chunk is known, another one follows, or the pointers can't be true."""
+        if self.first_id == 0:
+            return -1
         tail = chunks.pointer(self.last, TAIL)
         head = chunks.pointer(self.last, HEAD)
         if chunks.number(self.last, NEXT) != 0 or not FIRST_ENTRY <= head <= tail <= self.last_size:
@@ -225,6 +237,8 @@ class Ends:
 
     def find_first(self) -> int:
         """Return DONE if the first chunk has an entry, NOTHING if the queue has none, LOOK for everything else."""
+        if self.first_id == 0:
+            return LOOK
         head = chunks.pointer(self.first, HEAD)
         tail = chunks.pointer(self.first, TAIL)
         if not FIRST_ENTRY <= head <= tail <= self.first_size:
@@ -235,6 +249,8 @@ class Ends:
 
     def advance(self, head: int) -> None:
         """Store the head pointer; wake who waits for room if that was the last entry of the chunk."""
+        if self.first_id == 0:
+            return
         chunks.store_pointer(self.first, HEAD, head)
         self.head = head
         if head == chunks.pointer(self.first, TAIL):
@@ -257,8 +273,15 @@ def length_at(data: Any, at: int, tail: int) -> int:
     return length if length <= tail - at - PREFIX else -1
 
 
+def check_offsets(size: int, at: int, tail: int) -> None:
+    """Raise ValueError unless both offsets lie in a chunk of `size` bytes."""
+    if not 0 <= at <= size or not 0 <= tail <= size:
+        raise ValueError(f"offsets {at} and {tail} of a chunk of {size} bytes")
+
+
 def count(view: memoryview, at: int, tail: int) -> tuple[int, int]:
-    """Return how many whole entries stand between two offsets of a chunk, and where they end."""
+    """Return how many whole entries stand between two offsets of a chunk, and where they end. Raises ValueError for others."""
+    check_offsets(len(view), at, tail)
     data = native.bytes_at(view)
     found = 0
     while True:
@@ -270,7 +293,8 @@ def count(view: memoryview, at: int, tail: int) -> tuple[int, int]:
 
 
 def copies(view: memoryview, at: int, tail: int, limit: int) -> tuple[list[bytes], int]:
-    """Return copies of up to `limit` entries between two offsets of a chunk, and where they end."""
+    """Return copies of up to `limit` entries between two offsets of a chunk, and where they end. Raises ValueError for others."""
+    check_offsets(len(view), at, tail)
     data = native.bytes_at(view)
     found: list[bytes] = []
     while len(found) < limit:

@@ -41,6 +41,8 @@ cdef class Ring:
     cdef uint64_t *control
     cdef uint8_t *flags
     cdef readonly uint64_t capacity
+    cdef Py_ssize_t control_words
+    cdef readonly bint may_store
     cdef uint64_t lap
     cdef uint32_t seed
     cdef readonly bint closed
@@ -54,7 +56,13 @@ cdef class Ring:
     cdef uint32_t checksum
     cdef uint32_t key_length
 
+    @cython.locals(
+        data_bytes="uint8_t *", data_words="uint64_t *", control_words="uint64_t *", control_bytes="uint8_t *", may_store=bint
+    )
+    cdef int attach(self, object data, object control, uint32_t seed) except -1
     cdef int check_open(self) except -1
+    cdef int check_writable(self) except -1
+    cdef int check_word(self, Py_ssize_t at) except -1
     @cython.locals(head=uint64_t)
     cpdef uint64_t head(self) except? 0
     cdef uint64_t bounded_head(self, uint64_t head, uint64_t tail) noexcept
@@ -68,6 +76,7 @@ cdef class Ring:
     cpdef void pass_on(self) noexcept
     cpdef uint64_t take_bell(self) except? 0
     cdef bint has_moved(self) noexcept
+    @cython.locals(owner=object)
     cpdef object wait_word(self, Py_ssize_t at, uint64_t expected, int64_t longest)
     cpdef uint64_t word(self, Py_ssize_t at) except? 0
     @cython.locals(tail=uint64_t, sequence=uint64_t, timestamp=uint64_t, at=Py_ssize_t)
@@ -99,7 +108,7 @@ cdef class FrameReader(Ring):
     cdef public Py_ssize_t edge
 
     cpdef object move(
-        self, const uint8_t[::1] data, const uint8_t[::1] control, uint32_t seed, uint64_t position, uint64_t sequence
+        self, object data, object control, uint32_t seed, uint64_t position, uint64_t sequence
     )
     @cython.locals(found=int)
     cdef bint next_frame(self, uint64_t end) noexcept
@@ -118,7 +127,7 @@ cdef class FrameReader(Ring):
     cpdef bint spin(self, int64_t ns) except -1
     @cython.locals(
         key_data="uint8_t *", value_data="uint8_t *", key_room=Py_ssize_t, value_room=Py_ssize_t, key_at=Py_ssize_t,
-        value_at=Py_ssize_t, count=Py_ssize_t, key_length=Py_ssize_t, value_length=Py_ssize_t, at=Py_ssize_t, state=uint32_t
+        value_at=Py_ssize_t, count=Py_ssize_t, key_length=Py_ssize_t, value_length=Py_ssize_t, at=Py_ssize_t, state=uint32_t, most=Py_ssize_t
     )
     cpdef Py_ssize_t gather(
         self, uint64_t end, Py_ssize_t limit, int64_t[::1] sequences, int64_t[::1] timestamps, int32_t[::1] types,
@@ -298,7 +307,7 @@ cdef class FlushGroup(Ring):
     cdef object guard
     cdef uint64_t group
 
-    @cython.locals(until=int64_t, left=int64_t, seen=uint64_t, found=int)
+    @cython.locals(owner=object, until=int64_t, left=int64_t, seen=uint64_t, found=int)
     cpdef int come(self, uint64_t sequence, uint64_t thread, int64_t ns) except -1
     @cython.locals(synced=uint64_t, is_done=bint)
     cdef int look(self, uint64_t sequence) except -1
@@ -309,6 +318,7 @@ cdef class FlushGroup(Ring):
 
 
 cdef class FrameSurvey(Ring):
+    cdef bint may_erase
     cdef readonly uint64_t start
     cdef readonly uint64_t position
     cdef readonly uint64_t first
@@ -327,11 +337,14 @@ cdef class FrameSurvey(Ring):
     @cython.locals(found=int, at=uint64_t)
     cpdef int cut(self, uint64_t position, uint64_t end, uint64_t least) except -1
     @cython.locals(block=Py_ssize_t, blocks=Py_ssize_t)
+    cdef int check_erasable(self) except -1
     cpdef int clear_index(self) except -1
     @cython.locals(offset=uint64_t, block=Py_ssize_t, at=Py_ssize_t, known=uint64_t)
     cpdef int enter_run(self, uint64_t position, uint64_t end) except -1
 
 
+@cython.locals(least=int64_t)
+cdef int check_sizes(int64_t capacity, int64_t control) except -1
 cdef bint are_plain(object key, object type, object timestamp) except -1
 @cython.locals(longest=Py_ssize_t, total=Py_ssize_t, length=Py_ssize_t, at=Py_ssize_t, value=object, key=object)
 cpdef tuple measure(list keys, list values)

@@ -27,10 +27,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import kvspool._machine as native
 from kvspool.errors import Closed, Corruption, Moved, Pinned, Poisoned, Reentered, TooLarge
+from kvspool.handles import refuse_copy
 
 HEADER = 32  # bytes before the key
 PAD = 255  # codec of a pad frame
@@ -134,20 +135,24 @@ class Bell:
         """Take over a semaphore that the port has opened. Raises OSError if it was removed meanwhile."""
         self.sleepers = 0
         self.is_closed = True  # as long as there is nothing to close
-        self.owner = semaphore
+        self.owner: Any = None
         self.number = number
         self.taken = taken
         self.semaphore = native.semaphore_of(semaphore)
+        self.owner = semaphore
         self.is_closed = False
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
 
     def ring(self) -> None:
         """Wake who sleeps here; the next to come, if nobody does."""
-        if not self.is_closed:
+        if not self.is_closed and self.owner is not None:
             native.post(self.semaphore)
 
     def sleep(self, ns: int) -> None:
         """Sleep until somebody rings, `ns` at most; or until a signal comes, whose handler may raise."""
-        if self.is_closed:
+        if self.is_closed or self.owner is None:
             return
         self.sleepers += 1
         try:
@@ -159,7 +164,7 @@ class Bell:
 
     def close(self) -> None:
         """Let go of the semaphore. Who sleeps on it in another thread is woken: its memory goes when he is awake."""
-        if self.is_closed:
+        if self.is_closed or self.owner is None:
             return
         if self.sleepers != 0:
             native.post(self.semaphore)
@@ -169,7 +174,8 @@ class Bell:
             self.give_back()
 
     def __del__(self) -> None:
-        self.close()
+        if not getattr(self, "is_closed", True):
+            self.close()
 
     def give_back(self) -> None:
         """Let go of the memory."""
@@ -179,16 +185,40 @@ class Bell:
 
 
 class Ring:
-    """The memory of one log: the ring's bytes and the control block's words. Methods return values, never views."""
+    """The memory of one log: the ring's bytes and the control block's words. Methods return values, never views.
+
+    **Safety.** Both views are checked once, when the object is made: they hold every byte that a method touches, whatever those bytes say.
+    `close` releases them, and a call that another thread has under way raises Closed. Compiled, a method is one step for all threads,
+    unless it waits or calls Python: one that does keeps the memory meanwhile, and calls `check_open` before it goes on. Interpreted, every
+    access to released memory raises.
+    """
 
     def __init__(self, data: memoryview, control: memoryview, seed: int) -> None:
-        """Look at the ring `data` and the control block `control`; `seed` is the CRC32C register after the log id."""
+        """Look at the ring `data` and the control block `control`; `seed` is the CRC32C register after the log id.
+
+        Raises ValueError for memory that is too short, has a length that isn't a multiple of 8, or doesn't begin at one.
+        """
+        self.attach(data, control, seed)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
+    def attach(self, data: memoryview, control: memoryview, seed: int) -> None:
+        """Do the work of `__init__`; nothing has changed if it raises."""
+        check_sizes(len(data), len(control))
+        data_bytes = native.bytes_at(data)
+        data_words = native.words_at(data)
+        control_words = native.words_at(control)
+        control_bytes = native.bytes_at(control)
+        may_store = native.is_writable(control)
         self.owner: Any = (data, control)
-        self.data: Any = native.bytes_at(data)
-        self.words: Any = native.words_at(data)
-        self.control: Any = native.words_at(control)
-        self.flags: Any = native.bytes_at(control)
+        self.data: Any = data_bytes
+        self.words: Any = data_words
+        self.control: Any = control_words
+        self.flags: Any = control_bytes
         self.capacity = len(data)
+        self.control_words = len(control) >> 3
+        self.may_store = may_store
         self.lap = 0
         self.seed = seed
         self.closed = False
@@ -203,16 +233,27 @@ class Ring:
         self.key_length = 0
 
     def close(self) -> None:
-        """Let go of the memory. Every later call raises Closed."""
+        """Release the memory. Every later call raises Closed."""
         self.closed = True
         self.owner = None
         self.data = self.flags = native.no_bytes()
         self.words = self.control = native.no_words()
 
     def check_open(self) -> None:
-        """Raise Closed after `close`."""
-        if self.closed:
-            raise Closed("the log was closed")
+        """Raise Closed after `close`, and where `__init__` has not run."""
+        if self.closed or self.owner is None:
+            raise Closed("the log was closed; open it again")
+
+    def check_writable(self) -> None:
+        """Raise Closed as `check_open` does, and ValueError where the control block may only be read."""
+        self.check_open()
+        if not self.may_store:
+            raise ValueError("the memory of the control block is read-only")
+
+    def check_word(self, at: int) -> None:
+        """Raise IndexError for the number of a word that the control block doesn't have."""
+        if not 0 <= at < self.control_words:
+            raise IndexError(f"the control block has {self.control_words} words, and none with the number {at}")
 
     def head(self) -> int:
         """Return the position of the oldest frame kept."""
@@ -245,7 +286,9 @@ class Ring:
 
         Each seat has a byte of its own, so that readers who ask at once don't undo each other's asking.
         """
-        self.check_open()
+        self.check_writable()
+        if not 0 <= seat <= SEATS:
+            raise IndexError(f"there are the seats 0 to {SEATS}, and none with the number {seat}")
         self.flags[WANTED * 8 + seat] = 1
         native.fence()
         return native.load(self.control, TAIL)
@@ -255,7 +298,7 @@ class Ring:
 
         Then try to take the lock, and only then wait: a release in between is noticed.
         """
-        self.check_open()
+        self.check_writable()
         seen = native.load(self.control, RELEASED)
         native.store(self.control, ASKED, 1)
         native.fence()
@@ -270,7 +313,7 @@ class Ring:
 
         Releases at the same moment may count as one; a sleeper that misses its wake-up looks by itself.
         """
-        if self.closed:
+        if self.closed or not self.may_store:
             return
         native.store(self.control, ASKED, 0)
         native.store(self.control, RELEASED, (native.load(self.control, RELEASED) + 1) & NOTHING)
@@ -278,7 +321,7 @@ class Ring:
 
     def take_bell(self) -> int:
         """After a store that readers wait for: return the word of who asked to be woken, and clear it. The memory must be writable."""
-        self.check_open()
+        self.check_writable()
         native.fence()
         if native.load(self.control, WANTED) == 0:
             return 0
@@ -291,6 +334,7 @@ class Ring:
     def wait_word(self, at: int, expected: int, longest: int) -> None:
         """Sleep while word `at` of the control block is `expected`, `longest` ns at most; it may end early."""
         self.check_open()
+        self.check_word(at)
         owner = self.owner  # keeps the memory while another thread closes
         native.wait_word(self.control, at, expected, longest)
         del owner
@@ -298,6 +342,7 @@ class Ring:
     def word(self, at: int) -> int:
         """Return word `at` of the control block."""
         self.check_open()
+        self.check_word(at)
         return native.load(self.control, at)
 
     def mark(self) -> tuple[int, int, int]:
@@ -452,6 +497,8 @@ class Ring:
         It is a hint: the writer may be changing it, and the frame may be gone. Check it against the frame.
         """
         self.check_open()
+        if not 0 <= block <= (self.capacity - 1) >> BLOCK:
+            raise IndexError(f"the index has no block {block}")
         at = INDEX + INDEX_WORDS * block
         position = native.load(self.control, at)
         sequence = native.load(self.control, at + 1)
@@ -481,7 +528,7 @@ class FrameReader(Ring):
     def move(self, data: memoryview, control: memoryview, seed: int, position: int, sequence: int) -> None:
         """Go on in the memory of the log's new files; what was copied out already stays in `items`."""
         self.check_open()
-        Ring.__init__(self, data, control, seed)
+        self.attach(data, control, seed)
         self.position = position
         self.sequence = sequence
 
@@ -582,6 +629,7 @@ class FrameReader(Ring):
     def edge_now(self) -> int:
         """Return the position up to which a follower may read now. Raises Corruption where no position can stand."""
         tail = self.tail()
+        self.check_word(self.edge)
         edge = native.load(self.control, self.edge)
         return edge if edge < tail else tail
 
@@ -604,6 +652,7 @@ class FrameReader(Ring):
     def spin(self, ns: int) -> bool:
         """Look for up to `ns` whether there is something to fetch, and return whether there is."""
         self.check_open()
+        self.check_word(self.edge)
         owner = self.owner  # another thread may close us meanwhile
         words = self.control
         until = native.monotonic() + ns
@@ -638,6 +687,9 @@ class FrameReader(Ring):
         with FULL where the next record doesn't fit into `keys` or `values`.
         """
         self.check_open()
+        most = min(len(sequences), len(timestamps), len(types), len(key_offsets) - 1, len(value_offsets) - 1, len(key_bits) * 8)
+        if limit > most or most < 0 or (codecs is not None and limit > len(codecs)):
+            raise ValueError(f"the columns have no room for {limit} records")
         key_data = native.bytes_at(keys)
         value_data = native.bytes_at(values)
         key_room = len(keys)
@@ -698,6 +750,9 @@ class Batch:
         self.most = 0
         self.make: Callable[..., Any] | None = None
         self.dozed = 0
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
 
     def lie_down(self, reader: FrameReader, pair: Any, bell: Bell, ns: int, most: int, make: Callable[..., Any] | None) -> None:
         """Doze from now on where nothing is left: on the bell of these files, for up to `ns`; the rest is as for `sleep_and_fetch`."""
@@ -767,6 +822,9 @@ class Items:
         self.batch = batch
         self.refill = refill
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
     def __iter__(self) -> Self:
         return self
 
@@ -802,9 +860,14 @@ class FrameWriter(Ring):
 
         keeps_unread: what a durable reader has yet to read is not overwritten. expiry: ns after which one that hasn't moved is given up;
         0: never. keeper: what keeps the descriptors open; it lives as long as this. data_fd: of the file whose locked bytes
-        are not overwritten; -1: there is none. front: the page before the ring; None: there is none.
+        are not overwritten; -1: there is none. front: the page before the ring; None: there is none. Raises ValueError for memory that
+        can't be a log's, or may only be read.
         """
         Ring.__init__(self, data, control, seed)
+        if not self.may_store or not native.is_writable(data):
+            raise ValueError("a writer needs memory that it may write to; this is read-only")
+        if len(holder) != HOLDER_WORDS * 8:
+            raise ValueError(f"the words that name a holder have {HOLDER_WORDS * 8} bytes, not {len(holder)}")
         self.front_owner: Any = memoryview(bytearray(8 * ECHO + 8)) if front is None else front
         self.front: Any = native.words_at(self.front_owner)
         self.lock_fd = lock_fd
@@ -976,14 +1039,19 @@ class FrameWriter(Ring):
                 self.pass_on()
 
     def close(self) -> None:
-        """Give up a lock that is kept, and let go of the memory."""
+        """Give up a lock that is kept, and release the memory. Raises Reentered, and closes nothing, in the middle of an append."""
+        if self.is_held:
+            raise Reentered("a signal handler or destructor may not close a handle in the middle of an append to it")
         self.give_up()
         self.front = native.no_words()
         self.front_owner = None
         Ring.close(self)
+        self.published = self.end  # frames that were put, and not published, never will be
 
     def ring(self) -> None:
         """Wake who asked and sleeps on a known bell; the others stay in `bell`. Not under the lock: who wakes may run at once."""
+        if self.closed:
+            return
         for seat in range(1, SEATS + 1):
             asked = 0xFF  # a word, which is shifted: compiled, the number would be one of 32 bits
             asked <<= 8 * seat
@@ -1032,6 +1100,7 @@ class FrameWriter(Ring):
         """
         if not self.keeps_unread:
             return True
+        self.check_open()
         changed = native.load(self.control, SLOTS_CHANGED)
         if changed != self.slots_seen or end > self.floor + self.capacity:
             self.floor = self.find_floor(end)
@@ -1527,6 +1596,8 @@ class FlushGroup(Ring):
     def __init__(self, data: memoryview, control: memoryview, seed: int) -> None:
         """Look at the ring, and at a control block that is writable. Set `lock_fd`, the descriptor for the sync lock, before `come`."""
         Ring.__init__(self, data, control, seed)
+        if not self.may_store:
+            raise ValueError("a flush group needs a control block that it may write to; this one is read-only")
         self.lock_fd = -1
         self.leader = 0  # the thread of this handle that flushes
         self.guard: Any = threading.RLock()
@@ -1537,7 +1608,8 @@ class FlushGroup(Ring):
 
         LEADS: nobody else flushes. The caller must do it, and then `leave`, whatever happens; also if this raises.
         """
-        self.check_open()
+        self.check_writable()
+        owner = self.owner  # keeps the memory while another thread closes
         native.add_one(self.control, CAME)
         until = native.monotonic() + ns
         while True:
@@ -1550,15 +1622,18 @@ class FlushGroup(Ring):
                 if found != WAITS:
                     return found
                 self.gather()
+                del owner
                 return LEADS
             left = until - native.monotonic()
             if left <= 0:
                 return LATE
             native.wait_word(self.control, FLUSHES, seen, min(left, LONGEST_SLEEP))
             native.check_signals()
+            self.check_open()
 
     def look(self, sequence: int) -> int:
         """Return DONE, FAILED or WAITS. Raises Corruption."""
+        self.check_open()
         synced = native.load(self.control, SYNCED_SEQ)
         # What lies behind the end of the log is damage, and proves nothing.
         is_done = sequence <= synced and synced <= self.mark()[1]
@@ -1580,6 +1655,7 @@ class FlushGroup(Ring):
     def gather(self) -> None:
         """Let those come who are about to, and note how many the flush will be for."""
         native.wait_count(self.control, CAME, native.load(self.control, GOAL), LONGEST_GATHER)
+        self.check_open()
         came = native.load(self.control, CAME)
         self.group = (came - native.load(self.control, BEGAN)) & NOTHING
         native.store(self.control, BEGAN, came)
@@ -1588,7 +1664,7 @@ class FlushGroup(Ring):
         """If this thread leads: give the lock back, and wake all. They see what became of it, or one of them leads."""
         if self.leader != thread:
             return
-        if self.group != 0:
+        if self.group != 0 and not self.closed:
             native.store(self.control, GOAL, (native.load(self.control, CAME) + self.group) & NOTHING)
             self.group = 0
         try:
@@ -1596,8 +1672,9 @@ class FlushGroup(Ring):
             native.unlock(self.lock_fd, SYNC_LOCK)
         finally:
             self.leader = 0
-        native.add_one(self.control, FLUSHES)  # behind the unlock: who found it locked, and doesn't sleep yet, won't
-        native.wake_all(self.control, FLUSHES)
+        if not self.closed:
+            native.add_one(self.control, FLUSHES)  # behind the unlock: who found it locked, and doesn't sleep yet, won't
+            native.wake_all(self.control, FLUSHES)
 
 
 class FrameSurvey(Ring):
@@ -1610,6 +1687,7 @@ class FrameSurvey(Ring):
     def __init__(self, data: memoryview, control: memoryview, seed: int) -> None:
         """Look at the ring; `erase` needs it writable, `clear_index` and `enter_run` the control block."""
         Ring.__init__(self, data, control, seed)
+        self.may_erase = native.is_writable(data)
         self.start = 0
         self.position = 0
         self.first = 0
@@ -1676,7 +1754,7 @@ class FrameSurvey(Ring):
 
     def erase(self, position: int, end: int, least: int) -> None:
         """Overwrite the first word of each frame or pad of the run between these positions whose sequence is at least `least`."""
-        self.check_open()
+        self.check_erasable()
         while position < end and self.parse(position, end) != BAD:
             at = (position % self.capacity) >> 3
             position += self.stored
@@ -1688,7 +1766,7 @@ class FrameSurvey(Ring):
 
         Who makes room goes from header to header without a look at checksums, and would pass over what stands there.
         """
-        self.check_open()
+        self.check_erasable()
         while position < end:
             found = self.parse(position, end + self.capacity)
             if found == BAD:
@@ -1698,9 +1776,15 @@ class FrameSurvey(Ring):
             if found == FRAME and position > end and self.sequence_found >= least:
                 self.words[at] = 0
 
+    def check_erasable(self) -> None:
+        """Raise Closed as `check_open` does, and ValueError where the ring may only be read."""
+        self.check_open()
+        if not self.may_erase:
+            raise ValueError("the memory of the ring is read-only")
+
     def clear_index(self) -> None:
         """Empty every entry of the index."""
-        self.check_open()
+        self.check_writable()
         blocks = (self.capacity + (1 << BLOCK) - 1) >> BLOCK
         for block in range(blocks):
             native.store(self.control, INDEX + INDEX_WORDS * block, 0)
@@ -1710,7 +1794,7 @@ class FrameSurvey(Ring):
 
         Runs are entered in the order of their positions, into an index that was cleared.
         """
-        self.check_open()
+        self.check_writable()
         while position < end and self.parse(position, end) == FRAME:
             offset = position % self.capacity
             block = offset >> BLOCK
@@ -1722,6 +1806,15 @@ class FrameSurvey(Ring):
                 native.store(self.control, at + 2, self.timestamp)
                 native.store(self.control, at, position | 1)
             position += self.stored
+
+
+def check_sizes(capacity: int, control: int) -> None:
+    """Raise ValueError unless a ring and a control block of so many bytes belong together."""
+    if capacity < HEADER or capacity & 7:
+        raise ValueError(f"a ring has {HEADER} bytes at least, and a multiple of 8, not {capacity}")
+    least = 8 * (INDEX + INDEX_WORDS * ((capacity + (1 << BLOCK) - 1) >> BLOCK))
+    if control < least or control & 7:
+        raise ValueError(f"the control block of a ring of {capacity} bytes has {least} bytes at least, and a multiple of 8, not {control}")
 
 
 def are_plain(key: bytes | None, type: int, timestamp: int | None) -> bool:

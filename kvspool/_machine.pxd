@@ -1,8 +1,9 @@
 # The compiled form of _machine.py: same names, same meaning, inline C. See there for what each one promises.
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EACCES, EAGAIN, EINTR, errno
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memset
 
 
@@ -184,7 +185,17 @@ cdef inline uint8_t *bytes_at(const uint8_t[::1] view) except NULL:
 
 
 cdef inline uint64_t *words_at(const uint8_t[::1] view) except NULL:
+    if <uintptr_t>&view[0] & 7:
+        raise ValueError("the memory begins at an address that is not a multiple of 8")
     return <uint64_t *>&view[0]
+
+
+cdef inline bint is_writable(object view) except -1:
+    cdef Py_buffer found
+    PyObject_GetBuffer(view, &found, PyBUF_SIMPLE)
+    cdef bint may_store = not found.readonly
+    PyBuffer_Release(&found)
+    return may_store
 
 
 cdef inline half *halves_at(const int32_t[::1] view) except NULL:

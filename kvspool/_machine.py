@@ -20,6 +20,7 @@ from typing import Any
 import posix_ipc
 
 from kvspool import system
+from kvspool.errors import Closed
 
 _HEAD = struct.Struct("<QQQI")
 _PAUSE = 100_000  # ns between two looks at a word
@@ -31,8 +32,13 @@ def bytes_at(view: memoryview) -> memoryview:
 
 
 def words_at(view: memoryview) -> memoryview:
-    """Return the pointer to the words of `view`, whose length is a multiple of 8."""
+    """Return the pointer to the words of `view`, whose length is a multiple of 8. Compiled: ValueError unless its address is one too."""
     return view.cast("Q")
+
+
+def is_writable(view: memoryview) -> bool:
+    """Return whether bytes may be stored through `view`."""
+    return not getattr(view, "readonly", False)
 
 
 def halves_at(view: memoryview) -> memoryview:
@@ -45,14 +51,27 @@ def numbers_at(view: memoryview) -> memoryview:
     return view
 
 
+class _Released:
+    """The pointer to memory that was released: every access raises Closed."""
+
+    def __getitem__(self, at: Any) -> Any:
+        raise Closed("the log was closed; open it again")
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        raise Closed("the log was closed; open it again")
+
+
+_RELEASED = _Released()
+
+
 def no_bytes() -> Any:
-    """Return the pointer to no bytes, for a memory that was let go."""
-    return None
+    """Return the pointer to no bytes, for memory that was released."""
+    return _RELEASED
 
 
 def no_words() -> Any:
-    """Return the pointer to no words, for a memory that was let go."""
-    return None
+    """Return the pointer to no words, for memory that was released."""
+    return _RELEASED
 
 
 def bytes_of(value: bytes) -> memoryview | bytes:

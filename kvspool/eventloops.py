@@ -14,12 +14,13 @@ from contextlib import suppress
 from inotify_simple import INotify, flags, parse_events
 
 from kvspool import system
+from kvspool.handles import Handle
 from kvspool.wakeups import BLIND_POLL, EXHAUSTED, POLL
 
 _desks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = weakref.WeakKeyDictionary()
 
 
-class LoopWatcher:
+class LoopWatcher(Handle):
     """What `Watcher` is to a thread, for a task of the running event loop. Use it in one task."""
 
     def __init__(self) -> None:
@@ -112,7 +113,7 @@ class _Bed:
             self._sleeper.set_result(None)
 
 
-class _Desk:
+class _Desk(Handle):
     """The inotify descriptor of a loop, and who waits for which of its watches under which key."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from kvspool import system
 from kvspool.eventloops import LoopWatcher
+from kvspool.handles import Handle
 from kvspool.iteration import Iteration
 from kvspool.wakeups import POLL
 
@@ -20,7 +21,7 @@ R = TypeVar("R", bound=Iteration[Any])
 NOTHING: Final = object()
 
 
-class AsyncFollowing(AsyncIterator[Any], Generic[R]):
+class AsyncFollowing(AsyncIterator[Any], Generic[R], Handle):
     """Iterates as `Following` does, for `async for`. Get it from `follow_async`; use it in one task.
 
     A cancelled wait loses no record: the next one goes on there. Leave the iteration early with `aclose`, or use `async with`.

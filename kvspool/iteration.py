@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from kvspool._frames import Batch, Items
 from kvspool.errors import Closed, GapError
+from kvspool.handles import Handle
 from kvspool.record import Gap
 
 OnGap = Literal["raise", "yield", "skip"]
@@ -48,7 +49,7 @@ E = TypeVar("E", bound=Endable)
 T = TypeVar("T")
 
 
-class Iteration(Iterator[Any], Generic[C]):
+class Iteration(Iterator[Any], Generic[C], Handle):
     """Iterates over records, and over Gaps as `on_gap` says.
 
     "raise": GapError, and the next call goes on behind it. "yield": the Gap in place of the records. "skip": only counted, in

@@ -13,6 +13,8 @@ appended, so what was appended behind the first sequence is the batch's, exactly
 published, so that it survives the death of the machine if one of them does.
 
 **Recovery.** After a crash of the machine whoever recovers the log takes what it lost out of the accounts first: see `restarted`.
+An account may name a whole batch while a later one is there in part. It is believed only if the later one is durable and, where the
+account's other place still tells where the whole one lies, all of that is there.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from kvspool import disk, system
 from kvspool._frames import crc32c
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, TooManyPieces, TooManyProducers, UnknownVersion
+from kvspool.handles import Handle
 from kvspool.layout import Layout
 
 NAME = "producers"
@@ -128,7 +131,7 @@ assert ACCOUNT.size == _GLANCE.size == PLACE
 assert HEADER.size == 64
 
 
-class Ledger:
+class Ledger(Handle):
     """The open file of one log, for reading, or for who holds the append lock."""
 
     def __init__(self, path: Path, log_id: bytes, file: Descriptor) -> None:
@@ -201,6 +204,12 @@ class Ledger:
         """Return an account; None for one that is free, or of which nothing is sound."""
         account = self._newest(system.port.read(self._fd, BLOCK, BLOCK * (1 + number))) if 0 <= number < len(self) else None
         return None if account is None or account.state == FREE else account
+
+    def earlier(self, number: int) -> Account | None:
+        """Return an account as it was before it was stored last; None if nothing sound says that."""
+        places = self._places(system.port.read(self._fd, BLOCK, BLOCK * (1 + number)))
+        sound = [place for place in places if place is not None]
+        return min(sound, key=lambda place: place.generation) if len(sound) == 2 else None
 
     def accounts(self) -> Iterator[tuple[int, Account]]:
         """Yield the numbers and accounts of all producers."""
@@ -351,8 +360,7 @@ def settle(directory: Path, log_id: bytes, number: int, next_sequence: int) -> N
         if account is None or account.state != UNDER_WAY:
             return
         ledger.store(number, account.settled(before(next_sequence)), is_used=False)
-        if account.is_durable:
-            ledger.flush()
+        ledger.flush()  # before others append: after a power cut their records must not be taken for the rest of the batch
 
 
 def before(end: int) -> Callable[[int, int], list[tuple[int, int]]]:
@@ -379,7 +387,7 @@ def restarted(
         boot_id = system.port.boot_id()
         for number, account in list(ledger.accounts()):
             if account.boot_id != boot_id or is_forced:
-                ledger.store(number, _after_loss(account, kept), is_used=False)
+                ledger.store(number, _after_loss(account, ledger.earlier(number), kept), is_used=False)
         ledger.flush()
 
 
@@ -397,11 +405,15 @@ def problems(directory: Path, log_id: bytes) -> list[str]:
     return [words] if damaged else []
 
 
-def _after_loss(account: Account, kept: Callable[[int, int], list[tuple[int, int]]]) -> Account:
+def _after_loss(account: Account, earlier: Account | None, kept: Callable[[int, int], list[tuple[int, int]]]) -> Account:
     settled = account.settled(kept)
-    if account.state == UNDER_WAY and not settled.is_done and not account.is_durable:
-        return settled._replace(done=0)  # where records of this batch may be gone, those of the one before may be gone too
-    return settled
+    if not settled.done or settled.is_done:
+        return settled
+    # It says that the batch before is there in full. Where records of this one may be gone, those of that one may be gone too.
+    is_kept = bool(account.is_durable)
+    if is_kept and earlier is not None and earlier.id == account.id and earlier.state == AT_REST and earlier.done == account.done:
+        is_kept = earlier.settled(kept).done == account.done  # a batch that was not durable, before one that is
+    return settled if is_kept else settled._replace(done=0)
 
 
 def _checksum(*parts: bytes) -> int:

@@ -34,6 +34,7 @@ import msgspec
 
 from kvspool import system
 from kvspool.errors import AGAIN, BatchChanged, BatchOutOfOrder, LockTimeout, SpoolFull, in_part
+from kvspool.handles import Handle
 from kvspool.ledger import AT_REST, FREE, UNDER_WAY, Account, Ledger, before, new_account
 from kvspool.record import Codec
 
@@ -134,7 +135,7 @@ class ProducerLog(Protocol):
         """Yield those of `count` records from `first` on that are still there."""
 
 
-class Producer:
+class Producer(Handle):
     """One producer of a log; get it from `log.producer(name)`. As many processes as like may have the same one: a batch is stored once."""
 
     def __init__(self, log: ProducerLog, name: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Hashable
 from inotify_simple import INotify, flags, parse_events
 
 from kvspool import system
+from kvspool.handles import Handle
 
 CHANGED = flags.MODIFY  # a byte of the file was written
 ENTERED = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR  # a name appeared in the directory
@@ -22,11 +23,13 @@ BLIND_POLL = 0.005  # seconds between two looks where no event will come
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM)  # no instance or watch is left
 
 
-class Watcher:
+class Watcher(Handle):
     """Watches files and directories, each under a key of the caller's. Use it in one thread of one process; another may close it."""
 
+    _notifier: INotify | None = None
+    _sleepers = 0
+
     def __init__(self) -> None:
-        self._notifier: INotify | None = None
         self._keys: dict[int, Hashable] = {}
         self._descriptors: dict[Hashable, set[int]] = {}  # for each key
         self._process = system.port.process_id()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kvspool import GapError, system
 from kvspool.errors import Closed
+from kvspool.handles import Handle
 from kvspool.iteration import OnGap, check
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.record import Gap
@@ -71,7 +72,7 @@ class Source:
         return True
 
 
-class Merge(Iterator[Any]):
+class Merge(Iterator[Any], Handle):
     """Iterates over several logs that are bounded. `limit` and `on_gap` as `kvspool.Spool.read` has them."""
 
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise") -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvspool import Codec
+from kvspool.handles import Handle
 from kvspool.journal import Journal
 from kvspool.producers import Changed, Pieces, Stored
 from kvspool.record import encode
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from shard.shardset import ShardSet
 
 
-class ShardProducer:
+class ShardProducer(Handle):
     """One producer of a sharded log; get it from `ShardSet.producer`."""
 
     def __init__(self, shards: ShardSet, name: str) -> None:

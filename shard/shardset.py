@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import kvspool
 from kvspool import Record, Spool, SpoolStats, system
 from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotALog, NotDurable, appended_by
+from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
 from kvspool.journal import Journal, JournalStats
 from kvspool.queue import ChunkQueue
@@ -56,7 +57,7 @@ class Place(NamedTuple):
     sequence: int
 
 
-class ShardSet:
+class ShardSet(Handle):
     """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`; may be used by threads, and survives a fork."""
 
     def __init__(self, root: Path, prefix: str, shards: list[Log]) -> None:

@@ -785,3 +785,68 @@ def test_any_history_leaves_each_record_once(make: Make, seed: int) -> None:
         assert found.pop("other") == others
         assert found == Counter(f"{name}{one}" for name in "abc" for number in range(numbers[name] + 1) for one in batch(number, 12))
         assert log.verify().is_sound
+
+
+class OnDisk(system.Port):
+    """Keeps what the list of producers was when it was flushed last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.content = path.read_bytes()
+
+    def flush_data(self, fd: int) -> None:
+        super().flush_data(fd)
+        if os.fstat(fd).st_ino == self.path.stat().st_ino:
+            self.content = self.path.read_bytes()
+
+
+def after_power_cut(path: Path, content: bytes) -> kvspool.Spool:
+    """Open a log whose records have all reached the disk, with this list of producers."""
+    (path / ledger.NAME).write_bytes(content)
+    with system.replaced(Rebooted()):
+        return kvspool.open(path)
+
+
+def test_after_a_power_cut_a_plain_batch_that_is_gone_is_not_taken_for_whole_because_of_a_durable_one_behind_it(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log") as log:
+        log.producer("a").append_many([b"0"], batch=0, durable=True)
+        records = {name: (tmp_path / "log" / name).read_bytes() for name in ("spool.dat", "spool.ctl")}
+        log.producer("a").append_many([b"1"], batch=1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kvspool.Spool, "append_booked", book_and_die)
+            with pytest.raises(KeyboardInterrupt):
+                log.producer("a").append_many([b"2"], batch=2, durable=True)
+        content = (tmp_path / "log" / ledger.NAME).read_bytes()
+    for name, raw in records.items():
+        (tmp_path / "log" / name).write_bytes(raw)
+    with after_power_cut(tmp_path / "log", content) as log:
+        assert [record.value for record in log.read(on_gap="skip")] == [b"0"]
+        assert log.producer("a").last is None
+        assert log.producer("a").next == 2
+        assert not log.producer("a").append_many([b"2"], batch=2, durable=True).repeated
+        assert log.producer("a").last == 2
+
+
+def book_and_die(log: Any, put: Any, end: Any, booking: Any, timeout: float | None, durable: bool) -> None:
+    """As a process that is killed when the list of producers is on disk, and no record is."""
+
+    def change(place: Any, next_sequence: int) -> int:
+        with booking.kept(next_sequence, place):
+            raise KeyboardInterrupt
+
+    log.change_accounts(change)
+
+
+def test_after_a_power_cut_records_that_others_appended_behind_a_killed_batch_are_not_taken_for_it(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log") as log:
+        log.producer("a").append_many([b"0"], batch=0)
+        leave_part(log, "a", [b"%d" % number for number in range(10)], 1, 4)
+        port = OnDisk(tmp_path / "log" / ledger.NAME)  # a page may reach the disk at any time, and this one has
+        with system.replaced(port):
+            log.append_many([b"other"] * 10)
+            log.sync()
+    with after_power_cut(tmp_path / "log", port.content) as log:
+        stored = log.producer("a").append_many([b"%d" % number for number in range(10)], batch=1)
+        assert not stored.repeated
+        found = Counter(record.value for record in log.read(on_gap="skip"))
+        assert all(found[b"%d" % number] == 1 + (number == 0) for number in range(10)), found

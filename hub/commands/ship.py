@@ -20,6 +20,7 @@ from kvspool import sizes, system
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
 from kvspool.errors import KvspoolError
+from kvspool.handles import Handle
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -145,7 +146,7 @@ def _split(source: str) -> tuple[str, str]:
     return (name, path) if is_id else ("", source)
 
 
-class _Runs:
+class _Runs(Handle):
     """Shippers, or a mirror, that run, each on a thread of its own."""
 
     def __init__(self, ways: Sequence[Shipper | Mirror], until_empty: bool) -> None:

@@ -27,6 +27,7 @@ from hub.pipeline.schema import Field, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
 from kvspool import disk, logs, system
 from kvspool.errors import KvspoolError
+from kvspool.handles import Handle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +41,7 @@ LONGEST_SCHEMA = 1 << 20  # bytes of the file beside the checkpoint
 Report = Callable[[Progress], None]
 
 
-class Run:
+class Run(Handle):
     """One run of a job. `run` it once; `stop` may be called from a signal's handler."""
 
     def __init__(self, job: Job, *, once: bool = False, report: Report = lambda progress: None) -> None:

@@ -15,6 +15,7 @@ from hub.errors import AccessError, CertificateError
 from hub.security.private import WatchedFile
 from kvspool import system
 from kvspool.errors import MissingExtra
+from kvspool.handles import Handle
 
 try:
     from cryptography import x509
@@ -78,7 +79,7 @@ class Pair:
         return cls(_described(leaf, where), chain, key)
 
 
-class Certificates:
+class Certificates(Handle):
     """The pair of a server, and the authority whose clients it takes, as the files have them. May be used by threads.
 
     Whoever serves asks `refresh` now and then. A pair of which one file is new and the other is still old isn't taken, nor one that isn't

@@ -20,6 +20,7 @@ import msgspec
 
 from hub.errors import HubFull, QuotaExceeded
 from kvspool import sizes, system
+from kvspool.handles import Handle
 
 BURST = 1.0  # seconds of its rate that a client may take at once
 INTERVAL = 0.1  # seconds between two looks at the disk
@@ -49,7 +50,7 @@ UNLIMITED = Quota()
 T = TypeVar("T", bound=Hashable)
 
 
-class TokenBucket:
+class TokenBucket(Handle):
     """Lets `rate` a second pass, and `burst` at once. Thread-safe.
 
     What is taken is always granted, and paid for by waiting afterwards: so a piece larger than the burst passes too.
@@ -88,7 +89,7 @@ class TokenBucket:
         self._filled_at = now
 
 
-class Meter:
+class Meter(Handle):
     """What one principal uses of its quota. Thread-safe."""
 
     def __init__(self, principal: str, quota: Quota = UNLIMITED) -> None:
@@ -199,7 +200,7 @@ def _take_one(count: Counter[T], key: T) -> None:
         del count[key]
 
 
-class Meters:
+class Meters(Handle):
     """A meter for each principal. Thread-safe."""
 
     def __init__(self) -> None:
@@ -217,7 +218,7 @@ class Meters:
         return meter
 
 
-class Space:
+class Space(Handle):
     """The room on the disk of a hub. Thread-safe.
 
     Intake stops when less than `low` bytes are free, and goes on when there are `high` again: without the distance between them it would

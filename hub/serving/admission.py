@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hub.errors import QuotaExceeded
 from hub.security.quotas import LONGEST_DEBT, Meters, Space
 from kvspool import system
+from kvspool.handles import Handle
 
 if TYPE_CHECKING:
     from hub.serving.authentication import Standing
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from hub.store import Store
 
 
-class Admission:
+class Admission(Handle):
     """The guard of one call; see `intake.Guard`. Close it when the call ends."""
 
     def __init__(

@@ -7,11 +7,12 @@ from collections import Counter
 
 from hub.store import Outcome
 from kvspool import system
+from kvspool.handles import Handle
 
 MOST = 10_000  # clients that are remembered; more can't be there without a right to it
 
 
-class Client:
+class Client(Handle):
     """One client's figures since the hub started. Its methods may be called by several threads."""
 
     def __init__(self, name: str) -> None:
@@ -60,7 +61,7 @@ class Client:
             return -1 if end is None else max(0, end - self.places.get(index, 0))
 
 
-class Clients:
+class Clients(Handle):
     """All clients that were seen since the hub started."""
 
     def __init__(self) -> None:

@@ -28,6 +28,7 @@ from hub.tickets import LARGEST_COMMIT, MOST_PLACES, Commit, Committed, ReaderNa
 from hub.wire import LAST
 from kvspool import Spool, system
 from kvspool.errors import KvspoolError, NoSuchReader, ReaderBusy
+from kvspool.handles import Handle
 from kvspool.journal.offsets import check_name
 from kvspool.spool.spool import TIMEOUT
 from shard import route
@@ -44,7 +45,7 @@ ACTIONS = [
 ]
 
 
-class Consumers:
+class Consumers(Handle):
     """Serves the actions. Its methods are called on Flight's threads."""
 
     def __init__(self, survey: Survey) -> None:

@@ -47,6 +47,7 @@ from hub.serving.flow import CHUNK, EXHAUSTED, Carriers, Flow
 from hub.serving.limits import Address, Census, Limits, Reason, Visitor
 from kvspool import system
 from kvspool.errors import Closed
+from kvspool.handles import Handle
 
 Target = Address | str  # of a server: its address, or the path of its unix socket
 
@@ -75,7 +76,7 @@ class GateStats(msgspec.Struct, frozen=True):
     bytes_out: int
 
 
-class Connection:
+class Connection(Handle):
     """A client's connection to the server behind the gate. Handlers get it from `Gate.connection`, and may use it in any thread."""
 
     def __init__(self, gate: Gate, visitor: Visitor, client: socket.socket, server: socket.socket, peer: str) -> None:
@@ -156,7 +157,7 @@ class Connection:
         return f"<Connection of {self.name or 'nobody known'} from {self.remote[0]} port {self.remote[1]}>"
 
 
-class Gate:
+class Gate(Handle):
     """Listens, and passes connections on to a server. See the module's docstring."""
 
     def __init__(
@@ -484,7 +485,7 @@ class Gate:
                 _logger.exception("what was to hear of refused and cut connections failed")
 
 
-class _Bell:
+class _Bell(Handle):
     """Wakes the gate's thread; rung by any thread, at any time."""
 
     def __init__(self) -> None:

@@ -24,6 +24,7 @@ from hub.serving.survey import is_scarce
 from hub.store import Outcome, Shard, Store
 from hub.wire import Done, Level, Log, Opened, Opening, Ping, Place, Put, Stored
 from kvspool.errors import KvspoolError
+from kvspool.handles import Handle
 
 if TYPE_CHECKING:
     from pyarrow import flight
@@ -196,7 +197,7 @@ class Intake:
         return False
 
 
-class Flushes:
+class Flushes(Handle):
     """Does flushes that are asked for, one after the other, on a thread of its own; those asked for during one are done together."""
 
     def __init__(self, flush: Callable[[dict[int, int], int], None]) -> None:
@@ -239,7 +240,7 @@ class Flushes:
         self._thread.join()
 
 
-class _OneAtATime:
+class _OneAtATime(Handle):
     """A writer that two threads may use: Flight's takes one message at a time."""
 
     def __init__(self, writer: Any) -> None:

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
+from kvspool.handles import Handle
+
 Address = tuple[str, int]  # IP address and port
 
 
@@ -59,7 +61,7 @@ class Visitor:
         self.name: str | None = None
 
 
-class Census:
+class Census(Handle):
     """Counts who is inside, in all and of each address; "" stands for all. Used by the gate's thread and by those of handlers."""
 
     def __init__(self, limits: Limits) -> None:

@@ -25,6 +25,7 @@ from hub.tickets import LONGEST_WAIT, Beside, ClientState, Query, ServerInfo, Sh
 from hub.wire import VERSION, Level
 from kvspool import arrow, system
 from kvspool.errors import KvspoolError, OutOfRange
+from kvspool.handles import Handle
 from kvspool.journal import Journal
 from kvspool.record import Gap
 from kvspool.spool.spool import TIMEOUT
@@ -41,7 +42,7 @@ ACTIONS = [
 ]
 
 
-class Outlet:
+class Outlet(Handle):
     """The reading side of a hub. Its methods are called on Flight's threads; each is told which clients the caller may read, and asks again
     for each batch: a right may be taken away meanwhile.
 

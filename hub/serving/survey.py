@@ -18,6 +18,7 @@ from hub.store import GENERATIONS, Generation, load_generations, root_id
 from hub.tickets import Changes, ShardState
 from kvspool import system
 from kvspool.errors import KvspoolError
+from kvspool.handles import Handle
 from kvspool.journal import Journal
 from kvspool.spool.spool import TIMEOUT
 from shard import route
@@ -34,7 +35,7 @@ Key = tuple[str, int]
 logger = logging.getLogger("kvspool.hub")
 
 
-class Survey:
+class Survey(Handle):
     """What is known of all shards under a root. Its methods may be called by several threads."""
 
     def __init__(self, root: Path) -> None:

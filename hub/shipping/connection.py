@@ -16,6 +16,7 @@ from hub import columns, tickets, wire
 from hub.errors import HubError, Malformed, NotAllowed, Silent, Unreachable
 from hub.wire import Done, Opened, Opening, Ping, Put, Refused
 from kvspool import system
+from kvspool.handles import Handle
 
 SILENCE = 30.0  # seconds without an answer after which a connection counts as dead
 _BROKEN = (pa.ArrowException, OSError, StopIteration)  # what Flight raises on a connection that is of no more use
@@ -78,7 +79,7 @@ def jittered(seconds: float) -> float:
     return seconds * (0.5 + int.from_bytes(system.port.random(4), "little") / (1 << 32))
 
 
-class Connection:
+class Connection(Handle):
     """One open call, used by one thread.
 
     That thread writes and reads in turn: Flight's client ends the writing half itself when a read finds the call over, and aborts the

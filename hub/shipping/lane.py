@@ -24,6 +24,7 @@ from kvspool.errors import (
     TooLarge,
     TooManyReaders,
 )
+from kvspool.handles import Handle
 from kvspool.journal import Journal
 from kvspool.queue import ChunkQueue
 from kvspool.record import Gap
@@ -43,7 +44,7 @@ ASK_AGAIN = 60.0  # seconds after which a shard that is damaged at the hub may h
 _PASSING = (LockTimeout, ReaderBusy, TooManyReaders)  # and each OSError that is the system's own
 
 
-class Lane:
+class Lane(Handle):
     """The way of one log to the hub. Its durable reader stands where the hub has acknowledged.
 
     `keep_alive` and what only tells may be called by another thread.

@@ -26,6 +26,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from hub.spark.target import LEFT_OUT, SinkError, Target
 from hub.spark.workers import settle
+from kvspool.handles import Handle
 from kvspool.producers import Pieces
 from shard import ShardSet
 from shard.producers import grouped, int32s, laid_out, shards_of
@@ -86,7 +87,7 @@ def append(
             gathered.shards.close()
 
 
-class _Kept:
+class _Kept(Handle):
     """Batches that are kept until the task has all of them: in memory as far as they fit, then in a file without a name."""
 
     def __init__(self, memory: int) -> None:

@@ -23,6 +23,7 @@ import msgspec
 
 from hub.status import HubStatus
 from kvspool.errors import Closed, MissingExtra
+from kvspool.handles import Handle
 
 try:
     import uvicorn
@@ -43,7 +44,7 @@ _connection_logger = logging.getLogger("kvspool.page")
 _connection_logger.addFilter(lambda line: line.levelno != logging.WARNING)  # of bad requests: strangers would fill the log
 
 
-class Page:
+class Page(Handle):
     """The page of one hub. `start` and `close` it, or use it in a `with` statement; closed, it stays closed."""
 
     def __init__(self, status: Callable[[], HubStatus], listen: tuple[str, int] = ("127.0.0.1", 0), names: Iterable[str] = ()) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvspool import sizes
 from kvspool.cli.options import BadInput
+from kvspool.handles import Handle
 
 CHUNK = 1 << 16  # bytes; what a pipe holds
 BATCH_BYTES = 1 << 20  # bytes; a batch of long lines stays small however many lines it may have
@@ -26,7 +27,7 @@ class Batch:
         return f"line {last}" if last == self.first else f"lines {self.first} to {last}"
 
 
-class LineReader:
+class LineReader(Handle):
     """Reads lines from a descriptor. It reads past Python's buffers, so that `select` tells whether more is there."""
 
     def __init__(self, fd: int, *, most: int, longest: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import kvspool
 from kvspool.cli import output
 from kvspool.cli.options import BadInput
+from kvspool.handles import Handle
 from kvspool.iteration import OnGap
 from kvspool.journal import Journal
 from kvspool.queue import ChunkQueue, QueueRepairReport, QueueStats, QueueVerifyReport
@@ -18,7 +19,7 @@ from kvspool.spool.cursor import Isolation
 from kvspool.spool.search import Start
 
 
-class QueueLog:
+class QueueLog(Handle):
     """A queue as a log that can be looked at: its entries have numbers from the front on, and neither keys nor times."""
 
     def __init__(self, queue: ChunkQueue) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from kvspool import disk, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, LockTimeout
+from kvspool.handles import Handle
 
 NAME = "note"
 LARGEST = 65536  # bytes
@@ -34,7 +35,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     since: int = 0
 
 
-class Notes:
+class Notes(Handle):
     """The place of the note, locked."""
 
     def __init__(self, directory: Path, file: Descriptor) -> None:

@@ -14,6 +14,7 @@ from kvspool import logs, v1
 from kvspool.copying import queues
 from kvspool.copying.rows import AROUND, BYTES, ROWS, SPOOL, VALUES, Room, Rows, room_of, rows_of, values_of
 from kvspool.errors import OutOfRange
+from kvspool.handles import Handle
 from kvspool.iteration import gathered
 from kvspool.journal import Journal
 from kvspool.record import Codec, Gap, Record
@@ -78,7 +79,7 @@ class Source(ABC):
         self.close()
 
 
-class LogSource(Source):
+class LogSource(Source, Handle):
     """A spool or a journal."""
 
     def __init__(self, log: Spool | Journal) -> None:
@@ -138,7 +139,7 @@ class LogSource(Source):
         self._log.close()
 
 
-class QueueSource(Source):
+class QueueSource(Source, Handle):
     """The entries of a queue, which stay there. They are numbered from 0 on, so a copy goes on only if none was taken meanwhile."""
 
     format = "queue"
@@ -170,7 +171,7 @@ class QueueSource(Source):
         self._queue.close()
 
 
-class V1Source(Source):
+class V1Source(Source, Handle):
     """A directory of kvspool v1: its records are numbered from 0 on. Their values are maps of strings, MessagePack here."""
 
     format = "v1"

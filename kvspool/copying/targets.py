@@ -11,6 +11,7 @@ from kvspool._frames import measure
 from kvspool.copying import queues
 from kvspool.copying.rows import AROUND, BYTES, SPOOL, VALUES, Room, Rows, any_key, latest, room_of, rows_of
 from kvspool.errors import NotALog, OtherRecords, OutOfRange, SpoolFull, TooLarge
+from kvspool.handles import Handle
 from kvspool.journal import Batch, Journal
 from kvspool.journal.formats import FORMATS
 from kvspool.record import NO_TIME, Codec, Record
@@ -81,7 +82,7 @@ class Target(ABC):
         self.close()
 
 
-class JournalTarget(Target):
+class JournalTarget(Target, Handle):
     """A journal of any format."""
 
     def __init__(self, log: Journal) -> None:
@@ -127,7 +128,7 @@ class JournalTarget(Target):
         self._log.close()
 
 
-class SpoolTarget(Target):
+class SpoolTarget(Target, Handle):
     """A spool. is_lossy: the oldest records of the copy may make room for the later ones, and times that lie too far ahead become the
     present one; since: the sequence of the first of them."""
 

@@ -26,6 +26,7 @@ import msgspec
 from kvspool import disk, ledger, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, in_part
+from kvspool.handles import Handle
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Before, Format, Rows, Scan
 from kvspool.journal.segment import Archived
@@ -74,7 +75,7 @@ class Accounts:
         ledger.restarted(self._directory, self._log_id(), ledger.before(end))
 
 
-class Appender:
+class Appender(Handle):
     """What one handle needs to append. Its methods are called by one thread at a time."""
 
     def __init__(

@@ -24,6 +24,7 @@ from kvspool import holders, locks, system
 from kvspool._frames import crc32c
 from kvspool.descriptor import Descriptor
 from kvspool.errors import LogVanished
+from kvspool.handles import Handle
 from kvspool.layout import Layout
 from kvspool.record import NO_TIME
 
@@ -56,7 +57,7 @@ PENDING_AT = 112  # behind the page: number + 1 of the account of a batch that i
 _PENDING = struct.Struct("<2I")
 
 
-class Control:
+class Control(Handle):
     """One handle's view of the lock file. The descriptor is its own, is never inherited, and never mapped."""
 
     def __init__(self, path: Path, mode: int | None) -> None:

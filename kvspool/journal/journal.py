@@ -27,6 +27,7 @@ import msgspec
 
 from kvspool import forks, producers, system
 from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
@@ -96,7 +97,7 @@ class JournalStats(msgspec.Struct, frozen=True):
         return 0
 
 
-class Journal:
+class Journal(Handle):
     """A handle of one journal. Get it from `kvspool.create` or `kvspool.open`.
 
     It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it.
@@ -284,7 +285,8 @@ class Journal:
         return Producer(producing.JournalProducing(self), name)
 
     def producers(self) -> list[ProducerStats]:
-        """Return what the journal remembers of its producers, by name."""
+        """Return what the journal remembers of its producers, by name. Raises Closed."""
+        self._refuse_closed()
         return producers.listing(producing.JournalProducing(self)) if self.format.has_producers else []
 
     def forget_producers(self, names: Iterable[str], timeout: float | None = None) -> int:
@@ -340,8 +342,7 @@ class Journal:
                 yield appender, page
 
     def _open_appender(self, timeout: float) -> Appender:
-        if self._is_closed:
-            raise Closed(f"{self.path} was closed; open it again")
+        self._refuse_closed()
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
             mode = self.mode()
@@ -449,8 +450,7 @@ class Journal:
         return self._iterations.add(Following(self._cursor(place, None, isolation), limit, on_gap, timeout))
 
     def _cursor(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
-        if self._is_closed:
-            raise Closed(f"{self.path} was closed; open it again")
+        self._refuse_closed()
         limit = self._synced if check_isolation(isolation) == "synced" else None
         if limit is None and end is None and self.format.reads_zeros and self._word_before_restart() is not None:
             limit = self._until_recovered
@@ -647,9 +647,12 @@ class Journal:
     def _synced(self) -> int:
         return page_file.look(self.format.lock_file(self.path)).synced_sequence
 
-    def _bases(self) -> list[int]:
+    def _refuse_closed(self) -> None:
         if self._is_closed:
             raise Closed(f"{self.path} was closed; open it again")
+
+    def _bases(self) -> list[int]:
+        self._refuse_closed()
         try:
             bases = self._segments.bases()
         except FileNotFoundError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from kvspool import disk, forks, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, NoSuchReader, ReaderBusy
+from kvspool.handles import Handle
 
 LONGEST_NAME = 200  # bytes, so that the names of its files fit in a directory entry
 _NAME = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.-]*")
@@ -28,7 +29,7 @@ def check_name(name: str) -> str:
     return name
 
 
-class Lease:
+class Lease(Handle):
     """A name, taken: nobody else has it open until `close`, or until this process dies."""
 
     def __init__(self, path: Path, mode: int, name: str) -> None:

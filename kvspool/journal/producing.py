@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvspool import producers
+from kvspool.handles import Handle
 from kvspool.journal.cursor import Reading
 from kvspool.journal.format import Batch
 from kvspool.ledger import Ledger
@@ -56,7 +57,7 @@ class ListedRows:
         )
 
 
-class JournalProducing:
+class JournalProducing(Handle):
     """One journal, as its producers see it."""
 
     def __init__(self, log: Journal) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvspool.errors import Closed, GapError
+from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
 from kvspool.journal.cursor import Place, Reading
 from kvspool.journal.offsets import Lease
@@ -29,7 +30,7 @@ class Consumer(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class JournalReader:
+class JournalReader(Handle):
     """Get it from `log.reader(name)`. Used by one thread at a time.
 
     Reading moves it, `commit` makes that durable: a reader that dies is resumed at its last commit, so records after that come again.
@@ -128,7 +129,7 @@ class JournalReader:
         self.close()
 
 
-class _Moving(Iterator[Any]):
+class _Moving(Iterator[Any], Handle):
     """An iteration that moves its reader with each item that it hands out."""
 
     def __init__(self, owner: JournalReader, reading: Reading) -> None:

@@ -12,13 +12,14 @@ from pathlib import Path
 from kvspool import system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption
+from kvspool.handles import Handle
 from kvspool.journal import seekable
 
 ARCHIVE = ".zst"  # follows the name of a segment that is archived
 KEPT = 2  # decompressed blocks of an open archive: whoever reads on steps from one into the next
 
 
-class Segment:
+class Segment(Handle):
     """One open segment, for reading; writing as well if `is_writable`. most: bytes of it that are looked at."""
 
     def __init__(self, path: Path, base: int, *, is_writable: bool = False, most: int = (1 << 63) - 1) -> None:

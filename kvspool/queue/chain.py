@@ -22,12 +22,13 @@ from kvspool import disk, locks, system
 from kvspool._chunks import Ends
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Closed, Corruption, KvspoolError, LogVanished, Truncated
+from kvspool.handles import Handle
 from kvspool.queue import format, header
 from kvspool.queue.chunk import Chunk, refuse_unsound, refuse_untrue
 from kvspool.queue.format import ChunkHead
 
 
-class Chain:
+class Chain(Handle):
     """The chunks of one queue, as this handle knows them, and the descriptor of its header."""
 
     def __init__(self, path: Path, file: Descriptor, chunk_bytes: int | None, flush: Callable[[int], None], is_durable: bool) -> None:

@@ -11,11 +11,12 @@ from kvspool import _chunks_py as loops
 from kvspool import system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, Truncated
+from kvspool.handles import Handle
 from kvspool.queue import format
 from kvspool.queue.format import ChunkHead
 
 
-class Chunk:
+class Chunk(Handle):
     """A chunk whose file is open and mapped, all of it."""
 
     def __init__(self, id: int, path: Path, file: Descriptor) -> None:

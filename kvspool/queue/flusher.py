@@ -26,12 +26,13 @@ from kvspool import _pointers as pointers
 from kvspool import disk, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import LockTimeout, Poisoned
+from kvspool.handles import Handle
 from kvspool.queue import format
 from kvspool.queue.chain import Chain
 from kvspool.queue.chunk import Chunk
 
 
-class Flusher:
+class Flusher(Handle):
     """Puts a queue on disk for one handle; its threads may all use it."""
 
     def __init__(self, path: Path, held: Callable[[], AbstractContextManager[Chain]]) -> None:

@@ -39,6 +39,7 @@ from kvspool.errors import (
     TooLarge,
     Unsettled,
 )
+from kvspool.handles import Handle
 from kvspool.queue import format, header
 from kvspool.queue.chain import Chain
 from kvspool.queue.chunk import Chunk, file_size, refuse_shorter
@@ -71,7 +72,7 @@ class QueueStats(msgspec.Struct, frozen=True):
     sync_error: int
 
 
-class ChunkQueue:
+class ChunkQueue(Handle):
     """A handle of one queue. Get it from `kvspool.queue.create` or `kvspool.queue.open`.
 
     It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it. `len` is the

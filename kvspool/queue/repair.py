@@ -22,6 +22,7 @@ from kvspool import disk, locks, system
 from kvspool._chunks import count
 from kvspool.descriptor import Descriptor
 from kvspool.errors import LogNotFound, NotALog
+from kvspool.handles import Handle
 from kvspool.queue import format, header
 from kvspool.queue.format import ChunkHead
 from kvspool.queue.survey import Found, QueueVerifyReport, Survey
@@ -81,7 +82,7 @@ def _opened(path: Path, timeout: float, *, alone: bool) -> Iterator[int]:
         locks.give_back(file, process)
 
 
-class _Repair:
+class _Repair(Handle):
     """One repair; what it does to a file it does in an order in which each state is one that a repair can begin from."""
 
     def __init__(self, path: Path, fd: int) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvspool.handles import Handle
 from kvspool.wakeups import CHANGED, Watcher
 
 Watched = tuple[Path, int]  # a file, and its inode
 
 
-class Sleeper:
+class Sleeper(Handle):
     """Watches the ends of one queue; for one thread at a time. The contract is that of `kvspool.wakeups`."""
 
     def __init__(self) -> None:

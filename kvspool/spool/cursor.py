@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool.errors import Closed, LogVanished
+from kvspool.handles import Handle
 from kvspool.iteration import Iteration, OnGap
 from kvspool.record import Gap, Record
 from kvspool.spool import search, seats
@@ -35,7 +36,7 @@ Isolation = Literal["appended", "synced"]  # what a reader sees: all that was ap
 BATCH = 256  # records copied out at once; small, so that a limit or a slow consumer costs little
 
 
-class Cursor:
+class Cursor(Handle):
     """Moves a FrameReader over the log, and turns what it can't read into Gaps.
 
     `end` is where a bounded read stops: a position and the sequence that stands there; None to go on for ever. `lost` counts
@@ -112,7 +113,8 @@ class Cursor:
         if successor is None:
             return False
         position, _ = search.find(successor.reader(0, 0), reader.sequence)
-        reader.move(successor.ring, successor.control, successor.seed, position, reader.sequence)
+        _, ring, control = successor.memory
+        reader.move(ring, control, successor.seed, position, reader.sequence)
         self.pair = successor
         self.key_table = successor.key_table
         self.count_gap = successor.count_gap
@@ -371,11 +373,7 @@ def ask(cursor: Cursor) -> None:
 
 def refuse_vanished(pair: Pair) -> None:
     """Raise LogVanished if the log's files were deleted, Closed if they were closed."""
-    with pair.in_use() as is_open:
-        if not is_open:
-            raise Closed(f"{pair.path} was closed; open it again")
-        has_vanished = pair.has_vanished()
-    if has_vanished:
+    if pair.has_vanished():
         raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")
 
 

@@ -30,7 +30,8 @@ import posix_ipc
 from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool._frames import Bell, FlushGroup
-from kvspool.errors import Closed, KvspoolError, LockTimeout, Poisoned, Reentered
+from kvspool.errors import KvspoolError, LockTimeout, Poisoned, Reentered
+from kvspool.handles import Handle
 from kvspool.spool import checkpoints, format, seats
 from kvspool.spool.pair import Pair
 
@@ -38,7 +39,7 @@ SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
 LONGEST_TIMEOUT = 1e9  # seconds, so that nanoseconds fit into a word
 
 
-class Flusher:
+class Flusher(Handle):
     """Puts a log on disk for one handle; its threads may all use it."""
 
     def __init__(self, pair: Pair) -> None:
@@ -54,9 +55,7 @@ class Flusher:
         Returns the sequence below which all is there. Raises what `flush_below` does.
         """
         self.flush(timeout)
-        with self.pair.in_use() as is_open:
-            if not is_open:
-                raise self._closed()
+        with self.pair.held_open():
             self.flush_control()
         return int(self._group.word(format.SYNCED_SEQ))
 
@@ -71,9 +70,7 @@ class Flusher:
         """
         if self._group.leader == threading.get_ident():
             raise Reentered("a signal handler may not flush a handle in the middle of a flush of it; let it use a handle of its own")
-        with self.pair.in_use() as is_open:
-            if not is_open:
-                raise self._closed()
+        with self.pair.held_open():
             found = self._lead_or_follow(sequence, timeout)
         if found == frames.FAILED:
             number = self._group.word(frames.SYNC_ERROR)
@@ -91,9 +88,6 @@ class Flusher:
     def flush_control(self) -> None:
         """Flush spool.ctl."""
         self._flush_file(self.pair.control_fd)
-
-    def _closed(self) -> Closed:
-        return Closed(f"{self.pair.path} was closed; open it again")
 
     def _lead_or_follow(self, sequence: int, timeout: float) -> int:
         """Wait until another one has done it, or do it for all who wait; return what `FlushGroup.come` found."""
@@ -150,7 +144,7 @@ class Flushes(Protocol):
     def sync(self, timeout: float) -> Any: ...
 
 
-class Background:
+class Background(Handle):
     """The thread that flushes for a handle of the level "os". It ends by itself where the handle is gone, or the log poisoned."""
 
     def __init__(self, flusher: Flushes, interval: float, timeout: float) -> None:

@@ -42,7 +42,8 @@ class KeyTable:
 
     def close(self) -> None:
         """Let go of the memory; what is known stays known."""
-        self._region = self._words = None
+        self._words = None  # first: a thread that finds words has got the region already
+        self._region = None
 
     def go_on(self, older: KeyTable) -> None:
         """Take over from the table of the files that the log lay in before it was resized: whoever looks keys up there finds ours too."""

@@ -19,13 +19,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kvspool import _frames_py as frames
 from kvspool import disk, forks, ledger, system
 from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
 from kvspool.descriptor import Descriptor
 from kvspool.errors import (
+    Closed,
     Corruption,
     FormatError,
     LogExists,
@@ -36,6 +37,7 @@ from kvspool.errors import (
     Truncated,
     UnknownVersion,
 )
+from kvspool.handles import Handle
 from kvspool.layout import Layout
 from kvspool.record import STRUCTURED, Codec
 from kvspool.spool import epochs, format, rates
@@ -161,12 +163,23 @@ def discard(building: Path) -> None:
         system.port.remove_directory(building)
 
 
-class Pair:
+class Memory(NamedTuple):
+    """The mapped parts of the two files. A view keeps its mapping, so its memory stays the log's after the pair is closed."""
+
+    front: memoryview  # the page before the ring, which holds the checkpoints
+    ring: memoryview
+    control: memoryview
+
+
+class Pair(Handle):
     """An open spool: descriptors and mappings of its two files.
 
     The ring is mapped for reading, and so is `front`, the page before it, which holds the checkpoints; `writer` maps the ring once more for
     writing, so that a reader's fault can't touch it. A user who may only read gets everything but `can_ask`: nobody will ring for him, he
     has to look by himself.
+
+    Threads may use a pair while another one closes it: `front`, `ring` and `control` raise Closed from then on. Code that uses a descriptor
+    does so inside `held_open`, since the number of a closed one is soon that of another file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -177,9 +190,10 @@ class Pair:
         self._lock: Descriptor | None = None
         self._sync_lock: Descriptor | None = None
         self.is_closed = False
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a signal handler may come in the middle
         self._users = 0
         self.key_table: KeyTable | None = None
+        self._memory: Memory | None = None
         self._words = _NO_WORDS
         self._successor: Pair | None = None
         try:
@@ -230,13 +244,38 @@ class Pair:
     def _map_files(self) -> None:
         self.seed = format.frame_seed(self.header.log_id)
         control_map = self._map(self.control_fd, self.header.control_bytes, self.can_ask)
-        self.control = memoryview(control_map)
-        self._words = self.control.cast("Q")
-        ring_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=False)
-        self.front = memoryview(ring_map)[: format.DATA_START]
-        self.ring = memoryview(ring_map)[format.DATA_START :]
+        data_map = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=False)
+        control, data = memoryview(control_map), memoryview(data_map)
+        self._memory = Memory(data[: format.DATA_START], data[format.DATA_START :], control)
+        self._words = control.cast("Q")
         if self.header.codec == Codec.KEYED:
-            self.key_table = KeyTable(self.control[format.KEYS_AT : format.INDEX_AT], self.header.log_id)
+            self.key_table = KeyTable(control[format.KEYS_AT : format.INDEX_AT], self.header.log_id)
+
+    @property
+    def memory(self) -> Memory:
+        """Return what is mapped. Raises Closed."""
+        memory = self._memory
+        if memory is None:
+            raise self._closed()
+        return memory
+
+    @property
+    def front(self) -> memoryview:
+        """Return the page before the ring. Raises Closed."""
+        return self.memory.front
+
+    @property
+    def ring(self) -> memoryview:
+        """Return the ring, for reading. Raises Closed."""
+        return self.memory.ring
+
+    @property
+    def control(self) -> memoryview:
+        """Return the control block, for writing where that is allowed. Raises Closed."""
+        return self.memory.control
+
+    def _closed(self) -> Closed:
+        return Closed(f"{self.path} was closed; open it again")
 
     def _open_file(self, name: str) -> tuple[Descriptor, bool]:
         """Return a descriptor of the file, for writing where that is allowed, and whether it was."""
@@ -297,7 +336,8 @@ class Pair:
 
     def reader(self, position: int, sequence: int) -> FrameReader:
         """Return a reader of frames that stands at `position` and expects `sequence` there."""
-        return FrameReader(self.ring, self.control, self.seed, position, sequence)
+        _, ring, control = self.memory
+        return FrameReader(ring, control, self.seed, position, sequence)
 
     def writer(self, holder: bytes) -> FrameWriter:
         """Return the writer of frames; `holder` are the words that name it. Raises PermissionError for who may only read."""
@@ -340,6 +380,10 @@ class Pair:
 
         A log keeps the file of its locks when it is resized: as spool.lck, beside a new spool.ctl.
         """
+        with self.held_open():
+            return self._open_lock()
+
+    def _open_lock(self) -> Descriptor:
         names = [format.LOCK_FILE] if self.header.resizes else [format.CONTROL_FILE, format.LOCK_FILE]
         for name in names:
             try:
@@ -356,6 +400,11 @@ class Pair:
         if not os.path.lexists(self.path / format.CONTROL_FILE):
             raise LogVanished(f"{self.path} was deleted while it was open; open it again if it exists")
         raise MismatchedPair(f"{self.path} was replaced by another log while it was open; open it again")
+
+    def is_locked(self, at: int) -> bool:
+        """Return whether some open file description, of whatever process, has locked byte `at`. Raises Closed."""
+        with self.held_open():
+            return system.port.is_locked(self.lock_file_fd, at)
 
     # A log that was resized lies in new files at the same path.
 
@@ -427,8 +476,9 @@ class Pair:
 
     def count_gap(self) -> None:
         """Count a Gap that a reader was given, where we may write."""
-        if self.can_ask and not self.is_closed:
-            rates.count_gap(self.control.cast("Q"), system.port.now())
+        memory = self._memory
+        if self.can_ask and memory is not None:
+            rates.count_gap(memory.control.cast("Q"), system.port.now())
 
     def copy_accounts(self, successor: Pair) -> None:
         """Under all locks, for who resizes: give the new files the list of producers too, on disk, after what a killed one has left was
@@ -444,8 +494,9 @@ class Pair:
 
     def has_vanished(self) -> bool:
         """Return whether the log's files were deleted; what is mapped can still be read."""
-        if system.port.status(self.control_fd).st_nlink and system.port.status(self.data_fd).st_nlink:
-            return False
+        with self.held_open():
+            if system.port.status(self.control_fd).st_nlink and system.port.status(self.data_fd).st_nlink:
+                return False
         try:
             successor = self.successor()
         except (MismatchedPair, NotALog):
@@ -457,7 +508,7 @@ class Pair:
 
         Files from before a resize are told too: no handle knows them any more, but its iterators do.
         """
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a signal handler may come in the middle
         self._users = 0
         for file in (self._lock, self._sync_lock):
             if file is not None:
@@ -478,23 +529,31 @@ class Pair:
         finally:
             with self._guard:
                 self._users -= is_open
-                is_last = self.is_closed and not self._users
+                is_last = is_open and self.is_closed and not self._users
             if is_last:
                 self._release()
+
+    @contextmanager
+    def held_open(self) -> Iterator[None]:
+        """Keep the files open inside the `with` block, as `in_use` does. Raises Closed."""
+        with self.in_use() as is_open:
+            if not is_open:
+                raise self._closed()
+            yield
 
     def close(self) -> None:
         """Close the descriptors and unmap, as soon as nobody is `in_use` any more."""
         with self._guard:
+            is_last = not self.is_closed and not self._users
             self.is_closed = True
-            is_used = self._users > 0
-        if not is_used:
+        if is_last:
             self._release()
 
     def _release(self) -> None:
         """Close the descriptors and unmap, except what a view of the memory still needs."""
         if self.key_table is not None:
             self.key_table.close()
-        self.control = self.front = self.ring = memoryview(b"")
+        self._memory = None
         self._words = _NO_WORDS
         while self._maps:
             _close_map(self._maps.pop().close)
@@ -505,8 +564,9 @@ class Pair:
             self._files, self._lock, self._sync_lock = [], None, None
 
     def __del__(self) -> None:
-        self.is_closed = True
-        self._release()
+        if hasattr(self, "_words"):  # otherwise `__init__` did not come so far as to open anything
+            self.is_closed = True
+            self._release()
 
 
 def _is_same(one: os.stat_result, other: os.stat_result) -> bool:

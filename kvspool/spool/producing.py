@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvspool import _frames_py as frames
 from kvspool import producers, system
+from kvspool.handles import Handle
 from kvspool.ledger import Ledger
 from kvspool.producers import Booking, ColumnPieces, Pieces
 from kvspool.record import Record
@@ -30,7 +31,9 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, pair: Pair) -> Place:
-        return cls(pair.path, pair.origin, system.port.status(pair.control_fd).st_mode & 0o777, pair.control.cast("Q"))
+        with pair.held_open():
+            mode = system.port.status(pair.control_fd).st_mode & 0o777
+        return cls(pair.path, pair.origin, mode, pair.control.cast("Q"))
 
     def set_pending(self, number: int) -> None:
         self.words[frames.PENDING] = number
@@ -60,7 +63,7 @@ class ListedRows:
         )
 
 
-class SpoolProducing:
+class SpoolProducing(Handle):
     """One spool, as its producers see it."""
 
     def __init__(self, log: Spool) -> None:

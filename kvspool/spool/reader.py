@@ -26,6 +26,7 @@ from kvspool import _frames_py as frames
 from kvspool import _machine, forks, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
+from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search, slots, turns, views
@@ -70,7 +71,7 @@ class ReaderStats(msgspec.Struct, frozen=True):
     slot: int
 
 
-class Reader:
+class Reader(Handle):
     """A durable reader that is open. Get it from `Spool.reader`; use it in one thread.
 
     Closing does not commit. In a forked child it opens anew when it is used, from the last commit, which fails with ReaderBusy as long as
@@ -436,7 +437,7 @@ class _Waiting(_Turns, Following):
         self._belong_to(owner)
 
 
-class Admin:
+class Admin(Handle):
     """A descriptor that holds the admin lock, and what else was locked through it."""
 
     def __init__(self, pair: Pair, file: Descriptor) -> None:
@@ -531,7 +532,7 @@ def listing(pair: Pair) -> list[ReaderStats]:
     """Return what is known of each durable reader, by name."""
     found = []
     for slot in slots.Slots(pair.control, pair.header.log_id).taken():
-        is_open = system.port.is_locked(pair.lock_file_fd, format.READER_LOCKS + slot.number)
+        is_open = pair.is_locked(format.READER_LOCKS + slot.number)
         commit = slot.newest()
         if commit is None:
             found.append(ReaderStats(slot.name, None, None, 0, is_open, False, True, slot.number))
@@ -554,7 +555,7 @@ def slowest(pair: Pair) -> str:
     if waited_for is None:
         return "no reader is left to wait for; try again"
     slot, commit = waited_for
-    is_open = system.port.is_locked(pair.lock_file_fd, format.READER_LOCKS + slot.number)
+    is_open = pair.is_locked(format.READER_LOCKS + slot.number)
     behind = measure(pair.reader(0, 0), (commit.position, commit.sequence)).records
     return f"the reader {slot.name!r} has {behind} records to go ({f'open in {slot.holder}' if is_open else 'not open'})"
 

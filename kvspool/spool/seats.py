@@ -19,6 +19,7 @@ import posix_ipc
 from kvspool import forks, locks, system
 from kvspool._frames import Bell
 from kvspool.descriptor import Descriptor
+from kvspool.handles import Handle
 from kvspool.spool import format
 
 if TYPE_CHECKING:
@@ -74,8 +75,10 @@ def _clear(fd: int, log_id: bytes, ours: int = 0) -> list[int]:
     return left
 
 
-class Seat:
+class Seat(Handle):
     """A seat that was taken; its lock, held by a descriptor of its own, is what makes it ours."""
+
+    _file: Descriptor | None = None
 
     def __init__(self, file: Descriptor, name: str, bell: Bell) -> None:
         self.number = bell.number
@@ -92,7 +95,7 @@ class Seat:
 
     def leave(self) -> None:
         """Give the seat back, its semaphore removed. Another thread that sleeps there is woken."""
-        if self._file.is_closed:
+        if self._file is None or self._file.is_closed:
             return
         if self.is_ours:
             system.port.remove_semaphore(self._name)

@@ -46,6 +46,7 @@ from kvspool.errors import (
     TooLarge,
     in_part,
 )
+from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
 from kvspool.keyed import Packer
 from kvspool.producers import Booking, ColumnPieces, Producer, ProducerStats
@@ -109,7 +110,7 @@ class SpoolStats(msgspec.Struct, frozen=True):
     lost_bytes: int = 0
 
 
-class Spool(Single):
+class Spool(Single, Handle):
     """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
 
     It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it. It
@@ -235,7 +236,8 @@ class Spool(Single):
         return Producer(producing.SpoolProducing(self), name)
 
     def producers(self) -> list[ProducerStats]:
-        """Return what the log remembers of its producers, by name."""
+        """Return what the log remembers of its producers, by name. Raises Closed."""
+        self._live()
         return producers.listing(producing.SpoolProducing(self))
 
     def forget_producers(self, names: Iterable[str], timeout: float | None = None) -> int:

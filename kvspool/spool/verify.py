@@ -161,7 +161,8 @@ def _problems(pair: Pair) -> list[str]:
         (format.CONTROL_FILE, pair.control_fd, format.HEADER.size),
         (format.DATA_FILE, pair.data_fd, format.DATA_HEADER.size),
     ):
-        raw = system.port.read(fd, size, 0)
+        with pair.held_open():
+            raw = system.port.read(fd, size, 0)
         if format.checksum(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
             found.append(f"{name}: the checksum of its header doesn't match")
     if pair.key_table is not None and not pair.key_table.is_whole():

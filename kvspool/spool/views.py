@@ -20,6 +20,7 @@ from kvspool import _frames_py as frames
 from kvspool import _machine, forks, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import GapError, LockTimeout, LogVanished, OutOfRange
+from kvspool.handles import Handle
 from kvspool.record import Gap
 from kvspool.spool import format
 
@@ -44,11 +45,12 @@ def view(cursor: Cursor) -> Iterator[memoryview]:
         pin.release()
 
 
-class _Pin:
+class _Pin(Handle):
     """The lock of one view."""
 
+    _file: Descriptor | None = None
+
     def __init__(self) -> None:
-        self._file: Descriptor | None = None
         self._process = system.port.process_id()
         forks.register(self)
 
@@ -75,7 +77,9 @@ class _Pin:
             raise PermissionError(errno.EACCES, "no permission to pin records of this spool", os.fspath(pair.path))
         self._file = Descriptor(pair.path / format.DATA_FILE, os.O_RDONLY)
         fd = self._file.number
-        if not os.path.sameopenfile(fd, pair.data_fd):
+        with pair.held_open():
+            is_same = os.path.sameopenfile(fd, pair.data_fd)
+        if not is_same:
             self.release()
             if pair.successor() is None:
                 raise LogVanished(f"{pair.path} was deleted or replaced while it was open; open it again if it exists")

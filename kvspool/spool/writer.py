@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from kvspool import system
 from kvspool._frames import Burst, FrameWriter
 from kvspool.errors import Closed
+from kvspool.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.spool.appending import Prepared
@@ -32,17 +33,19 @@ if TYPE_CHECKING:
 TICK = 2e-3  # seconds; who appends nothing for so long, and at most for twice that, gives the lock up
 
 
-class Writer(Burst):
+class Writer(Burst, Handle):
     """Appends to a log in bursts; get it from `Spool.writer`, and close it, best with `with`.
 
     It may be used by several threads at once, and beside other appends of the same handle, which then use its lock. In a forked child it
     takes a lock of its own.
     """
 
+    _log: Spool | None = None
+    _relief: Relief | None = None
+
     def __init__(self, log: Spool, timeout: float) -> None:
-        self._log: Spool | None = log
+        self._log = log
         self._timeout = timeout
-        self._relief: Relief | None = None
         Burst.__init__(self)
         log.frame_writer()  # or the error that appending would raise
 

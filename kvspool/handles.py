@@ -1,0 +1,26 @@
+"""Handles: what holds descriptors, mappings, locks or threads of this process, and can therefore be neither copied nor pickled.
+
+A copy would close the same descriptor a second time, when its number may be that of another file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+
+def refuse_copy(handle: object) -> NoReturn:
+    """Raise the TypeError of a handle that is copied or pickled."""
+    name = type(handle).__name__
+    raise TypeError(
+        f"cannot copy or pickle a {name}: it holds files, memory or locks of this process. "
+        "Pass the path of the log instead, and open another handle there: with kvspool.open, ChunkQueue.open, ShardSet.open or HubRoot.open"
+    )
+
+
+class Handle:
+    """A mix-in: refuses `copy.copy`, `copy.deepcopy` and `pickle`."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)

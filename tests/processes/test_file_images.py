@@ -1,0 +1,44 @@
+"""A slice of the crash images that are made of real files: with the list of producers, and with the stores of the compiled twin."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kvspool import _frames
+
+
+def _load() -> ModuleType:
+    folder = Path(__file__).parent.parent.parent / "tools" / "faults"
+    spec = importlib.util.spec_from_file_location("file_images", folder / "file_images.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["file_images"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+images = _load()
+
+
+@pytest.mark.parametrize("unit", images.UNITS)
+def test_after_a_power_cut_a_durable_batch_that_comes_again_is_there_exactly_once(unit: int) -> None:
+    done = images.campaign(300, 1, unit, by_opcodes=True)
+    assert done.images == 300
+    assert {"durable:whole", "durable:gone", "plain:gone", "plain:whole"} <= set(done.kinds)
+    assert done.stores > 30
+
+
+@pytest.mark.skipif(_frames.TWIN == "interpreted", reason="interpreted, the instructions are the interpreter's")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_after_a_power_cut_between_any_instructions_of_the_compiled_loops_all_that_was_synced_is_there() -> None:
+    try:
+        done = images.campaign(150, 5, 512, calls=2, producers=False)
+    except images.Unsteppable:
+        pytest.skip("this process may not trace another one")
+    assert done.images == 150
+    assert done.stores > 30, "every store of a loop is a version of its own"

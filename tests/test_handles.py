@@ -1,0 +1,134 @@
+"""Handles can be neither copied nor pickled, and one that was never made whole is freed without a word; plain values can be both."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import importlib
+import inspect
+import pickle
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from holders_of_handles import Found, holders, load
+
+import kvspool
+from kvspool.queue import ChunkQueue
+from kvspool.record import Gap, Record
+
+HOLDERS = holders()
+PUBLIC = [
+    "kvspool.spool.spool.Spool",
+    "kvspool.spool.writer.Writer",
+    "kvspool.spool.reader.Reader",
+    "kvspool.spool.cursor.Reading",
+    "kvspool.spool.cursor.Following",
+    "kvspool.spool.pair.Pair",
+    "kvspool.journal.journal.Journal",
+    "kvspool.journal.reader.JournalReader",
+    "kvspool.journal.segment.Segment",
+    "kvspool.producers.Producer",
+    "kvspool.queue.queue.ChunkQueue",
+    "kvspool.ledger.Ledger",
+    "shard.merge.Merge",
+    "shard.producers.ShardProducer",
+    "shard.shardset.ShardSet",
+    "hub.lease.Lease",
+    "hub.mirror.Mirror",
+    "hub.reader.HubReader",
+    "hub.remote.RemoteHub",
+    "hub.root.HubRoot",
+    "hub.server.HubServer",
+    "hub.shipper.Shipper",
+    "hub.store.Store",
+]
+
+
+def classes() -> list[Any]:
+    """Return every handle of the packages, of both twins."""
+    found = [load(one) for one in HOLDERS.values()]
+    for name in PUBLIC:
+        module, _, stem = name.rpartition(".")
+        found.append(getattr(importlib.import_module(module), stem))
+    frames = ("Bell", "Ring", "FrameReader", "FrameWriter", "FrameSurvey", "FlushGroup", "Batch", "Items")
+    for stem, names in (("_frames", frames), ("_chunks", ("Ends",))):
+        for twin in ("py", "c"):
+            with suppress(ImportError):
+                loops = importlib.import_module(f"kvspool.{stem}_{twin}")
+                found += [getattr(loops, name) for name in names]
+    return list(dict.fromkeys(found))
+
+
+CLASSES = classes()
+
+
+def half_made(kind: Any) -> Any:
+    """Return an object of a class whose `__init__` never ran."""
+    if inspect.isabstract(kind):
+        kind = type(kind.__name__, (kind,), {name: None for name in kind.__abstractmethods__})
+    return kind.__new__(kind)
+
+
+def attempts(handle: object) -> list[Callable[[], object]]:
+    pickled = [lambda protocol=protocol: pickle.dumps(handle, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    return [lambda: copy.copy(handle), lambda: copy.deepcopy(handle), *pickled]
+
+
+def name_of(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def test_the_walk_finds_the_handles_that_are_known() -> None:
+    assert len(HOLDERS) > 60
+    assert {"kvspool.spool.pair.Pair", "kvspool.queue.chunk.Chunk", "hub.lease.Lease", "kvspool.wakeups.Watcher"} <= set(HOLDERS)
+    assert isinstance(HOLDERS["kvspool.spool.pair.Pair"], Found)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=name_of)
+def test_a_handle_refuses_to_be_copied_or_pickled_and_says_how_to_get_another(kind: Any) -> None:
+    handle = half_made(kind)
+    for attempt in attempts(handle):
+        with pytest.raises(TypeError, match=f"cannot copy or pickle a {kind.__name__}: .*open another handle"):
+            attempt()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CLASSES if hasattr(kind, "__del__")], ids=name_of)
+def test_an_object_whose_init_never_ran_is_freed_without_a_word(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: said.append(unraisable.exc_value))
+    handle = half_made(kind)
+    del handle
+    gc.collect()
+    assert not said
+
+
+def test_open_handles_of_all_kinds_refuse_and_work_on(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "spool") as log, ChunkQueue.create(tmp_path / "queue") as queue:
+        log.append_many([b"one", b"two"])
+        with log.reader("r") as reader, log.writer() as writer, log.follow(timeout=0) as following:
+            for handle in (log, reader, writer, following, log.read(), log.producer("p"), reader.read(), log.follow_async(), queue):
+                for attempt in attempts(handle):
+                    with pytest.raises(TypeError, match="cannot copy or pickle"):
+                        attempt()
+            assert writer.append(b"three") == 2
+            assert [record.value for record in following] == [b"one", b"two", b"three"]
+            assert [record.value for record in reader.read(limit=1)] == [b"one"]
+        queue.put(b"x")
+        assert queue.get() == b"x"
+
+
+def test_plain_values_are_copied_and_pickled_as_before(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "spool") as log:
+        log.append({"a": 1}, key=b"k")
+        with log.reader("r"):
+            values = [*log.read(), Gap(1, 2, "overrun", "log"), log.stats(), *log.readers(), log.verify()]
+    for value in values:
+        assert copy.copy(value) == value
+        assert copy.deepcopy(value) == value
+        assert pickle.loads(pickle.dumps(value)) == value
+    assert isinstance(values[0], Record)
+    assert pickle.loads(pickle.dumps(values[0])).data == {"a": 1}
