@@ -40,6 +40,7 @@
     |-- Poisoned                a flush to disk failed; the log takes no more records
     |-- NotDurable              the records were appended, but are not known to be on disk
     |   `-- Unsettled           the same of a queue's entries, put or taken
+    |-- NameNotDurable          an operation was done, but a crash of the machine may undo it (also OSError)
     `-- GapError                records were lost before they could be read
 
 Wrong arguments raise plain ValueError and TypeError. The system's OSError (disk full, permission denied, no more descriptors) passes
@@ -318,6 +319,23 @@ class NotDurable(KvspoolError):
     def __init__(self, sequences: range, why: str) -> None:
         super().__init__(f"sequences {sequences[0]} to {sequences[-1]} were appended, but are not known to be on disk: {why}")
         self.sequences = sequences
+
+
+class NameNotDurable(KvspoolError, OSError):
+    """The operation was done, but the last flush of the directory failed, so a crash of the machine may undo it. Don't do it again.
+
+    Check the disk, then flush the directory: `sync DIRECTORY`. `directory` is its path, `done` says what was done, `errno` and `__cause__`
+    why the flush failed.
+    """
+
+    exit_code = 6
+
+    def __init__(self, done: str, directory: str, cause: OSError) -> None:
+        super().__init__(
+            f"{done}, but a crash of the machine may undo it: the flush of the directory {directory} failed ({cause}); "
+            f"don't do it again: check the disk, then run `sync {directory}`"
+        )
+        self.done, self.directory, self.errno = done, directory, cause.errno
 
 
 class Unsettled(NotDurable):

@@ -190,7 +190,8 @@ def resize(
 
     Raises what `open` raises; SpoolFull where the policy keeps records for a durable reader that would have no room; TooLarge for a record
     that would not fit; Corruption for a damaged log; LockTimeout; ValueError; or the system's OSError (no space, no permission, a file
-    system that can't exchange two directories). The log is as it was then.
+    system that can't exchange two directories). The log is as it was then. NameNotDurable: the log was resized, but the last flush of its
+    parent directory failed. Handles go on in the new files; writers try that flush again, and append only when it succeeds.
     """
     size = _ring_size(capacity)
     with open(path, format="spool", timeout=timeout) as log:

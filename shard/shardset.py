@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import kvspool
-from kvspool import Record, Spool, SpoolStats, system
+from kvspool import Record, Spool, SpoolStats, disk, system
 from kvspool.errors import LogExists, LogNotFound, NotALog
 from kvspool.iteration import OnGap
 from kvspool.journal import Journal, JournalStats
@@ -88,8 +88,7 @@ class ShardSet:
         base = Path(os.path.abspath(root))
         names = [route.directory_name(prefix, bits, index) for index in range(1 << route.check_bits(bits))]
         if not base.is_dir():
-            with suppress(FileExistsError):  # another process made it at this moment
-                system.port.make_directory(base)
+            disk.make_directory(base)
         found = route.scan(base).get(prefix)
         if found is not None:
             if found.bits != bits:

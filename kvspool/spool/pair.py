@@ -31,6 +31,7 @@ from kvspool.errors import (
     LogNotFound,
     LogVanished,
     MismatchedPair,
+    NameNotDurable,
     NotALog,
     Truncated,
     UnknownVersion,
@@ -99,7 +100,8 @@ def create(
         return pair
     except BaseException as error:
         if isinstance(error, OSError):
-            error.add_note(f"while creating the spool {path} of {capacity} bytes; nothing was left behind")
+            left = "it is complete" if isinstance(error, NameNotDurable) else "nothing was left behind"
+            error.add_note(f"while creating the spool {path} of {capacity} bytes; {left}")
         discard(building)
         raise
 
@@ -120,15 +122,10 @@ def build(building: Path, header: format.Header, mode: int, epoch: format.Epoch 
 
 def _publish(building: Path, path: Path) -> None:
     try:
-        system.port.rename(building, path)
+        disk.put_in_place(building, path)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise LogExists(f"{path} exists already; kvspool.open opens it") from error
-        raise
-    try:
-        disk.flush_directory(path.parent)
-    except BaseException:
-        system.port.rename(path, building)
         raise
 
 
@@ -373,7 +370,8 @@ class Pair:
 
     def _find_successor(self) -> Pair | None:
         if self.is_in_place():
-            self._stay()
+            with suppress(OSError):  # readers go on; the next writer tries again, and says what went wrong
+                self.stay()
             if self.is_in_place():
                 return None
         try:
@@ -387,18 +385,31 @@ class Pair:
             found.key_table.go_on(self.key_table)
         return found
 
-    def _stay(self) -> None:
-        """Take back the word `moved` if whoever stored it died before the new files were in place."""
+    def stay(self) -> None:
+        """Take back the word `moved` of files that are in place: a resize left it that died, or whose last flush failed.
+
+        Either these are the old files, which no others replaced, or the new ones, whose name may not be on disk. So the directory is
+        flushed first: no record is appended to files that a crash of the machine could replace by the old ones.
+        Raises the system's OSError if the flush fails; the word stays then.
+        """
         if not (self.can_ask and self.can_write):
             return
         fd = self.open_lock()
         try:
             if system.port.try_lock(fd, format.APPEND_LOCK):
-                if self.is_in_place():
+                if self.may_have_moved and self.is_in_place():
+                    self._settle_name()
                     self._words[frames.MOVED] = 0
                 system.port.unlock(fd, format.APPEND_LOCK)
         finally:
             system.port.close(fd)
+
+    def _settle_name(self) -> None:
+        try:
+            disk.flush_directory(self.path.parent)
+        except OSError as error:
+            error.add_note(f"while flushing {self.path.parent}: {self.path} was resized, and takes no records before its name is on disk")
+            raise
 
     def is_in_place(self) -> bool:
         """Return whether these are the files that lie at the path."""

@@ -816,6 +816,7 @@ class Spool(Single):
                 except Moved:
                     if self._live() is pair:
                         refuse_vanished(pair)
+                        pair.stay()
                         if left == 0.0:
                             raise LockTimeout(f"{self.path} was not in place within {timeout:g} s of being resized") from None
                     left = max(0.0, deadline - system.port.monotonic())
