@@ -196,7 +196,10 @@ class Pruned(KvspoolError, LookupError):
 
 
 class UnsafeFilesystem(KvspoolError):
-    """Processes don't share memory or locks there. Nothing was created; use a local disk or tmpfs."""
+    """Processes don't share memory or locks there, or a full disk kills them. Nothing was done; use ext4, xfs or tmpfs.
+
+    On btrfs a journal can be used, and a spool that is there already can be read.
+    """
 
     exit_code = 3
 

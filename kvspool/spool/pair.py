@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvspool import _frames_py as frames
-from kvspool import disk, ledger, system
+from kvspool import disk, filesystems, ledger, system
 from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
 from kvspool.errors import (
     Corruption,
@@ -57,6 +57,7 @@ def create(
     reader_expiry: int = 0,
     durability: int = 0,
     sync_interval: int = 0,
+    allow_unsafe_fs: bool = False,
 ) -> Pair:
     """Make a spool at `path`, on disk when the call returns, and return its open files.
 
@@ -67,6 +68,8 @@ def create(
     """
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
         raise LogExists(f"{path} exists already; kvspool.open opens it")
+    if not allow_unsafe_fs:
+        filesystems.refuse_killing(path.parent)
     log_id = system.port.random(16)
     building = path.with_name(f".{path.name}.{log_id.hex()}.new")
     header = format.Header(
@@ -90,7 +93,7 @@ def create(
     )
     try:
         build(building, header, mode)
-        pair = Pair(building)  # opened first: once the log can be seen, nothing but a broken disk can fail
+        pair = Pair(building, allow_unsafe_fs=allow_unsafe_fs)  # opened first: once the log can be seen, nothing but a broken disk can fail
         try:
             _publish(building, path)
         except BaseException:
@@ -165,12 +168,14 @@ class Pair:
 
     The ring is mapped for reading, and so is `front`, the page before it, which holds the checkpoints; `writer` maps the ring once more for
     writing, so that a reader's fault can't touch it. A user who may only read gets everything but `can_ask`: nobody will ring for him, he
-    has to look by himself.
+    has to look by himself. So does everybody on a file system where a store may kill the process, unless the caller takes that risk.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, allow_unsafe_fs: bool = False) -> None:
         """Open and check both files. Raises LogNotFound, NotALog, UnknownVersion, MismatchedPair, Truncated, Corruption."""
         self.path = path
+        self.allow_unsafe_fs = allow_unsafe_fs
+        self._kills = False  # whether a store may kill the process
         self._files: list[int] = []
         self._maps: list[mmap.mmap] = []
         self._lock_fd = -1
@@ -182,6 +187,7 @@ class Pair:
         self._words = _NO_WORDS
         self._successor: Pair | None = None
         try:
+            self._kills = not allow_unsafe_fs and filesystems.kills(path)
             self._open_one_pair()
             self._map_files()
         except BaseException:
@@ -226,6 +232,8 @@ class Pair:
         path = self.path / name
         try:
             try:
+                if self._kills:
+                    raise PermissionError(errno.EPERM, "a store there may kill the process", os.fspath(path))
                 # For writing even when only reading: on overlayfs that is what makes later stores visible. Not blocking, since
                 # what lies there may turn out to be a FIFO.
                 fd, writable = system.port.open(path, os.O_RDWR | os.O_NONBLOCK), True
@@ -285,11 +293,17 @@ class Pair:
     def writer(self, holder: bytes) -> FrameWriter:
         """Return the writer of frames; `holder` are the words that name it. Raises PermissionError for who may only read."""
         if not self.is_writable:
-            raise PermissionError(errno.EACCES, "no permission to append to this spool", os.fspath(self.path))
+            raise self.refusal("append to")
         keeps_unread, expiry = self.header.policy != 0, self.header.reader_expiry
         return FrameWriter(
             self.map_ring(), self.control, self.seed, self.lock_fd, memoryview(holder), keeps_unread, expiry, self, self.data_fd
         )
+
+    def refusal(self, what: str) -> Exception:
+        """Return the error for who may only read, and wants to do `what` with the log."""
+        if self._kills:
+            return filesystems.killing(self.path, f"It was opened for reading only, so nobody can {what} it")
+        return PermissionError(errno.EACCES, f"no permission to {what} this spool", os.fspath(self.path))
 
     @property
     def is_writable(self) -> bool:
@@ -375,7 +389,7 @@ class Pair:
             if self.is_in_place():
                 return None
         try:
-            found = Pair(self.path)
+            found = Pair(self.path, allow_unsafe_fs=self.allow_unsafe_fs)
         except LogNotFound:
             return None
         if found.origin != self.origin or found.header.resizes <= self.header.resizes:

@@ -631,7 +631,9 @@ def settle(pair: Pair, timeout: float) -> RecoveryReport | None:
     if is_true(pair, boot_id):
         return None
     if not pair.is_writable:
-        raise Unrecovered(f"{pair.path}: the machine was restarted since the log was written; let a user who may write open it once")
+        raise Unrecovered(
+            f"{pair.path}: the machine was restarted since the log was written; let a user who may write open it once"
+        ) from pair.refusal("recover")
     with exclusively(pair, timeout):
         return None if is_true(pair, boot_id) else recover_files(pair, boot_id)
 

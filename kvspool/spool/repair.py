@@ -56,7 +56,7 @@ def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairR
     pair = Pair(Path(os.path.abspath(path)))
     try:
         if not pair.is_writable:
-            raise PermissionError(errno.EACCES, "no permission to repair this spool", os.fspath(pair.path))
+            raise pair.refusal("repair")
         with recovery.exclusively(pair, timeout):
             boot_id = system.port.boot_id()
             failed = pair.control.cast("Q")[frames.SYNC_ERROR]

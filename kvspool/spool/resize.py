@@ -71,7 +71,7 @@ def resize(log: Spool, capacity: int, timeout: float, progress: Progress | None 
         old = admin.pair
         path = Path(os.path.realpath(old.path))
         if not (old.can_write and old.can_ask):
-            raise PermissionError(errno.EACCES, "no permission to resize this spool", os.fspath(path))
+            raise old.refusal("resize")
         if old.reader(0, 0).word(frames.SYNC_ERROR):
             raise Poisoned(f"{path}: a flush to disk failed before; copy it to a sound disk")
         _refuse_others_files(path)
@@ -130,7 +130,7 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
     system.port.link(old.path / lock_file, building / format.LOCK_FILE)
     for name in (format.DATA_FILE, format.CONTROL_FILE, ""):
         _give_rights(old.path / name, building / name)
-    return _Resizing(old, Pair(building))
+    return _Resizing(old, Pair(building, allow_unsafe_fs=old.allow_unsafe_fs))
 
 
 def _give_rights(old: Path, new: Path) -> None:

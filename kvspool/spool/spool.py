@@ -683,7 +683,7 @@ class Spool(Single):
     def _reopen(self) -> None:
         if not self._is_forked or self._pair is None:
             return
-        pair = Pair(self.path)
+        pair = Pair(self.path, allow_unsafe_fs=self._pair.allow_unsafe_fs)
         if pair.origin != self._origin:
             pair.close()
             raise MismatchedPair(f"{self.path} is another log now than the one that was open before the fork")

@@ -10,7 +10,6 @@ After a resize the old ring is never written again: what lies there needs no pin
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,7 +70,7 @@ class _Pin:
     def _lock(self, pair: Pair, offset: int, stored: int) -> None:
         """Pin some bytes of the ring, so that every writer that moves `head` after our next look at it sees it."""
         if not pair.can_ask:
-            raise PermissionError(errno.EACCES, "no permission to pin records of this spool", os.fspath(pair.path))
+            raise pair.refusal("pin records of")
         self._fd = system.port.open(pair.path / format.DATA_FILE, os.O_RDONLY)
         if not os.path.sameopenfile(self._fd, pair.data_fd):
             self.release()
