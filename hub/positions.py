@@ -29,7 +29,6 @@ import msgspec
 from hub.client import check_client
 from kvspool import Record, Spool, disk, system
 from kvspool.descriptor import Descriptor
-from kvspool.disk import flush_directory
 from kvspool.errors import Corruption, NotALog, UnknownVersion
 from kvspool.journal.control import checksum
 from kvspool.journal.offsets import check_name
@@ -128,8 +127,11 @@ def load(path: Path) -> Stored | None:
 
 
 def store(path: Path, positions: dict[Key, Position], owner: str = "") -> None:
-    """Replace the positions in a file; on disk when it returns. Raises the system's OSError: the old ones, or the new ones, are there."""
-    disk.replace(path, pack(positions, owner), 0o600)
+    """Replace the positions in a file; on disk when it returns.
+
+    Raises NameNotDurable if the new ones are there and only the flush of the directory failed; the system's OSError if the old ones are.
+    """
+    disk.replace(path, pack(positions, owner), 0o600, done=f"{path} has the reader's new positions")
 
 
 def log_id(log: Log) -> str:
@@ -193,12 +195,7 @@ def make_directory(root: Path) -> Path:
     """Make the directory of a hub root's readers, with rights for its owner alone, and return it. Raises NotALog for what is in its way."""
     directory = directory_of(root)
     for part in (directory.parent, directory):
-        try:
-            system.port.make_directory(part)
-        except FileExistsError:
-            status = system.port.look_up(part)
-            if status is None or not stat.S_ISDIR(status.st_mode):
-                raise NotALog(f"{part} is no directory, so the hub root can't have readers; remove it") from None
-        else:
-            flush_directory(part.parent)
+        status = None if disk.make_directory(part) else system.port.look_up(part)
+        if status is not None and not stat.S_ISDIR(status.st_mode):
+            raise NotALog(f"{part} is no directory, so the hub root can't have readers; remove it")
     return directory

@@ -480,7 +480,7 @@ def delete(root: Path, name: str) -> None:
         for gone in (path, path.with_name(f"{path.name}.tmp"), lock):
             if system.port.look_up(gone) is not None:
                 system.port.remove(gone)
-        flush_directory(path.parent)
+        flush_directory(path.parent, done=f"the reader {name!r} of {root} was deleted")
     finally:
         taken.close()
 

@@ -19,8 +19,7 @@ import msgspec
 
 from hub.security import access_file, private
 from hub.security.private import WatchedFile
-from kvspool import system
-from kvspool.disk import flush_directory
+from kvspool import disk
 from kvspool.errors import Corruption
 from kvspool.journal import Retention
 
@@ -64,11 +63,7 @@ def load(root: Path) -> HubRetention:
 def change(root: Path, how: Callable[[HubRetention], HubRetention]) -> HubRetention:
     """Replace the rules of a hub root by what `how` makes of them, one at a time; on disk when it returns. Raises as `load`."""
     path = path_of(root)
-    try:
-        system.port.make_directory(path.parent)
-        flush_directory(root)
-    except FileExistsError:
-        pass
+    disk.make_directory(path.parent)
     private.edit(path, lambda data: msgspec.json.format(msgspec.json.encode(how(_parse(path, data)))) + b"\n")
     return load(root)
 

@@ -27,7 +27,7 @@ from hub.following import FollowingRoot
 from hub.held import Held
 from hub.positions import Key
 from hub.reader import HubReader, HubReaderStats, delete, listing
-from kvspool import SpoolStats, system
+from kvspool import SpoolStats, disk, system
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
 from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
@@ -86,10 +86,8 @@ class HubRoot(Handle):
     def create(cls, root: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> HubRoot:
         """Make an empty directory for a hub root, with rights for its owner alone, and open it. LogExists if there is something."""
         path = Path(os.path.abspath(root))
-        try:
-            system.port.make_directory(path)
-        except FileExistsError:
-            raise LogExists(f"{path} exists already; hub.open opens it") from None
+        if not disk.make_directory(path):
+            raise LogExists(f"{path} exists already; hub.open opens it")
         return cls(path, timeout)
 
     @classmethod

@@ -41,6 +41,7 @@
     |-- Poisoned                a flush to disk failed; the log takes no more records
     |-- NotDurable              the records were appended, but are not known to be on disk
     |   `-- Unsettled           the same of a queue's entries, put or taken
+    |-- NameNotDurable          an operation was done, but a crash of the machine may undo it (also OSError)
     `-- GapError                records were lost before they could be read
 
 **A batch that is stored in part.** Large batches are published in pieces, so an error can come after some of them. `appended_by(error)`
@@ -206,7 +207,10 @@ class Pruned(KvspoolError, LookupError):
 
 
 class UnsafeFilesystem(KvspoolError):
-    """Processes don't share memory or locks there. Nothing was created; use a local disk or tmpfs."""
+    """Processes don't share memory or locks there, or a full disk kills them. Nothing was done; use ext4, xfs or tmpfs.
+
+    On btrfs a journal can be used, and a spool that is there already can be read.
+    """
 
     exit_code = 3
 
@@ -342,6 +346,23 @@ class NotDurable(KvspoolError):
     def __init__(self, sequences: range, why: str) -> None:
         super().__init__(f"sequences {sequences[0]} to {sequences[-1]} were appended, but are not known to be on disk: {why}")
         self.sequences = self.appended = sequences
+
+
+class NameNotDurable(KvspoolError, OSError):
+    """The operation was done, but the last flush of the directory failed, so a crash of the machine may undo it. Don't do it again.
+
+    Check the disk, then flush the directory: `sync DIRECTORY`. `directory` is its path, `done` says what was done, `errno` and `__cause__`
+    why the flush failed.
+    """
+
+    exit_code = 6
+
+    def __init__(self, done: str, directory: str, cause: OSError) -> None:
+        super().__init__(
+            f"{done}, but a crash of the machine may undo it: the flush of the directory {directory} failed ({cause}); "
+            f"don't do it again: check the disk, then run `sync {directory}`"
+        )
+        self.done, self.directory, self.errno = done, directory, cause.errno
 
 
 class Unsettled(NotDurable):

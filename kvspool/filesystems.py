@@ -1,4 +1,10 @@
-"""On which file system a path lies, and whether processes share memory and locks there."""
+"""On which file system a path lies, and whether processes share memory and locks there.
+
+**btrfs** needs new blocks for a store through a mapping, reserved or not: on a full disk the kernel kills the process that stores, or
+keeps it for minutes. `chattr +C` only helps until metadata runs out or somebody makes a snapshot. So spools and queues, which are
+written through mappings, are refused there, and spools are opened for reading only, unless the caller takes the risk. Journals are written
+by `write`, which reports the full disk as an error.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +17,8 @@ from kvspool.errors import UnsafeFilesystem
 
 SAFE = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "f2fs", "bcachefs", "zfs", "overlay", "ramfs"})
 COPYING = frozenset({"btrfs", "zfs", "bcachefs", "f2fs"})  # need new blocks to overwrite old ones: a full disk kills whoever stores
+KILLING = frozenset({"btrfs"})  # those of them where that was measured
+ALLOWED = "KVSPOOL_ALLOW_UNSAFE_FS"  # the environment variable that, as "1", takes the risk for the whole process
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -30,10 +38,34 @@ def of(path: Path) -> str:
     return name
 
 
+def are_unsafe_allowed() -> bool:
+    """Return whether the environment takes the risk."""
+    return os.environ.get(ALLOWED) == "1"
+
+
+def kills(path: Path) -> bool:
+    """Return whether a store to a mapped file at an existing path may kill its process, and the environment doesn't take that risk."""
+    return not are_unsafe_allowed() and of(path) in KILLING
+
+
+def killing(path: Path, done: str) -> UnsafeFilesystem:
+    """Return the error for what is refused where `kills` says so; `done` says what happened, or that nothing did."""
+    return UnsafeFilesystem(
+        f"{path} lies on {of(path)}, where a store to a mapped file kills its process when the disk is full, though the space is reserved. "
+        f"{done}; use a journal (format=\"kvj\"), or ext4, xfs or tmpfs. To take the risk, pass allow_unsafe_fs=True or set {ALLOWED}=1"
+    )
+
+
+def refuse_killing(directory: Path) -> None:
+    """Raise UnsafeFilesystem where `kills` says so."""
+    if kills(directory):
+        raise killing(directory, "Nothing was done")
+
+
 def refuse_unsafe(directory: Path) -> None:
     """Raise UnsafeFilesystem unless `directory` lies where mappings and locks are shared between processes."""
     name = of(directory)
-    if name not in SAFE:
+    if name not in SAFE and not are_unsafe_allowed():
         raise UnsafeFilesystem(
             f"{directory} lies on {name}, where processes don't reliably share memory and locks; use a local disk or tmpfs, "
             "or pass allow_unsafe_fs=True if you know that they do"

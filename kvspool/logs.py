@@ -121,8 +121,8 @@ def create(
     durability: when an append is on disk, in every handle that isn't opened with another one: "memory", after a `sync`; "os", within
     `sync_interval` seconds (default: 1) and a flush; "disk", when the call returns. See `kvspool.spool.durability`.
 
-    Raises LogExists, UnsafeFilesystem (a network file system, unless `allow_unsafe_fs`), ValueError, or the system's OSError (no
-    space, no permission); nothing is left behind then.
+    Raises LogExists, UnsafeFilesystem (a network file system, or a spool on btrfs, unless `allow_unsafe_fs`), ValueError, or the system's
+    OSError (no space, no permission); nothing is left behind then.
     """
     system.refuse_unfit_host()
     target = Path(os.path.abspath(path))
@@ -175,6 +175,7 @@ def create(
         reader_expiry=0 if reader_expiry is None else round(reader_expiry * 1e9),
         durability=spool_format.DURABILITIES.index(durability),
         sync_interval=0 if sync_interval is None else round(sync_interval * 1e9),
+        allow_unsafe_fs=allow_unsafe_fs,
     )
     return Spool(made, timeout)
 
@@ -190,7 +191,8 @@ def resize(
 
     Raises what `open` raises; SpoolFull where the policy keeps records for a durable reader that would have no room; TooLarge for a record
     that would not fit; Corruption for a damaged log; LockTimeout; ValueError; or the system's OSError (no space, no permission, a file
-    system that can't exchange two directories). The log is as it was then.
+    system that can't exchange two directories). The log is as it was then. NameNotDurable: the log was resized, but the last flush of its
+    parent directory failed. Handles go on in the new files; writers try that flush again, and append only when it succeeds.
     """
     size = _ring_size(capacity)
     with open(path, format="spool", timeout=timeout) as log:
@@ -212,6 +214,7 @@ def open(
     timeout: float = TIMEOUT,
     durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
+    allow_unsafe_fs: bool = False,
 ) -> Spool: ...
 
 
@@ -223,6 +226,7 @@ def open(
     timeout: float = TIMEOUT,
     durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
+    allow_unsafe_fs: bool = False,
     **limits: int | str,
 ) -> FixedJournal: ...
 
@@ -235,6 +239,7 @@ def open(
     timeout: float = TIMEOUT,
     durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
+    allow_unsafe_fs: bool = False,
     **limits: Any,
 ) -> Journal: ...
 
@@ -247,6 +252,7 @@ def open(
     timeout: float = TIMEOUT,
     durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
+    allow_unsafe_fs: bool = False,
 ) -> ChunkQueue: ...
 
 
@@ -258,6 +264,7 @@ def open(
     timeout: float = TIMEOUT,
     durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
+    allow_unsafe_fs: bool = False,
 ) -> Spool | Journal | ChunkQueue: ...
 
 
@@ -268,25 +275,28 @@ def open(
     timeout: float = TIMEOUT,
     durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
+    allow_unsafe_fs: bool = False,
     **limits: Any,
 ) -> Spool | Journal | ChunkQueue:
     """Open the log that lies at `path`, for reading, and for writing where that is permitted.
 
     format: the only one that will do; None finds out. limits: for a journal that another program has made, what `create` takes for its
     format. timeout: how many seconds a writer waits for another one's lock before LockTimeout. durability, sync_interval: for the appends
-    of this handle, in place of what `create` was told. Raises LogNotFound, NotALog, UnknownVersion, MismatchedPair, Truncated,
-    Corruption, or the system's OSError.
+    of this handle, in place of what `create` was told. allow_unsafe_fs: append to a spool, or open a queue, where a full disk kills
+    processes that store to mapped files (btrfs); otherwise the spool can only be read there, and UnsafeFilesystem says so.
+
+    Raises LogNotFound, NotALog, UnknownVersion, MismatchedPair, Truncated, Corruption, or the system's OSError.
     """
     _check_durability(durability, sync_interval)
     target = Path(os.path.abspath(path))
     if format in (None, "spool") and os.path.lexists(target / spool_format.CONTROL_FILE):
         system.refuse_unfit_host()
-        return Spool(pair.Pair(target), timeout, durability, sync_interval)
+        return Spool(pair.Pair(target, allow_unsafe_fs=allow_unsafe_fs), timeout, durability, sync_interval)
     if not os.path.lexists(target):
         raise LogNotFound(f"{target} does not exist; kvspool.create makes a log")
     if format in (None, "queue") and is_queue(target):
         chosen = {} if durability is None else {"durability": durability, "sync_interval": sync_interval}
-        return ChunkQueue.open(target, timeout=timeout, **chosen)  # type: ignore[arg-type]
+        return ChunkQueue.open(target, timeout=timeout, allow_unsafe_fs=allow_unsafe_fs, **chosen)  # type: ignore[arg-type]
     found = None if format == "spool" else journals.find(target, format, {name: sizes.parse(value) for name, value in limits.items()})
     if found is not None:
         return journals.open(target, found, timeout=timeout, durability=durability, sync_interval=sync_interval)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import kvspool
-from kvspool import Record, Spool, SpoolStats, system
+from kvspool import Record, Spool, SpoolStats, disk, system
 from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotALog, NotDurable, appended_by
 from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
@@ -90,8 +90,7 @@ class ShardSet(Handle):
         base = Path(os.path.abspath(root))
         names = [route.directory_name(prefix, bits, index) for index in range(1 << route.check_bits(bits))]
         if not base.is_dir():
-            with suppress(FileExistsError):  # another process made it at this moment
-                system.port.make_directory(base)
+            disk.make_directory(base)
         found = route.scan(base).get(prefix)
         if found is not None:
             if found.bits != bits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import stat
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,24 @@ class FailingPort(Port):
             return call(*args, **options)
 
         return counted
+
+
+class DirectoryPort(Port):
+    """Lets the n-th flush of a directory fail, counted from 1 (`every`: and all after it); `has_failed` says so then."""
+
+    def __init__(self, nth: int, every: bool = False) -> None:
+        super().__init__()
+        self.left = nth
+        self.every = every
+        self.has_failed = False
+
+    def flush(self, fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            self.left -= 1
+            if self.left == 0 or (self.every and self.left < 0):
+                self.has_failed = True
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().flush(fd)
 
 
 class RecordingPort(Port):

@@ -719,6 +719,10 @@ def test_doctor_warns_of_a_file_system_that_copies_on_write(
     monkeypatch.setattr(filesystems, "of", lambda path: "btrfs")
     assert main(["doctor", str(tmp_path), "--json"]) == 0
     (found,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "file system"]
+    assert found["state"] == "warn" and "both are refused there" in found["found"] and "use a journal" in found["advice"]
+    monkeypatch.setattr(filesystems, "of", lambda path: "zfs")
+    assert main(["doctor", str(tmp_path), "--json"]) == 0
+    (found,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "file system"]
     assert found["state"] == "warn" and "disk is full" in found["found"]
 
 

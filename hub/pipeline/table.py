@@ -276,7 +276,7 @@ class Table:
             system.port.remove(link)
         system.port.symlink(self._folder(number).relative_to(self.path.parent), link)
         system.port.rename(link, self.path)
-        disk.flush_directory(self.path.parent)
+        disk.flush_directory(self.path.parent, done=f"{self.path} shows version {number}")
 
     def _make_folders(self, version: Path, name: str, known: set[str]) -> None:
         if name in known:
@@ -403,13 +403,10 @@ def read_manifest(folder: Path) -> Version:
 
 def _make(folder: Path) -> None:
     try:
-        system.port.make_directory(folder)
-    except FileExistsError:
-        return
+        disk.make_directory(folder)
     except FileNotFoundError:
         _make(folder.parent)
-        system.port.make_directory(folder)
-    disk.flush_directory(folder.parent)
+        disk.make_directory(folder)
 
 
 def _look_up(path: Path) -> Any:

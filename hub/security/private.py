@@ -102,7 +102,7 @@ def write(path: Path, data: bytes, *, replaces: bool = False, mode: int = 0o600)
         with suppress(OSError):
             system.port.remove(building)
         raise
-    disk.flush_directory(path.parent)
+    disk.flush_directory(path.parent, done=f"{path} was written")
 
 
 def edit(path: Path, change: Callable[[bytes], bytes]) -> None:

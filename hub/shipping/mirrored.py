@@ -27,7 +27,6 @@ from hub.store import GENERATIONS, MIRRORED, PRIVATE, load_generations
 from hub.tickets import ShardState
 from hub.wire import LAST
 from kvspool import arrow, disk, system
-from kvspool.disk import flush_directory
 from kvspool.errors import Corruption, KvspoolError, OutOfRange, Poisoned
 from kvspool.journal import Journal
 from kvspool.record import Gap
@@ -154,8 +153,7 @@ class MirroredShard:
                     system.port.make_directory(directory)
             kvspool.create(new, format="kvj").close()
             disk.replace(new / MIRRORED, msgspec.json.encode(Mark(self._source)), 0o600)
-            system.port.rename(new, self.path)
-            flush_directory(self._root)
+            disk.put_in_place(new, self.path)
         except OSError as error:
             raise HubFull(f"{self.path} can't be made: {error}") from error
 

@@ -193,6 +193,10 @@ def _package(name: str, extra: str) -> Check:
 
 def _file_system(place: Path) -> Check:
     name = filesystems.of(place)
+    if name in filesystems.KILLING:
+        found = f"{name} at {place}: a store to a spool or a queue kills its process when the disk is full, so both are refused there"
+        advice = f"use a journal there, or ext4, xfs or tmpfs; {filesystems.ALLOWED}=1 takes the risk"
+        return Check("file system", "warn", found, advice)
     if name in filesystems.COPYING:
         found = f"{name} at {place}: an append kills its process when the disk is full"
         return Check("file system", "warn", found, "keep space free there, or use ext4, xfs or tmpfs")

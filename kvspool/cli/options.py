@@ -52,7 +52,8 @@ def add_files(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--allow-unsafe-fs",
         action="store_true",
-        help="also on a file system that is not known to share memory and locks between processes",
+        help="also on a file system that is not known to share memory and locks between processes, and on btrfs, where a full disk kills "
+        "processes that append to a spool (later commands append there with KVSPOOL_ALLOW_UNSAFE_FS=1)",
     )
 
 

@@ -84,9 +84,7 @@ def locked(target: Path) -> Iterator[Notes]:
 
 def _locked(directory: Path, target: Path) -> Notes:
     while True:
-        with suppress(FileExistsError):
-            system.port.make_directory(directory)
-            disk.flush_directory(directory.parent)
+        disk.make_directory(directory)
         try:
             file = Descriptor(directory, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:

@@ -215,7 +215,7 @@ class Archiver:
                 system.port.rename(temporary, new)
                 disk.flush_directory(new.parent)
             system.port.remove(old)
-            disk.flush_directory(new.parent)
+            disk.flush_directory(new.parent, done=f"{new} took the place of {old.name}")
         status = system.port.look_up(new)
         return None if status is None else status.st_size
 

@@ -73,9 +73,9 @@ class Bounds:
             return First(0, True, 0)
         return FIRST.unpack(_checked(self._first, data, FIRST.size))
 
-    def begin_at(self, position: int, mode: int, *, is_done: bool = False) -> None:
-        """Let no item below a position count; on disk when it returns. is_done: the blobs agree."""
-        disk.replace(self._first, _packed(FIRST.pack(First(position, is_done, 0))), mode)
+    def begin_at(self, position: int, mode: int, *, is_done: bool = False, done: str = "") -> None:
+        """Let no item below a position count; on disk when it returns. is_done: the blobs agree. done: see `disk.flush_directory`."""
+        disk.replace(self._first, _packed(FIRST.pack(First(position, is_done, 0))), mode, done=done)
 
     def entries(self) -> int:
         """Return how many whole entries there are: an odd number while a rewind goes on."""

@@ -20,7 +20,7 @@ from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, NoSuchReader
 from kvspool.journal import sidecars
 from kvspool.journal.format import LAST_SEQUENCE
-from kvspool.journal.offsets import Lease, Offsets
+from kvspool.journal.offsets import Lease, Offsets, deleted, moved
 from kvspool.layout import Layout
 from kvspool.spool.spool import TIMEOUT
 
@@ -124,7 +124,7 @@ class ConsumerIndex(Offsets):
             if id not in places and index.rest:
                 raise self._damaged(index)
             places[id] = sequence
-            self._replace(Index(list(places.items()), index.rest))
+            self._replace(Index(list(places.items()), index.rest), moved(name, sequence))
 
     def remove(self, name: str) -> None:
         with self._locked():
@@ -132,7 +132,7 @@ class ConsumerIndex(Offsets):
             places = index.places()
             if places.pop(index.id_of(name), None) is None:
                 raise NoSuchReader(f"{self.directory / INDEX} has no consumer {name!r}")
-            self._replace(Index(list(places.items()), index.rest))
+            self._replace(Index(list(places.items()), index.rest), deleted(name))
 
     def take(self, name: str) -> Lease:
         sidecars.prepare(self.directory)
@@ -162,13 +162,13 @@ class ConsumerIndex(Offsets):
         finally:
             locks.give_back(file, process)
 
-    def _replace(self, index: Index) -> None:
-        """Under the lock: put another index in place, on disk."""
+    def _replace(self, index: Index, done: str) -> None:
+        """Under the lock: put another index in place, on disk. done: see `disk.flush_directory`."""
         path = self.directory / INDEX
         temporary = sidecars.beside(self.directory) / "index.tmp"
         before = system.port.look_up(path)
         rights = None if before is None else before.st_mode & 0o666
-        disk.replace(path, pack_index(index), self._mode, rights=rights, temporary=temporary)
+        disk.replace(path, pack_index(index), self._mode, rights=rights, temporary=temporary, done=done)
 
 
 def _shown(id: bytes) -> str:

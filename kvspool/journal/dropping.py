@@ -38,11 +38,13 @@ def whole_before(bases: list[int], sequence: int) -> list[int]:
 def drop(segments: Segments, bases: list[int]) -> list[int]:
     """Under the append lock: remove the segments that begin at these sequences, which are the oldest ones, in order.
 
-    Each name is gone from the disk before the next one is removed, so that no crash of the machine leaves a hole.
+    Each name is gone from the disk before the next one is removed, so that no crash of the machine leaves a hole. Raises NameNotDurable,
+    with the others left, if that flush fails.
     """
     for base in bases:
+        path = segments.path_of(base)
         segments.remove(base)
-        disk.flush_directory(segments.directory)
+        disk.flush_directory(segments.directory, done=f"{path} was removed")
         segments.remove_index(base)
     return bases
 
@@ -85,7 +87,8 @@ class Room:
                 break
             going.append(base)
             sealed -= bytes
-        drop(segments, going)
+        with disk.step():  # nothing was appended
+            drop(segments, going)
         self._base, self._sealed = page.base, sealed
 
     def rolled(self, segments: Segments) -> None:

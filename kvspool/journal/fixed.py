@@ -23,7 +23,7 @@ from kvspool.journal.appender import Appender
 from kvspool.journal.bounds import Bounds
 from kvspool.journal.control import Page
 from kvspool.journal.cursor import Cursor, Place, Reading
-from kvspool.journal.formats.fixed import Fixed, sidecar_bounds
+from kvspool.journal.formats.fixed import Fixed, pruned, sidecar_bounds
 from kvspool.journal.journal import Journal, JournalStats
 from kvspool.journal.offsets import Lease
 from kvspool.journal.reader import JournalReader
@@ -178,7 +178,7 @@ class FixedJournal(Journal):
         first -= first % self.format.items_per_blob
         if first > self._bases()[0]:
             appender.control.write(page._replace(boot=NOWHERE))
-            self._bounds.begin_at(first, self.mode())
+            self._bounds.begin_at(first, self.mode(), done=pruned(self.path, first))
             self.format.prune(appender.segments, first, self.mode())
             appender.control.write(page)
 

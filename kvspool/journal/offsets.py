@@ -29,6 +29,16 @@ def check_name(name: str) -> str:
     return name
 
 
+def moved(name: str, sequence: int) -> str:
+    """Say what `store` did, for NameNotDurable."""
+    return f"the reader {name!r} was moved to sequence {sequence}"
+
+
+def deleted(name: str) -> str:
+    """Say what `remove` did, for NameNotDurable."""
+    return f"the reader {name!r} was deleted"
+
+
 class Lease(Handle):
     """A name, taken: nobody else has it open until `close`, or until this process dies."""
 
@@ -115,14 +125,14 @@ class OffsetFiles(Offsets):
     def store(self, name: str, sequence: int) -> None:
         path = self._path(name)
         self._make_directory()
-        disk.replace(path, sequence.to_bytes(8, "big"), self._mode)
+        disk.replace(path, sequence.to_bytes(8, "big"), self._mode, done=moved(name, sequence))
 
     def remove(self, name: str) -> None:
         try:
             system.port.remove(self._path(name))
         except FileNotFoundError:
             raise NoSuchReader(f"{self.directory} has no reader {name!r}") from None
-        disk.flush_directory(self.directory)
+        disk.flush_directory(self.directory, done=deleted(name))
 
     def take(self, name: str) -> Lease:
         self._make_directory()
@@ -132,8 +142,4 @@ class OffsetFiles(Offsets):
         return self.directory / f"{check_name(name)}.ofs"
 
     def _make_directory(self) -> None:
-        try:
-            system.port.make_directory(self.directory)
-        except FileExistsError:
-            return
-        disk.flush_directory(self.directory.parent)
+        disk.make_directory(self.directory)

@@ -52,9 +52,7 @@ def prepare(path: Path, *, is_new: bool = False) -> None:
         )
     status = system.port.look_up(real)
     directory = beside(path)
-    with suppress(FileExistsError):
-        system.port.make_directory(directory, 0o700 if status is None else 0o700 | (status.st_mode & 0o055))
-        disk.flush_directory(directory.parent)
+    disk.make_directory(directory, 0o700 if status is None else 0o700 | (status.st_mode & 0o055))
     there = system.port.look_up(directory)
     owners = (system.port.user_id(), 0 if status is None else status.st_uid)
     if there is None or not stat.S_ISDIR(there.st_mode) or there.st_uid not in owners:

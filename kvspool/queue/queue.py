@@ -149,8 +149,8 @@ class ChunkQueue(Handle):
         bound, and nowhere stored. mode: permission bits of the files. exist_ok: open the queue if there is one.
         The rest: see `open`.
 
-        Raises LogExists, UnsafeFilesystem (a network file system, unless `allow_unsafe_fs`), ValueError, what `open` does, or the system's
-        OSError.
+        Raises LogExists, UnsafeFilesystem (a network file system or btrfs, unless `allow_unsafe_fs`), ValueError, what `open` does, or
+        the system's OSError.
         """
         system.refuse_unfit_host()
         target = Path(os.path.abspath(path))
@@ -160,6 +160,7 @@ class ChunkQueue(Handle):
             raise FileNotFoundError(f"{target.parent} is no directory; make it first")
         if not allow_unsafe_fs:
             filesystems.refuse_unsafe(target.parent)
+            filesystems.refuse_killing(target.parent)
         _check(chunk_bytes, max_chunks, max_bytes, durability, sync_interval)
         while True:
             try:
@@ -176,6 +177,7 @@ class ChunkQueue(Handle):
                     timeout=timeout,
                     durability=durability,
                     sync_interval=sync_interval,
+                    allow_unsafe_fs=allow_unsafe_fs,
                 )
             except LogNotFound:
                 if not exist_ok:
@@ -193,6 +195,7 @@ class ChunkQueue(Handle):
         timeout: float = TIMEOUT,
         durability: Durability = "memory",
         sync_interval: float | None = None,
+        allow_unsafe_fs: bool = False,
     ) -> ChunkQueue:
         """Open the queue that lies at `path`.
 
@@ -200,12 +203,15 @@ class ChunkQueue(Handle):
         timeout: seconds to wait for a lock before LockTimeout. durability: when what this handle puts and takes is on disk: "memory",
         after a `sync`; "os", within `sync_interval` seconds (default: 1) and a flush; "disk", when the call returns.
 
-        Raises LogNotFound, NotALog, Truncated, Corruption, ValueError; LockTimeout, which names the process, if the original program has
-        the queue open; or the system's OSError.
+        Raises LogNotFound, NotALog, Truncated, Corruption, ValueError; UnsafeFilesystem on btrfs, unless `allow_unsafe_fs`; LockTimeout,
+        which names the process, if the original program has the queue open; or the system's OSError.
         """
         system.refuse_unfit_host()
         size, most = _check(chunk_bytes, max_chunks, max_bytes, durability, sync_interval)
-        return cls(Path(os.path.abspath(path)), size, most, timeout, durability, sync_interval)
+        target = Path(os.path.abspath(path))
+        if not allow_unsafe_fs:
+            filesystems.refuse_killing(target.parent)
+        return cls(target, size, most, timeout, durability, sync_interval)
 
     # Putting.
 

@@ -2,7 +2,8 @@
 
 **What it does.** Pointers that can't be true are set to what the entries say; an entry that ends behind the tail-ptr is cut off, with what
 is behind it; references that lead nowhere, or back, are led on to the chunk with the next id if nothing else leads to it, and end the chain
-otherwise. If the header leads nowhere, the chain begins at the chunk that none refers to. At last everything is flushed.
+otherwise. If the header leads nowhere, the chain begins at the chunk that none refers to. At last everything is
+written anew and flushed.
 
 **What it doesn't do.** No file that has entries is removed: what can't be part of the chain is renamed to `<name>.<id>.lost`. It can't know
 what the format has no word for: an entry whose bytes were changed stays as it is.
@@ -28,6 +29,7 @@ from kvspool.queue.format import ChunkHead
 from kvspool.queue.survey import Found, QueueVerifyReport, Survey
 
 TIMEOUT = 10.0  # seconds to wait for a lock
+PIECE = 1 << 20  # bytes written at once
 
 
 class QueueRepairReport(msgspec.Struct, frozen=True):
@@ -169,9 +171,17 @@ class _Repair(Handle):
     def _flush(self, survey: Survey) -> None:
         for found in survey.chain:
             with Descriptor(found.path, os.O_RDWR) as fd:
-                system.port.flush(fd)
-        system.port.flush(self.fd)
-        disk.flush_directory(self.path.parent)
+                _rewrite(fd, found.size)
+        _rewrite(self.fd, format.HEADER.size)
+        disk.flush_directory(self.path.parent, done=f"{self.path} was repaired")
+
+
+def _rewrite(fd: int, size: int) -> None:
+    """Write the bytes of a file as they are, and flush it: after a flush that failed the kernel takes pages for written that aren't."""
+    for at in range(0, size, PIECE):
+        if data := system.port.read(fd, min(PIECE, size - at), at):
+            system.port.write(fd, data, at)
+    system.port.flush(fd)
 
 
 def _beginning(leftovers: dict[int, Found], referred: set[int]) -> int:

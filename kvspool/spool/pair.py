@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from kvspool import _frames_py as frames
-from kvspool import disk, forks, ledger, system
+from kvspool import disk, filesystems, forks, ledger, system
 from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
 from kvspool.descriptor import Descriptor
 from kvspool.errors import (
@@ -33,6 +33,7 @@ from kvspool.errors import (
     LogNotFound,
     LogVanished,
     MismatchedPair,
+    NameNotDurable,
     NotALog,
     Truncated,
     UnknownVersion,
@@ -59,6 +60,7 @@ def create(
     reader_expiry: int = 0,
     durability: int = 0,
     sync_interval: int = 0,
+    allow_unsafe_fs: bool = False,
 ) -> Pair:
     """Make a spool at `path`, on disk when the call returns, and return its open files.
 
@@ -69,6 +71,8 @@ def create(
     """
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
         raise LogExists(f"{path} exists already; kvspool.open opens it")
+    if not allow_unsafe_fs:
+        filesystems.refuse_killing(path.parent)
     log_id = system.port.random(16)
     building = path.with_name(f".{path.name}.{log_id.hex()}.new")
     header = format.Header(
@@ -92,7 +96,7 @@ def create(
     )
     try:
         build(building, header, mode)
-        pair = Pair(building)  # opened first: once the log can be seen, nothing but a broken disk can fail
+        pair = Pair(building, allow_unsafe_fs=allow_unsafe_fs)  # opened first: once the log can be seen, nothing but a broken disk can fail
         try:
             _publish(building, path)
         except BaseException:
@@ -102,7 +106,8 @@ def create(
         return pair
     except BaseException as error:
         if isinstance(error, OSError):
-            error.add_note(f"while creating the spool {path} of {capacity} bytes; nothing was left behind")
+            left = "it is complete" if isinstance(error, NameNotDurable) else "nothing was left behind"
+            error.add_note(f"while creating the spool {path} of {capacity} bytes; {left}")
         discard(building)
         raise
 
@@ -123,15 +128,10 @@ def build(building: Path, header: format.Header, mode: int, epoch: format.Epoch 
 
 def _publish(building: Path, path: Path) -> None:
     try:
-        system.port.rename(building, path)
+        disk.put_in_place(building, path)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise LogExists(f"{path} exists already; kvspool.open opens it") from error
-        raise
-    try:
-        disk.flush_directory(path.parent)
-    except BaseException:
-        system.port.rename(path, building)
         raise
 
 
@@ -176,15 +176,18 @@ class Pair(Handle):
 
     The ring is mapped for reading, and so is `front`, the page before it, which holds the checkpoints; `writer` maps the ring once more for
     writing, so that a reader's fault can't touch it. A user who may only read gets everything but `can_ask`: nobody will ring for him, he
-    has to look by himself.
+    has to look by himself. So does everybody on a file system where a store may kill the process, unless the caller takes that risk.
+
 
     Threads may use a pair while another one closes it: `front`, `ring` and `control` raise Closed from then on. Code that uses a descriptor
     does so inside `held_open`, since the number of a closed one is soon that of another file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, allow_unsafe_fs: bool = False) -> None:
         """Open and check both files. Raises LogNotFound, NotALog, UnknownVersion, MismatchedPair, Truncated, Corruption."""
         self.path = path
+        self.allow_unsafe_fs = allow_unsafe_fs
+        self._kills = False  # whether a store may kill the process
         self._files: list[Descriptor] = []
         self._maps: list[mmap.mmap] = []
         self._lock: Descriptor | None = None
@@ -197,6 +200,7 @@ class Pair(Handle):
         self._words = _NO_WORDS
         self._successor: Pair | None = None
         try:
+            self._kills = not allow_unsafe_fs and filesystems.kills(path)
             self._open_one_pair()
             self._map_files()
         except BaseException:
@@ -282,6 +286,8 @@ class Pair(Handle):
         path = self.path / name
         try:
             try:
+                if self._kills:
+                    raise PermissionError(errno.EPERM, "a store there may kill the process", os.fspath(path))
                 # For writing even when only reading: on overlayfs that is what makes later stores visible. Not blocking, since
                 # what lies there may turn out to be a FIFO.
                 file, writable = Descriptor(path, os.O_RDWR | os.O_NONBLOCK), True
@@ -342,11 +348,17 @@ class Pair(Handle):
     def writer(self, holder: bytes) -> FrameWriter:
         """Return the writer of frames; `holder` are the words that name it. Raises PermissionError for who may only read."""
         if not self.is_writable:
-            raise PermissionError(errno.EACCES, "no permission to append to this spool", os.fspath(self.path))
+            raise self.refusal("append to")
         keeps_unread, expiry = self.header.policy != 0, self.header.reader_expiry
         whole = memoryview(self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True))
         front, ring = whole[: format.DATA_START], whole[format.DATA_START :]
         return FrameWriter(ring, self.control, self.seed, self.lock_fd, memoryview(holder), keeps_unread, expiry, self, self.data_fd, front)
+
+    def refusal(self, what: str) -> Exception:
+        """Return the error for who may only read, and wants to do `what` with the log."""
+        if self._kills:
+            return filesystems.killing(self.path, f"It was opened for reading only, so nobody can {what} it")
+        return PermissionError(errno.EACCES, f"no permission to {what} this spool", os.fspath(self.path))
 
     @property
     def is_writable(self) -> bool:
@@ -434,11 +446,12 @@ class Pair(Handle):
 
     def _find_successor(self) -> Pair | None:
         if self.is_in_place():
-            self._stay()
+            with suppress(OSError):  # readers go on; the next writer tries again, and says what went wrong
+                self.stay()
             if self.is_in_place():
                 return None
         try:
-            found = Pair(self.path)
+            found = Pair(self.path, allow_unsafe_fs=self.allow_unsafe_fs)
         except LogNotFound:
             return None
         if found.origin != self.origin or found.header.resizes <= self.header.resizes:
@@ -448,15 +461,28 @@ class Pair(Handle):
             found.key_table.go_on(self.key_table)
         return found
 
-    def _stay(self) -> None:
-        """Take back the word `moved` if whoever stored it died before the new files were in place."""
+    def stay(self) -> None:
+        """Take back the word `moved` of files that are in place: a resize left it that died, or whose last flush failed.
+
+        Either these are the old files, which no others replaced, or the new ones, whose name may not be on disk. So the directory is
+        flushed first: no record is appended to files that a crash of the machine could replace by the old ones.
+        Raises the system's OSError if the flush fails; the word stays then.
+        """
         if not (self.can_ask and self.can_write):
             return
         with self.open_lock() as fd:
             if system.port.try_lock(fd, format.APPEND_LOCK):
-                if self.is_in_place():
+                if self.may_have_moved and self.is_in_place():
+                    self._settle_name()
                     self._words[frames.MOVED] = 0
                 system.port.unlock(fd, format.APPEND_LOCK)
+
+    def _settle_name(self) -> None:
+        try:
+            disk.flush_directory(self.path.parent)
+        except OSError as error:
+            error.add_note(f"while flushing {self.path.parent}: {self.path} was resized, and takes no records before its name is on disk")
+            raise
 
     def is_in_place(self) -> bool:
         """Return whether these are the files that lie at the path."""

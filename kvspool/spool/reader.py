@@ -13,8 +13,6 @@ the sequence that was committed; otherwise the sequence is looked up.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -477,7 +475,7 @@ def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
     """Hold the admin lock inside the `with` block, on a descriptor of its own; meanwhile nobody resizes the log that `live` returns."""
     pair = live()
     if not pair.can_ask:
-        raise PermissionError(errno.EACCES, "no permission to keep readers in this spool", os.fspath(pair.path))
+        raise pair.refusal("keep readers in")
     process = system.port.process_id()
     file = pair.open_lock()
     admin = Admin(pair, file)

@@ -28,12 +28,17 @@ the recovered log. A commit that is ahead of what was recovered stays ahead: its
 **Interrupted.** What is kept does not depend on what is rejected, on the control block's words or on the commits. So a recovery can be
 killed at any store, and gives the same result when it is run again. Once its epoch is sealed, only the checkpoint is left to do. The
 checkpoint says that no leftovers are to be found, so the ring is on disk before it is written.
+
+**After a flush that failed**, this recovery's own or an earlier one, the kernel takes pages for written that are not on disk, and the next
+flush would report success that never was. So the log is poisoned then, and a recovery of a poisoned log stores every page anew before its
+first flush: the checkpoint that speaks of all of it comes after that flush.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import mmap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -45,9 +50,9 @@ from kvspool.errors import Poisoned, Unrecovered
 from kvspool.spool import checkpoints, epochs, format, restored, slots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from kvspool._frames_py import FrameSurvey
+    from kvspool._frames_py import FrameReader, FrameSurvey
     from kvspool.spool.pair import Pair
 
 STRIDE = format.STRIDE
@@ -119,6 +124,10 @@ class Memory(Protocol):
     def survey(self) -> FrameSurvey: ...
 
     def write_front(self, data: bytes, at: int) -> None: ...
+
+    def reader(self, position: int, sequence: int) -> FrameReader: ...
+
+    def rewrite(self) -> None: ...
 
     def flush_data(self) -> None: ...
 
@@ -484,22 +493,45 @@ def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False
     """Make the control block true in this start of the machine; None if only the end of another one's work was left to do.
 
     Call it under the admin, sync and append locks. `is_forced`: from the beginning, whatever the epoch says. echo: see `examine`.
+    Raises the system's OSError; the log is poisoned then.
     """
+    with poisoning(memory):
+        return _recover(memory, boot_id, now, is_forced, echo)
+
+
+@contextmanager
+def poisoning(memory: Memory) -> Iterator[None]:
+    """Poison the log if the `with` block fails, so that the next recovery or repair doesn't believe that what it flushed is on disk."""
+    try:
+        yield
+    except OSError as error:
+        memory.control.cast("Q")[frames.SYNC_ERROR] = error.errno or errno.EIO
+        raise
+
+
+def _recover(memory: Memory, boot_id: bytes, now: int, is_forced: bool, echo: int | None) -> Findings | None:
     log_id = memory.header.log_id
     before = epochs.newest(memory.control, log_id)
     found = None
-    if is_forced or before is None or before[1].state != format.SEALED or before[1].boot_id != boot_id:
+    is_anew = is_forced or memory.control.cast("Q")[frames.SYNC_ERROR] != 0
+    is_sealed = not is_forced and before is not None and before[1].state == format.SEALED and before[1].boot_id == boot_id
+    if not is_sealed:
         found = examine(memory, echo)
         apply(memory, found)
         memory.account(found.kept, is_forced=is_forced)
+    if is_anew:
+        memory.rewrite()
+    if is_anew or not is_sealed:
         memory.flush_data()
+    if found is not None:
         slot, count = (0, 0) if before is None else (1 - before[0], before[1].recoveries)
         epoch = format.Epoch(boot_id, found.state.next_seq, now, count + 1, found.cut_records, found.cut_bytes, format.SEALED, 0)
         epochs.store(memory.control, log_id, slot, epoch)
     else:
+        assert before is not None
         slot, epoch = before
     memory.flush_control()
-    _write_checkpoint(memory, boot_id)
+    _write_checkpoint(memory, boot_id, is_anew=is_anew)
     # From now on the numbers of this epoch may be given out, so that must be on disk before anybody can get one.
     memory.flush_data()
     words = memory.control.cast("Q")
@@ -509,13 +541,13 @@ def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False
     return found
 
 
-def _write_checkpoint(memory: Memory, boot_id: bytes) -> None:
-    """Overwrite the older checkpoint with what the control block says, unless the newer one says so already."""
+def _write_checkpoint(memory: Memory, boot_id: bytes, *, is_anew: bool) -> None:
+    """Overwrite the older checkpoint with what the control block says, unless the newer one says so already, and is on disk."""
     words = memory.control.cast("Q")
     mark = frames.MARKS
     state = checkpoints.State(words[frames.HEAD], words[frames.MIN_SEQ], words[mark], words[mark + 1], words[mark + 2])
     newest = checkpoints.newest(memory.front, memory.header)[1]
-    if newest[1:7] != (*state, state.tail):  # the ring is on disk
+    if is_anew or newest[1:7] != (*state, state.tail):  # the ring is on disk
         at, raw = checkpoints.successor(memory.front, memory.header, state, state.tail, boot_id)
         memory.write_front(raw, at)
 
@@ -558,6 +590,14 @@ class Files:
     def write_front(self, data: bytes, at: int) -> None:
         system.port.write(self._pair.data_fd, data, at)
 
+    def reader(self, position: int, sequence: int) -> FrameReader:
+        return self._pair.reader(position, sequence)
+
+    def rewrite(self) -> None:
+        """Let the kernel write every page of the ring and of the control block again."""
+        touch(self.ring)
+        touch(self.control)
+
     def flush_data(self) -> None:
         system.port.flush_data(self._pair.data_fd)
 
@@ -574,6 +614,12 @@ class Files:
             return before + [(begin, end - begin) for begin, end in parts if begin < end]
 
         ledger.restarted(self._pair.path, self._pair.origin, there, is_forced=is_forced)
+
+
+def touch(view: memoryview) -> None:
+    """Store the first byte of each page as it is, so that the kernel writes the page again. What is stored there needs one of our locks."""
+    for at in range(0, len(view), mmap.PAGESIZE):
+        view[at] = view[at]
 
 
 @contextmanager
@@ -599,7 +645,7 @@ def settle(pair: Pair, timeout: float) -> RecoveryReport | None:
     if not pair.is_writable:
         is_behind = restored.is_behind(pair.front, pair.control)
         why = f"{format.CONTROL_FILE} is an older copy" if is_behind else "the machine was restarted since the log was written"
-        raise Unrecovered(f"{pair.path}: {why}; let a user who may write open it once")
+        raise Unrecovered(f"{pair.path}: {why}; let a user who may write open it once") from pair.refusal("recover")
     with exclusively(pair, timeout):
         return None if is_true(pair, boot_id) else recover_files(pair, boot_id)
 
@@ -609,20 +655,35 @@ def is_true(pair: Pair, boot_id: bytes) -> bool:
     return epochs.is_true(pair.control, pair.header.log_id, boot_id) and not restored.is_behind(pair.front, pair.control)
 
 
-def recover_files(pair: Pair, boot_id: bytes, *, is_forced: bool = False) -> RecoveryReport | None:
-    """Under all locks: recover the log, and say so in the process's log; None if there was nothing to do.
+def recover_untrue(memory: Memory, boot_id: bytes, now: int) -> Findings | None:
+    """Recover the log if its control block is of another start of the machine, or an older copy; None if there was nothing to do."""
+    echo = newer_end(memory, boot_id)
+    if echo is None and is_epoch_true(memory, boot_id):
+        return None
+    return recover(memory, boot_id, now, is_forced=echo is not None, echo=echo)
+
+
+def newer_end(memory: Memory, boot_id: bytes) -> int | None:
+    """Return the position where the ring ends if the control block is of this start of the machine, but an older copy; None otherwise."""
+    is_behind = is_epoch_true(memory, boot_id) and restored.is_behind(memory.front, memory.control)
+    return restored.confirm(memory) if is_behind else None
+
+
+def is_epoch_true(memory: Memory, boot_id: bytes) -> bool:
+    """Return whether the control block was made true in the start of the machine with this id."""
+    return epochs.is_true(memory.control, memory.header.log_id, boot_id)
+
+
+def recover_files(
+    pair: Pair, boot_id: bytes, work: Callable[[Memory, bytes, int], Findings | None] = recover_untrue
+) -> RecoveryReport | None:
+    """Under all locks: recover the log, by `work`, and say so in the process's log; None if there was nothing to do.
 
     Raises Poisoned if the disk fails.
     """
     now = system.port.now()
-    memory = Files(pair)
-    echo = None
     try:
-        if epochs.is_true(pair.control, pair.header.log_id, boot_id) and restored.is_behind(pair.front, pair.control):
-            echo = restored.confirm(memory)
-            if echo is None and not is_forced:
-                return None
-        found = recover(memory, boot_id, now, is_forced=is_forced or echo is not None, echo=echo)
+        found = work(Files(pair), boot_id, now)
     except OSError as error:
         if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
             raise Poisoned(f"{pair.path}: a flush to disk failed during recovery ({error}); salvage copies what it holds") from error

@@ -1,17 +1,20 @@
 """Put a log in order on a person's word: after a flush that failed, or when its control block is damaged.
 
 **What it does.** Under all locks it looks whether the control block says where the log ends; if not, the log is recovered from its frames
-as after a crash of the machine. Then every page of both files is written to disk anew: after a flush that failed the kernel takes
-them for written, and a flush of its own would report success that never was. Only when that has succeeded is the log free of its
-`sync_error`, and takes records again.
+as after a crash of the machine. Every page of both files is written to disk anew: after a flush that failed the kernel takes
+them for written, and a flush of its own would report success that never was. Only when that has succeeded is a checkpoint written that
+speaks of it, and only when that is on disk is the log free of its `sync_error`, and takes records again. So after a crash of the machine
+at any moment, what a recovery finds is what was on disk before the repair, or all of it.
 
-**What it doesn't do.** No sound record is discarded, no damaged byte changed. A record that is damaged stays a Gap.
+**Killed**, it leaves a poisoned log, and can be run again: before it changes a control block it poisons the log.
+
+**What it doesn't do.** No damaged byte is changed, and a record that is damaged stays a Gap. No sound record is discarded while the control
+block says where the log ends. If it doesn't, the frames decide as after a crash of the machine: no synced record is discarded then.
 """
 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +23,8 @@ import msgspec
 
 from kvspool import _frames_py as frames
 from kvspool import system
-from kvspool.errors import Corruption, Poisoned
-from kvspool.spool import checkpoints, format, recovery, verify
+from kvspool.errors import Corruption
+from kvspool.spool import checkpoints, recovery, verify
 from kvspool.spool.pair import Pair
 
 if TYPE_CHECKING:
@@ -53,17 +56,29 @@ def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairR
     pair = Pair(Path(os.path.abspath(path)))
     try:
         if not pair.is_writable:
-            raise PermissionError(errno.EACCES, "no permission to repair this spool", os.fspath(pair.path))
+            raise pair.refusal("repair")
         with recovery.exclusively(pair, timeout):
             boot_id = system.port.boot_id()
             failed = pair.control.cast("Q")[frames.SYNC_ERROR]
-            done = None
-            if not recovery.is_true(pair, boot_id) or not _makes_sense(pair.reader(0, 0)):
-                done = recovery.recover_files(pair, boot_id, is_forced=True)
-            _write_anew(pair, boot_id)
+            done = recovery.recover_files(pair, boot_id, mend)
             return RepairReport(str(pair.path), failed, done, verify.verify_pair(pair))
     finally:
         pair.close()
+
+
+def mend(memory: recovery.Memory, boot_id: bytes, now: int) -> recovery.Findings | None:
+    """Under all locks: do what a repair does; returns what was found if the control block had to be made anew.
+
+    Raises the system's OSError; the log is poisoned then.
+    """
+    echo = recovery.newer_end(memory, boot_id)
+    if echo is None and recovery.is_epoch_true(memory, boot_id) and _makes_sense(memory.reader(0, 0)):
+        with recovery.poisoning(memory):
+            _write_anew(memory, boot_id)
+        return None
+    words = memory.control.cast("Q")
+    words[frames.SYNC_ERROR] = words[frames.SYNC_ERROR] or errno.EIO  # who has it open must not append to what is half recovered
+    return recovery.recover(memory, boot_id, now, is_forced=True, echo=echo)
 
 
 def _makes_sense(reader: FrameReader) -> bool:
@@ -81,25 +96,15 @@ def _makes_sense(reader: FrameReader) -> bool:
     return bool(reader.find_frame(head, tail, next_sequence, frames.NOTHING) == tail)
 
 
-def _write_anew(pair: Pair, boot_id: bytes) -> None:
-    """Under all locks: let every page and a checkpoint go to disk, then forget the flush that failed."""
-    words = pair.control.cast("Q")
-    _touch(pair.map_ring())
-    _touch(pair.control)
-    state = checkpoints.state(pair.reader(0, 0))
-    at, raw = checkpoints.successor(pair.front, pair.header, state, words[format.SYNCED], boot_id)
-    try:
-        system.port.write(pair.data_fd, raw, at)
-        system.port.flush_data(pair.data_fd)
-        system.port.flush_data(pair.control_fd)
-    except OSError as error:
-        words[frames.SYNC_ERROR] = error.errno or errno.EIO
-        raise Poisoned(f"{pair.path}: the flush to disk failed again ({error}); salvage copies what the log holds") from error
-    checkpoints.announce(pair.control, state)
+def _write_anew(memory: recovery.Memory, boot_id: bytes) -> None:
+    """Under all locks: put every page on disk, then a checkpoint that says so, then forget the flush that failed."""
+    words = memory.control.cast("Q")
+    state = checkpoints.state(memory.reader(0, 0))
+    memory.rewrite()
+    memory.flush_data()
+    at, raw = checkpoints.successor(memory.front, memory.header, state, state.tail, boot_id)
+    memory.write_front(raw, at)
+    memory.flush_data()
+    memory.flush_control()
+    checkpoints.announce(memory.control, state)
     words[frames.SYNC_ERROR] = 0
-
-
-def _touch(view: memoryview) -> None:
-    """Store the first byte of each page as it is, so that the kernel writes the page again. What is stored there needs one of our locks."""
-    for at in range(0, len(view), mmap.PAGESIZE):
-        view[at] = view[at]

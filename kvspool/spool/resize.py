@@ -13,6 +13,11 @@ open stays so, and writers of both pairs exclude each other.
 **A crash.** Killed before the places are changed, a resize leaves the old log as it was, and a directory under a temporary name; killed
 after it, that directory is the old log. The next resize removes it. The new pair is flushed before the change, the parent directory
 after it.
+
+**No append before the flush of the parent directory.** The new pair begins with its word `moved` set, too, and the resize takes it back
+after that flush. If the flush fails, the resize is done all the same: everybody goes on in the new files, and NameNotDurable says so.
+Writers that find the word flush the directory themselves before they append (`Pair.stay`), so no crash of the machine that brings the old
+files back can cost a record that was appended to the new ones.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ import posix_ipc
 from kvspool import _frames_py as frames
 from kvspool import _machine, disk, holders, locks, system
 from kvspool.descriptor import Descriptor
-from kvspool.errors import Corruption, Poisoned, SpoolFull
+from kvspool.errors import Corruption, NameNotDurable, Poisoned, SpoolFull
 from kvspool.spool import epochs, format, search, seats, slots, turns
 from kvspool.spool import pair as pairs
 from kvspool.spool.durability import Flusher
@@ -67,7 +72,7 @@ def resize(log: Spool, capacity: int, timeout: float, progress: Progress | None 
         old = admin.pair
         path = Path(os.path.realpath(old.path))
         if not (old.can_write and old.can_ask):
-            raise PermissionError(errno.EACCES, "no permission to resize this spool", os.fspath(path))
+            raise old.refusal("resize")
         if old.reader(0, 0).word(frames.SYNC_ERROR):
             raise Poisoned(f"{path}: a flush to disk failed before; copy it to a sound disk")
         _refuse_others_files(path)
@@ -81,7 +86,7 @@ def resize(log: Spool, capacity: int, timeout: float, progress: Progress | None 
             finally:
                 resizing.new.close()
         except BaseException as error:
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not isinstance(error, NameNotDurable):
                 error.add_note(f"while resizing the spool {path} to {capacity} bytes")
             if old.is_in_place():
                 pairs.discard(building)  # otherwise it is the old log, and the next resize removes it
@@ -98,11 +103,17 @@ def _refuse_others_files(path: Path) -> None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Under the admin lock: remove what a resize left that was killed."""
-    for name in system.port.names(path.parent):
-        log_id = name.removeprefix(f".{path.name}.").removesuffix(_SUFFIX)
-        if name == f".{path.name}.{log_id}{_SUFFIX}" and len(log_id) == 32:
-            pairs.discard(path.parent / name)
+    """Under the admin lock: remove what a resize left that was killed, or whose last flush failed."""
+    left = [name for name in system.port.names(path.parent) if _is_leftover(name, path)]
+    if left:
+        disk.flush_directory(path.parent)  # they may be the old files, and on disk still have the log's name
+    for name in left:
+        pairs.discard(path.parent / name)
+
+
+def _is_leftover(name: str, path: Path) -> bool:
+    log_id = name.removeprefix(f".{path.name}.").removesuffix(_SUFFIX)
+    return name == f".{path.name}.{log_id}{_SUFFIX}" and len(log_id) == 32
 
 
 def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing:
@@ -120,7 +131,7 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
     system.port.link(old.path / lock_file, building / format.LOCK_FILE)
     for name in (format.DATA_FILE, format.CONTROL_FILE, ""):
         _give_rights(old.path / name, building / name)
-    return _Resizing(old, Pair(building))
+    return _Resizing(old, Pair(building, allow_unsafe_fs=old.allow_unsafe_fs))
 
 
 def _give_rights(old: Path, new: Path) -> None:
@@ -187,7 +198,8 @@ class _Resizing:
                 raise
             with suppress(OSError, posix_ipc.Error):
                 seats.wake(self.old, frames.NOTHING, [None] * (frames.SEATS + 1))  # everybody sleeps on at the new one
-            disk.flush_directory(path.parent)
+            disk.flush_directory(path.parent, done=f"{path} was resized to {self.capacity} bytes")
+            self.words[frames.MOVED] = 0
         return done
 
     @contextmanager
@@ -246,6 +258,7 @@ class _Resizing:
         new.control[format.RATES_AT : format.SLOTS_AT] = old.control[format.RATES_AT : format.SLOTS_AT]
         self._copy_slots(reader, kept)
         old.copy_accounts(new)
+        self.words[frames.MOVED] = 1  # until the directory is on disk
         self._flush()
         return Resized(str(old.path), old.header.capacity, self.capacity, next_sequence - kept, max(0, kept - first))
 

@@ -645,7 +645,7 @@ class Spool(Single, Handle):
     def _reopen(self) -> None:
         if not self._is_forked or self._pair is None:
             return
-        pair = Pair(self.path)
+        pair = Pair(self.path, allow_unsafe_fs=self._pair.allow_unsafe_fs)
         if pair.origin != self._origin:
             pair.close()
             raise MismatchedPair(f"{self.path} is another log now than the one that was open before the fork")
@@ -758,6 +758,7 @@ class Spool(Single, Handle):
                 except Moved:
                     if self._live() is pair:
                         refuse_vanished(pair)
+                        pair.stay()
                         if left == 0.0:
                             raise LockTimeout(f"{self.path} was not in place within {timeout:g} s of being resized") from None
                     left = max(0.0, deadline - system.port.monotonic())

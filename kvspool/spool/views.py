@@ -10,7 +10,6 @@ After a resize the old ring is never written again: what lies there needs no pin
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +73,7 @@ class _Pin(Handle):
     def _lock(self, pair: Pair, offset: int, stored: int) -> None:
         """Pin some bytes of the ring, so that every writer that moves `head` after our next look at it sees it."""
         if not pair.can_ask:
-            raise PermissionError(errno.EACCES, "no permission to pin records of this spool", os.fspath(pair.path))
+            raise pair.refusal("pin records of")
         self._file = Descriptor(pair.path / format.DATA_FILE, os.O_RDONLY)
         fd = self._file.number
         with pair.held_open():

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from faults import DirectoryPort
 
-from kvspool import errors
+from kvspool import errors, system
 from kvspool.cli import main
 from kvspool.queue import ChunkQueue, QueueFull, format, repair, verify
 
@@ -173,6 +174,38 @@ def test_a_repair_of_a_sound_queue_changes_no_byte(path: Path, files: dict[Path,
     done = repair(path)
     assert (done.done, done.set_aside) == ([], [])
     assert {file: file.read_bytes() for file in path.parent.iterdir()} == files
+
+
+def test_a_repair_writes_every_byte_anew_before_it_flushes(path: Path, files: dict[Path, bytes]) -> None:
+    """After a flush that failed the kernel takes pages for written that aren't: a flush alone would report success that never was."""
+    written: dict[str, bytes] = {}
+    flushed: dict[str, bytes] = {}
+
+    def name(fd: int) -> str:
+        return os.readlink(f"/proc/self/fd/{fd}")
+
+    class Noting(system.Port):
+        def write(self, fd: int, data: bytes, at: int) -> None:
+            assert at == len(written.get(name(fd), b""))
+            written[name(fd)] = written.get(name(fd), b"") + data
+            super().write(fd, data, at)
+
+        def flush(self, fd: int) -> None:
+            if not os.path.isdir(name(fd)):
+                flushed[name(fd)] = written[name(fd)]
+            super().flush(fd)
+
+    with system.replaced(Noting()):
+        repair(path)
+    assert flushed == {str(file): content for file, content in files.items()}
+
+
+def test_a_repair_whose_last_flush_fails_says_that_it_was_done(path: Path, files: dict[Path, bytes]) -> None:
+    chunk(path, 2).unlink()
+    with system.replaced(DirectoryPort(1)), pytest.raises(errors.NameNotDurable, match="was repaired"):
+        repair(path)
+    with ChunkQueue.open(path) as one:
+        assert list(one) == ENTRIES[:2]
 
 
 def test_a_repair_wants_the_queue_alone(path: Path, files: dict[Path, bytes]) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
-import sys
+import signal
 from pathlib import Path
 
 import pytest
-from children import writing
+from children import Died, in_child, writing
 from faults import FailingPort
-from images import ReadOnly
+from images import OTHER_BOOT, ReadOnly
 
 import kvspool
 from kvspool import _frames_py as frames
 from kvspool import errors, system
 from kvspool.cli import main
-from kvspool.spool import format
+from kvspool.spool import format, recovery
 from kvspool.spool.recovery import STRIDE
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def test_a_poisoned_log_takes_records_again_once_all_of_it_could_be_flushed(pois
 
 def test_every_page_is_made_dirty_before_the_flush(poisoned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touched: list[int] = []
-    monkeypatch.setattr(sys.modules["kvspool.spool.repair"], "_touch", lambda view: touched.append(len(view)))
+    monkeypatch.setattr(recovery, "touch", lambda view: touched.append(len(view)))
     kvspool.repair(poisoned)
     assert touched == [65536, format.control_bytes(65536)]
 
@@ -111,3 +115,114 @@ def test_the_command_says_what_was_done(poisoned: Path, capfdbinary: pytest.Capt
     assert main(["repair", str(poisoned), "--json"]) == 0
     report = json.loads(capfdbinary.readouterr().out)
     assert report["recovery"]["records"] == 100
+
+
+class Flushes(system.Port):
+    """Notes what is done to spool.dat and spool.ctl, in order; the n-th flush fails, if `nth` is not 0."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, nth: int = 0) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.left = nth
+        touch = recovery.touch
+
+        def noted(view: memoryview) -> None:
+            self.calls.append(f"rewrite {len(view)}")
+            touch(view)
+
+        monkeypatch.setattr(recovery, "touch", noted)
+
+    def write(self, fd: int, data: bytes, at: int) -> None:
+        if at in format.CHECKPOINTS_AT and len(data) == format.CHECKPOINT.size:
+            self.calls.append("checkpoint")
+        super().write(fd, data, at)
+
+    def flush_data(self, fd: int) -> None:
+        self.calls.append(f"flush {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().flush_data(fd)
+
+
+def damage(path: Path) -> None:
+    """Damage the control block, so that it doesn't say where the log ends."""
+    with (path / format.CONTROL_FILE).open("r+b") as file:
+        file.seek(frames.TAIL * 8)
+        file.write(bytes([1]))
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_checkpoint_is_written_only_when_every_page_is_on_disk(
+    poisoned: Path, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    if is_damaged:
+        damage(poisoned)
+    port = Flushes(monkeypatch)
+    with system.replaced(port):
+        assert (kvspool.repair(poisoned).recovery is not None) == is_damaged
+    rewritten = ["rewrite 65536", f"rewrite {format.control_bytes(65536)}"]
+    at = port.calls.index("checkpoint")
+    assert port.calls[:3] == [*rewritten, f"flush {format.DATA_FILE}"]
+    assert f"flush {format.DATA_FILE}" in port.calls[at:]
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("was_poisoned", [False, True])
+def test_a_repair_of_a_damaged_log_that_fails_leaves_it_poisoned_and_can_be_run_again(
+    poisoned: Path, monkeypatch: pytest.MonkeyPatch, nth: int, was_poisoned: bool
+) -> None:
+    if not was_poisoned:
+        kvspool.repair(poisoned)
+    with kvspool.open(poisoned) as log:
+        damage(poisoned)
+        with system.replaced(Flushes(monkeypatch, nth)), pytest.raises(errors.Poisoned, match="salvage"):
+            kvspool.repair(poisoned)
+        with pytest.raises(errors.Poisoned):
+            log.append(b"refused")
+        port = Flushes(monkeypatch)
+        with system.replaced(port):
+            assert kvspool.repair(poisoned).verify.records == 100
+        assert port.calls[0] == "rewrite 65536"
+        assert log.append(b"taken") >= 100
+
+
+def test_a_repair_that_is_killed_before_its_first_flush_leaves_a_damaged_log_poisoned(tmp_path: Path) -> None:
+    class Deadly(system.Port):
+        def flush_data(self, fd: int) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def repair() -> None:
+        with system.replaced(Deadly()):
+            kvspool.repair(tmp_path / "log")
+
+    with kvspool.create(tmp_path / "log", capacity=65536) as log:
+        log.append_many([b"x"] * 100)
+        damage(tmp_path / "log")
+        with pytest.raises(Died):
+            in_child(repair)
+        with pytest.raises(errors.Poisoned):
+            log.append(b"refused")
+        assert kvspool.repair(tmp_path / "log").verify.records == 100
+        assert log.append(b"taken") >= 100
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_recovery_after_one_whose_flush_failed_writes_every_page_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536) as log:
+        log.append_many([b"x"] * 100)
+
+    class Restarted(Flushes):
+        def boot_id(self) -> bytes:
+            return OTHER_BOOT
+
+    with system.replaced(Restarted(monkeypatch, nth)), pytest.raises(errors.Poisoned):
+        kvspool.open(tmp_path / "log")
+    port = Restarted(monkeypatch)
+    with system.replaced(port), kvspool.open(tmp_path / "log") as log:
+        assert port.calls[0] == "rewrite 65536"
+        assert port.calls.count("checkpoint") == 1
+        assert len(list(log.read(on_gap="skip"))) == 100
+        log.append(b"taken")

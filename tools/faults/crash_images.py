@@ -5,7 +5,9 @@ A random workload runs the real code on a small spool whose memory records every
 with others in their midst, writers and flushers that are killed, several laps, durable readers that commit, all policies, the keyed
 codec, and resizes, with all that in their midst, some of them killed too. Then disks are made up as a crash could have left them: each page
 (or sector) of both files at any of the versions it had since its file was last flushed; and between the exchange of two pairs and the flush
-of their directory, either pair. Each one is recovered and compared with what was appended:
+of their directory, either pair. Flushes fail, of a sync and of a recovery: pages that were not written then count as clean, and only a new
+store makes the kernel write them. A repair follows, of a control block that may be damaged too; it is killed now and then, and run again.
+Each image is recovered and compared with what was appended:
 
   - every record before the last completed sync is there, unless the policy had given it up by then;
   - no record is there that was not appended, none with other bytes, and keyed values can be decoded; only in place of a record that
@@ -21,12 +23,13 @@ A recovered disk is then used on, and crashes again, up to four times: during it
 from __future__ import annotations
 
 import argparse
+import errno
 import random
 import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -39,6 +42,7 @@ from kvspool.spool import checkpoints, durability, epochs, format, recovery, res
 from kvspool.spool.cursor import Cursor, Reading
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.reader import resume
+from kvspool.spool.repair import _makes_sense, mend
 
 LOG_ID = bytes(range(16))
 CAPACITIES = (4096, 4096, 8192, 8192, 12288, 16384, 65536)
@@ -47,6 +51,7 @@ RECORDS = 70  # at most, in one life of the machine
 IMAGES = 120  # of each life
 LIVES = 4  # of one disk
 NEVER = 1 << 62
+PAGE = 4096  # bytes that the kernel takes for dirty or clean
 READERS = (b"one", b"two")
 DATA, CONTROL, DIRECTORY = 1000, 1001, 1002  # in place of descriptors
 
@@ -60,6 +65,8 @@ class File:
         self.unit = unit
         self.clock = clock  # one count of the stores to all parts of both files
         self.flushes = [0]
+        self.failures: list[int] = []  # when a flush failed
+        self.stores: dict[int, list[int]] = {}  # by page: when something was stored there
         self.times: dict[int, list[int]] = {}
         self.versions: dict[int, list[bytes]] = {}
 
@@ -72,6 +79,8 @@ class File:
                 self.versions[number] = [bytes(self.view[number * self.unit : (number + 1) * self.unit])]
         view[at] = value
         self.clock[0] += 1
+        for page in range(first // PAGE, (first + size - 1) // PAGE + 1):
+            self.stores.setdefault(page, []).append(self.clock[0])
         for number in units:
             self.times[number].append(self.clock[0])
             self.versions[number].append(bytes(self.view[number * self.unit : (number + 1) * self.unit]))
@@ -80,6 +89,24 @@ class File:
         self.clock[0] += 1
         self.flushes.append(self.clock[0])
 
+    def fail(self) -> None:
+        """Fail to flush: any of the pages may be on disk, and all of them count as clean."""
+        self.clock[0] += 1
+        self.failures.append(self.clock[0])
+
+    def kept(self, number: int, when: int) -> int:
+        """Return the last moment before this one at which a unit was on disk for sure."""
+        if not self.failures:
+            return self.flushed(when)
+        stores = self.stores.get(number * self.unit // PAGE, [])
+        kept = clean = self.flushes[0]
+        for at in sorted(at for at in (*self.flushes, *self.failures) if at <= when):
+            if bisect_right(stores, at) > bisect_right(stores, clean):
+                clean = at
+                if at in self.flushes:
+                    kept = at
+        return kept
+
     def flushed(self, when: int) -> int:
         """Return when the last flush before this moment was."""
         return self.flushes[bisect_right(self.flushes, when) - 1]
@@ -87,9 +114,8 @@ class File:
     def crash(self, when: int, base: bytes, choose: random.Random) -> bytearray:
         """Return a disk as a crash at this moment could have left it; `base` is what the file began with."""
         disk = bytearray(base)
-        flushed = self.flushed(when)
         for number, times in self.times.items():
-            least, most = bisect_right(times, flushed) - 1, bisect_right(times, when) - 1
+            least, most = bisect_right(times, self.kept(number, when)) - 1, bisect_right(times, when) - 1
             # The oldest and the newest are the likeliest, since whole files are often late or early.
             kind = choose.getrandbits(2)
             at = least if kind == 0 else most if kind == 1 else choose.randint(least, most)
@@ -141,6 +167,11 @@ class Disk:
 
     def write_front(self, data: bytes, at: int) -> None:
         self.front[at : at + len(data)] = data
+
+    def rewrite(self) -> None:
+        """Store something in every page."""
+        for part in (self.ring, self.control):
+            recovery.touch(part)
 
     def account(self, kept: Any, *, is_forced: bool) -> None:
         """Tell producers what is lost: there are none."""
@@ -229,7 +260,7 @@ class Recording:
 
 
 class Killed(BaseException):
-    """The process that resizes the log is no more."""
+    """The process that resizes or repairs the log is no more."""
 
 
 class Resizing(resize._Resizing):
@@ -334,9 +365,10 @@ class Life:
         self.unit = unit
         self.recordings: list[Recording] = []
         self.resizes: list[tuple[int, int]] = []  # when they began and ended
+        self.repairs: list[tuple[int, int]] = []
         self._lie_in(Recording(disk, unit, self.clock))
         if number:
-            recovery.recover(self.disk, boot_id(number), 1)  # type: ignore[arg-type]
+            self._recover()
             self.history.safe.append((self.clock[0], self.disk.kept()))
             self._adopt()
         self.recovered = self.clock[0]
@@ -352,6 +384,41 @@ class Life:
         self.front, self.ring, self.control = recording.files
         self.disk = recording.disk
         self.disk.flush_data, self.disk.flush_control = lambda: self.flush_data(recording), recording.control.flush
+
+    def _recover(self) -> None:
+        """Recover the disk; now and then a flush fails, and the next opener does it again."""
+        if self.choose.random() < 0.1:
+            with suppress(OSError), self._troubled(OSError(errno.EIO, "the flush failed")):
+                recovery.recover(self.disk, boot_id(self.number), 1)  # type: ignore[arg-type]
+            if epochs.is_true(self.disk.control, self.disk.header.log_id, boot_id(self.number)):
+                return
+        recovery.recover(self.disk, boot_id(self.number), 1)  # type: ignore[arg-type]
+
+    @contextmanager
+    def _troubled(self, error: BaseException) -> Iterator[None]:
+        """Let one of the flushes inside the `with` block fail, or the process be killed before it."""
+        disk, left = self.disk, self.choose.randrange(5)
+        data, control = disk.flush_data, disk.flush_control
+
+        def troubled(flush: Callable[[], None], files: list[File]) -> Callable[[], None]:
+            def flushed() -> None:
+                nonlocal left
+                left -= 1
+                if left:
+                    flush()
+                    return
+                if isinstance(error, OSError):
+                    for file in files:
+                        file.fail()
+                raise error
+
+            return flushed
+
+        disk.flush_data, disk.flush_control = troubled(data, [self.front, self.ring]), troubled(control, [self.control])
+        try:
+            yield
+        finally:
+            disk.flush_data, disk.flush_control = data, control
 
     def _adopt(self) -> None:
         """What a killed writer had put and the crash has brought up is a record from now on."""
@@ -384,6 +451,8 @@ class Life:
                 self._commit(owed)
             elif kind < 0.22:
                 self._resize(owed)
+            elif kind < 0.24:
+                self._repair(owed)
             else:
                 self._append(owed)
         self.clock[0] += 1
@@ -514,6 +583,43 @@ class Life:
         if self.choose.random() < 0.5:
             self.control.flush()
 
+    def _repair(self, owed: dict[bytes, set[int]]) -> None:
+        """Let a sync fail, or not, and the control block be damaged, or not; then repair the log until it takes records again."""
+        self._stay()
+        words = self.disk.control.cast("Q")
+        if self.choose.random() < 0.8:
+            reader = self.disk.reader(0, 0)
+            state = checkpoints.state(reader)
+            at, raw = checkpoints.successor(self.disk.front, self.disk.header, state, reader.word(format.SYNCED), boot_id(self.number))
+            self.disk.write_front(raw, at)
+            for file in (self.front, self.ring):
+                file.fail()
+            words[_frames_py.SYNC_ERROR] = errno.EIO
+        if self.choose.random() < 0.6:
+            for word in self.choose.sample((_frames_py.HEAD, _frames_py.TAIL, _frames_py.MIN_SEQ, _frames_py.MARKS), 2):
+                words[word] = self.choose.getrandbits(self.choose.choice((3, 12, 64)))
+        began = self.clock[0]
+        trouble = self.choose.choice((Killed(), Killed(), OSError(errno.EIO, "the flush failed")))
+        with suppress(Killed, OSError), self._troubled(trouble):
+            mend(self.disk, boot_id(self.number), 1)  # type: ignore[arg-type]
+        if words[_frames_py.SYNC_ERROR] or not self._is_in_order():
+            mend(self.disk, boot_id(self.number), 1)  # type: ignore[arg-type]
+        self.repairs.append((began, self.clock[0]))
+        self._adopt()
+        least = self.history.at(self.history.least, self.clock[0])
+        lost = {sequence for sequence in self.history.at(self.history.safe, self.clock[0]) if sequence >= least} - self.disk.kept()
+        assert not lost, f"a repair lost synced records: {sorted(lost)}"
+        self._sync(owed)
+        self.commits = {name: (slot, slot.commit()) for name, slot in self._slots()}
+        for name, (_, commit) in self.commits.items():
+            owed[name] = {sequence for sequence in self.disk.kept() if sequence >= commit.sequence}
+
+    def _is_in_order(self) -> bool:
+        """Return whether a writer may go on."""
+        return epochs.is_true(self.disk.control, self.disk.header.log_id, boot_id(self.number)) and _makes_sense(
+            self.disk.reader(0, 0)
+        )
+
     def _append_meanwhile(self, owed: dict[bytes, set[int]]) -> None:
         if self.choose.random() < 0.3:
             self._append(owed)
@@ -556,6 +662,8 @@ class Life:
             return self.choose.choice(exchanges)
         if kind < 0.25 and self.resizes:
             return self.choose.randint(*self.choose.choice(self.resizes))
+        if kind < 0.45 and self.repairs:
+            return self.choose.randint(*self.choose.choice(self.repairs))
         return self.choose.randint(0, self.recovered if kind > 0.75 and self.recovered else self.clock[0])
 
     def kinds(self, when: int, disk: Disk) -> Moments:
@@ -563,7 +671,8 @@ class Life:
         is_between = any(one.exchanged <= when < one.settled for one in self.recordings)
         is_new = disk.header.log_id != self.recordings[0].disk.header.log_id
         is_in_resize = any(began <= when < ended for began, ended in self.resizes)
-        return Moments(when < self.recovered, is_in_resize, is_between, is_new)
+        is_in_repair = any(began <= when < ended for began, ended in self.repairs)
+        return Moments(when < self.recovered, is_in_resize, is_between, is_new, is_in_repair)
 
 
 def check(disk: Disk, history: History, when: int, number: int) -> recovery.Findings:
@@ -636,13 +745,14 @@ def account(items: list[Any], first: int, end: int, history: History) -> tuple[s
 
 class Moments(NamedTuple):
     """How many images were made while a recovery was under way; while a resize was; between the exchange of the pairs and the flush of
-    their directory; and of files that a resize had put in place.
+    their directory; of files that a resize had put in place; and while a repair was under way.
     """
 
     recovery: int
     resize: int
     exchanged: int
     resized: int
+    repair: int
 
 
 def campaign(images: int, seed: int, unit: int, on_case: Callable[[str], None] = lambda name: None) -> Moments:
@@ -655,7 +765,7 @@ def campaign(images: int, seed: int, unit: int, on_case: Callable[[str], None] =
 
 
 def _campaign(images: int, choose: random.Random, unit: int, on_case: Callable[[str], None]) -> Moments:
-    done, moments = 0, Moments(0, 0, 0, 0)
+    done, moments = 0, Moments(0, 0, 0, 0, 0)
     while done < images:
         disk, history = blank(choose.choice(CAPACITIES), choose.choice((0, 0, 1, 2))), History()
         for number in range(choose.randint(1, LIVES)):
@@ -692,7 +802,8 @@ def main() -> int:
         total = sum(counts.values())
         print(f"{total} images of {unit}-byte units in {seconds:.1f} s, {total / seconds:.0f}/s; no fault")
         print(f"  {moments.recovery} during a recovery, {moments.resize} during a resize, {moments.exchanged} of them between the exchange")
-        print(f"  of two pairs and the flush of their directory; {moments.resized} of files that a resize made")
+        print(f"  of two pairs and the flush of their directory; {moments.resized} of files that a resize made;")
+        print(f"  {moments.repair} during a repair")
         for name, number in sorted(counts.items(), key=lambda each: -each[1]):
             print(f"  {number:>8}  {name}", flush=True)
     return 0

@@ -155,7 +155,8 @@ class Fixed(Bare):
         first = bounds.begun()
         if first is not None:
             self._fill(segments, first, mode)
-            self.prune(segments, first, mode)
+            with disk.step():
+                self.prune(segments, first, mode)
         self._check_blobs(segments)
 
     def rewind(self, segments: Segments, size: int, mode: int) -> None:
@@ -176,7 +177,8 @@ class Fixed(Bare):
         for name in offsets.names():
             stored = offsets.load(name)
             if stored is not None and stored > size:
-                offsets.store(name, size)
+                with disk.step():
+                    offsets.store(name, size)
         bounds.finish_rewind(size, mode)
 
     def prune(self, segments: Segments, first: int, mode: int) -> None:
@@ -184,8 +186,9 @@ class Fixed(Bare):
         gone = [base for base in segments.bases() if base + self.items_per_blob <= first]
         for base in gone:
             system.port.remove(segments.path_of(base))
-        disk.flush_directory(segments.directory)
-        sidecar_bounds(segments.path).begin_at(first, mode, is_done=True)
+        done = pruned(segments.path, first)
+        disk.flush_directory(segments.directory, done=done)
+        sidecar_bounds(segments.path).begin_at(first, mode, is_done=True, done=done)
 
     def _fill(self, segments: Segments, first: int, mode: int) -> None:
         """Have the blob that the first position lies in. If that is in its midst, it holds zeros up to there, which are no item, and no
@@ -218,6 +221,11 @@ class Fixed(Bare):
                     f"{segments.path_of(base)} has {status.st_size} bytes instead of {self.most_bytes}: it is damaged, or items have not "
                     f"{self.item_bytes} bytes, or blobs not {self.items_per_blob} items; nothing is appended, what is whole can be read"
                 )
+
+
+def pruned(path: Path, first: int) -> str:
+    """Say what a prune did, for NameNotDurable."""
+    return f"{path}: the items before {first} were removed"
 
 
 def sidecar_bounds(path: Path) -> Bounds:
