@@ -28,7 +28,7 @@ from hub.held import Held
 from hub.positions import Key
 from hub.reader import HubReader, HubReaderStats, delete, listing
 from kvspool import SpoolStats, system
-from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
+from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NotALog
 from kvspool.iteration import OnGap
 from kvspool.journal import JournalStats
 from kvspool.spool.cursor import Isolation
@@ -251,15 +251,23 @@ class HubRoot:
 
     # Looking after it.
 
-    def stats(self) -> HubStats:
-        """Return what all clients have at this moment."""
+    def stats(self, damaged: list[str] | None = None) -> HubStats:
+        """Return what all clients have at this moment.
+
+        damaged: gets a sentence for each shard that is damaged, and the others are counted. None: raises the error of the first one.
+        """
         self._check_open()
         bits = {prefix: found.bits for prefix, found in route.scan(self.path).items() if _is_client(prefix)}
         shards: dict[str, list[SpoolStats | JournalStats]] = {client: [] for client in bits}
         for key, path in self.shard_paths():
-            log = self.open_log(key, path)
-            if log is not None:
-                shards.setdefault(key[0], []).append(log.stats())
+            try:
+                log = self.open_log(key, path)
+                if log is not None:
+                    shards.setdefault(key[0], []).append(log.stats())
+            except KvspoolError as error:
+                if damaged is None:
+                    raise
+                damaged.append(f"{key[0]} shard {key[1]}: {error}")
         clients = [_client_stats(client, bits[client], stats) for client, stats in shards.items() if client in bits]
         return HubStats(
             path=str(self.path),

@@ -35,7 +35,7 @@ from hub.columns import Rows
 from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
 from hub.security import private
 from hub.wire import LAST
-from kvspool import disk, logs, system
+from kvspool import disk, documents, logs, system
 from kvspool.arrow import Records
 from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogExists, OutOfRange
 from kvspool.journal import Journal
@@ -404,9 +404,9 @@ def root_id(root: Path) -> str:
     with suppress(FileExistsError):
         system.port.make_directory(path.parent)
     with suppress(FileNotFoundError):
-        found = disk.read(path, 64).decode("ascii", "replace").strip()
-        if re.fullmatch("[0-9a-f]{32}", found):
-            return found
+        found = disk.read(path, 64).strip()
+        if re.fullmatch(b"[0-9a-f]{32}", found):
+            return found.decode()
         raise Corruption(f"{path} is no id of a hub root; bring it back from a copy, or remove it: then mirrors take this for another hub")
     disk.replace(path, system.port.random(16).hex().encode(), 0o600)
     return root_id(root)
@@ -419,13 +419,11 @@ def _bits(path: Path) -> int:
 def load_generations(path: Path) -> list[Generation]:
     """Return the table of generations that lies at a path; empty if there is none. Raises Corruption."""
     try:
-        data = disk.read(path, _LARGEST_FILE)
+        found = documents.load(
+            path, list[Generation], _LARGEST_FILE, "is no table of generations", "bring it back from a copy of the shard"
+        )
     except FileNotFoundError:
         return []
-    try:
-        found = msgspec.json.decode(data, type=list[Generation])
-    except (ValueError, RecursionError) as error:
-        raise Corruption(f"{path} is no table of generations: {error}; bring it back from a copy of the shard") from None
     bases, logs = [one.base for one in found], [one.log for one in found]
     if not found or bases != sorted(bases) or bases[0] < 0 or bases[-1] >= LAST:
         raise Corruption(f"{path} is no table of generations: the bases are out of order; bring it back from a copy of the shard")

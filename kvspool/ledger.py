@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,10 +160,8 @@ class Ledger:
 
     @classmethod
     def _checked(cls, path: Path, log_id: bytes, flags: int) -> Ledger:
-        fd = system.port.open(path, flags | os.O_NONBLOCK)
+        fd = system.port.open(path, flags)
         try:
-            if not stat.S_ISREG(system.port.status(fd).st_mode):
-                raise Corruption(f"{path} is not a regular file")
             raw = system.port.read(fd, HEADER.size, 0)
             if len(raw) < HEADER.size or raw[: len(MAGIC)] != MAGIC:
                 raise Corruption(f"{path} is no list of producers: remove it, and what it knew of their batches is forgotten")

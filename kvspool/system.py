@@ -18,6 +18,7 @@ import os
 import resource
 import select
 import signal
+import stat
 import struct
 import sys
 import threading
@@ -29,18 +30,29 @@ from pathlib import Path
 import posix_ipc
 from inotify_simple import INotify
 
+from kvspool.errors import NotAFile
+
 # struct flock on 64-bit Linux: type, whence, start, length, pid (which must be 0 for these locks).
 _FLOCK = struct.Struct("@hhqqi4x")
 _HANDLE, _HANDLE_BYTES = struct.Struct("@Ii"), 128  # struct file_handle, and the most bytes that follow it
 _LONGEST_WAIT = 0.05  # seconds that a signal has to wait
 _AT_CWD, _EXCHANGE = -100, 2  # of renameat2
-_PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW
+_PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_NO_FILE = os.O_PATH | os.O_DIRECTORY  # flags of callers that want no regular file, or only its name
+_OTHER_KINDS = (errno.ENXIO, errno.EISDIR, errno.ENODEV)  # what the kernel says of a socket, a FIFO, a directory, a device
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class Port:
     """The real system. A subclass in the tests overrides what it wants to watch or to break."""
 
-    # Files. Errors are the system's own OSError, untouched.
+    # Files. Errors are the system's own OSError, untouched, and NotAFile where something else has a file's name.
 
     def allow_more_files(self) -> None:
         """Let this process have as many descriptors open as it may allow itself."""
@@ -50,8 +62,22 @@ class Port:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
-        """Open a file without following a link in its last component; the descriptor closes on exec."""
-        return os.open(path, flags | _PRIVATE_FILE, mode)
+        """Open a regular file, or with O_DIRECTORY a directory, and never wait for it; the descriptor closes on exec.
+
+        A link in the last component is not followed. Raises NotAFile for a FIFO, a socket, a device, or a directory in the place of a file:
+        to open a FIFO may block, to read a device may never end. A regular file ignores O_NONBLOCK.
+        """
+        try:
+            fd = os.open(path, flags | _PRIVATE_FILE, mode)
+        except OSError as error:
+            there = self.look_up(path) if error.errno in _OTHER_KINDS else None
+            if there is None or stat.S_ISREG(there.st_mode):
+                raise
+            raise _not_a_file(path, there.st_mode) from None
+        if not flags & _NO_FILE and not stat.S_ISREG(kind := os.fstat(fd).st_mode):
+            os.close(fd)
+            raise _not_a_file(path, kind)
+        return fd
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -349,6 +375,11 @@ class Port:
     def mounts(self) -> str:
         """Return the kernel's table of the mounted file systems."""
         return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+
+
+def _not_a_file(path: str | os.PathLike[str], mode: int) -> NotAFile:
+    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+    return NotAFile(f"{os.fspath(path)} is not a regular file, but {kind}: move it away, or restore the file")
 
 
 port = Port()

@@ -9,8 +9,6 @@ Whoever reads one takes it for hostile until it is checked: it lies in a folder 
 from __future__ import annotations
 
 import math
-import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -18,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from hub.pipeline.job import NAME
-from kvspool import disk, system
+from kvspool import disk, documents, system
 
 LARGEST = 1 << 20  # bytes of such a file
 MOST = 100  # pipelines of a hub root that are shown
@@ -82,16 +80,10 @@ def write(path: Path, progress: Progress) -> None:
 
 def read(path: Path) -> Progress:
     """Return what a file says. Raises ValueError for what no pipeline wrote, and the system's OSError."""
-    fd = system.port.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
-        status = system.port.status(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
-            raise ValueError(f"{path} is no regular file of up to {LARGEST} bytes")
-        return check(msgspec.json.decode(system.port.read(fd, status.st_size, 0), type=Progress))
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        return check(documents.from_json(documents.read(path, LARGEST), Progress))
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    finally:
-        system.port.close(fd)
 
 
 def check(progress: Progress) -> Progress:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from kvspool import disk, system
-from kvspool.errors import Corruption, LockTimeout
+from kvspool import disk, documents, system
+from kvspool.errors import LockTimeout
 
 NAME = "note"
 LARGEST = 65536  # bytes
@@ -44,13 +44,11 @@ class Notes:
     def load(self) -> Note | None:
         """Return the note; None if there is none. Raises Corruption."""
         try:
-            data = disk.read(self._path, LARGEST)
+            return documents.load(
+                self._path, Note, LARGEST, "doesn't say how far a copy came", "remove the target and it, and copy again"
+            )
         except FileNotFoundError:
             return None
-        try:
-            return msgspec.json.decode(data, type=Note)
-        except msgspec.DecodeError as error:
-            raise Corruption(f"{self._path} doesn't say how far a copy came: {error}; remove the target and it, and copy anew") from None
 
     def store(self, note: Note) -> None:
         """Replace the note, on disk when it returns."""

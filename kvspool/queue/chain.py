@@ -320,7 +320,7 @@ def _is_whole(chunk: Chunk) -> bool:
 
 def read_state(file: Path) -> ChunkHead:
     """Return what a chunk's file begins with, checked. Raises FileNotFoundError, Corruption, Truncated."""
-    fd = system.port.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    fd = system.port.open(file, os.O_RDONLY)
     try:
         status = system.port.status(fd)
         refuse_unsound(file, status)
@@ -333,7 +333,7 @@ def read_state(file: Path) -> ChunkHead:
 
 def is_empty(file: Path) -> bool:
     """Return whether a chunk that nothing leads to holds nothing: its maker died before it was complete, or all of it was taken."""
-    fd = system.port.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    fd = system.port.open(file, os.O_RDONLY)
     try:
         raw = system.port.read(fd, format.CHUNK_HEAD.size, 0)
     finally:

@@ -20,7 +20,7 @@ import msgspec
 from kvspool import _chunks_py as loops
 from kvspool import disk, locks, system
 from kvspool._chunks import count
-from kvspool.errors import LogNotFound, NotALog
+from kvspool.errors import LogNotFound, NotAFile, NotALog
 from kvspool.queue import format, header
 from kvspool.queue.format import ChunkHead
 from kvspool.queue.survey import Found, QueueVerifyReport, Survey
@@ -63,8 +63,8 @@ def _opened(path: Path, timeout: float, *, alone: bool) -> Iterator[int]:
         fd = system.port.open(path, os.O_RDWR)
     except FileNotFoundError as error:
         raise LogNotFound(f"{path} does not exist") from error
-    except IsADirectoryError as error:
-        raise NotALog(f"{path} is a directory, and no queue") from error
+    except NotAFile as error:
+        raise NotALog(str(error)) from None
     process = system.port.process_id()
     try:
         if system.port.status(fd).st_size > format.HEADER.size:

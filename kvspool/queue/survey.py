@@ -52,18 +52,20 @@ class Found:
         self.state = ChunkHead(loops.FIRST_ENTRY, loops.FIRST_ENTRY, 0)
         self.entries = self.bytes = 0
         self.end = loops.FIRST_ENTRY  # behind the last entry that is whole
-        fd = system.port.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+        self.size = -1  # of what is no file
+        self.is_chunk = False
         try:
-            status = system.port.status(fd)
-            self.size = status.st_size
-            self._examine(fd, status)
+            fd = system.port.open(self.path, os.O_RDONLY)
+            try:
+                self._examine(fd)
+            finally:
+                system.port.close(fd)
         except Corruption as error:
             self.problem = str(error).removesuffix("; see kvspool repair")
-        finally:
-            system.port.close(fd)
 
-    def _examine(self, fd: int, status: os.stat_result) -> None:
-        self.is_chunk = False
+    def _examine(self, fd: int) -> None:
+        status = system.port.status(fd)
+        self.size = status.st_size
         refuse_unsound(self.path, status)
         self.is_chunk = True
         self.state = format.CHUNK_HEAD.unpack(system.port.read(fd, format.CHUNK_HEAD.size, 0))

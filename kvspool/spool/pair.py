@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,6 +30,7 @@ from kvspool.errors import (
     LogNotFound,
     LogVanished,
     MismatchedPair,
+    NotAFile,
     NotALog,
     Truncated,
     UnknownVersion,
@@ -229,24 +229,23 @@ class Pair:
         path = self.path / name
         try:
             try:
-                # For writing even when only reading: on overlayfs that is what makes later stores visible. Not blocking, since
-                # what lies there may turn out to be a FIFO.
-                fd, writable = system.port.open(path, os.O_RDWR | os.O_NONBLOCK), True
+                # For writing even when only reading: on overlayfs that is what makes later stores visible.
+                fd, writable = system.port.open(path, os.O_RDWR), True
             except OSError as error:
                 if error.errno not in _UNWRITABLE:
                     raise
-                fd, writable = system.port.open(path, os.O_RDONLY | os.O_NONBLOCK), False
+                fd, writable = system.port.open(path, os.O_RDONLY), False
         except FileNotFoundError:
             if not os.path.lexists(self.path):
                 raise LogNotFound(f"{self.path} does not exist; kvspool.create makes a log") from None
             raise NotALog(f"{self.path} is no spool: it has no {name}") from None
+        except NotAFile as error:
+            raise NotALog(str(error)) from None
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise NotALog(f"{path} is not a regular file: {error.strerror}") from error
             raise
         self._files.append(fd)
-        if not stat.S_ISREG(system.port.status(fd).st_mode):
-            raise NotALog(f"{path} is not a regular file")
         return fd, writable
 
     def _read_header(self) -> format.Header:
@@ -331,7 +330,7 @@ class Pair:
         names = [format.LOCK_FILE] if self.header.resizes else [format.CONTROL_FILE, format.LOCK_FILE]
         for name in names:
             try:
-                fd = system.port.open(self.path / name, os.O_RDWR | os.O_NONBLOCK)
+                fd = system.port.open(self.path / name, os.O_RDWR)
             except FileNotFoundError:
                 continue
             try:
@@ -406,7 +405,7 @@ class Pair:
 
     def _lies_at(self, path: Path, ours: int) -> bool:
         try:
-            fd = system.port.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            fd = system.port.open(path, os.O_RDONLY)
         except FileNotFoundError:
             return False
         try:

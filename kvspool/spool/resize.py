@@ -124,12 +124,13 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
 
 def _give_rights(old: Path, new: Path) -> None:
     """Let a new file or directory belong to whom the old one belongs, with the same permission bits."""
-    fd = system.port.open(os.path.realpath(old), os.O_RDONLY)
+    flags = os.O_RDONLY | (os.O_DIRECTORY if os.path.isdir(old) else 0)
+    fd = system.port.open(os.path.realpath(old), flags)
     try:
         wanted = system.port.status(fd)
     finally:
         system.port.close(fd)
-    fd = system.port.open(new, os.O_RDONLY)
+    fd = system.port.open(new, flags)
     try:
         found = system.port.status(fd)
         if (found.st_uid, found.st_gid) != (wanted.st_uid, wanted.st_gid):
