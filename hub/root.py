@@ -34,7 +34,7 @@ from kvspool.journal import JournalStats
 from kvspool.spool.cursor import Isolation
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.spool import TIMEOUT
-from shard import ShardSet, route
+from shard import ShardSet, TooFewDescriptors, descriptors, route
 from shard.merge import Cursor, FollowingMerge, Merge
 from shard.shardset import Log, ShardRecord, open_shard
 
@@ -78,6 +78,7 @@ class HubRoot:
         self._timeout = timeout
         self._logs: dict[tuple[str, int], Log] = {}
         self._held = Held(path)
+        self._most = 1  # shards that were there at one time
         self._is_closed = False
 
     @classmethod
@@ -158,15 +159,17 @@ class HubRoot:
         """Add every shard to the merge that it doesn't read yet."""
         self._check_open()
         following = merge if isinstance(merge, FollowingRoot) else None
-        for key, path in self.shard_paths(following):
-            if key not in merge.sources:
-                log = self.open_log(key, path, may_be_gone=not is_bounded)
-                if log is not None:
-                    if following is not None:
-                        following.clients.add(key[0])
-                        following.names[path.name] = key
-                    make = partial(HubRecord, client=key[0], shard=key[1])
-                    merge.add(key, open_cursor(key, path, log), make)
+        paths = self.shard_paths(following)
+        with descriptors.for_logs(self.path, self._most):
+            for key, path in paths:
+                if key not in merge.sources:
+                    log = self.open_log(key, path, may_be_gone=not is_bounded)
+                    if log is not None:
+                        if following is not None:
+                            following.clients.add(key[0])
+                            following.names[path.name] = key
+                        make = partial(HubRecord, client=key[0], shard=key[1])
+                        merge.add(key, open_cursor(key, path, log), make)
 
     def shard_paths(self, following: FollowingRoot | None = None) -> list[tuple[tuple[str, int], Path]]:
         """Return client, index and path of each shard that is there; ShardError where a client's make up no set.
@@ -180,15 +183,18 @@ class HubRoot:
                 if (following is None or prefix not in following.clients) and not found.is_being_made:
                     found.check_complete(self.path)
                 shards += [((prefix, index), path) for index, path in found.paths(self.path)]
+        self._most = max(self._most, len(shards))
         return shards
 
     def logs(self) -> Iterator[tuple[Key, Path, Log]]:
         """Yield client and index, path and log of each shard that is there."""
         self._check_open()
-        for key, path in self.shard_paths():
-            log = self.open_log(key, path, may_be_gone=True)
-            if log is not None:
-                yield key, path, log
+        paths = self.shard_paths()
+        with descriptors.for_logs(self.path, self._most):
+            for key, path in paths:
+                log = self.open_log(key, path, may_be_gone=True)
+                if log is not None:
+                    yield key, path, log
 
     def _found(self, following: FollowingRoot | None) -> dict[str, route.Found]:
         """Return what lies under the root; for a follower, who looks often, only clients of whom there is a name that it doesn't read."""
@@ -228,7 +234,8 @@ class HubRoot:
         it open), Corruption (its positions are damaged), ValueError, ShardError, or the system's OSError.
         """
         self._check_open()
-        return HubReader(self, name, _checked_start(start), isolation)
+        with descriptors.for_logs(self.path, self._most):
+            return HubReader(self, name, _checked_start(start), isolation)
 
     def readers(self) -> list[HubReaderStats]:
         """Return what is known of each durable reader: name, lag in each shard, when it last committed, who has it open."""
@@ -259,11 +266,15 @@ class HubRoot:
         self._check_open()
         bits = {prefix: found.bits for prefix, found in route.scan(self.path).items() if _is_client(prefix)}
         shards: dict[str, list[SpoolStats | JournalStats]] = {client: [] for client in bits}
-        for key, path in self.shard_paths():
+        paths = self.shard_paths()
+        for key, path in paths:
             try:
-                log = self.open_log(key, path)
-                if log is not None:
-                    shards.setdefault(key[0], []).append(log.stats())
+                with descriptors.for_logs(self.path, self._most):
+                    log = self.open_log(key, path)
+                    if log is not None:
+                        shards.setdefault(key[0], []).append(log.stats())
+            except TooFewDescriptors:
+                raise
             except KvspoolError as error:
                 if damaged is None:
                     raise

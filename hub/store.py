@@ -40,14 +40,14 @@ from kvspool.arrow import Records
 from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogExists, OutOfRange
 from kvspool.journal import Journal
 from kvspool.spool.spool import TIMEOUT
-from shard import route
+from shard import descriptors, route
 from shard.errors import ShardError
 from shard.shardset import Log, open_shard
 
 GENERATIONS = "generations.json"
 MIRRORED = "mirror.json"  # lies in a shard that is pulled from another hub; see `mirror`
 PRIVATE = ".hub"  # directory of what is the hub's own, beside the shards
-MOST_OPEN = 1024  # shards that are kept open; each takes up to 4 descriptors
+MOST_OPEN = 1024  # shards that are kept open, if half of the descriptors are enough for them
 MOST_GENERATIONS = 8192
 _ID = re.compile("[0-9a-f]{32}")
 _LARGEST_FILE = 1 << 20  # bytes of a table of generations
@@ -255,6 +255,7 @@ class Store:
         if not system.port.try_lock_file(self._lock_fd, shared=False):
             system.port.close(self._lock_fd)
             raise RootInUse(f"another hub serves {root}; stop it first")
+        self._most_open = descriptors.affordable(MOST_OPEN, 2)
         self._lock = threading.Lock()
         self._making: dict[str, threading.Lock] = {}  # by client
         self._open: OrderedDict[tuple[str, int], Shard] = OrderedDict()
@@ -307,7 +308,7 @@ class Store:
                 shard = Shard(self.root / route.directory_name(client, bits, index), partial(self._changed, client, index))
             self._open[key] = shard
             self._used[key] = self._used.get(key, 0) + 1
-            self._close_idle(MOST_OPEN)
+            self._close_idle(self._most_open)
             return shard
 
     def give_back(self, client: str, index: int) -> None:

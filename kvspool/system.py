@@ -61,6 +61,11 @@ class Port:
             with suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
+    def file_limit(self) -> int:
+        """Return how many descriptors this process may have open."""
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
     def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
         """Open a regular file, or with O_DIRECTORY a directory, and never wait for it; the descriptor closes on exec.
 

@@ -20,6 +20,7 @@ from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.record import Gap
 from kvspool.spool.cursor import Cursor as SpoolCursor
 from kvspool.wakeups import BLIND_POLL, POLL, Watcher
+from shard import descriptors
 
 if TYPE_CHECKING:
     from kvspool.journal.cursor import Reading as JournalReading
@@ -102,12 +103,16 @@ class Merge(Iterator[Any]):
 
     def __next__(self) -> Any:
         while self._left != 0:
-            self._settle()
-            if not self._ready:
-                if not self.wait():
-                    break
-            elif self._taken % LOOK_AROUND == 0:
-                self.look_around()
+            try:
+                self._settle()
+                if not self._ready:
+                    if not self.wait():
+                        break
+                elif self._taken % LOOK_AROUND == 0:
+                    self.look_around()
+            except OSError as error:
+                descriptors.explain(error, "the logs that are read together", len(self.sources))
+                raise
             if not self._ready:
                 continue
             item = self._take()
