@@ -37,7 +37,7 @@ from kvspool.errors import (
 )
 from kvspool.layout import Layout
 from kvspool.record import STRUCTURED, Codec
-from kvspool.spool import epochs, format, rates
+from kvspool.spool import epochs, format, making, rates
 from kvspool.spool.keys import KeyTable
 
 LEDGER_FILES = (ledger.NAME, f"{ledger.NAME}.tmp")
@@ -64,17 +64,16 @@ def create(
     `format.DURABILITIES`; sync_interval: ns, 0 for not given. Raises LogExists, or the system's OSError (no space, no permission), and
     leaves nothing behind then.
     """
+    making.remove_dead(path, discard)
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
         raise LogExists(f"{path} exists already; kvspool.open opens it")
-    log_id = system.port.random(16)
-    building = path.with_name(f".{path.name}.{log_id.hex()}.new")
     header = format.Header(
         magic=format.CONTROL_MAGIC,
         version=format.VERSION,
         data_start=format.DATA_START,
         control_bytes=format.control_bytes(capacity),
         capacity=capacity,
-        log_id=log_id,
+        log_id=b"",
         created=system.port.now(),
         policy=policy,
         codec=codec,
@@ -88,47 +87,46 @@ def create(
         crc=0,
     )
     try:
-        build(building, header, mode)
-        pair = Pair(building)  # opened first: once the log can be seen, nothing but a broken disk can fail
-        try:
-            _publish(building, path)
-        except BaseException:
-            pair.close()
-            raise
-        pair.path = path
-        return pair
-    except BaseException as error:
-        if isinstance(error, OSError):
-            error.add_note(f"while creating the spool {path} of {capacity} bytes; nothing was left behind")
-        discard(building)
+        with making.directory(path, discard) as made:
+            fill(made.path, header._replace(log_id=made.id), mode)
+            pair = Pair(made.path)  # opened first: once the log can be seen, nothing but a broken disk can fail
+            try:
+                _publish(made, path)
+            except BaseException:
+                pair.close()
+                raise
+            pair.path = path
+            return pair
+    except OSError as error:
+        error.add_note(f"while creating the spool {path} of {capacity} bytes; nothing was left behind")
         raise
 
 
-def build(building: Path, header: format.Header, mode: int, epoch: format.Epoch | None = None) -> None:
-    """Make the directory `building` with the two files of an empty log, on disk when the call returns.
+def fill(building: Path, header: format.Header, mode: int, epoch: format.Epoch | None = None) -> None:
+    """Put the two files of an empty log into an empty directory, on disk when the call returns.
 
     epoch: what is known of restarts of the machine; None for a log that saw none.
     """
     if epoch is None:
         epoch = format.Epoch(system.port.boot_id(), 0, 0, 0, 0, 0, format.TRUE, 0)
-    system.port.make_directory(building, 0o700)
     _write_data(building / format.DATA_FILE, header.log_id, header.capacity, mode)
     head = _sealed(format.HEADER, header) + epochs.packed(header.log_id, epoch)
     _write_file(building / format.CONTROL_FILE, header.control_bytes, head, mode)
     disk.flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
 
 
-def _publish(building: Path, path: Path) -> None:
+def _publish(made: making.Making, path: Path) -> None:
     try:
-        system.port.rename(building, path)
+        system.port.rename(made.path, path)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise LogExists(f"{path} exists already; kvspool.open opens it") from error
         raise
     try:
         disk.flush_directory(path.parent)
+        made.release()
     except BaseException:
-        system.port.rename(path, building)
+        system.port.rename(path, made.path)
         raise
 
 

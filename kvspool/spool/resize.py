@@ -114,7 +114,8 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
         resizes=old.header.resizes + 1,
     )
     epoch = epochs.newest(old.control, old.header.log_id)
-    pairs.build(building, header, 0o600, None if epoch is None else epoch[1])
+    system.port.make_directory(building, 0o700)
+    pairs.fill(building, header, 0o600, None if epoch is None else epoch[1])
     lock_file = format.LOCK_FILE if old.header.resizes else format.CONTROL_FILE
     system.port.link(old.path / lock_file, building / format.LOCK_FILE)
     for name in (format.DATA_FILE, format.CONTROL_FILE, ""):
