@@ -1,8 +1,8 @@
 """The hidden directory in which a spool is made before it gets its name, and what remains of makers that died.
 
 `.NAME.ID.new` lies beside NAME. Its maker holds an flock on the directory itself until the spool has its name, or the directory is gone.
-The kernel frees that lock when the maker dies, and not while it is stopped. So a directory whose lock is free is a dead maker's, or one that
-its maker has yet to lock: that one looks at the name once more after it has the lock, and begins again with another ID if it is gone.
+The kernel frees that lock when the maker dies, and not while it is stopped. So a directory whose lock is free is a dead maker's, or one
+that its maker has yet to lock: that one looks at the name once more after it has the lock, and begins again with another ID if it is gone.
 """
 
 from __future__ import annotations
