@@ -15,7 +15,7 @@ from kvspool import sizes, system
 from kvspool.cli import options, output, stats
 from kvspool.cli.checks import Check
 from kvspool.cli.options import BadInput
-from kvspool.errors import KvspoolError
+from kvspool.errors import Corruption, KvspoolError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -115,8 +115,8 @@ def checks() -> Iterator[Check]:
 class _ShardByShard(HubRoot):
     """A hub root whose figures are those of its shards: what the commands show of a log that is made of several."""
 
-    def stats(self) -> Any:
-        return [shard for client in super().stats().clients for shard in client.shards]
+    def stats(self, damaged: list[str] | None = None) -> Any:
+        return [shard for client in super().stats(damaged).clients for shard in client.shards]
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
@@ -138,14 +138,17 @@ def _clients(arguments: argparse.Namespace) -> int:
     """Print the clients."""
     system.port.allow_more_files()
     with HubRoot.open(arguments.path) as root:
-        found = root.stats().clients
+        damaged: list[str] = []
+        found = root.stats(damaged).clients
     if arguments.json:
         output.print_json(found)
     elif found:
         output.console().print(_table(found))
     else:
         print("no clients yet", file=sys.stderr)
-    return 0
+    for words in damaged:
+        output.complain(words)
+    return Corruption.exit_code if damaged else 0
 
 
 def _readers(arguments: argparse.Namespace) -> int:

@@ -82,7 +82,7 @@ class ReaderFigures(msgspec.Struct, frozen=True):
 
 
 class HubFigures(msgspec.Struct, frozen=True):
-    """A hub. source: where the figures come from; troubles: what keeps a server from its work, a sentence each."""
+    """A hub. source: where the figures come from; troubles: what keeps a server from its work, or is damaged, a sentence each."""
 
     source: str
     clients: list[ClientFigures]
@@ -99,11 +99,12 @@ class _Report(msgspec.Struct):
 
 
 def of_root(path: Path) -> HubFigures:
-    """Read the figures of a hub root, whether a server serves it or not. Raises as `HubRoot.stats`."""
+    """Read the figures of a hub root, whether a server serves it or not. Shards that are damaged are troubles."""
+    troubles: list[str] = []
     with HubRoot.open(path) as root:
-        clients = [_client(one) for one in root.stats().clients]
+        clients = [_client(one) for one in root.stats(troubles).clients]
         readers = [ReaderFigures(one.name, None if one.lag is None else one.lag.records) for one in root.readers()]
-    return HubFigures(str(path), clients, readers)
+    return HubFigures(str(path), clients, readers, troubles)
 
 
 def of_page(url: str) -> HubFigures:

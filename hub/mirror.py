@@ -36,6 +36,7 @@ from kvspool.descriptor import Descriptor
 from kvspool.errors import KvspoolError, LogExists
 from kvspool.handles import Handle
 from kvspool.spool.cursor import Isolation
+from shard import descriptors
 
 IMPATIENT_WAIT = 0.05  # seconds, by who wants to come to an end
 WAIT = 1.0  # seconds that the source is asked to wait for a change; `stop` takes up to so long
@@ -248,7 +249,7 @@ class Mirror(Handle):
         """Let a shard be open, and close the one that was used longest ago, if there are many."""
         self._open.pop(key, None)
         self._open[key] = shard
-        if len(self._open) > MOST_OPEN:
+        if len(self._open) > descriptors.affordable(MOST_OPEN, 2):
             self._let_go(next(iter(self._open)))
 
     def _let_go(self, key: tuple[str, int]) -> None:

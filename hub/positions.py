@@ -18,7 +18,6 @@ instruction, of the process or the machine, it holds the old positions or the ne
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 from pathlib import Path
@@ -27,8 +26,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from hub.client import check_client
-from kvspool import Record, Spool, disk, system
-from kvspool.descriptor import Descriptor
+from kvspool import Record, Spool, disk, documents, system
 from kvspool.errors import Corruption, NotALog, UnknownVersion
 from kvspool.journal.control import checksum
 from kvspool.journal.offsets import check_name
@@ -73,9 +71,6 @@ class _Owned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     places: list[_Entry]
 
 
-_DECODER = msgspec.json.Decoder(list[_Entry])
-_OWNED = msgspec.json.Decoder(_Owned)
-
 
 def pack(positions: dict[Key, Position], owner: str = "") -> bytes:
     """Return the bytes of a file."""
@@ -98,7 +93,7 @@ def parse(data: bytes) -> Stored:
     body = data[header.end() :]
     if checksum(body) != int(header[2], 16):
         raise ValueError("its checksum is another one")
-    owned = _OWNED.decode(body) if version == 2 else _Owned("", _DECODER.decode(body))
+    owned = documents.from_json(body, _Owned) if version == 2 else _Owned("", documents.from_json(body, list[_Entry]))
     positions: dict[Key, Position] = {}
     for entry in owned.places:
         prefix, bits, index = route.parse_name(entry.directory) or (entry.directory, 0, 0)
@@ -111,18 +106,12 @@ def parse(data: bytes) -> Stored:
 def load(path: Path) -> Stored | None:
     """Return what a file says; None if there is none. Raises Corruption, UnknownVersion."""
     try:
-        file = Descriptor(path, os.O_RDONLY | os.O_NONBLOCK)
+        return parse(documents.read(path, LARGEST))
     except FileNotFoundError:
         return None
-    try:
-        with file as fd:
-            status = system.port.status(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
-                raise ValueError(f"it is no regular file of up to {LARGEST} bytes")
-            return parse(system.port.read(fd, status.st_size, 0))
     except UnknownVersion as error:
         raise UnknownVersion(f"{path}: {error}; upgrade, or delete the reader") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise Corruption(f"{path} doesn't say where the reader stands: {error}; restore it, or delete the reader") from None
 
 

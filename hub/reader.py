@@ -464,8 +464,12 @@ def listing(root: HubRoot) -> list[HubReaderStats]:
             found.append(HubReaderStats(name, None, updated, holder, str(error)))
             continue
         if stored is not None:
-            lag = measure(root, stored.places, reads_all=not stored.owner)
-            found.append(HubReaderStats(name, lag, updated, holder, owner=stored.owner))
+            try:
+                lag = measure(root, stored.places, reads_all=not stored.owner)
+            except KvspoolError as error:  # of a shard
+                found.append(HubReaderStats(name, None, updated, holder, str(error), stored.owner))
+            else:
+                found.append(HubReaderStats(name, lag, updated, holder, owner=stored.owner))
     return found
 
 

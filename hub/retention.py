@@ -19,7 +19,7 @@ import msgspec
 
 from hub.security import access_file, private
 from hub.security.private import WatchedFile
-from kvspool import disk
+from kvspool import disk, documents
 from kvspool.errors import Corruption
 from kvspool.journal import Retention
 
@@ -96,6 +96,6 @@ def _parse(path: Path, data: bytes) -> HubRetention:
     if not data:
         return HubRetention()
     try:
-        return msgspec.json.decode(data, type=HubRetention)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        return documents.from_json(data, HubRetention)
+    except ValueError as error:
         raise Corruption(f"{path} doesn't say what is kept: {error}; put it right, or remove it to keep everything") from None

@@ -28,14 +28,14 @@ from hub.held import Held
 from hub.positions import Key
 from hub.reader import HubReader, HubReaderStats, delete, listing
 from kvspool import SpoolStats, disk, system
-from kvspool.errors import Closed, LogExists, LogNotFound, NotALog
+from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NotALog
 from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
 from kvspool.journal import JournalStats
 from kvspool.spool.cursor import Isolation
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.spool import TIMEOUT
-from shard import ShardSet, route
+from shard import ShardSet, TooFewDescriptors, descriptors, route
 from shard.merge import Cursor, FollowingMerge, Merge
 from shard.shardset import Log, ShardRecord, open_shard
 
@@ -79,6 +79,7 @@ class HubRoot(Handle):
         self._timeout = timeout
         self._logs: dict[tuple[str, int], Log] = {}
         self._held = Held(path)
+        self._most = 1  # shards that were there at one time
         self._is_closed = False
         self._iterations = Iterations()
 
@@ -159,15 +160,17 @@ class HubRoot(Handle):
         """Add every shard to the merge that it doesn't read yet."""
         self._check_open()
         following = merge if isinstance(merge, FollowingRoot) else None
-        for key, path in self.shard_paths(following):
-            if key not in merge.sources:
-                log = self.open_log(key, path, may_be_gone=not is_bounded)
-                if log is not None:
-                    if following is not None:
-                        following.clients.add(key[0])
-                        following.names[path.name] = key
-                    make = partial(HubRecord, client=key[0], shard=key[1])
-                    merge.add(key, open_cursor(key, path, log), make)
+        paths = self.shard_paths(following)
+        with descriptors.for_logs(self.path, self._most):
+            for key, path in paths:
+                if key not in merge.sources:
+                    log = self.open_log(key, path, may_be_gone=not is_bounded)
+                    if log is not None:
+                        if following is not None:
+                            following.clients.add(key[0])
+                            following.names[path.name] = key
+                        make = partial(HubRecord, client=key[0], shard=key[1])
+                        merge.add(key, open_cursor(key, path, log), make)
 
     def shard_paths(self, following: FollowingRoot | None = None) -> list[tuple[tuple[str, int], Path]]:
         """Return client, index and path of each shard that is there; ShardError where a client's make up no set.
@@ -181,15 +184,18 @@ class HubRoot(Handle):
                 if (following is None or prefix not in following.clients) and not found.is_being_made:
                     found.check_complete(self.path)
                 shards += [((prefix, index), path) for index, path in found.paths(self.path)]
+        self._most = max(self._most, len(shards))
         return shards
 
     def logs(self) -> Iterator[tuple[Key, Path, Log]]:
         """Yield client and index, path and log of each shard that is there."""
         self._check_open()
-        for key, path in self.shard_paths():
-            log = self.open_log(key, path, may_be_gone=True)
-            if log is not None:
-                yield key, path, log
+        paths = self.shard_paths()
+        with descriptors.for_logs(self.path, self._most):
+            for key, path in paths:
+                log = self.open_log(key, path, may_be_gone=True)
+                if log is not None:
+                    yield key, path, log
 
     def _found(self, following: FollowingRoot | None) -> dict[str, route.Found]:
         """Return what lies under the root; for a follower, who looks often, only clients of whom there is a name that it doesn't read."""
@@ -229,7 +235,8 @@ class HubRoot(Handle):
         it open), Corruption (its positions are damaged), ValueError, ShardError, or the system's OSError.
         """
         self._check_open()
-        return self._iterations.add(HubReader(self, name, _checked_start(start), isolation))
+        with descriptors.for_logs(self.path, self._most):
+            return self._iterations.add(HubReader(self, name, _checked_start(start), isolation))
 
     def readers(self) -> list[HubReaderStats]:
         """Return what is known of each durable reader: name, lag in each shard, when it last committed, who has it open."""
@@ -252,15 +259,27 @@ class HubRoot(Handle):
 
     # Looking after it.
 
-    def stats(self) -> HubStats:
-        """Return what all clients have at this moment."""
+    def stats(self, damaged: list[str] | None = None) -> HubStats:
+        """Return what all clients have at this moment.
+
+        damaged: gets a sentence for each shard that is damaged, and the others are counted. None: raises the error of the first one.
+        """
         self._check_open()
         bits = {prefix: found.bits for prefix, found in route.scan(self.path).items() if _is_client(prefix)}
         shards: dict[str, list[SpoolStats | JournalStats]] = {client: [] for client in bits}
-        for key, path in self.shard_paths():
-            log = self.open_log(key, path)
-            if log is not None:
-                shards.setdefault(key[0], []).append(log.stats())
+        paths = self.shard_paths()
+        for key, path in paths:
+            try:
+                with descriptors.for_logs(self.path, self._most):
+                    log = self.open_log(key, path)
+                    if log is not None:
+                        shards.setdefault(key[0], []).append(log.stats())
+            except TooFewDescriptors:
+                raise
+            except KvspoolError as error:
+                if damaged is None:
+                    raise
+                damaged.append(f"{key[0]} shard {key[1]}: {error}")
         clients = [_client_stats(client, bits[client], stats) for client, stats in shards.items() if client in bits]
         return HubStats(
             path=str(self.path),

@@ -35,21 +35,21 @@ from hub.columns import Rows
 from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
 from hub.security import private
 from hub.wire import LAST
-from kvspool import disk, logs, system
+from kvspool import disk, documents, logs, system
 from kvspool.arrow import Records
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogExists, OutOfRange
 from kvspool.handles import Handle
 from kvspool.journal import Journal
 from kvspool.spool.spool import TIMEOUT
-from shard import route
+from shard import descriptors, route
 from shard.errors import ShardError
 from shard.shardset import Log, open_shard
 
 GENERATIONS = "generations.json"
 MIRRORED = "mirror.json"  # lies in a shard that is pulled from another hub; see `mirror`
 PRIVATE = ".hub"  # directory of what is the hub's own, beside the shards
-MOST_OPEN = 1024  # shards that are kept open; each takes up to 4 descriptors
+MOST_OPEN = 1024  # shards that are kept open, if half of the descriptors are enough for them
 MOST_GENERATIONS = 8192
 _ID = re.compile("[0-9a-f]{32}")
 _LARGEST_FILE = 1 << 20  # bytes of a table of generations
@@ -257,6 +257,7 @@ class Store(Handle):
         if not system.port.try_lock_file(self._lock_file.number, shared=False):
             self._lock_file.close()
             raise RootInUse(f"another hub serves {root}; stop it first")
+        self._most_open = descriptors.affordable(MOST_OPEN, 2)
         self._lock = threading.Lock()
         self._making: dict[str, threading.Lock] = {}  # by client
         self._open: OrderedDict[tuple[str, int], Shard] = OrderedDict()
@@ -309,7 +310,7 @@ class Store(Handle):
                 shard = Shard(self.root / route.directory_name(client, bits, index), partial(self._changed, client, index))
             self._open[key] = shard
             self._used[key] = self._used.get(key, 0) + 1
-            self._close_idle(MOST_OPEN)
+            self._close_idle(self._most_open)
             return shard
 
     def give_back(self, client: str, index: int) -> None:
@@ -405,9 +406,9 @@ def root_id(root: Path) -> str:
     with suppress(FileExistsError):
         system.port.make_directory(path.parent)
     with suppress(FileNotFoundError):
-        found = disk.read(path, 64).decode("ascii", "replace").strip()
-        if re.fullmatch("[0-9a-f]{32}", found):
-            return found
+        found = disk.read(path, 64).strip()
+        if re.fullmatch(b"[0-9a-f]{32}", found):
+            return found.decode()
         raise Corruption(f"{path} is no id of a hub root; bring it back from a copy, or remove it: then mirrors take this for another hub")
     disk.replace(path, system.port.random(16).hex().encode(), 0o600)
     return root_id(root)
@@ -420,13 +421,11 @@ def _bits(path: Path) -> int:
 def load_generations(path: Path) -> list[Generation]:
     """Return the table of generations that lies at a path; empty if there is none. Raises Corruption."""
     try:
-        data = disk.read(path, _LARGEST_FILE)
+        found = documents.load(
+            path, list[Generation], _LARGEST_FILE, "is no table of generations", "bring it back from a copy of the shard"
+        )
     except FileNotFoundError:
         return []
-    try:
-        found = msgspec.json.decode(data, type=list[Generation])
-    except (ValueError, RecursionError) as error:
-        raise Corruption(f"{path} is no table of generations: {error}; bring it back from a copy of the shard") from None
     bases, logs = [one.base for one in found], [one.log for one in found]
     if not found or bases != sorted(bases) or bases[0] < 0 or bases[-1] >= LAST:
         raise Corruption(f"{path} is no table of generations: the bases are out of order; bring it back from a copy of the shard")

@@ -7,12 +7,24 @@ So a number never stands alone: the system's answer goes into an object of C tha
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import stat
 from types import TracebackType
 
 from kvspool import system
-from kvspool.errors import Closed
+from kvspool.errors import Closed, NotAFile
+
+_NO_FILE = os.O_PATH | os.O_DIRECTORY  # flags of callers that want no regular file, or only its name
+_OTHER_KINDS = (errno.ENXIO, errno.EISDIR, errno.ENODEV)  # what the kernel says of a socket, a FIFO, a directory, a device
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class Descriptor:
@@ -25,9 +37,24 @@ class Descriptor:
     __slots__ = ("__weakref__", "_file", "path")
 
     def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> None:
-        """Open a file. Raises the system's OSError."""
+        """Open a regular file, or with O_DIRECTORY a directory, and never wait for it.
+
+        Raises the system's OSError; NotAFile for a FIFO, a socket, a device, or a directory in the place of a file: to open a FIFO may
+        block, to read a device may never end. A regular file ignores O_NONBLOCK.
+        """
         self.path = path
-        self._file = next(map(select.epoll.fromfd, map(system.port.open, (path,), (flags | system.PRIVATE_FILE,), (mode,))))
+        try:
+            self._file = next(map(select.epoll.fromfd, map(system.port.open, (path,), (flags | system.PRIVATE_FILE,), (mode,))))
+        except OSError as error:
+            there = system.port.look_up(path) if error.errno in _OTHER_KINDS else None
+            if there is None or stat.S_ISREG(there.st_mode):
+                raise
+            raise _not_a_file(path, there.st_mode) from None
+        if not flags & _NO_FILE:
+            kind = system.port.status(self.number).st_mode
+            if not stat.S_ISREG(kind):
+                self.close()
+                raise _not_a_file(path, kind)
 
     @property
     def number(self) -> int:
@@ -52,3 +79,8 @@ class Descriptor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _not_a_file(path: str | os.PathLike[str], mode: int) -> NotAFile:
+    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+    return NotAFile(f"{os.fspath(path)} is not a regular file, but {kind}: move it away, or restore the file")

@@ -13,6 +13,7 @@
     |-- Unrecovered             the machine was restarted, and nobody who may write has opened the log since
     |-- Corruption              ours, but damaged
     |   |-- Truncated           a file is shorter than its header says, or than what was read of it
+    |   |-- NotAFile            a FIFO, device, socket or directory has a file's name (also OSError)
     |   `-- ChecksumMismatch    an item's bytes are not those that were stored
     |-- TooLarge                the record can't be held          (also ValueError)
     |-- Unencodable             no codec takes the value          (also TypeError)
@@ -134,6 +135,10 @@ class Corruption(KvspoolError):
 
 class Truncated(Corruption):
     """A file is shorter than its header says. It was not mapped, since a load behind its end would kill the process."""
+
+
+class NotAFile(Corruption, OSError):
+    """A FIFO, a device, a socket or a directory has the name of a file. It was not read; move it away, or restore the file."""
 
 
 class ChecksumMismatch(Corruption):

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -169,11 +168,9 @@ class Ledger(Handle):
 
     @classmethod
     def _checked(cls, path: Path, log_id: bytes, flags: int) -> Ledger:
-        file = Descriptor(path, flags | os.O_NONBLOCK)
+        file = Descriptor(path, flags)
         try:
             fd = file.number
-            if not stat.S_ISREG(system.port.status(fd).st_mode):
-                raise Corruption(f"{path} is not a regular file")
             raw = system.port.read(fd, HEADER.size, 0)
             if len(raw) < HEADER.size or raw[: len(MAGIC)] != MAGIC:
                 raise Corruption(f"{path} is no list of producers: remove it, and what it knew of their batches is forgotten")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from kvspool import filesystems, queue, sizes, system
+from kvspool import filesystems, queue, sizes, system, v1
 from kvspool.errors import LogNotFound, NotALog
 from kvspool.journal import FixedJournal, Journal
 from kvspool.journal import files as journals
@@ -302,6 +302,7 @@ def open(
         return journals.open(target, found, timeout=timeout, durability=durability, sync_interval=sync_interval)
     if target.is_dir() and any(_SHARD_NAME.fullmatch(name) for name in system.port.names(target)):
         raise NotALog(f"{target} holds shards: open one shard set in it with shard.open, or all of them with hub.open")
+    v1.refuse_ring(target)
     if format is not None:
         raise NotALog(f"{target} is no log of the format {format}")
     raise NotALog(f"{target} is neither a log nor a directory of logs")

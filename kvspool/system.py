@@ -34,13 +34,13 @@ _FLOCK = struct.Struct("@hhqqi4x")
 _HANDLE, _HANDLE_BYTES = struct.Struct("@Ii"), 128  # struct file_handle, and the most bytes that follow it
 _LONGEST_WAIT = 0.05  # seconds that a signal has to wait
 _AT_CWD, _EXCHANGE = -100, 2  # of renameat2
-PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW  # how every file is opened
+PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # how every file is opened
 
 
 class Port:
     """The real system. A subclass in the tests overrides what it wants to watch or to break."""
 
-    # Files. Errors are the system's own OSError, untouched.
+    # Files. Errors are the system's own OSError, untouched, and NotAFile where something else has a file's name.
 
     def allow_more_files(self) -> None:
         """Let this process have as many descriptors open as it may allow itself."""
@@ -53,6 +53,10 @@ class Port:
     # Only `Descriptor` calls them.
     open = staticmethod(os.open)
     close = staticmethod(select.epoll.close)  # of the owner that `Descriptor` has made
+    def file_limit(self) -> int:
+        """Return how many descriptors this process may have open."""
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         return os.pread(fd, size, at)

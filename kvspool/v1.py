@@ -7,6 +7,9 @@ value: length u32, bytes. `.sr`: u32, the offset of the next frame to be read.
 
 The integers outside of frames are in the order of the host that wrote them; the first frame of the file says which that was.
 
+**Not read.** Since December 2017 the same program keeps its spool in a ring of the library libshr: one file `data` in the directory, which
+begins with `libshr1` and a zero. Its layout is that of a C struct; its own program has to read it.
+
 **Limits.** Keys and values are UTF-8; others are refused. Nothing that is read is
 believed before it was compared with the size of its file.
 """
@@ -17,11 +20,15 @@ import os
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from kvspool.errors import NotALog, NotImportable
+from kvspool import disk, system
+from kvspool.descriptor import Descriptor
+from kvspool.errors import NotAFile, NotALog, NotImportable
 
 MAGIC = b"KV+SPOOL"
+RING, RING_MAGIC = "data", b"libshr1\0"
 _FRAME = b"tpl"
 _SHAPE = b"A(ss)\0"
 _LEAST = len(_FRAME) + 1 + 4 + len(_SHAPE) + 4
@@ -38,6 +45,22 @@ def is_spool(path: Path) -> bool:
     return path.is_dir() and bool(_files(path))
 
 
+def is_ring(path: Path) -> bool:
+    """Return whether this is a spool directory of kvspool v1 since December 2017, which can't be read here."""
+    with suppress(OSError):
+        return disk.read(path / RING, len(RING_MAGIC)) == RING_MAGIC
+    return False
+
+
+def refuse_ring(path: Path) -> None:
+    """Raise NotALog for a directory that `is_ring`, with what to do."""
+    if is_ring(path):
+        raise NotALog(
+            f"{path} is a spool of kvspool v1 since December 2017: its file {RING} is a ring of libshr, which can't be imported. "
+            "Directories with NAME-N.sp, from before that, can; read this one with its own program and append the records here"
+        )
+
+
 def _files(path: Path) -> list[Path]:
     found = [(match[1], int(match[2]), name) for name in os.listdir(path) if (match := _NAME.fullmatch(name))]
     return [path / name for _, _, name in sorted(found)]
@@ -47,13 +70,14 @@ def records(path: Path, *, unread: bool, torn: list[str]) -> Iterator[dict[str, 
     """Yield what each frame holds; `unread`: from the reader's place on. Names in `torn` the files whose end was cut off."""
     files = _files(path)
     if not files:
+        refuse_ring(path)
         raise NotALog(f"{path} is no spool directory of kvspool v1: it has no NAME-N.sp")
     for file in files:
         yield from _records(file, unread, torn)
 
 
 def _records(path: Path, unread: bool, torn: list[str]) -> Iterator[dict[str, str]]:
-    data = path.read_bytes()
+    data = _content(path)
     if data[: len(MAGIC)] != MAGIC:
         raise NotImportable(f"{path} is no file of kvspool v1: it doesn't begin with {MAGIC.decode()}")
     at, length = len(MAGIC), 0
@@ -76,11 +100,21 @@ def _records(path: Path, unread: bool, torn: list[str]) -> Iterator[dict[str, st
         at += length
 
 
+def _content(path: Path) -> bytes:
+    """Return all bytes of a file. Raises NotImportable for a FIFO or a device, which might never end."""
+    try:
+        file = Descriptor(os.path.realpath(path), os.O_RDONLY)
+    except NotAFile as error:
+        raise NotImportable(str(error)) from None
+    with file as fd:
+        return system.port.read(fd, system.port.status(fd).st_size, 0)
+
+
 def _place(path: Path, order: str, size: int) -> int:
     """Return where the reader stands."""
     reader = path.with_suffix(".sr")
     try:
-        raw = reader.read_bytes()
+        raw = _content(reader)
     except FileNotFoundError:
         raise NotImportable(f"{reader} is missing, so it isn't known what was read; import all") from None
     place: int = struct.unpack_from(order + "I", raw)[0] if len(raw) >= 4 else 0

@@ -8,7 +8,7 @@
         print(record.shard, record.sequence, record.data)
 """
 
-from shard.errors import ConflictingShardSets, IncompleteShardSet, ShardError
+from shard.errors import ConflictingShardSets, IncompleteShardSet, ShardError, TooFewDescriptors
 from shard.shardset import Place, ShardRecord, ShardSet
 
 create = ShardSet.create
@@ -21,6 +21,7 @@ __all__ = [
     "ShardError",
     "ShardRecord",
     "ShardSet",
+    "TooFewDescriptors",
     "create",
     "open",
 ]

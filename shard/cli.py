@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvspool import Spool, sizes
+from kvspool import Spool, sizes, system
 from kvspool.cli import append, options, output
 from kvspool.cli.lines import LineReader
 from kvspool.cli.options import BadInput
@@ -95,6 +95,7 @@ def open_log(path: Path) -> ShardSet | None:
     """Return the shard set at a path if it is the only one there and has no prefix; None otherwise, for a hub root may have others."""
     if not path.is_dir() or list(route.scan(path)) != [""]:
         return None
+    system.port.allow_more_files()  # each shard takes some
     return ShardSet.open(path, prefix="")
 
 
@@ -122,6 +123,7 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 def _create(arguments: argparse.Namespace) -> int:
     """Make the set and say what it is."""
+    system.port.allow_more_files()
     try:
         shards = ShardSet.create(
             arguments.path,
@@ -194,6 +196,7 @@ class ShardSummary(Summary):
 
 
 def _open(arguments: argparse.Namespace) -> ShardSet:
+    system.port.allow_more_files()
     try:
         return ShardSet.open(arguments.path, prefix=arguments.prefix)
     except ValueError as error:

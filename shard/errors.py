@@ -1,6 +1,7 @@
 """What can be wrong with a root of shard directories.
 
     KvspoolError
+    |-- TooFewDescriptors           so many logs need more of them than the process may have (also OSError)
     `-- ShardError
         |-- IncompleteShardSet      an index is missing
         `-- ConflictingShardSets    the same prefix has two numbers of shards, or an index that its bits don't allow
@@ -19,6 +20,20 @@ class ShardError(KvspoolError):
     """The shard directories under a root don't make up a shard set. Nothing was changed."""
 
     exit_code = 4
+
+
+class TooFewDescriptors(KvspoolError, OSError):
+    """No file descriptor is left for one of many logs. The message says how many they need; what was opened for the call is closed.
+
+    `errno` is the system's: EMFILE, the limit of the process, or ENFILE, that of the machine.
+    """
+
+    def __init__(self, why: str, number: int) -> None:
+        super().__init__(number, why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return self.why
 
 
 class IncompleteShardSet(ShardError):

@@ -22,6 +22,7 @@ from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.record import Gap
 from kvspool.spool.cursor import Cursor as SpoolCursor
 from kvspool.wakeups import BLIND_POLL, POLL, Watcher
+from shard import descriptors
 
 if TYPE_CHECKING:
     from kvspool.journal.cursor import Reading as JournalReading
@@ -130,6 +131,9 @@ class Merge(Iterator[Any], Handle):
         except Closed:
             if not self._is_closed:
                 raise
+        except OSError as error:
+            descriptors.explain(error, "the logs that are read together", len(self.sources))
+            raise
         if self._why:
             raise Closed(self._why)
         raise StopIteration

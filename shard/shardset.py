@@ -28,7 +28,7 @@ from kvspool.queue import ChunkQueue
 from kvspool.record import Codec
 from kvspool.spool.cursor import Isolation
 from kvspool.spool.spool import TIMEOUT
-from shard import route
+from shard import descriptors, route
 from shard._hash import group, hash_column
 from shard.errors import AppendedToSomeShards, ConflictingShardSets
 from shard.merge import FollowingMerge, Merge
@@ -85,7 +85,8 @@ class ShardSet(Handle):
 
         prefix, bits: see `route`. options: those of `kvspool.create`, for each shard: `capacity`, say, or `format="sej"`. A set that an
         earlier call left incomplete is completed. Raises LogExists if it is there in full, unless `exist_ok`; ValueError for a bad prefix
-        or bits; ConflictingShardSets if the prefix has another number of shards already.
+        or bits; ConflictingShardSets if the prefix has another number of shards already; TooFewDescriptors to open all of them, which are
+        there then.
         """
         base = Path(os.path.abspath(root))
         names = [route.directory_name(prefix, bits, index) for index in range(1 << route.check_bits(bits))]
@@ -98,7 +99,8 @@ class ShardSet(Handle):
             if not found.missing and not exist_ok:
                 raise LogExists(f"{base} has a shard set with prefix {prefix!r} already; shard.open opens it")
         for name in names:
-            with suppress(LogExists):  # left by an earlier call, or made by another process at this moment
+            # It may be there: left by an earlier call, or made by another process at this moment.
+            with suppress(LogExists), descriptors.for_logs(base, len(names)):
                 kvspool.create(base / name, **options).close()
         return cls.open(base, prefix=prefix, timeout=timeout)
 
@@ -106,7 +108,8 @@ class ShardSet(Handle):
     def open(cls, root: str | os.PathLike[str], *, prefix: str | None = None, timeout: float = TIMEOUT) -> ShardSet:
         """Open the set with this prefix; without one, the only set that lies under `root`.
 
-        Raises LogNotFound, IncompleteShardSet, ConflictingShardSets, ValueError for a bad prefix, and what `kvspool.open` raises.
+        Raises LogNotFound, IncompleteShardSet, ConflictingShardSets, TooFewDescriptors, ValueError for a bad prefix, and what
+        `kvspool.open` raises.
         """
         base = Path(os.path.abspath(root))
         if prefix is not None:
@@ -124,7 +127,8 @@ class ShardSet(Handle):
         found.check_complete(base)
         shards: list[Log] = []
         try:
-            shards.extend(open_shard(path, timeout) for _, path in found.paths(base))
+            with descriptors.for_logs(base, 1 << found.bits):
+                shards.extend(open_shard(path, timeout) for _, path in found.paths(base))
         except BaseException:
             for shard in shards:
                 shard.close()
@@ -147,7 +151,11 @@ class ShardSet(Handle):
         if key is not None and not isinstance(key, bytes):
             raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
         shard = self.shard_of(key)
-        return Place(shard, self.shards[shard].append(value, key=key, type=type, timestamp=timestamp, durable=durable))
+        try:
+            return Place(shard, self.shards[shard].append(value, key=key, type=type, timestamp=timestamp, durable=durable))
+        except OSError as error:
+            descriptors.explain(error, self.root, len(self.shards))
+            raise
 
     def append_many(
         self,
@@ -214,7 +222,8 @@ class ShardSet(Handle):
         done: dict[int, list[range]] = {}
         for number, (shard, call) in enumerate(calls, start=1):
             try:
-                done.setdefault(shard, []).append(call())
+                with descriptors.for_logs(self.root, len(self.shards)):
+                    done.setdefault(shard, []).append(call())
             except BaseException as error:
                 done[shard].append(appended_by(error))
                 parts = {shard: stored for shard, ranges in done.items() if (stored := [one for one in ranges if one])}
@@ -233,7 +242,8 @@ class ShardSet(Handle):
 
     def sync(self) -> dict[int, int]:
         """Put everything that was appended so far on disk; return for each shard the sequence below which all is there."""
-        return {index: shard.sync() for index, shard in enumerate(self.shards)}
+        with descriptors.for_logs(self.root, len(self.shards)):
+            return {index: shard.sync() for index, shard in enumerate(self.shards)}
 
     # Reading.
 
@@ -269,16 +279,18 @@ class ShardSet(Handle):
         if any(index not in range(len(self.shards)) for index in starts):
             raise ValueError(f"start names shards {sorted(starts)}; there are 0..{len(self.shards) - 1}")
         default = "earliest" if isinstance(start, Mapping) else start
-        for index, shard in enumerate(self.shards):
-            cursor = shard.cursor(starts.get(index, default), bounded=bounded, isolation=isolation)
-            merge.add(index, cursor, partial(ShardRecord, shard=index))
+        with descriptors.for_logs(self.root, len(self.shards)):
+            for index, shard in enumerate(self.shards):
+                cursor = shard.cursor(starts.get(index, default), bounded=bounded, isolation=isolation)
+                merge.add(index, cursor, partial(ShardRecord, shard=index))
         return self._iterations.add(merge)
 
     # Looking after it.
 
     def stats(self) -> list[SpoolStats | JournalStats]:
         """Return what each shard holds, in order."""
-        return [shard.stats() for shard in self.shards]
+        with descriptors.for_logs(self.root, len(self.shards)):
+            return [shard.stats() for shard in self.shards]
 
     @property
     def closed(self) -> bool:

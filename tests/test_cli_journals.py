@@ -90,7 +90,7 @@ def test_create(run: Any, tmp_path: Path) -> None:
         (("--segment-bytes", "1MiB"), "--segment-bytes means nothing for a spool"),
         (("--max-age", "3d"), "retention is for journals"),
         (("--format", "sej", "--codec", "keyed"), "keyed"),
-        (("--format", "sej", "--segment-bytes", "0"), "at least 1 byte"),
+        (("--format", "sej", "--segment-bytes", "0"), "1 to 9223372036854775807 bytes"),
     ],
 )
 def test_create_refuses_what_means_nothing(run: Any, tmp_path: Path, options: tuple[str, ...], words: str) -> None:

@@ -8,9 +8,11 @@ import json
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import every_log
 import msgspec
 import pytest
 
@@ -213,6 +215,33 @@ def test_the_golden_file_of_kvspool_v1_is_read(tmp_path: Path) -> None:
         with make(tmp_path / codec, codec) as log:
             assert kvspool.import_v1(log, old).records == 1
             assert [record.data for record in log] == [{"hello": "again", "second": "life"}]
+
+
+def test_a_ring_of_libshr_is_refused_by_its_name_and_what_can_be_imported_is_said(tmp_path: Path, log: kvspool.Spool) -> None:
+    """As kvsp-init makes it: a file `data` that begins with the magic of libshr."""
+    ring = tmp_path / "ring"
+    ring.mkdir()
+    (ring / "data").write_bytes(b"libshr1\0" + bytes(4096))
+    calls: list[Callable[[], object]] = [
+        lambda: kvspool.open(ring),
+        lambda: kvspool.import_v1(log, ring),
+        lambda: kvspool.copy(ring, tmp_path / "copy", format="kvj"),
+        lambda: kvspool.verify(ring),
+    ]
+    for call in calls:
+        with pytest.raises(NotALog, match=r"since December 2017: its file data is a ring of libshr.*NAME-N\.sp"):
+            call()
+    assert list(log) == []
+    (ring / "data").write_bytes(b"libshr")
+    with pytest.raises(NotALog, match="neither a log"):
+        kvspool.open(ring)
+
+
+def test_a_fifo_among_files_of_kvspool_v1_keeps_nobody_waiting(tmp_path: Path, log: kvspool.Spool) -> None:
+    (tmp_path / "old").mkdir()
+    os.mkfifo(tmp_path / "old" / "kv-0.sp")
+    with every_log.in_time(), pytest.raises(NotImportable, match="but a FIFO"):
+        kvspool.import_v1(log, tmp_path / "old")
 
 
 def test_files_of_kvspool_v1_come_in_order_and_from_where_they_were_read_if_asked(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ DESCRIPTION = """\
 Show what a hub has: its clients with shards, records, bytes, generations (how many logs were shipped, one after the other, since a log
 that is made anew begins another one) and the last record, and how far its durable readers are behind. Of a hub that runs it also shows
 what it alone knows, if the address of its page is given: what is lost, what clients have that it hasn't, who is connected, quotas.
-The exit code is 1 if a hub that runs can't do its work."""
+The exit code is 1 if a hub that runs can't do its work, or a shard is damaged; the figures of the others are shown."""
 EXAMPLES = """\
   kvspool hub stats /var/lib/hub
   kvspool hub stats http://127.0.0.1:7071

@@ -7,7 +7,6 @@ the same wherever it is started.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,7 +15,7 @@ import msgspec
 
 from hub.pipeline.errors import JobError, SchemaError
 from hub.pipeline.schema import INFER, Field, parse_schema
-from kvspool import sizes
+from kvspool import documents, sizes
 
 Codec = Literal["json", "msgpack", "keyed", "text", "raw"]
 Format = Literal["parquet", "delta", "kvspool"]
@@ -212,9 +211,10 @@ def load(path: Path) -> Job:
     if len(data) > LARGEST:
         raise JobError(f"{path}: larger than {LARGEST} bytes")
     try:
-        return parse(tomllib.loads(data.decode()), path.absolute())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        document = documents.from_toml(data)
+    except ValueError as error:
         raise JobError(f"{path}: no TOML: {error}") from None
+    return parse(document, path.absolute())
 
 
 def parse(document: Mapping[str, Any], path: Path) -> Job:

@@ -9,8 +9,6 @@ Whoever reads one takes it for hostile until it is checked: it lies in a folder 
 from __future__ import annotations
 
 import math
-import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -18,8 +16,7 @@ from typing import Literal
 import msgspec
 
 from hub.pipeline.job import NAME
-from kvspool import disk, system
-from kvspool.descriptor import Descriptor
+from kvspool import disk, documents, system
 
 LARGEST = 1 << 20  # bytes of such a file
 MOST = 100  # pipelines of a hub root that are shown
@@ -83,14 +80,10 @@ def write(path: Path, progress: Progress) -> None:
 
 def read(path: Path) -> Progress:
     """Return what a file says. Raises ValueError for what no pipeline wrote, and the system's OSError."""
-    with Descriptor(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
-        status = system.port.status(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
-            raise ValueError(f"{path} is no regular file of up to {LARGEST} bytes")
-        try:
-            return check(msgspec.json.decode(system.port.read(fd, status.st_size, 0), type=Progress))
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: {error}") from None
+    try:
+        return check(documents.from_json(documents.read(path, LARGEST), Progress))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def check(progress: Progress) -> Progress:

@@ -25,7 +25,7 @@ from hub.pipeline.job import Job, check_time
 from hub.pipeline.progress import Progress, ShardProgress
 from hub.pipeline.schema import Field, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
-from kvspool import disk, logs, system
+from kvspool import disk, documents, logs, system
 from kvspool.errors import KvspoolError
 from kvspool.handles import Handle
 
@@ -282,8 +282,8 @@ def pinned_fields(job: Job) -> tuple[Field, ...]:
 def _pinned(path: Path) -> tuple[Field, ...]:
     """Return the fields that were written down. Raises SchemaError, and the system's OSError."""
     try:
-        return parse_schema(disk.read(path, LONGEST_SCHEMA).decode())
-    except (UnicodeDecodeError, SchemaError) as error:
+        return parse_schema(documents.text(documents.read(path, LONGEST_SCHEMA)))
+    except (ValueError, SchemaError) as error:
         raise SchemaError(f"[KVSPOOL_NO_SCHEMA] {path} holds no schema: {error}; give [decode] schema") from None
 
 

@@ -38,7 +38,7 @@ from typing import Any, Self
 import msgspec
 
 from hub.pipeline.errors import PipelineRuns, SinkError
-from kvspool import disk, system
+from kvspool import disk, documents, system
 from kvspool.descriptor import Descriptor
 
 MANIFEST = "_kvspool.json"
@@ -321,10 +321,10 @@ class Table:
     def _owner(self) -> Owner | None:
         path = self.state / OWNER
         try:
-            return msgspec.json.decode(disk.read(path, LARGEST_OWNER), type=Owner)
+            return documents.from_json(documents.read(path, LARGEST_OWNER), Owner)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError) as error:
             raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {path} doesn't say whose table this is: {error}; restore it, or begin anew") from None
 
     def _clear(self) -> None:
@@ -389,8 +389,8 @@ def read_manifest(folder: Path) -> Version:
     folder = Path(os.path.realpath(folder))
     path = folder / MANIFEST
     try:
-        version = msgspec.json.decode(disk.read(path, LARGEST_MANIFEST), type=Version)
-    except (OSError, msgspec.MsgspecError) as error:
+        version = documents.from_json(documents.read(path, LARGEST_MANIFEST), Version)
+    except (OSError, ValueError) as error:
         raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {path} doesn't name the version's files: {error}; restore it, or begin anew") from None
     for file in version.files:
         parts = file.name.split("/")

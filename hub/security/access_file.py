@@ -30,7 +30,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +41,7 @@ from hub.errors import AccessError
 from hub.security import private
 from hub.security.quotas import UNLIMITED, Quota
 from hub.security.tokens import ID, Token
-from kvspool import sizes, system
+from kvspool import documents, sizes, system
 
 Role = Literal["client", "reader", "admin"]
 ROLES = ("client", "reader", "admin")
@@ -106,7 +105,7 @@ class AccessFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def parse(data: bytes) -> AccessFile:
     """Return what a file says. Raises ValueError that names what is wrong."""
     try:
-        found = msgspec.convert(tomllib.loads(data.decode("utf-8")), AccessFile)
+        found = msgspec.convert(documents.from_toml(data), AccessFile)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
     if found.quota is not None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from hub.errors import AccessError
 from kvspool import disk, system
 from kvspool.descriptor import Descriptor
-from kvspool.errors import LockTimeout
+from kvspool.errors import LockTimeout, NotAFile
 
 LARGEST = 1 << 24  # bytes that such a file may have
 PATIENCE = 10.0  # seconds that one editor of a file waits for another
@@ -37,7 +37,11 @@ class WatchedFile:
     def read(self) -> bytes:
         """Return its bytes. Raises AccessError for a file that others could have changed or read, and the system's OSError."""
         self._seen = None
-        with Descriptor(os.path.realpath(self.path), os.O_RDONLY | os.O_NONBLOCK) as fd:
+        try:
+            file = Descriptor(os.path.realpath(self.path), os.O_RDONLY)
+        except NotAFile as error:
+            raise AccessError(str(error)) from None
+        with file as fd:
             try:
                 status = system.port.status(fd)
                 self._check(status)
@@ -60,8 +64,6 @@ class WatchedFile:
     def _check(self, status: os.stat_result) -> None:
         rights = stat.S_IMODE(status.st_mode)
         us = system.port.user_id()
-        if not stat.S_ISREG(status.st_mode):
-            raise AccessError(f"{self.path} is no regular file")
         if status.st_uid != us and (self._is_secret or status.st_uid != 0):
             raise AccessError(f"{self.path} belongs to user {status.st_uid}, not to user {us} as whom this runs; chown it")
         if self._is_secret and rights & 0o077:

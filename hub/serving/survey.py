@@ -21,7 +21,7 @@ from kvspool.errors import KvspoolError
 from kvspool.handles import Handle
 from kvspool.journal import Journal
 from kvspool.spool.spool import TIMEOUT
-from shard import route
+from shard import descriptors, route
 from shard.errors import ShardError
 from shard.shardset import Log, open_shard
 
@@ -179,7 +179,7 @@ class Survey(Handle):
         if key in self._logs:
             return self._logs[key][1]
         log = open_shard(path, TIMEOUT)
-        if len(self._logs) < MOST_OPEN:
+        if len(self._logs) < descriptors.affordable(MOST_OPEN, 4):
             self._logs[key] = identity, log
         return log
 

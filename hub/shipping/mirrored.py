@@ -26,8 +26,8 @@ from hub.remote import RemoteHub
 from hub.store import GENERATIONS, MIRRORED, PRIVATE, load_generations
 from hub.tickets import ShardState
 from hub.wire import LAST
-from kvspool import arrow, disk, system
-from kvspool.errors import Corruption, KvspoolError, OutOfRange, Poisoned
+from kvspool import arrow, disk, documents, system
+from kvspool.errors import Corruption, KvspoolError, NotAFile, OutOfRange, Poisoned
 from kvspool.journal import Journal
 from kvspool.record import Gap
 from kvspool.spool.cursor import Isolation
@@ -35,6 +35,7 @@ from shard import route
 
 TURN_BYTES = 32 << 20  # bytes that are pulled of a shard before it is the others' turn
 LEAST_ROWS = 1024  # of a turn
+LARGEST_MARK = 4096  # bytes
 
 
 class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -159,10 +160,10 @@ class MirroredShard:
 
     def _check_mark(self) -> None:
         try:
-            mark = msgspec.json.decode((self.path / MIRRORED).read_bytes(), type=Mark)
+            mark = documents.from_json(documents.read(self.path / MIRRORED, LARGEST_MARK), Mark)
         except FileNotFoundError:
             raise Conflict(f"{self.path} is a shard of its own, not pulled from another hub; choose another root") from None
-        except msgspec.DecodeError as error:
+        except (ValueError, NotAFile) as error:
             raise ShardDamaged(f"{self.path / MIRRORED} is damaged: {error}") from None
         if mark.root != self._source:
             raise Conflict(

@@ -24,7 +24,7 @@ from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedPair
 from kvspool.journal import Journal
 from kvspool.journal import files as journals
 from kvspool.record import Gap
-from kvspool.spool import Spool
+from kvspool.spool import Spool, making
 from kvspool.wakeups import CHANGED, Watcher
 
 LEAST_FREE = 1 << 30  # bytes; below that the next log may not fit
@@ -60,6 +60,7 @@ def of_place(path: Path) -> Iterator[Check]:
     yield _file_system(place)
     yield _free_space(place)
     yield _rights(place)
+    yield from _unfinished(path)
     # Files to try with must not get among those of a log.
     fits = place == path and os.access(place, os.W_OK) and not any(place.glob("*.ctl")) and not _is_journal(place)
     trial = place if fits else place.parent if os.access(place.parent, os.W_OK) else Path(tempfile.gettempdir())
@@ -220,6 +221,20 @@ def _rights(place: Path) -> Check:
     if rights & stat.S_IWOTH and not rights & stat.S_ISVTX:
         return Check("rights", "warn", f"anybody may change what lies in {place} (mode {rights:o})", f"chmod o-w {place}")
     return Check("rights", "ok", f"not everybody may change what lies in {place}")
+
+
+def _unfinished(path: Path) -> Iterator[Check]:
+    """Name the hidden directories that killed creators and resizes left, of the log at a path, or of all logs in a directory."""
+    try:
+        inside = list(making.unfinished(path)) if path.is_dir() else []
+        beside = [one for one in making.unfinished(path.parent) if one.name == path.name] if path.parent.is_dir() else []
+    except OSError:
+        return  # a place that we may not list
+    for one in (*inside, *beside):
+        if not one.is_locked:
+            again = "kvspool create" if one.suffix == making.NEW else "kvspool resize"
+            found = f"{one.path}: {again} was killed, or is at work, and has left this"
+            yield Check("leftovers", "warn", found, f"the next `{again} {one.path.with_name(one.name)}` removes it")
 
 
 def _locks(file: Path) -> Check:

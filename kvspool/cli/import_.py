@@ -16,7 +16,8 @@ NAME = "import"
 SUMMARY = "append the records of a file to a log"
 DESCRIPTION = """\
 Append the records of a file that `kvspool export` wrote, in order: JSON lines, or Parquet if its name ends in .parquet. A directory is
-taken for one of kvspool v1. Timestamps, types, keys, codecs and values stay what they were; sequences are new. A bad line ends the
+taken for one of kvspool v1, with files NAME-N.sp; those that it has made since December 2017 can't be read. Timestamps, types, keys,
+codecs and values stay what they were; sequences are new. A bad line ends the
 command: its number and reason are shown, and how far it came. The log must exist."""
 EXAMPLES = """\
   kvspool import events.jsonl events
@@ -58,7 +59,7 @@ def _import(log: kvspool.Spool, arguments: argparse.Namespace, progress: exchang
             raise BadInput("a Parquet file is read from its end, which a pipe can't do; name a file")
         return exchange.import_(log, sys.stdin.buffer, progress=progress)
     path = Path(arguments.file)
-    if arguments.from_v1 or v1.is_spool(path):
+    if arguments.from_v1 or v1.is_spool(path) or v1.is_ring(path):
         return exchange.import_v1(log, path, unread=arguments.unread, progress=progress)
     format = arguments.format or ("parquet" if path.suffix == ".parquet" else "jsonl")
     with open(path, "rb") as file:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from kvspool import disk, system
+from kvspool import disk, documents, system
 from kvspool.descriptor import Descriptor
-from kvspool.errors import Corruption, LockTimeout
+from kvspool.errors import LockTimeout
 from kvspool.handles import Handle
 
 NAME = "note"
@@ -46,13 +46,11 @@ class Notes(Handle):
     def load(self) -> Note | None:
         """Return the note; None if there is none. Raises Corruption."""
         try:
-            data = disk.read(self._path, LARGEST)
+            return documents.load(
+                self._path, Note, LARGEST, "doesn't say how far a copy came", "remove the target and it, and copy again"
+            )
         except FileNotFoundError:
             return None
-        try:
-            return msgspec.json.decode(data, type=Note)
-        except msgspec.DecodeError as error:
-            raise Corruption(f"{self._path} doesn't say how far a copy came: {error}; remove the target and it, and copy anew") from None
 
     def store(self, note: Note) -> None:
         """Replace the note, on disk when it returns."""

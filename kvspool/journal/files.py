@@ -138,8 +138,7 @@ def _check_limits(known: type[Format], chosen: Settings, path: Path) -> None:
     try:
         _refuse_no_first(known(**chosen.limits), chosen.first_sequence)
     except (TypeError, ValueError) as error:
-        where = known.sidecar(path) / settings.NAME
-        raise Corruption(f"{where} doesn't say what the journal was created with: {error}; remove it to open with the defaults") from None
+        raise Corruption(f"{known.sidecar(path) / settings.NAME} {settings.FAULT}: {error}; {settings.ADVICE}") from None
 
 
 def open(

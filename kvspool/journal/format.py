@@ -28,6 +28,7 @@ another sequence than the next one."""
 
 LAST_SEQUENCE = (1 << 64) - 1  # no record has it
 LAST_TIME = (1 << 63) - 1  # ns
+LARGEST_SEGMENT = (1 << 63) - 1  # bytes, the most that a file can have
 
 
 class Rows(Protocol):

@@ -11,13 +11,15 @@ from typing import Annotated
 
 import msgspec
 
-from kvspool import disk, system
-from kvspool.errors import Corruption
+from kvspool import disk, documents, system
 from kvspool.journal.retention import Retention
 from kvspool.spool.format import Durability
 
 NAME = "kvspool.json"
 LARGEST = 65536  # bytes
+CODECS = ("json", "msgpack")
+FAULT = "doesn't say what the journal was created with"
+ADVICE = "remove it to open with the defaults"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -34,6 +36,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     first_sequence: Annotated[int, msgspec.Meta(ge=0)] = 0
     id: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
 
+    def __post_init__(self) -> None:
+        if self.codec not in CODECS:
+            raise ValueError(f"a journal's codec is one of {', '.join(CODECS)}, not {self.codec!r}")
+        if self.sync_interval is not None and not 0 < self.sync_interval < float("inf"):
+            raise ValueError(f"sync_interval is a number of seconds, not {self.sync_interval}")
+
 
 def new_id() -> str:
     """Return an id that no other journal has."""
@@ -42,17 +50,12 @@ def new_id() -> str:
 
 def load(directory: Path) -> Settings | None:
     """Return the settings that lie in a directory; None if there are none. Raises Corruption."""
-    path = directory / NAME
     try:
-        data = disk.read(path, LARGEST)
+        return documents.load(directory / NAME, Settings, LARGEST, FAULT, ADVICE)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         return None
-    try:
-        return msgspec.json.decode(data, type=Settings)
-    except msgspec.DecodeError as error:
-        raise Corruption(f"{path} doesn't say what the journal was created with: {error}; remove it to open with the defaults") from None
 
 
 def store(directory: Path, settings: Settings, mode: int) -> None:

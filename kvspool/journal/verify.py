@@ -84,7 +84,7 @@ class _Look:
         sizes = [system.port.look_up(self.segments.path_of(base)) for base in bases]
         done, total = 0, sum(status.st_size for status in sizes if status is not None)
         self.first = bases[0] if bases else 0
-        for base, until in zip(bases, [*bases[1:], None], strict=True):
+        for base, until in zip(bases, [*bases[1:], None], strict=False):  # there may be none
             try:
                 segment = self.segments.get(base)
             except Corruption as error:  # an archive that nothing can be read of

@@ -332,7 +332,7 @@ def _is_whole(chunk: Chunk) -> bool:
 
 def read_state(file: Path) -> ChunkHead:
     """Return what a chunk's file begins with, checked. Raises FileNotFoundError, Corruption, Truncated."""
-    with Descriptor(file, os.O_RDONLY | os.O_NONBLOCK) as fd:
+    with Descriptor(file, os.O_RDONLY) as fd:
         status = system.port.status(fd)
         refuse_unsound(file, status)
         state = format.CHUNK_HEAD.unpack(system.port.read(fd, format.CHUNK_HEAD.size, 0))
@@ -342,7 +342,7 @@ def read_state(file: Path) -> ChunkHead:
 
 def is_empty(file: Path) -> bool:
     """Return whether a chunk that nothing leads to holds nothing: its maker died before it was complete, or all of it was taken."""
-    with Descriptor(file, os.O_RDONLY | os.O_NONBLOCK) as fd:
+    with Descriptor(file, os.O_RDONLY) as fd:
         raw = system.port.read(fd, format.CHUNK_HEAD.size, 0)
     if len(raw) < format.CHUNK_HEAD.size:
         return not any(raw)

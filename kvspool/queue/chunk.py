@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,9 +64,7 @@ class Chunk(Handle):
 
 
 def refuse_unsound(path: Path, status: os.stat_result) -> None:
-    """Raise Corruption unless a file can be a chunk, by its kind and size."""
-    if not stat.S_ISREG(status.st_mode):
-        raise Corruption(f"{path} should be a chunk of a queue, and is no regular file; see kvspool repair")
+    """Raise Corruption unless a file can be a chunk, by its size."""
     if status.st_size < format.CHUNK_HEAD.size:
         raise Truncated(f"{path}: a chunk of {status.st_size} bytes has lost its pointers; see kvspool repair")
     if status.st_size > format.MOST_CHUNK:

@@ -7,13 +7,12 @@ ours shares the byte IN_USE with the others, by a lock of its open file descript
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
 from kvspool import disk, locks, system
 from kvspool.descriptor import Descriptor
-from kvspool.errors import LogExists, LogNotFound, NotALog, Truncated
+from kvspool.errors import LogExists, LogNotFound, NotAFile, NotALog, Truncated
 from kvspool.queue import format
 
 ALL = (1 << 63) - 1  # bytes from 0 on: every one there can be
@@ -49,8 +48,8 @@ def open(path: Path, timeout: float) -> Descriptor:
             file = Descriptor(path, os.O_RDWR)
         except FileNotFoundError as error:
             raise LogNotFound(f"{path} does not exist; kvspool.queue.create makes a queue") from error
-        except IsADirectoryError as error:
-            raise NotALog(f"{path} is a directory, and no queue") from error
+        except NotAFile as error:
+            raise NotALog(str(error)) from None
         try:
             fd = file.number
             _share(fd, path, timeout)
@@ -69,7 +68,7 @@ def _share(fd: int, path: Path, timeout: float) -> None:
 
 def _refuse_strange(path: Path, fd: int) -> None:
     status = system.port.status(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > format.HEADER.size:
+    if status.st_size > format.HEADER.size:
         raise NotALog(f"{path} is no queue: its header is a file of {format.HEADER.size} bytes")
     if status.st_size == 1:
         raise Truncated(f"{path} has lost a byte of its two; see kvspool repair")
@@ -101,6 +100,7 @@ def is_queue(path: Path) -> bool:
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size != format.HEADER.size:
             return False
-        return path.read_bytes() == bytes(format.HEADER.size) or any(format.chunk_id(path, name) for name in system.port.names(path.parent))
+        is_empty = disk.read(path, format.HEADER.size + 1) == bytes(format.HEADER.size)
+        return is_empty or any(format.chunk_id(path, name) for name in system.port.names(path.parent))
     except OSError:
         return False

@@ -22,7 +22,7 @@ from kvspool import _chunks_py as loops
 from kvspool import disk, locks, system
 from kvspool._chunks import count
 from kvspool.descriptor import Descriptor
-from kvspool.errors import LogNotFound, NotALog
+from kvspool.errors import LogNotFound, NotAFile, NotALog
 from kvspool.handles import Handle
 from kvspool.queue import format, header
 from kvspool.queue.format import ChunkHead
@@ -67,8 +67,8 @@ def _opened(path: Path, timeout: float, *, alone: bool) -> Iterator[int]:
         file = Descriptor(path, os.O_RDWR)
     except FileNotFoundError as error:
         raise LogNotFound(f"{path} does not exist") from error
-    except IsADirectoryError as error:
-        raise NotALog(f"{path} is a directory, and no queue") from error
+    except NotAFile as error:
+        raise NotALog(str(error)) from None
     process = system.port.process_id()
     try:
         fd = file.number

@@ -53,16 +53,17 @@ class Found:
         self.state = ChunkHead(loops.FIRST_ENTRY, loops.FIRST_ENTRY, 0)
         self.entries = self.bytes = 0
         self.end = loops.FIRST_ENTRY  # behind the last entry that is whole
-        with Descriptor(self.path, os.O_RDONLY | os.O_NONBLOCK) as fd:
-            status = system.port.status(fd)
-            self.size = status.st_size
-            try:
-                self._examine(fd, status)
-            except Corruption as error:
-                self.problem = str(error).removesuffix("; see kvspool repair")
-
-    def _examine(self, fd: int, status: os.stat_result) -> None:
+        self.size = -1  # of what is no file
         self.is_chunk = False
+        try:
+            with Descriptor(self.path, os.O_RDONLY) as fd:
+                self._examine(fd)
+        except Corruption as error:
+            self.problem = str(error).removesuffix("; see kvspool repair")
+
+    def _examine(self, fd: int) -> None:
+        status = system.port.status(fd)
+        self.size = status.st_size
         refuse_unsound(self.path, status)
         self.is_chunk = True
         self.state = format.CHUNK_HEAD.unpack(system.port.read(fd, format.CHUNK_HEAD.size, 0))

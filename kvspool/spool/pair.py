@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -34,6 +33,7 @@ from kvspool.errors import (
     LogVanished,
     MismatchedPair,
     NameNotDurable,
+    NotAFile,
     NotALog,
     Truncated,
     UnknownVersion,
@@ -41,7 +41,7 @@ from kvspool.errors import (
 from kvspool.handles import Handle
 from kvspool.layout import Layout
 from kvspool.record import STRUCTURED, Codec
-from kvspool.spool import epochs, format, rates
+from kvspool.spool import epochs, format, making, rates
 from kvspool.spool.keys import KeyTable
 
 LEDGER_FILES = (ledger.NAME, f"{ledger.NAME}.tmp")
@@ -69,19 +69,18 @@ def create(
     `format.DURABILITIES`; sync_interval: ns, 0 for not given. Raises LogExists, or the system's OSError (no space, no permission), and
     leaves nothing behind then.
     """
+    making.remove_dead(path, discard)
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
         raise LogExists(f"{path} exists already; kvspool.open opens it")
     if not allow_unsafe_fs:
         filesystems.refuse_killing(path.parent)
-    log_id = system.port.random(16)
-    building = path.with_name(f".{path.name}.{log_id.hex()}.new")
     header = format.Header(
         magic=format.CONTROL_MAGIC,
         version=format.VERSION,
         data_start=format.DATA_START,
         control_bytes=format.control_bytes(capacity),
         capacity=capacity,
-        log_id=log_id,
+        log_id=b"",
         created=system.port.now(),
         policy=policy,
         codec=codec,
@@ -95,31 +94,30 @@ def create(
         crc=0,
     )
     try:
-        build(building, header, mode)
-        pair = Pair(building, allow_unsafe_fs=allow_unsafe_fs)  # opened first: once the log can be seen, nothing but a broken disk can fail
-        try:
-            _publish(building, path)
-        except BaseException:
-            pair.close()
-            raise
-        pair.path = path
-        return pair
-    except BaseException as error:
-        if isinstance(error, OSError):
-            left = "it is complete" if isinstance(error, NameNotDurable) else "nothing was left behind"
-            error.add_note(f"while creating the spool {path} of {capacity} bytes; {left}")
-        discard(building)
+        with making.directory(path, discard) as made:
+            fill(made.path, header._replace(log_id=made.id), mode)
+            # Opened first: once the log can be seen, nothing but a broken disk can fail.
+            pair = Pair(made.path, allow_unsafe_fs=allow_unsafe_fs)
+            try:
+                _publish(made.path, path)
+            except BaseException:
+                pair.close()
+                raise
+            pair.path = path
+            return pair
+    except OSError as error:
+        left = "it is complete" if isinstance(error, NameNotDurable) else "nothing was left behind"
+        error.add_note(f"while creating the spool {path} of {capacity} bytes; {left}")
         raise
 
 
-def build(building: Path, header: format.Header, mode: int, epoch: format.Epoch | None = None) -> None:
-    """Make the directory `building` with the two files of an empty log, on disk when the call returns.
+def fill(building: Path, header: format.Header, mode: int, epoch: format.Epoch | None = None) -> None:
+    """Put the two files of an empty log into an empty directory, on disk when the call returns.
 
     epoch: what is known of restarts of the machine; None for a log that saw none.
     """
     if epoch is None:
         epoch = format.Epoch(system.port.boot_id(), 0, 0, 0, 0, 0, format.TRUE, 0)
-    system.port.make_directory(building, 0o700)
     _write_data(building / format.DATA_FILE, header.log_id, header.capacity, mode)
     head = _sealed(format.HEADER, header) + epochs.packed(header.log_id, epoch)
     _write_file(building / format.CONTROL_FILE, header.control_bytes, head, mode)
@@ -288,24 +286,23 @@ class Pair(Handle):
             try:
                 if self._kills:
                     raise PermissionError(errno.EPERM, "a store there may kill the process", os.fspath(path))
-                # For writing even when only reading: on overlayfs that is what makes later stores visible. Not blocking, since
-                # what lies there may turn out to be a FIFO.
-                file, writable = Descriptor(path, os.O_RDWR | os.O_NONBLOCK), True
+                # For writing even when only reading: on overlayfs that is what makes later stores visible.
+                file, writable = Descriptor(path, os.O_RDWR), True
             except OSError as error:
                 if error.errno not in _UNWRITABLE:
                     raise
-                file, writable = Descriptor(path, os.O_RDONLY | os.O_NONBLOCK), False
+                file, writable = Descriptor(path, os.O_RDONLY), False
         except FileNotFoundError:
             if not os.path.lexists(self.path):
                 raise LogNotFound(f"{self.path} does not exist; kvspool.create makes a log") from None
             raise NotALog(f"{self.path} is no spool: it has no {name}") from None
+        except NotAFile as error:
+            raise NotALog(str(error)) from None
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise NotALog(f"{path} is not a regular file: {error.strerror}") from error
             raise
         self._files.append(file)
-        if not stat.S_ISREG(system.port.status(file.number).st_mode):
-            raise NotALog(f"{path} is not a regular file")
         return file, writable
 
     def _read_header(self) -> format.Header:
@@ -399,7 +396,7 @@ class Pair(Handle):
         names = [format.LOCK_FILE] if self.header.resizes else [format.CONTROL_FILE, format.LOCK_FILE]
         for name in names:
             try:
-                file = Descriptor(self.path / name, os.O_RDWR | os.O_NONBLOCK)
+                file = Descriptor(self.path / name, os.O_RDWR)
             except FileNotFoundError:
                 continue
             try:
@@ -490,7 +487,7 @@ class Pair(Handle):
 
     def _lies_at(self, path: Path, ours: int) -> bool:
         try:
-            file = Descriptor(path, os.O_RDONLY | os.O_NONBLOCK)
+            file = Descriptor(path, os.O_RDONLY)
         except FileNotFoundError:
             return False
         with file as fd:

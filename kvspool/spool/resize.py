@@ -126,7 +126,8 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
         resizes=old.header.resizes + 1,
     )
     epoch = epochs.newest(old.control, old.header.log_id)
-    pairs.build(building, header, 0o600, None if epoch is None else epoch[1])
+    system.port.make_directory(building, 0o700)
+    pairs.fill(building, header, 0o600, None if epoch is None else epoch[1])
     lock_file = format.LOCK_FILE if old.header.resizes else format.CONTROL_FILE
     system.port.link(old.path / lock_file, building / format.LOCK_FILE)
     for name in (format.DATA_FILE, format.CONTROL_FILE, ""):
@@ -136,9 +137,10 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
 
 def _give_rights(old: Path, new: Path) -> None:
     """Let a new file or directory belong to whom the old one belongs, with the same permission bits."""
-    with Descriptor(os.path.realpath(old), os.O_RDONLY) as fd:
+    flags = os.O_RDONLY | (os.O_DIRECTORY if os.path.isdir(old) else 0)
+    with Descriptor(os.path.realpath(old), flags) as fd:
         wanted = system.port.status(fd)
-    with Descriptor(new, os.O_RDONLY) as fd:
+    with Descriptor(new, flags) as fd:
         found = system.port.status(fd)
         if (found.st_uid, found.st_gid) != (wanted.st_uid, wanted.st_gid):
             system.port.set_owner(fd, wanted.st_uid, wanted.st_gid)

@@ -136,7 +136,7 @@ def _control_block(path: Path, damage: list[str]) -> bytes:
     try:
         file = Descriptor(path, os.O_RDONLY)
     except OSError as error:
-        damage.append(f"{path.name} can't be read: {error.strerror}")
+        damage.append(f"{path.name} can't be read: {error.strerror or error}")
         return b""
     with file as fd:
         return system.port.read(fd, format.INDEX_AT, 0)

@@ -287,7 +287,7 @@ def test_a_file_of_another_user_is_refused(path: Path) -> None:
 def test_what_is_no_regular_file_or_not_there_is_an_error_and_no_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo", 0o600)
     for odd in (tmp_path, tmp_path / "fifo"):
-        with pytest.raises(AccessError, match="no regular file"):
+        with pytest.raises(AccessError, match="not a regular file"):
             Access.load(odd)
     with pytest.raises(FileNotFoundError):
         Access.load(tmp_path / "none")

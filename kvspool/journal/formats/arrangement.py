@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from kvspool import sizes
 from kvspool.journal import sidecars
-from kvspool.journal.format import Format
+from kvspool.journal.format import LARGEST_SEGMENT, Format
 from kvspool.journal.offsets import OffsetFiles, Offsets
 
 _STEM = re.compile(r"[0-9a-f]{16}")
@@ -24,8 +24,8 @@ class Nested(Format):
 
     def __init__(self, segment_bytes: int | str) -> None:
         self.segment_bytes = sizes.parse(segment_bytes)
-        if self.segment_bytes < 1:
-            raise ValueError(f"a segment has at least 1 byte, not {segment_bytes}")
+        if not 1 <= self.segment_bytes <= LARGEST_SEGMENT:
+            raise ValueError(f"a segment has 1 to {LARGEST_SEGMENT} bytes, not {segment_bytes}")
 
     def limits(self) -> dict[str, int]:
         return {"segment_bytes": self.segment_bytes}

@@ -16,10 +16,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from kvspool import _fflg, disk, sizes, system
 from kvspool._fflg_py import SIZE
-from kvspool.errors import Corruption, TooLarge, UnknownVersion
+from kvspool.errors import Corruption, NotAFile, TooLarge, UnknownVersion
 from kvspool.journal.appender import walk
 from kvspool.journal.consumers import INDEX, ConsumerIndex, parse_index, read_index
-from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Before, Scan
+from kvspool.journal.format import LARGEST_SEGMENT, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Bare
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.segments import Segment
@@ -76,8 +76,8 @@ class Fflg(Bare):
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES, total_bytes: int | str = 0, keep_consumed: int = 0) -> None:
         self.segment_bytes, self.total_bytes = sizes.parse(segment_bytes), sizes.parse(total_bytes)
-        if self.segment_bytes < LEAST_SEGMENT:
-            raise ValueError(f"a segment has at least {LEAST_SEGMENT:,} bytes, not {segment_bytes}")
+        if not LEAST_SEGMENT <= self.segment_bytes <= LARGEST_SEGMENT:
+            raise ValueError(f"a segment has {LEAST_SEGMENT:,} to {LARGEST_SEGMENT} bytes, not {segment_bytes}")
         if self.total_bytes and self.total_bytes < self.segment_bytes:
             raise ValueError(f"total_bytes is at least segment_bytes, {self.segment_bytes:,}, or 0 for any number; not {total_bytes}")
         if keep_consumed not in (0, 1):
@@ -95,7 +95,7 @@ class Fflg(Bare):
             return False
         names = system.port.names(path)
         segments = sorted(name for name in names if _base_of(name) is not None)
-        begins = [_first_bytes(path / name) for name in dict.fromkeys(segments[:1] + segments[-1:])]
+        begins = [_first_bytes(path / name, is_sure) for name in dict.fromkeys(segments[:1] + segments[-1:])]
         if is_sure:
             return all(MAGIC.startswith(begin) for begin in begins)
         if segments:
@@ -204,12 +204,14 @@ def _headers(base: int) -> list[bytes]:
     return [HEADER.pack(Header(MAGIC, VERSION, base)), DOCUMENT_HEADER.pack(DocumentHeader(MAGIC, VERSION, base))]
 
 
-def _first_bytes(path: Path) -> bytes:
-    """Return the bytes where the magic should be; something else for what is no file."""
+def _first_bytes(path: Path, is_sure: bool) -> bytes:
+    """Return the bytes where the magic should be; something else for what is no file. Raises NotAFile if it is sure to be a segment's."""
     try:
         return disk.read(path, len(MAGIC))
-    except IsADirectoryError:
-        return b"directory"
+    except NotAFile:
+        if is_sure:
+            raise
+        return b"no file"
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ELOOP):
             raise

@@ -1,0 +1,50 @@
+"""File descriptors for many logs at once: how many they take, and what to do where there are too few.
+
+A spool takes 4 to be read (its two files, and one for each mapping of them) and 3 more to be appended to and synced. A journal takes
+2 or 3, and up to 8 more where its reader goes from segment to segment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvspool import system
+from kvspool.errors import KvspoolError
+from shard.errors import TooFewDescriptors
+
+PER_LOG = 7
+SPARE = 64  # for everything else that a process has open
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
+
+
+@contextmanager
+def for_logs(where: str | os.PathLike[str], logs: int) -> Iterator[None]:
+    """Raise TooFewDescriptors for the system's own error inside the `with` block."""
+    try:
+        yield
+    except OSError as error:
+        explain(error, where, logs)
+        raise
+
+
+def explain(error: OSError, where: str | os.PathLike[str], logs: int) -> None:
+    """Raise TooFewDescriptors if an error says that none is left, for code that has many logs open; else do nothing."""
+    if error.errno not in _EXHAUSTED or isinstance(error, KvspoolError):
+        return
+    needed, limit = logs * PER_LOG, system.port.file_limit()
+    words = f"{where}: {logs:,} logs take up to {needed:,} file descriptors"
+    if error.errno == errno.ENFILE:
+        raise TooFewDescriptors(f"{words}, and the machine has none left: raise fs.file-max", error.errno) from error
+    raise TooFewDescriptors(
+        f"{words}, and this process may have {limit:,} in all. Raise its limit before it starts, with `ulimit -n {needed + SPARE}` in "
+        f"the shell or LimitNOFILE={needed + SPARE} in its unit, or call resource.setrlimit; or open fewer of them at once",
+        error.errno,
+    ) from error
+
+
+def affordable(most: int, part: int) -> int:
+    """Return how many logs to keep open: `most`, or as many as a part of the descriptors is enough for; always one."""
+    return max(1, min(most, system.port.file_limit() // part // PER_LOG))

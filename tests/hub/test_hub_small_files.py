@@ -1,0 +1,193 @@
+"""Small files of a hub that hold anything, or are no files: an error names the file, and all other shards go on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import every_log
+import garbage
+import msgspec
+import pytest
+
+import hub
+import kvspool
+from hub import figures, positions, retention
+from hub.audit import Audit
+from hub.errors import AccessError, HubError, ShardDamaged
+from hub.pipeline import job, progress, table
+from hub.pipeline.errors import JobError, SinkError
+from hub.positions import Position
+from hub.security.access import Access
+from hub.serving.survey import Survey
+from hub.shipping import mirrored
+from hub.shipping.mirrored import Mark, MirroredShard
+from hub.store import GENERATIONS, MIRRORED, PRIVATE, Generation, Store, load_generations, root_id
+from hub.tickets import ShardState
+from kvspool import disk
+from kvspool.cli import main
+from kvspool.errors import Corruption, FormatError, KvspoolError, NotAFile
+from kvspool.journal import settings
+
+LOG = "0f" * 16
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A hub root with the clients bad and good, of one shard each, and a durable reader."""
+    path = tmp_path / "root"
+    with hub.create(path) as root:
+        for client in ("bad", "good"):
+            with root.create_client(client, bits=0, format="kvj") as shards:
+                shards.append(b"a record", key=b"k")
+        with root.reader("place") as reader:
+            assert len(list(reader.read())) == 2
+            reader.commit()
+    disk.replace(path / "bad" / GENERATIONS, msgspec.json.encode([Generation(LOG, 0)]), 0o600)
+    root_id(path)
+    return path
+
+
+def no_utf8(file: Path) -> None:
+    file.write_bytes(file.read_bytes().replace(b"json", b"\xffson"))
+
+
+def fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
+    (settings.NAME, no_utf8, "is not UTF-8"),
+    (settings.NAME, lambda file: file.write_bytes(b"[" * garbage.DEEP) and None, "doesn't say what the journal was created with"),
+    (settings.NAME, fifo, "but a FIFO"),
+    ("kvj/0000000000000000.kvj", fifo, "but a FIFO"),
+    ("lock", fifo, "but a FIFO"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), DAMAGES)
+def test_one_bad_shard_is_reported_and_all_others_go_on(
+    root: Path, name: str, damage: Callable[[Path], None], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(root / "bad" / name)
+    with every_log.in_time():
+        survey = Survey(root)
+        (bad,), (good,) = (survey.states(lambda client: True)[client] for client in ("bad", "good"))
+        survey.close()
+        assert words in bad.error and (good.error, good.next) == ("", 1)
+        audit = Audit(root)
+        reports = {client: audit.look(client, index, path, lambda done, all: None) for client, index, path in audit.paths()}
+        assert reports["good"] is not None and reports["good"].is_sound
+        assert reports["bad"] is not None and not reports["bad"].is_sound
+        found = figures.of_root(root)
+        assert [(client.client, client.records) for client in found.clients] == [("bad", 0), ("good", 1)]
+        assert len(found.troubles) == 1 and found.troubles[0].startswith("bad shard 0: ") and words in found.troubles[0]
+        with Store(root) as store:
+            assert store.count() == 0
+            assert store.figures()["good"][0].next == 1
+            with pytest.raises(KvspoolError, match=words):
+                store.take("bad", 0, 0)
+        with hub.open(root) as opened, opened.client("good") as shards:
+            assert [record.value for record in shards] == [b"a record"]
+        with hub.open(root) as opened, pytest.raises(KvspoolError, match=words):
+            opened.read()
+        assert [words in one.problem for one in hub.open(root).readers()] == [True]
+        assert main(["hub", "clients", str(root)]) == Corruption.exit_code
+        said = capsys.readouterr()
+        assert "good" in said.out and "bad shard 0" in said.err
+
+
+SMALL: dict[str, tuple[bytes, int, Callable[[Path], object], type[Exception]]] = {
+    "generations.json": (
+        msgspec.json.encode([Generation(LOG, 0), Generation("1f" * 16, 7)]),
+        1 << 20,
+        load_generations,
+        Corruption,
+    ),
+    "reader.positions": (positions.pack({("jfk", 0): Position(0, 7, LOG, 0)}, "somebody"), positions.LARGEST, positions.load, KvspoolError),
+    ".hub/retention.json": (
+        b'{"version":1,"rules":{"*":{"max_age":2592000.0},"jfk*":{"max_bytes":1073,"by_consumers":true}}}',
+        1 << 24,
+        lambda path: retention.load(path.parent.parent),
+        (Corruption, AccessError),  # type: ignore[dict-item]
+    ),
+    ".hub/id": (b"0f" * 16, 64, lambda path: root_id(path.parent.parent), Corruption),
+    "access.toml": (
+        b'[[principals]]\nname = "jfk"\nrole = "client"\nwrite = ["jfk"]\n',
+        1 << 24,
+        Access.load,
+        AccessError,
+    ),
+    "delays.toml": (b'[source]\npath = "root"\n[decode]\nformat = "json"\n[sink]\npath = "out"\n', 1 << 20, job.load, JobError),
+    "delays.json": (
+        msgspec.json.encode({"name": "delays", "state": "running", "pid": 1, "started": 1, "updated": 2}),
+        progress.LARGEST,
+        progress.read,
+        ValueError,
+    ),
+    f"0000000001/{table.MANIFEST}": (
+        b'{"number":1,"batch":1,"files":[{"name":"a.parquet","rows":1,"size":2}]}',
+        table.LARGEST_MANIFEST,
+        lambda path: table.read_manifest(path.parent),
+        SinkError,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_whatever_a_small_file_of_a_hub_holds_it_is_read_or_an_error_of_ours(tmp_path: Path, name: str) -> None:
+    sound, most, load, error = SMALL[name]
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True, mode=0o700)
+    for what, data in garbage.of_json(sound, most):
+        file.write_bytes(data)
+        file.chmod(0o600)
+        try:
+            load(file)
+        except error as caught:
+            assert file.name in str(caught) or str(file.parent) in str(caught), (what, caught)
+
+
+@pytest.mark.parametrize("name", sorted(SMALL.keys() - {"delays.toml"}))  # a job may come out of a pipe: kvspool pipeline run <(...)
+def test_a_fifo_for_a_small_file_of_a_hub_keeps_nobody_waiting(tmp_path: Path, name: str) -> None:
+    _, _, load, error = SMALL[name]
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True, mode=0o700)
+    os.mkfifo(file, 0o600)
+    kinds: Any = (*error, NotAFile) if isinstance(error, tuple) else (error, NotAFile)
+    with every_log.in_time(), pytest.raises(kinds, match="is not a regular file, but a FIFO"):
+        load(file)
+
+
+def test_whatever_the_mark_of_a_mirror_holds_it_is_read_or_damaged(tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "jfk", format="kvj").close()
+    file = tmp_path / "jfk" / MIRRORED
+    shard = MirroredShard(tmp_path, LOG, ShardState("jfk", 0, 0, 0, 0, []))
+    for what, data in garbage.of_json(msgspec.json.encode(Mark(LOG)), mirrored.LARGEST_MARK):
+        file.write_bytes(data)
+        try:
+            shard._check_mark()
+        except HubError as error:
+            assert str(file) in str(error) or str(file.parent) in str(error), what
+    fifo(file)
+    with every_log.in_time(), pytest.raises(ShardDamaged, match=r"mirror\.json is not a regular file|mirror\.json is damaged"):
+        shard._check_mark()
+
+
+@pytest.mark.parametrize("name", ["lock", "id", "readers/place.positions", "readers/place.lock"])
+def test_a_fifo_among_the_files_of_a_hub_keeps_nobody_waiting(root: Path, name: str) -> None:
+    file = root / PRIVATE / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file, 0o600)
+
+    def use() -> None:
+        with Store(root):
+            Survey(root).close()
+        with hub.open(root) as opened:
+            opened.reader("place").close()
+
+    with every_log.in_time(), pytest.raises((Corruption, FormatError), match=f"{file} is not a regular file, but a FIFO"):
+        use()
