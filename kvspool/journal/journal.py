@@ -43,8 +43,10 @@ from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, repair_journal
 from kvspool.journal.retention import Retention
+from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.settings import Settings
+from kvspool.journal.times import time_at
 from kvspool.journal.trim import Elsewhere, TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
 from kvspool.producers import Booking, Producer, ProducerStats
@@ -538,11 +540,17 @@ class Journal:
         return self._seek(bases[low], timestamp=before) or Place(bases[low], 0, bases[low])
 
     def _first_time(self, base: int) -> int:
-        """Return the timestamp of a segment's first record; LAST_TIME if it has none."""
+        """Return the timestamp of a segment's first record, from the head of its frame; LAST_TIME if it has none, or a damaged one."""
         with self._looking:
-            items: list[Any] = []
-            Cursor(self._segments, Place(base, 0, base), base + 1).fetch(1, lambda sequence, time, *_: time, items)
-            return items[0] if items else LAST_TIME
+            segment = self._segments.get(base)
+            if segment is None:
+                return LAST_TIME
+            begin = self.format.header_bytes
+            if not isinstance(segment, Archived):
+                with suppress(Corruption):  # of the header: the frames may be sound
+                    begin = self._segments.begin_of(segment)
+            found = time_at(self.format, segment, begin, base)
+            return LAST_TIME if found is None else found
 
     def _seek(self, base: int, until: int | None = None, timestamp: int | None = None) -> Place | None:
         """Return the place of a sequence, or behind a time, in a segment; None if the segment is gone."""
