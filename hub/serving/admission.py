@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from hub.serving.gate import Connection
     from hub.store import Store
 
+POLL = 0.5  # seconds between two looks whether a caller that has to wait is still there
+
 
 class Admission:
     """The guard of one call; see `intake.Guard`. Close it when the call ends."""
@@ -25,7 +28,9 @@ class Admission:
         meters: Meters,
         space: Space,
         store: Store,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
+        """is_over: whether the caller is gone."""
         self._caller = caller
         self._principal = principal = caller.principal
         self._connection = connection
@@ -33,6 +38,7 @@ class Admission:
         self._space = space
         self._store = store
         self._client = ""
+        self._is_over = is_over
         self._held = ExitStack()
 
     def begin(self, client: str, bits: int) -> None:
@@ -56,8 +62,9 @@ class Admission:
         except QuotaExceeded:
             self._meter.release(size)
             raise
-        if wait:
-            system.port.sleep(min(wait, LONGEST_DEBT))
+        pause_until = system.port.monotonic() + min(wait, LONGEST_DEBT)
+        while (left := pause_until - system.port.monotonic()) > 0 and not self._is_over():
+            system.port.sleep(min(left, POLL))
 
     def progress(self, size: int) -> None:
         """Say that a batch was dealt with, so that the connection isn't taken for one that sends something endless."""
