@@ -161,7 +161,7 @@ def _server(arguments: argparse.Namespace, size: int) -> HubServer:
             least_free=arguments.least_free,
             largest_batch=arguments.largest_batch,
             most_unread=size // UNREAD,
-            threads=Threads(),
+            threads=Threads(2 if arguments.level == "disk" else 1),  # the flushes of a call have their own
         )
     except ValueError as error:
         raise BadInput(str(error)) from error

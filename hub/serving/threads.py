@@ -22,9 +22,10 @@ _logger = logging.getLogger("kvspool.hub")
 
 
 class Threads:
-    """The bound of this process. Thread-safe."""
+    """The bound of this process. Thread-safe. of_call: threads that a call may have."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_call: int = 1) -> None:
+        self._of_call = of_call
         self._lock = threading.Lock()
         self._calls = 0
         self._others = 0
@@ -72,7 +73,7 @@ class Threads:
 
     @property
     def _allowed(self) -> int:
-        return OWN + SPARE + (self._calls // STEP + 1) * STEP
+        return OWN + SPARE + (self._calls // STEP + 1) * STEP * self._of_call
 
     def _set(self) -> None:
         most = self._others + self._allowed

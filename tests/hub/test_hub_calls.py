@@ -275,6 +275,14 @@ def test_the_bound_on_threads_follows_the_calls_and_the_user_s_other_processes()
     assert port.bounds == [least + 7, least + 7 + threads.STEP, least + 9 + threads.STEP, least + 9, None]
 
 
+def test_calls_that_flush_have_two_threads_each() -> None:
+    with system.replaced(NoThreads(0)) as port:
+        assert isinstance(port, NoThreads)
+        bound = threads.Threads(of_call=2)
+        bound.follow(1000)
+    assert port.bounds == [threads.OWN + threads.SPARE + 2 * 1024]
+
+
 def test_the_bound_on_threads_is_given_up_where_unseen_threads_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
