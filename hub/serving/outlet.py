@@ -154,14 +154,9 @@ class Outlet:
             if ticket.isolation == "synced":
                 log.sync()  # nobody else may ever do it
             with closing(_cursor(log, ticket)) as cursor:
-                reading = _Reading(cursor, ticket)
-                items = iter(reading)
+                reading = _Reading(cursor, ticket, stream)
                 nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-                while True:
-                    with stream.reading():
-                        item = next(items, None)
-                    if item is None:
-                        break
+                for item in reading:
                     stream.sends(0 if isinstance(item, Gap) else item.get_total_buffer_size())
                     _check_right(ticket.client, may_read)
                     if self._is_closing:
@@ -179,8 +174,9 @@ class Outlet:
 class _Reading:
     """What a ticket asks for of one cursor: coded batches, and Gaps."""
 
-    def __init__(self, cursor: Any, ticket: Ticket) -> None:
+    def __init__(self, cursor: Any, ticket: Ticket, stream: Stream) -> None:
         self._cursor = cursor
+        self._stream = stream
         self._limit = ticket.limit
         self._first_time = ticket.first_time
         self._last_time = ticket.last_time
@@ -195,7 +191,8 @@ class _Reading:
         left = self._limit
         while self._stopped_at is None and (left is None or left > 0):
             most = arrow.BATCH if left is None else min(arrow.BATCH, left)
-            found = arrow.next_batch(self._cursor, most, coded=True, bytes=BATCH_BYTES)
+            with self._stream.reading():
+                found = arrow.next_batch(self._cursor, most, coded=True, bytes=BATCH_BYTES)
             if isinstance(found, Gap):
                 yield found
                 continue

@@ -21,10 +21,10 @@ from shipping import LOG, PATIENCE
 
 import hub
 import kvspool
-from hub import wire
+from hub import columns, tickets, wire
 from hub.errors import HubFull, QuotaExceeded
 from hub.remote import RemoteHub
-from hub.serving import calls, reads, threads
+from hub.serving import calls, outlet, reads, threads
 from hub.serving.calls import Calls
 from hub.serving.reads import Reads
 from hub.shipping.connection import Security
@@ -344,6 +344,23 @@ def test_streams_that_nobody_reads_hold_bounded_memory_and_end_with_their_connec
         until(lambda: len(server.calls) == 0)
         assert server.outlet.reads.held == 0
         assert port.count < (2 + reads.AT_ONCE + 1) * 2 * RECORD, "the others were never read"
+
+
+def test_a_search_through_a_log_ends_with_its_connection(root: Path) -> None:
+    with kvspool.create(root / "jfk", format="kvj") as log:
+        log.append_many([b"x" * (1 << 20)] * 16, timestamp=1)
+    asked: list[int] = []
+
+    def is_over() -> bool:
+        asked.append(1)
+        return len(asked) > 3
+
+    reader, stream = outlet.Outlet(root, "process"), Reads().stream(is_over)
+    ticket_of = tickets.decode_ticket(b'{"client": "jfk", "start_time": 2}')
+    batches = reader._stream(root / "jfk", ticket_of, columns.schema_of(ticket_of), lambda client: True, lambda size: None, stream)
+    with pytest.raises(flight.FlightUnavailableError, match="gone"):
+        next(batches)
+    assert len(asked) == 4, "a batch of 2 MiB for each"
 
 
 def test_readers_go_on_beside_others_that_take_nothing(large: Path) -> None:
