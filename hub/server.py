@@ -313,6 +313,7 @@ class HubServer:
         if self._backend is not None:
             self.gate.close(grace)
             self._backend.end()
+        self.calls.settle(at_once=True)
         self.store.close()
 
     def _remote(self, peer: str) -> str:

@@ -90,10 +90,10 @@ class Calls:
         if is_flood:
             self._flooded(principal)
 
-    def settle(self) -> None:
-        """After refused calls, go back to the interpreter's usual interval. Call it now and then."""
+    def settle(self, *, at_once: bool = False) -> None:
+        """After refused calls, go back to the interpreter's usual interval. Call it now and then, and `at_once` in the end."""
         with self._lock:
-            if self._is_calm and system.port.monotonic() >= self._window_ends:
+            if self._is_calm and (at_once or system.port.monotonic() >= self._window_ends):
                 self._is_calm = False
                 sys.setswitchinterval(_USUAL)
 

@@ -232,6 +232,10 @@ def test_the_interpreter_is_left_alone_while_many_calls_are_refused_and_no_longe
     monkeypatch.setattr(counted, "_window_ends", 0)
     counted.settle()
     assert sys.getswitchinterval() == usual
+    for _ in range(calls.MANY):
+        counted.refuse("lga")
+    counted.settle(at_once=True)
+    assert sys.getswitchinterval() == usual
 
 
 def test_calls_without_a_message_are_bounded_for_each_principal(monkeypatch: pytest.MonkeyPatch) -> None:
