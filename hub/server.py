@@ -25,10 +25,11 @@ from hub import wire
 from hub.errors import HubError
 from hub.security.access import Access
 from hub.security.quotas import Meters, Space
-from hub.serving import consumers, outlet
+from hub.serving import consumers, outlet, reads
 from hub.serving.addresses import needs_tls
 from hub.serving.admission import Admission
 from hub.serving.authentication import KEY, Authentication, Standing
+from hub.serving.calls import Calls
 from hub.serving.clients import Clients
 from hub.serving.consumers import Consumers
 from hub.serving.gate import Connection, Gate, Target
@@ -39,7 +40,9 @@ from hub.serving.log import Log
 from hub.serving.outlet import Outlet
 from hub.serving.owners import Owners
 from hub.serving.pipelines import Pipelines
+from hub.serving.reads import Reads
 from hub.serving.survey import MayRead
+from hub.serving.threads import Threads
 from hub.serving.trimmer import Keeper
 from hub.status import ClientStatus, HubStatus, ShardStatus
 from hub.store import PRIVATE, Store
@@ -113,11 +116,12 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take in what a shipper sends."""
-        self._answer(context, lambda caller, connection: self._take_in(caller, connection, descriptor, reader, writer))
+        self._answer(context, lambda caller, connection: self._take_in(context, caller, connection, descriptor, reader, writer))
 
-    def _take_in(self, caller: Standing, connection: Connection, descriptor: Any, reader: Any, writer: Any) -> None:
+    def _take_in(self, context: Any, caller: Standing, connection: Connection, descriptor: Any, reader: Any, writer: Any) -> None:
         try:
-            self._hub.take_in(caller, connection, wire.decode_opening(descriptor.command or b""), reader, writer)
+            opening = wire.decode_opening(descriptor.command or b"")
+            self._hub.take_in(caller, connection, opening, reader, writer, context.is_cancelled)
         except HubError as error:
             self._hub.authentication.log.warn("refused a call of %s: %s", caller.principal.name, error)
             writer.write_metadata(wire.encode(wire.refusal(error)))  # for a client that reads; one that writes finds the error
@@ -125,12 +129,20 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
 
     def list_flights(self, context: Any, criteria: bytes) -> Any:
         """Say which clients there are."""
-        return self._tell(context, len(criteria), lambda caller, _: self._hub.outlet.flights(criteria, self._hub.listing_right(caller)))
+
+        def list_them(caller: Standing, _: Connection) -> Iterator[flight.FlightInfo]:
+            return self._hub.outlet.flights(criteria, self._hub.listing_right(caller), context.is_cancelled)
+
+        return self._tell(context, len(criteria), list_them)
 
     def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
         """Say what there is of a client."""
         size = len(descriptor.command or b"") + sum(map(len, descriptor.path or []))
-        return self._tell(context, size, lambda caller, _: self._hub.outlet.info(descriptor, self._hub.reading_right(caller)))
+
+        def say(caller: Standing, _: Connection) -> flight.FlightInfo:
+            return self._hub.outlet.info(descriptor, self._hub.reading_right(caller), context.is_cancelled)
+
+        return self._tell(context, size, say)
 
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
         """Hand out the records of a shard."""
@@ -138,7 +150,10 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         def read(caller: Standing, connection: Connection) -> flight.FlightDataStream:
             self._hub.authentication.held(context).enter_context(connection.streaming())
             # To take a batch, a client sends some bytes; more than one for each 256 would be strange.
-            return self._hub.outlet.read(ticket.ticket, self._hub.reading_right(caller), lambda size: connection.progress(size >> 8))
+            right = self._hub.reading_right(caller)
+            return self._hub.outlet.read(
+                ticket.ticket, right, lambda size: connection.progress(size >> 8), context.is_cancelled, connection.close
+            )
 
         return self._tell(context, len(ticket.ticket), read)
 
@@ -187,11 +202,14 @@ class HubServer(Handle):
         limits: Limits | None = None,
         least_free: int = LEAST_FREE,
         largest_batch: int = LARGEST_BATCH,
+        most_unread: int = reads.MOST,
+        threads: Threads | None = None,
     ) -> None:
         """Take the root, which exists. Raises RootInUse, LogNotFound, NotALog, AccessError, and ValueError for what would not be safe.
 
         access: who may do what; anybody only on a loopback address. certificates: needed everywhere else. level: what an acknowledged
-        record survives. least_free: bytes of the disk; with less, nothing is taken in. largest_batch: bytes.
+        record survives. least_free: bytes of the disk; with less, nothing is taken in. largest_batch: bytes. most_unread: bytes of
+        batches that readers were sent and have not taken. threads: bounds those of this process, if it is the hub's alone.
         """
         if needs_tls(listen[0]) and certificates is None:
             raise ValueError(f"{listen[0]} can be reached from elsewhere, so the hub needs a certificate there")
@@ -201,7 +219,7 @@ class HubServer(Handle):
         self.level: Level = level
         self.certificates = certificates
         self.clients = Clients()
-        self.outlet = Outlet(self.root, level)
+        self.outlet = Outlet(self.root, level, Reads(most_unread))
         self.consumers = Consumers(self.outlet.survey)
         self.store = Store(self.root, self.outlet.survey.note)
         self.space = Space(self.root, least_free)
@@ -212,8 +230,13 @@ class HubServer(Handle):
         self.retention = Keeper(self.root, self._stored)
         self._cuts = Log("refused or cut connections")
         self.gate = Gate(listen, limits=limits, on_event=self._log_cut)
+        self._threads = threads
+        self.calls = Calls(lambda count: None if threads is None else threads.follow(count), lambda name: self.gate.cut(name, Reason.FLOOD))
         self.authentication = Authentication(
-            access, uses_certificates=certificates is not None and certificates.authority is not None, address=self._remote
+            access,
+            uses_certificates=certificates is not None and certificates.authority is not None,
+            address=self._remote,
+            calls=self.calls,
         )
         self._largest = largest_batch
         self._backend: _Backend | None = None
@@ -237,6 +260,8 @@ class HubServer(Handle):
         self._started = system.port.now()
         self.store.count(0)
         self._keeper.start()
+        if self._threads is not None and not self._threads.start():
+            logger.warning("the kernel bounds no threads of root: run the hub as another user, or bound them by its cgroup")
         return self
 
     @property
@@ -261,9 +286,11 @@ class HubServer(Handle):
             return iter([self.consumers.act(kind, body, caller.principal, may_read)])
         return self.outlet.act(kind, body, may_read, is_over)
 
-    def take_in(self, caller: Standing, connection: Connection, opening: wire.Opening, reader: Any, writer: Any) -> None:
-        """Serve one call of a shipper. Raises HubError for what is refused as a whole."""
-        guard = Admission(caller, connection, self.meters, self.space, self.store)
+    def take_in(
+        self, caller: Standing, connection: Connection, opening: wire.Opening, reader: Any, writer: Any, is_over: Callable[[], bool]
+    ) -> None:
+        """Serve one call of a shipper. is_over: whether it is gone. Raises HubError for what is refused as a whole."""
+        guard = Admission(caller, connection, self.meters, self.space, self.store, is_over)
         try:
             guard.begin(opening.client, opening.bits)
             client = self.clients.of(opening.client)
@@ -284,9 +311,12 @@ class HubServer(Handle):
         if self._keeper.is_alive():
             self._keeper.join()
         self.outlet.close()
+        if self._threads is not None:
+            self._threads.close()
         if self._backend is not None:
             self.gate.close(grace)
             self._backend.end()
+        self.calls.settle(at_once=True)
         self.store.close()
 
     def _remote(self, peer: str) -> str:
@@ -300,8 +330,9 @@ class HubServer(Handle):
     def _keep(self) -> None:
         """Count what is stored; then look at certificates, quotas, readers and what may go, now and then."""
         self._care(self._count_all)
+        works = self._look_at_threads, self._exchange_certificates, self._count_stored, self._look_at_readers, self.retention.round
         while True:
-            for work in (self._exchange_certificates, self._count_stored, self._look_at_readers, self.retention.round):
+            for work in works:
                 self._care(work)
             if self._is_over.wait(ROUND):
                 return
@@ -348,6 +379,11 @@ class HubServer(Handle):
                 stored[principal.name] += used
         for principal in writers:
             self.meters.of(principal.name, principal.quota).stored = stored[principal.name]
+
+    def _look_at_threads(self) -> None:
+        self.calls.settle()
+        if self._threads is not None:
+            self._threads.look()
 
     def _look_at_readers(self) -> None:
         self.lags.look(self.store.figures())

@@ -53,10 +53,20 @@ class Port:
     # Only `Descriptor` calls them.
     open = staticmethod(os.open)
     close = staticmethod(select.epoll.close)  # of the owner that `Descriptor` has made
+
     def file_limit(self) -> int:
         """Return how many descriptors this process may have open."""
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+    def limit_threads(self, most: int | None) -> None:
+        """Let the user of this process have so many threads in all, or as many as the process may allow itself; bounds nobody who is root.
+
+        None: as many as that.
+        """
+        _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        soft = hard if most is None or hard != resource.RLIM_INFINITY and hard < most else most
+        resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         return os.pread(fd, size, at)
@@ -332,6 +342,20 @@ class Port:
             return 0
         # The command's name stands in parentheses and may hold anything, so count from the last one.
         return int(text.rpartition(")")[2].split()[19])
+
+    def count_threads(self) -> tuple[int, int]:
+        """Return how many threads this process has, and how many all processes of its user that can be seen have together."""
+        ours, found, user = 0, 0, os.getuid()
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            with suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid == user:
+                    text = Path(f"/proc/{name}/stat").read_text(encoding="utf-8", errors="replace")
+                    threads = int(text.rpartition(")")[2].split()[17])
+                    found += threads
+                    ours = threads if int(name) == os.getpid() else ours
+        return ours, found
 
     def process_state(self, pid: int) -> str:
         """Return what a process is doing, as its status file names it: "S (sleeping)", "T (stopped)"; "gone" if there is none."""

@@ -12,7 +12,8 @@ import every_log
 import pytest
 
 import kvspool
-from kvspool import disk, queue, system
+from kvspool import disk, queue
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, KvspoolError, NotAFile, NotALog
 from kvspool.journal import index
 

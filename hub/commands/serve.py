@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import resource
 import signal
 import sys
@@ -37,6 +38,7 @@ EXAMPLES = """\
       --certificate /etc/kvspool/server.pem --key /etc/kvspool/server.key
   kvspool hub serve --root flights --anonymous          for this host alone, at 127.0.0.1:7070"""
 
+UNREAD = 4  # part of --memory for batches that readers were sent and have not taken
 logger = logging.getLogger("kvspool.hub")
 LIMITS = (
     f"what connections may cost: connections ({Limits().connections}), connections_per_address ({Limits().connections_per_address}), "
@@ -119,12 +121,14 @@ def run(arguments: argparse.Namespace) -> int:
         HubRoot.create(arguments.root).close()
     HubRoot.open(arguments.root).close()
     _raise_descriptors()
-    _bound_memory(arguments.memory or memory.half_of_all())
+    size = arguments.memory or memory.half_of_all()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a line for each call of a flood; what a hub has to say is in its own log
+    _bound_memory(size)
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: is_over.set())
     with ExitStack() as stack:
-        hub = stack.enter_context(_server(arguments))
+        hub = stack.enter_context(_server(arguments, size))
         said = {"location": hub.location, "root": str(hub.root), "level": hub.level}
         if not arguments.no_page:
             said["page"] = _page(hub, arguments, stack)
@@ -133,10 +137,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _server(arguments: argparse.Namespace) -> HubServer:
+def _server(arguments: argparse.Namespace, size: int) -> HubServer:
     from hub.security.access import Access
     from hub.security.certificates import Certificates
     from hub.server import HubServer
+    from hub.serving.threads import Threads
 
     if (arguments.certificate is None) != (arguments.key is None):
         raise BadInput("--certificate and --key go together")
@@ -155,6 +160,8 @@ def _server(arguments: argparse.Namespace) -> HubServer:
             limits=arguments.limits,
             least_free=arguments.least_free,
             largest_batch=arguments.largest_batch,
+            most_unread=size // UNREAD,
+            threads=Threads(2 if arguments.level == "disk" else 1),  # the flushes of a call have their own
         )
     except ValueError as error:
         raise BadInput(str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from hub.serving.gate import Connection
     from hub.store import Store
 
+POLL = 0.5  # seconds between two looks whether a caller that has to wait is still there
+
 
 class Admission(Handle):
     """The guard of one call; see `intake.Guard`. Close it when the call ends."""
@@ -26,7 +29,9 @@ class Admission(Handle):
         meters: Meters,
         space: Space,
         store: Store,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
+        """is_over: whether the caller is gone."""
         self._caller = caller
         self._principal = principal = caller.principal
         self._connection = connection
@@ -34,6 +39,7 @@ class Admission(Handle):
         self._space = space
         self._store = store
         self._client = ""
+        self._is_over = is_over
         self._held = ExitStack()
 
     def begin(self, client: str, bits: int) -> None:
@@ -57,8 +63,9 @@ class Admission(Handle):
         except QuotaExceeded:
             self._meter.release(size)
             raise
-        if wait:
-            system.port.sleep(min(wait, LONGEST_DEBT))
+        pause_until = system.port.monotonic() + min(wait, LONGEST_DEBT)
+        while (left := pause_until - system.port.monotonic()) > 0 and not self._is_over():
+            system.port.sleep(min(left, POLL))
 
     def progress(self, size: int) -> None:
         """Say that a batch was dealt with, so that the connection isn't taken for one that sends something endless."""

@@ -15,6 +15,8 @@ or its common name if it has no other - is known in the handler alone, so a call
 are used, and `principal` recognises it or refuses it. With both, the token says who it is, and a revoked certificate is refused all the
 same.
 
+**Calls are counted** from their headers on, too: see `hub.serving.calls`.
+
 He who is refused isn't told why.
 """
 
@@ -25,8 +27,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from hub.errors import NotAuthenticated
+import msgspec
+
+from hub import tickets
+from hub.errors import HubError, NotAuthenticated
 from hub.security.access import Access, Principal
+from hub.serving.calls import Call, Calls
 from hub.serving.log import Log
 from kvspool import system
 from kvspool.errors import MissingExtra
@@ -37,20 +43,31 @@ except ImportError as _error:
     raise MissingExtra(f"the hub's server needs the package pyarrow ({_error}); pip install 'kvspool[hub]'") from _error
 
 KEY = "kvspool-authentication"
+ANYBODY = "a caller without a token"  # all of them share what one principal may have before its first message
 RENEWAL = 1.0  # seconds after which is looked again what somebody may, while his call goes on
 
 
 class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Recognises who makes each call of a Flight server; see the module. Used by all its threads."""
 
-    def __init__(self, access: Access, *, uses_certificates: bool = False, address: Callable[[str], str] | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        *,
+        uses_certificates: bool = False,
+        address: Callable[[str], str] | None = None,
+        calls: Calls | None = None,
+    ) -> None:
         """uses_certificates: the server verifies clients' certificates. address: makes what is logged of what Flight calls the peer.
+        calls: counts and bounds the calls.
 
         Behind a gate the peer is the gate's own end of a connection, so `address` has to ask the gate whose that is.
         """
         super().__init__()
         self.access = access
+        self.calls = Calls() if calls is None else calls
         self.log = Log("refused calls")
+        self.excess = Log("calls beyond a bound")
         self.failures = 0  # calls by somebody who wasn't recognised
         self.denials = 0  # calls by somebody who may not make them
         self._uses_certificates = uses_certificates
@@ -58,19 +75,31 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def start_call(self, info: Any, headers: dict[str, list[str | bytes]]) -> _Caller:
         """Look at a call's token before anything else of it is read; called by Flight."""
+        principal = self._shown(info, headers)
+        name = ANYBODY if principal is None else principal.name
+        try:
+            return _Caller(principal, self.calls.begin(info.method.name, name))
+        except HubError as error:
+            self.excess.warn("refused a call of %s: %s", name, error)
+            raise flight.FlightUnavailableError(str(error), msgspec.json.encode(tickets.failure(error))) from None
+
+    def _shown(self, info: Any, headers: dict[str, list[str | bytes]]) -> Principal | None:
+        """Return the principal of a call's token; None if only the handler can know. Raises FlightUnauthenticatedError."""
         if self.access.is_anonymous:
-            return _Caller(None)
+            return None
         shown = next((values for name, values in headers.items() if name.lower() == "authorization"), [])
         if not shown and self._uses_certificates:
-            return _Caller(None)
+            return None
         try:
-            return _Caller(self.access.authenticate(_bearer(shown)))
+            return self.access.authenticate(_bearer(shown))
         except NotAuthenticated as error:
+            self.calls.refuse(ANYBODY)
             raise self._refused(error, f"method {info.method.name}") from None
 
     def principal(self, context: Any) -> Principal:
         """Return who makes the call of a handler. Raises FlightUnauthenticatedError."""
         caller: _Caller = context.get_middleware(KEY)
+        caller.call.open()
         identity = context.peer_identity().decode("utf-8", "backslashreplace") if self._uses_certificates else ""
         try:
             if caller.principal is None:
@@ -116,14 +145,18 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
     """Who makes a call, if the token says it."""
 
-    def __init__(self, principal: Principal | None) -> None:
+    def __init__(self, principal: Principal | None, call: Call) -> None:
         super().__init__()
         self.principal = principal
+        self.call = call
         self.held = ExitStack()
 
     def call_completed(self, exception: Exception | None) -> None:
         """Let go of what the call held; called by Flight, however it ended."""
-        self.held.close()
+        try:
+            self.held.close()
+        finally:
+            self.call.end()
 
 
 class Standing:

@@ -55,6 +55,8 @@ _BACKLOG = 512  # connections that the kernel keeps until they are accepted
 _ACCEPTED_AT_ONCE = 64  # then those who are inside have their turn
 _BESIDE = 1024  # bytes that a message takes on the wire besides its own: headers, and what Arrow, HTTP/2 and TLS put around it
 _PATIENCE = 60  # times `idle_seconds` for which one that reads a stream may be silent: it may have enough to do with what it has
+_FIRST_BYTES = 1 << 16  # of a client that has yet to be authenticated, at once; the first message of a shipper has half of that at most
+_FIRST_RATE = 1 << 20  # bytes a second that it may send after those
 _TRIES = 8  # to reach the server from a port that no other connection has
 _LONGEST_TICK = 1.0  # seconds between two looks at the clock
 _HANG_UP = struct.pack("ii", 1, 0)  # close by a reset, and keep nothing
@@ -135,9 +137,13 @@ class Connection(Handle):
     def allowance(self, limits: Limits) -> int:
         """Return how many bytes of the client may be passed on at once.
 
-        One that has yet to be authenticated is only made to wait: its first batch comes right behind the headers that say who it is.
+        One that has yet to be authenticated is only made to wait: its first batch comes right behind the headers that say who it is. It may
+        send `_FIRST_BYTES` at once and the rest slowly, since each call that it begins takes 15 bytes of it, and some KiB of memory.
         """
-        return CHUNK if self.name is not None else min(CHUNK, limits.authentication_bytes - self.inward.count)
+        if self.name is not None:
+            return CHUNK
+        so_far = _FIRST_BYTES + int((self._gate._now - self.opened) * _FIRST_RATE)
+        return max(0, min(CHUNK, min(limits.authentication_bytes, so_far) - self.inward.count))
 
     def is_excessive(self, limits: Limits) -> bool:
         """Return whether more bytes came in that no handler has dealt with than may be."""
@@ -221,6 +227,13 @@ class Gate(Handle):
     def connection(self, peer: str) -> Connection | None:
         """Return the connection that a call came by, by its `context.peer()`; None if it didn't come through here, or has ended."""
         return self._connections.get(peer)
+
+    def cut(self, name: str, reason: Reason) -> None:
+        """Cut all connections that were authenticated by a name, soon, and those of clients that sent much and were not authenticated yet.
+        In any thread."""
+        for connection in list(self._connections.values()):
+            if connection.name == name or (connection.name is None and connection.inward.count > _FIRST_BYTES // 2):
+                self._do_soon(connection, reason)
 
     def stats(self) -> GateStats:
         """Return what went through so far."""
@@ -453,6 +466,8 @@ class Gate(Handle):
         self._next_tick = self._now + self._tick
         for connection in list(self._connections.values()):
             connection.progress()  # pings are dealt with by themselves
+            if connection.name is None:
+                self._ready[connection.inward] = connection  # it may send more than a moment ago
             reason = connection.is_late(self.limits, self._now)
             if reason is not None:
                 self._end(connection, reason)

@@ -229,7 +229,10 @@ class Flushes(Handle):
                 return  # the client is gone; whoever reads from it finds out
 
     def __enter__(self) -> Flushes:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise HubFull(f"the hub has no thread for that now: {error}", 1.0) from None
         return self
 
     def __exit__(self, *_: object) -> None:

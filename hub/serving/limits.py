@@ -28,6 +28,7 @@ class Reason(StrEnum):
     IDLE = "idle"
     RESET = "reset by one of its ends"
     BY_HANDLER = "closed by the server's handler"
+    FLOOD = "a flood of calls"
     SHUTDOWN = "the hub is shutting down"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from pyarrow import flight
 
 from hub import columns, tickets
 from hub.errors import Fenced, HubError, HubFull, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
-from hub.serving.survey import MayRead, Survey, generations, is_scarce, shown
+from hub.serving.reads import Reads, Stream, gone
+from hub.serving.survey import IsOver, MayRead, Survey, generations, is_scarce, shown
 from hub.tickets import LONGEST_WAIT, Beside, ClientState, Query, ServerInfo, ShardState, Since, Ticket
 from hub.wire import VERSION, Level
 from kvspool import arrow, system
@@ -49,8 +50,9 @@ class Outlet(Handle):
     What is refused is raised as an error of Flight.
     """
 
-    def __init__(self, root: Path, level: Level) -> None:
+    def __init__(self, root: Path, level: Level, reads: Reads | None = None) -> None:
         self.root = root
+        self.reads = Reads() if reads is None else reads
         self.survey = Survey(root)
         self._level: Level = level
         self._is_closing = False
@@ -60,34 +62,47 @@ class Outlet(Handle):
         self._is_closing = True
         self.survey.close()
 
-    def flights(self, criteria: bytes, may_list: MayRead) -> Iterator[flight.FlightInfo]:
-        """Yield a flight for each client that may be listed. criteria: the beginning of its id, or a pattern with `*`, `?` and `[...]`."""
+    def flights(self, criteria: bytes, may_list: MayRead, is_over: IsOver = lambda: False) -> Iterator[flight.FlightInfo]:
+        """Yield a flight for each client that may be listed. criteria: the beginning of its id, or a pattern with `*`, `?` and `[...]`.
+        is_over: whether the caller is gone."""
         with refusing(self.root):
             wanted = _pattern(criteria)
-            for client, states in self.survey.states(lambda client: wanted(client) and may_list(client)).items():
+            for client, states in self.survey.states(lambda client: wanted(client) and may_list(client), is_over).items():
+                if is_over():
+                    raise gone()
                 yield self._info(Query(client), states)
 
-    def info(self, descriptor: flight.FlightDescriptor, may_read: MayRead) -> flight.FlightInfo:
+    def info(self, descriptor: flight.FlightDescriptor, may_read: MayRead, is_over: IsOver = lambda: False) -> flight.FlightInfo:
         """Return what a descriptor names: a client, or one shard of it."""
         with refusing(self.root):
             query = tickets.decode_query(descriptor.path or [], descriptor.command)
             _check_right(query.client, may_read)
-            states = self.survey.states(lambda client: client == query.client).get(query.client, [])
+            states = self.survey.states(lambda client: client == query.client, is_over).get(query.client, [])
             wanted = [state for state in states if query.shard in (None, state.shard)]
             if not wanted:
                 raise NotFound(f"there is no client {query.client} here, or not that shard of it")
             return self._info(query, wanted)
 
-    def read(self, ticket: bytes, may_read: MayRead, sent: Callable[[int], object] = lambda size: None) -> flight.FlightDataStream:
-        """Return the stream of what a ticket asks for. sent: called with the bytes of each batch that the caller was sent."""
+    def read(
+        self,
+        ticket: bytes,
+        may_read: MayRead,
+        sent: Callable[[int], object] = lambda size: None,
+        is_over: IsOver = lambda: False,
+        cut: Callable[[], object] = lambda: None,
+    ) -> flight.FlightDataStream:
+        """Return the stream of what a ticket asks for.
+
+        sent: called with the bytes of each batch that the caller was sent. is_over: whether the caller is gone. cut: cuts its connection.
+        """
         with refusing(self.root):
             wanted = tickets.decode_ticket(ticket)
             _check_right(wanted.client, may_read)
             path = self.survey.path(wanted.client, wanted.shard)
             schema = columns.schema_of(wanted)
-            return flight.GeneratorStream(schema, self._stream(path, wanted, schema, may_read, sent))
+            return flight.GeneratorStream(schema, self._stream(path, wanted, schema, may_read, sent, self.reads.stream(is_over, cut)))
 
-    def act(self, kind: str, body: bytes, may_read: MayRead, is_over: Callable[[], bool] = lambda: False) -> Iterator[bytes]:
+    def act(self, kind: str, body: bytes, may_read: MayRead, is_over: IsOver = lambda: False) -> Iterator[bytes]:
         """Yield what an action answers. is_over: whether its caller is gone."""
         with refusing(self.root):
             if kind == "server":
@@ -125,18 +140,25 @@ class Outlet(Handle):
             return 0  # its state says so
 
     def _stream(
-        self, path: Path, ticket: Ticket, schema: pa.Schema, may_read: MayRead, sent: Callable[[int], object]
+        self,
+        path: Path,
+        ticket: Ticket,
+        schema: pa.Schema,
+        may_read: MayRead,
+        sent: Callable[[int], object],
+        reads: AbstractContextManager[Stream],
     ) -> Iterator[tuple[pa.RecordBatch, bytes] | pa.RecordBatch]:
         """Yield the batches of one shard; what is lost, and the end, beside batches without rows."""
-        with refusing(self.root), closing(open_shard(path, TIMEOUT)) as log:
+        with refusing(self.root), reads as stream, closing(open_shard(path, TIMEOUT)) as log:
             if ticket.log:
                 _check_log(log, path, ticket)
             if ticket.isolation == "synced":
                 log.sync()  # nobody else may ever do it
             with closing(_cursor(log, ticket)) as cursor:
-                reading = _Reading(cursor, ticket)
+                reading = _Reading(cursor, ticket, stream)
                 nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
                 for item in reading:
+                    stream.sends(0 if isinstance(item, Gap) else item.get_total_buffer_size())
                     _check_right(ticket.client, may_read)
                     if self._is_closing:
                         raise HubFull("the hub is being stopped", 1.0)
@@ -153,8 +175,9 @@ class Outlet(Handle):
 class _Reading:
     """What a ticket asks for of one cursor: coded batches, and Gaps."""
 
-    def __init__(self, cursor: Any, ticket: Ticket) -> None:
+    def __init__(self, cursor: Any, ticket: Ticket, stream: Stream) -> None:
         self._cursor = cursor
+        self._stream = stream
         self._limit = ticket.limit
         self._first_time = ticket.first_time
         self._last_time = ticket.last_time
@@ -169,7 +192,8 @@ class _Reading:
         left = self._limit
         while self._stopped_at is None and (left is None or left > 0):
             most = arrow.BATCH if left is None else min(arrow.BATCH, left)
-            found = arrow.next_batch(self._cursor, most, coded=True, bytes=BATCH_BYTES)
+            with self._stream.reading():
+                found = arrow.next_batch(self._cursor, most, coded=True, bytes=BATCH_BYTES)
             if isinstance(found, Gap):
                 yield found
                 continue

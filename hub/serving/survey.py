@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hub.client import check_client
 from hub.errors import NotFound
+from hub.serving.reads import gone
 from hub.store import GENERATIONS, Generation, load_generations, root_id
 from hub.tickets import Changes, ShardState
 from kvspool import system
@@ -31,6 +32,8 @@ GATHER = 0.005  # seconds for which changes are gathered that come together
 MOST_OPEN = 512  # logs that are kept open between two looks; the others are opened each time
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)  # later there may be room
 MayRead = Callable[[str], bool]
+IsOver = Callable[[], bool]  # whether the caller of a call is gone
+POLL = 0.5  # seconds between two looks whether a waiting caller is still there
 Key = tuple[str, int]
 logger = logging.getLogger("kvspool.hub")
 
@@ -59,26 +62,26 @@ class Survey(Handle):
             self._noted.add((client, index))
             self._changed.notify_all()
 
-    def changes(self, since: str, wait: float, may_read: MayRead, is_over: Callable[[], bool] = lambda: False) -> Changes:
+    def changes(self, since: str, wait: float, may_read: MayRead, is_over: IsOver = lambda: False) -> Changes:
         """Return what has changed since a token, of clients that may be read; waits up to `wait` seconds until something has.
 
         is_over: asked now and then whether anybody waits for it still.
         """
         deadline = system.port.monotonic() + wait
         while True:
-            token, found = self._since(since, may_read)
+            token, found = self._since(since, may_read, is_over)
             left = deadline - system.port.monotonic()
             if found or left <= 0 or self._is_closed or is_over():
                 return Changes(self.root_id, token, found)
             with self._changed:
-                is_noted = self._changed.wait_for(lambda: self._noted or self._is_closed, min(left, self._rest))
+                is_noted = self._changed.wait_for(lambda: self._noted or self._is_closed, min(left, self._rest, POLL))
             if is_noted and not self._is_closed:
                 system.port.sleep(GATHER)
 
-    def states(self, may_read: MayRead) -> dict[str, list[ShardState]]:
-        """Return the shards of each client that may be read, in order."""
+    def states(self, may_read: MayRead, is_over: IsOver = lambda: False) -> dict[str, list[ShardState]]:
+        """Return the shards of each client that may be read, in order. Raises HubFull if the caller is gone."""
         found: dict[str, list[ShardState]] = {}
-        for state in self._since("", may_read)[1]:
+        for state in self._since("", may_read, is_over)[1]:
             found.setdefault(state.client, []).append(state)
         return found
 
@@ -108,15 +111,20 @@ class Survey(Handle):
             while self._logs:
                 self._logs.popitem()[1][1].close()
 
-    def _since(self, since: str, may_read: MayRead) -> tuple[str, list[ShardState]]:
-        """Return a new token, and what has changed since the other one."""
-        with self._looking:
+    def _since(self, since: str, may_read: MayRead, is_over: IsOver) -> tuple[str, list[ShardState]]:
+        """Return a new token, and what has changed since the other one. Raises HubFull if the caller is gone."""
+        while not self._looking.acquire(timeout=POLL):
+            if is_over():
+                raise gone()
+        try:
             run, _, version = since.partition(".")
             known = int(version) if run == self._run and version.isascii() and version.isdigit() and len(version) < 20 else 0
             if not self._is_closed:
                 self._look(at_all=not known)
             new = [state for changed, state in self._states.values() if changed > known]
             token = f"{self._run}.{self._version}"
+        finally:
+            self._looking.release()
         clients = {client for client in {state.client for state in new} if may_read(client)}
         return token, sorted((state for state in new if state.client in clients), key=lambda state: (state.client, state.shard))
 

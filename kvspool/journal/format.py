@@ -102,6 +102,14 @@ class Scan(NamedTuple):
     latest: int = NO_TIME
 
 
+class Head(NamedTuple):
+    """The fields of a frame's head that metadata needs. size: bytes of the whole frame."""
+
+    sequence: int
+    timestamp: int
+    size: int
+
+
 class Format(ABC):
     """One on-disk format, with the limits of one journal."""
 
@@ -121,6 +129,7 @@ class Format(ABC):
     has_producers: ClassVar[bool] = False  # it may have a list of producers beside the segments; see `kvspool.producers`
     has_columns: ClassVar[bool] = False  # frames go to and from columns as Arrow has them, without an object for a record
     header_bytes: int = 0
+    ends_with_size: ClassVar[bool] = False  # a frame repeats its size at its end: see `size_of_last`
     most_bytes: int = (1 << 63) - 1  # of a segment; what lies behind them is nobody's
 
     @abstractmethod
@@ -239,6 +248,10 @@ class Format(ABC):
     @abstractmethod
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
         """Check frames without taking records out, up to the one with the sequence `until`, or the first one later than `timestamp`."""
+
+    def head(self, data: bytes) -> Head | None:
+        """Return the head of the frame that `data` begins with, or None if no frame begins so. The checksum is not compared."""
+        return None
 
     def place_in(self, base: int, sequence: int) -> int | None:
         """Return the byte of a segment where the frame of a sequence begins, if that can be told without looking."""

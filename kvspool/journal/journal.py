@@ -44,8 +44,10 @@ from kvspool.journal.offsets import Offsets
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, repair_journal
 from kvspool.journal.retention import Retention
+from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.settings import Settings
+from kvspool.journal.times import time_at
 from kvspool.journal.trim import Elsewhere, TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
 from kvspool.producers import Booking, Producer, ProducerStats
@@ -551,7 +553,7 @@ class Journal(Handle):
         low, high = 0, len(bases) - 1
         while low < high:  # the last segment whose first record is before the time
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._first_time(bases[middle]) <= before else (low, middle - 1)
+            low, high = (middle, high) if self._first_sound_time(bases[middle]) <= before else (low, middle - 1)
         place = Place(bases[low], 0, bases[low])
         with suppress(Corruption):  # of its header: reading passes over that
             place = self._seek(bases[low], timestamp=before) or place
@@ -570,7 +572,23 @@ class Journal(Handle):
             return Place(place.base, found.size, found.sequence)
 
     def _first_time(self, base: int) -> int:
+        """Return the timestamp of a segment's first record, from the head of its frame; LAST_TIME if it has none, or a damaged one."""
+        with self._looking:
+            segment = self._segments.get(base)
+            if segment is None:
+                return LAST_TIME
+            begin = self.format.header_bytes
+            if not isinstance(segment, Archived):
+                with suppress(Corruption):  # of the header: the frames may be sound
+                    begin = self._segments.begin_of(segment)
+            found = time_at(self.format, segment, begin, base)
+            return LAST_TIME if found is None else found
+
+    def _first_sound_time(self, base: int) -> int:
         """Return the timestamp of a segment's first sound record; LAST_TIME if it has none."""
+        time = self._first_time(base)
+        if time != LAST_TIME:
+            return time
         found = self._time_from(Place(base, 0, base))
         return LAST_TIME if found is None else found[0]
 

@@ -21,6 +21,7 @@ from kvspool.layout import Layout
 BLOCK = 1 << 20  # bytes that are compressed together
 LARGEST_BLOCK = 1 << 22  # bytes of a block that is read
 LARGEST_FRAME = LARGEST_BLOCK + LARGEST_BLOCK // 64  # bytes that one is compressed to: a little more where it can't be made smaller
+LARGEST_PIECE = 1 << 17  # bytes that zstd compresses as one piece of a frame
 LARGEST_TABLE = 1 << 20  # bytes: 87,381 blocks
 SKIPPABLE, SEEKABLE = 0x184D2A5E, 0x8F92EAB1
 HAS_CHECKSUMS, UNUSED_BITS = 0x80, 0x03
@@ -113,6 +114,18 @@ def decompressed(fd: int, at: int, entry: Entry) -> bytes:
         return data
     except zstd.ZstdError as error:
         raise Corruption(str(error)) from None
+
+
+def beginning(fd: int, at: int, entry: Entry, size: int) -> bytes:
+    """Return the first bytes of the block at byte `at`, `LARGEST_PIECE` at most; none if they are damaged. The checksum is not compared."""
+    zstd = library()
+    decompressor = zstd.ZstdDecompressor(max_window_size=LARGEST_BLOCK).decompressobj()
+    try:
+        # A piece is preceded by its own head of 3 bytes, and the first one by that of the frame.
+        found: bytes = decompressor.decompress(_read(fd, min(entry.stored, LARGEST_PIECE + 64), at))
+    except (zstd.ZstdError, Corruption):
+        return b""
+    return found[:size]
 
 
 def _read(fd: int, size: int, at: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,6 +13,7 @@ from kvspool.errors import Corruption, KvspoolError, OutOfRange
 from kvspool.journal import settings
 from kvspool.journal.dropping import drop
 from kvspool.journal.retention import Retention
+from kvspool.journal.times import time_at
 
 if TYPE_CHECKING:
     from kvspool.journal.journal import Journal
@@ -24,7 +25,6 @@ Elsewhere = Callable[[], Mapping[str, int]]
 
 AT_ONCE = 8  # segments removed under one hold of the append lock, so that appenders get in between
 TAIL = 64  # bytes read to learn how long the last frame is
-LARGEST_LAST = 1 << 26  # bytes; a longer last frame is not read for its time
 
 
 class PlannedSegment(msgspec.Struct, frozen=True):
@@ -194,15 +194,12 @@ class Trim:
     def _time_of(self, base: int, last: int) -> int:
         """Return the timestamp of the last frame of a segment, which has the sequence `last`; 0 if it isn't found from behind."""
         format = self.segments.format
-        segment = self.segments.get(base)
+        segment = self.segments.get(base) if format.ends_with_size else None
         if segment is None:
             return 0
         end = segment.size()
         size = format.size_of_last(segment.read(max(0, end - TAIL), TAIL))
-        times: list[Any] = []
-        if 0 < size <= min(end, LARGEST_LAST):
-            format.scan(segment.read(end - size, size), last, 1, lambda sequence, timestamp, *_: timestamp, times)
-        return times[0] if times else 0
+        return (time_at(format, segment, end - size, last) or 0) if 0 < size <= end else 0
 
 
 def _readers(offsets: Offsets) -> Iterator[tuple[str, int]]:

@@ -492,6 +492,36 @@ def test_what_a_stranger_sends_waits_until_it_is_authenticated(street: Street) -
     assert read(server, 5000) == b"b" * 5000
 
 
+def test_a_stranger_sends_a_little_at_once_and_the_rest_slowly(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hub.serving.gate._FIRST_BYTES", 100)
+    monkeypatch.setattr("hub.serving.gate._FIRST_RATE", 100)
+    gate = street.build(Limits(authentication_bytes=200, authentication_seconds=60))
+    client, server, _ = street.pair()
+    client.sendall(b"x" * 1000)
+    assert read(server, 200) == b"x" * 200
+    assert gate.stats().bytes_in == 200
+
+
+def test_a_flood_cuts_those_of_its_name_and_strangers_that_sent_much(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hub.serving.gate._FIRST_BYTES", 100)
+    gate = street.build()
+    flooding, quiet, loud, stranger = (street.pair() for _ in range(4))
+    for (client, server, connection), name in ((flooding, "jfk"), (quiet, "lga")):
+        connection.authenticated(name)
+        client.sendall(b"x" * 90)
+        read(server, 90)
+    for (client, server, _), size in ((loud, 90), (stranger, 10)):
+        client.sendall(b"x" * size)
+        read(server, size)
+    gate.cut("jfk", Reason.FLOOD)
+    assert is_reset(flooding[0])
+    assert is_reset(loud[0])
+    for client, server, _ in (quiet, stranger):
+        client.sendall(b"y")
+        assert read(server, 1) == b"y"
+    assert [reason for reason, _ in street.events] == [Reason.FLOOD] * 2
+
+
 def test_a_stranger_that_has_to_wait_and_resets_is_noticed(street: Street) -> None:
     street.build(Limits(authentication_bytes=10))
     client, server, _ = street.pair()

@@ -28,7 +28,7 @@ from hub.errors import Malformed
 from hub.serving import outlet
 from hub.shipper import Shipper
 from hub.wire import Level
-from kvspool import arrow
+from kvspool import arrow, system
 from kvspool.journal.format import Batch
 from kvspool.record import Codec, Gap
 
@@ -601,3 +601,33 @@ def test_the_gap_that_is_told_names_no_path() -> None:
     assert msgspec.json.encode(tickets.gap_note(Gap(1, 2, "missing", "/secret"))) == b'{"first":1,"last":2,"reason":"missing"}'
 
 
+
+
+# What it costs to say what there is.
+
+
+class Counting(system.Port):
+    """Counts the bytes that are read from files."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        data = super().read(fd, size, at)
+        self.count += len(data)
+        return data
+
+
+def test_no_large_record_is_read_to_list_flights_or_to_count_what_is_stored(root: Path, server: HubServer) -> None:
+    shards, few = 8, 32 << 10
+    for number in range(shards):
+        with kvspool.create(root / f"client{number}", format="kvj", segment_bytes="1MiB") as log:
+            log.append(b"x" * (4 << 20), timestamp=1)
+            log.append(b"small", timestamp=2)
+    with dial(server.location) as client, system.replaced(Counting()) as port:
+        assert isinstance(port, Counting)
+        assert len(list(client.list_flights())) == shards
+        server.store.count()
+        server.status()
+        client.get_flight_info(flight.FlightDescriptor.for_path("client0"))
+        assert port.count < few * shards

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from kvspool import _kvj
 from kvspool._kvj_py import HEAD as HEAD_BYTES
-from kvspool._kvj_py import LARGEST, LONGEST_KEY
+from kvspool._kvj_py import LARGEST, LONGEST_KEY, NO_KEY
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
+from kvspool.journal import format
 from kvspool.journal.control import checksum
 from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Nested
@@ -126,6 +127,14 @@ class Kvj(Nested):
 
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
         return Scan(*_kvj.pass_over(data, sequence, until, timestamp))
+
+    def head(self, data: bytes) -> format.Head | None:
+        if len(data) < HEAD.size:
+            return None
+        head = HEAD.unpack(data[: HEAD.size])
+        key_size = 0 if head.key_size == NO_KEY else head.key_size
+        is_possible = HEAD.size + key_size <= head.size <= LARGEST and head.sequence < LAST_SEQUENCE
+        return format.Head(head.sequence, head.timestamp, head.size) if is_possible else None
 
     def resume(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
         at = _kvj.find(data, sequence + 1, until)

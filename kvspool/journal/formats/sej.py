@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from kvspool import _sej
 from kvspool._sej_py import LONGEST_KEY, LONGEST_VALUE, SIZES
 from kvspool.errors import TooLarge
+from kvspool.journal import format
 from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Nested
 from kvspool.layout import Layout
@@ -41,6 +42,7 @@ class Sej(Nested):
     name: ClassVar[str] = "sej"
     suffix: ClassVar[str] = "jnl"
     has_keys = has_types = has_timestamps = True
+    ends_with_size: ClassVar[bool] = True
     has_empty_keys: ClassVar[bool] = False
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES) -> None:
@@ -97,6 +99,15 @@ class Sej(Nested):
 
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
         return Scan(*_sej.pass_over(data, sequence, until, timestamp))
+
+    def head(self, data: bytes) -> format.Head | None:
+        if len(data) < HEAD.size:
+            return None
+        head = HEAD.unpack(data[: HEAD.size])
+        sizes = HEAD.size + head.key_size
+        if head.key_size < 0 or len(data) < sizes + 4:
+            return None
+        return format.Head(head.offset, head.timestamp, SIZES + head.key_size + int.from_bytes(data[sizes : sizes + 4], "big"))
 
     def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
         """One message with a wrong offset between others that go on as they should is damaged; otherwise messages are missing."""

@@ -1,0 +1,86 @@
+"""A bound on the threads of the hub's process, which the kernel holds.
+
+A flood of calls gets threads from gRPC quicker than Python can refuse them: each thread first waits for the interpreter. Where no thread
+can be started, gRPC refuses the call itself (RESOURCE_EXHAUSTED), in microseconds. So `follow` lets this process have as many threads as
+its calls take, and `SPARE` more.
+
+The kernel counts all threads of a user, and bounds nobody who is root. `look` therefore counts what other processes of the user have, and
+gives the bound up where threads that can't be seen here, such as those of another container, take it up.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from kvspool import system
+
+OWN = 96  # threads of the hub itself: gRPC, the gate, the housekeeping, the page
+SPARE = 160  # threads for calls that are about to be refused, and for those that just began
+STEP = 64  # calls between two changes of the bound
+_logger = logging.getLogger("kvspool.hub")
+
+
+class Threads:
+    """The bound of this process. Thread-safe. of_call: threads that a call may have."""
+
+    def __init__(self, of_call: int = 1) -> None:
+        self._of_call = of_call
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._others = 0
+        self._most = -1  # that was set last
+        self._is_given_up = False
+
+    def start(self) -> bool:
+        """Begin to bound; return whether the kernel does so: it doesn't for root."""
+        if system.port.user_id() == 0:
+            self._is_given_up = True
+        self.look()
+        return not self._is_given_up
+
+    def follow(self, calls: int) -> None:
+        """Let the bound follow the number of calls under way."""
+        with self._lock:
+            self._calls = calls
+            self._set()
+
+    def look(self) -> None:
+        """Count the threads of the user's other processes, and look whether a thread can be started."""
+        if self._is_given_up:
+            return
+        ours, all_of_user = system.port.count_threads()
+        with self._lock:
+            self._others = all_of_user - ours
+            self._set()
+            allowed = self._allowed
+        try:
+            probe = threading.Thread(target=lambda: None, name="hub probe", daemon=True)
+            probe.start()
+        except RuntimeError:
+            if ours < allowed - SPARE // 2:
+                self.close()
+                _logger.warning("threads of this user that can't be seen here take up the bound on the hub's own; it was given up")
+        else:
+            probe.join()
+
+    def close(self) -> None:
+        """Give the bound up."""
+        with self._lock:
+            if not self._is_given_up:
+                self._is_given_up = True
+                system.port.limit_threads(None)
+
+    @property
+    def _allowed(self) -> int:
+        return OWN + SPARE + (self._calls // STEP + 1) * STEP * self._of_call
+
+    def _set(self) -> None:
+        most = self._others + self._allowed
+        if most != self._most and not self._is_given_up:
+            self._most = most
+            try:
+                system.port.limit_threads(most)
+            except (OSError, ValueError) as error:
+                self._is_given_up = True
+                _logger.warning("the kernel does not bound the hub's threads: %s", error)

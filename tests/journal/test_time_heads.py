@@ -1,0 +1,119 @@
+"""The time of a record is read from the head of its frame: figures and searches by time never read a large record."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvspool
+from kvspool import system
+from kvspool.journal import Journal, Retention
+
+LARGE = 4 << 20
+FEW = 16 << 10  # bytes that one look at a log may read
+TIMES = [1_000_000_000 * number for number in (5, 6, 7, 8)]
+
+
+class Counting(system.Port):
+    """Counts the bytes that are read from files."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        data = super().read(fd, size, at)
+        self.count += len(data)
+        return data
+
+
+def bytes_read(work: Any) -> int:
+    with system.replaced(Counting()) as port:
+        work()
+    assert isinstance(port, Counting)
+    return port.count
+
+
+@pytest.fixture(params=["kvj", "sej"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A journal of four segments, each of which begins with a large record that ends it."""
+    with kvspool.create(tmp_path / "log", format=request.param, segment_bytes="1MiB") as made:
+        for time in TIMES:
+            made.append(b"x" * LARGE, timestamp=time)
+    with kvspool.open(tmp_path / "log") as opened:
+        yield opened
+
+
+def test_stats_read_the_head_of_the_first_record_alone(log: Journal) -> None:
+    assert log.stats().first_timestamp == TIMES[0]
+    assert bytes_read(log.stats) < FEW
+    with kvspool.open(log.path) as other:
+        assert bytes_read(other.stats) < FEW
+
+
+@pytest.mark.parametrize("format", ["fflg", "fixed"])
+def test_stats_of_formats_without_times_read_no_record(tmp_path: Path, format: str) -> None:
+    options: dict[str, Any] = {"item_bytes": LARGE, "items_per_blob": 2} if format == "fixed" else {}
+    with kvspool.create(tmp_path / "log", format=format, **options) as log:
+        log.append(b"x" * LARGE)
+        assert bytes_read(log.stats) < FEW
+        assert log.stats().first_timestamp == 0
+
+
+def test_stats_of_an_archive_decompress_one_piece_of_it(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes="1MiB") as log:
+        log.append(system.port.random(LARGE), timestamp=7)
+        log.append(b"next", timestamp=8)
+        log.archive()
+        assert [path.suffix for path in sorted((tmp_path / "log" / "kvj").iterdir())][0] == ".zst"
+    with kvspool.open(tmp_path / "log") as log:
+        assert log.stats().first_timestamp == 7
+        assert bytes_read(log.stats) < 256 << 10, "one piece of zstd is 128 KiB"
+
+
+def test_a_search_by_time_tells_segments_apart_by_the_heads_of_their_first_records(log: Journal) -> None:
+    bases = log.bases()
+    for number, time in enumerate(TIMES):
+        assert bytes_read(lambda base=bases[number]: log._first_time(base)) < FEW
+        assert log.place(datetime.fromtimestamp(time / 1e9, timezone.utc)).sequence == number
+
+
+def test_a_trim_by_age_reads_the_head_of_a_last_record_alone(log: Journal) -> None:
+    assert bytes_read(lambda: log.trim(Retention(max_age=1), dry_run=True)) < 2 * FEW
+    plan = log.trim(Retention(max_age=1), dry_run=True).plan
+    if log.format.name == "sej":
+        assert [one.newest for one in plan.segments][: len(TIMES)] == TIMES
+
+
+def test_a_first_record_that_is_torn_or_damaged_has_no_time(log: Journal) -> None:
+    path = next(iter(sorted((log.path / log.format.segments_in(log.path).name).iterdir())))
+    data = path.read_bytes()
+    begin = log.format.header_bytes
+    path.write_bytes(data[: LARGE // 2])
+    assert log.stats().first_timestamp == 0
+    for at in (4, 8) if log.format.name == "kvj" else (0, 17, 18):  # size and sequence; offset and sizes
+        path.write_bytes(data[: begin + at] + b"\xff" * 8 + data[begin + at + 8 :])
+        assert log.stats().first_timestamp == 0
+        assert bytes_read(log.stats) < FEW
+    path.write_bytes(data)
+    assert log.stats().first_timestamp == TIMES[0]
+
+
+def test_a_small_first_record_is_checked_before_its_time_is_believed(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        log.append(b"small", timestamp=5)
+        path = log.path / "kvj" / "0000000000000000.kvj"
+        data = bytearray(path.read_bytes())
+        data[log.format.header_bytes + 20] ^= 1  # of the timestamp
+        path.write_bytes(data)
+        assert log.stats().first_timestamp == 0
+
+
+def test_a_first_record_behind_left_out_sequences_says_the_time(tmp_path: Path) -> None:
+    from kvspool.journal.format import Batch
+
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        log.append_batch(Batch([b"later"], timestamp=9), at=5)
+        assert log.stats().first_timestamp == 9
