@@ -51,10 +51,17 @@ class Descriptor:
                 raise
             raise _not_a_file(path, there.st_mode) from None
         if not flags & _NO_FILE:
+            self._check_kind()
+
+    def _check_kind(self) -> None:
+        """Raise NotAFile, and close it, unless it is a regular file."""
+        try:
             kind = system.port.status(self.number).st_mode
             if not stat.S_ISREG(kind):
-                self.close()
-                raise _not_a_file(path, kind)
+                raise _not_a_file(self.path, kind)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def number(self) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from hub.errors import HubError, HubFull, QuotaExceeded
 from hub.security.quotas import LATER
 from kvspool import system
+from kvspool.handles import Handle
 
 MOST = 2048  # calls of a hub at one time
 MOST_OPENING = 256  # calls of one principal whose first message was not read yet
@@ -27,7 +28,7 @@ _USUAL = sys.getswitchinterval()
 _WAITING = frozenset({"DO_EXCHANGE", "DO_PUT", "HANDSHAKE"})  # methods whose handler reads the first message itself
 
 
-class Calls:
+class Calls(Handle):
     """Counts the calls of a hub. Thread-safe.
 
     changed: called with their number whenever it changes, under the lock. flooded: called with the name of a principal that sends a flood.

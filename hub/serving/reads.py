@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from hub.errors import HubFull
 from kvspool import system
+from kvspool.handles import Handle
 
 MOST = 256 << 20  # bytes
 AT_ONCE = 4  # batches that are read at the same time: each may be one large record
@@ -20,7 +21,7 @@ PATIENCE = 10.0  # seconds for which a reader may take nothing while others wait
 POLL = 0.25  # seconds between two looks whether a waiting client is still there
 
 
-class Reads:
+class Reads(Handle):
     """The streams of a hub. Thread-safe."""
 
     def __init__(self, most: int = MOST, patience: float = PATIENCE) -> None:

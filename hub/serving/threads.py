@@ -14,6 +14,7 @@ import logging
 import threading
 
 from kvspool import system
+from kvspool.handles import Handle
 
 OWN = 96  # threads of the hub itself: gRPC, the gate, the housekeeping, the page
 SPARE = 160  # threads for calls that are about to be refused, and for those that just began
@@ -21,7 +22,7 @@ STEP = 64  # calls between two changes of the bound
 _logger = logging.getLogger("kvspool.hub")
 
 
-class Threads:
+class Threads(Handle):
     """The bound of this process. Thread-safe. of_call: threads that a call may have."""
 
     def __init__(self, of_call: int = 1) -> None:

@@ -34,7 +34,7 @@ class Ending(system.Port):
 def _counted(name: str) -> Callable[..., Any]:
     def call(self: Ending, *args: Any, **options: Any) -> Any:
         self._count()
-        return getattr(system.Port, name)(self, *args, **options)
+        return getattr(system.Port(), name)(*args, **options)
 
     return call
 
