@@ -296,12 +296,7 @@ class Columns:
         least, most = pc.min_max(found).as_py().values()
         if least is not None and least < 0:
             raise ValueError("column timestamp has times before 1970")
-        if most is not None:
-            try:
-                times.check(most)
-            except ValueError as error:
-                raise ValueError(f"column timestamp: {error}") from None
-        return found.fill_null(-1)
+        return _not_ahead(found, most).fill_null(-1)
 
     @cached_property
     def largest(self) -> int:
@@ -342,7 +337,6 @@ class Columns:
             self.least if rows is None else 0,
         )
 
-
     def records(self, rows: memoryview | None, codec: int) -> list[tuple[bytes | None, bytes, int, int]]:
         """Return key, value, type and codec of the given rows, or of all for None: a Python object for each, for the few times that they
         have to be compared."""
@@ -357,8 +351,18 @@ class Columns:
         return [codec] * self.rows
 
 
+def _not_ahead(found: pa.Array, most: int | None) -> pa.Array:
+    """Return timestamps, of which `most` is the latest. Raises ValueError if that lies too far ahead."""
+    if most is not None:
+        try:
+            times.refuse_ahead(most)
+        except ValueError as error:
+            raise ValueError(f"column timestamp: {error}") from None
+    return found
+
+
 class JournalColumns(Columns):
-    """A record batch laid out for a journal: any time there is, a null for the present one, and perhaps a column `codec`.
+    """A record batch laid out for a journal: a time may lie before 1970, a null is the present one, and perhaps a column `codec`.
 
     codec: of all rows, where there is no such column. Raises ValueError for codecs that no record of a journal has.
     """
@@ -371,7 +375,7 @@ class JournalColumns(Columns):
         self._codecs = _codecs(batch) if "codec" in batch.schema.names else None
 
     def _settled(self, found: pa.Array) -> pa.Array:
-        return found
+        return _not_ahead(found, pc.max(found).as_py())
 
     @property
     def longest_value(self) -> int:

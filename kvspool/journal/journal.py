@@ -52,6 +52,7 @@ from kvspool.journal.trim import Elsewhere, TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
 from kvspool.producers import Booking, Producer, ProducerStats
 from kvspool.record import NO_TIME, Codec, encode
+from kvspool.spool import times
 from kvspool.spool.cursor import Isolation, check_isolation
 from kvspool.spool.durability import Background
 from kvspool.spool.format import Durability
@@ -181,6 +182,8 @@ class Journal(Handle):
         values, codecs = self._encoded(list(values))
         if timestamp is None and not self.format.has_timestamps:
             timestamp = 0
+        if timestamp is not None and self.format.has_timestamps:
+            times.refuse_ahead(timestamp)
         batch = Batch(values, None if keys is None else list(keys), type, timestamp, codecs=codecs)
         self._check(batch)
         return batch

@@ -1,10 +1,11 @@
 """Times that a caller gives: not later than a day after the clock.
 
-Timestamps in a spool never decrease, so that a time can be looked up. A record with a time far in the future would give this time to every
-record after it, for good. So such a time is refused before anything is written. A day leaves room for clocks that are set wrong, and a log
-whose last time is a day ahead is right again a day later.
+Timestamps in a spool, and in a kvj or sej journal, never decrease, so that a time can be looked up. A record with a time far in the future
+would give this time to every record after it, for good. So such a time is refused before anything is written. A day
+leaves room for clocks that are set wrong, and a log whose last time is a day ahead is right again a day later.
 
-A journal stores every time as it is, since times there may decrease. Resize and salvage keep the times that a spool has.
+Resize and salvage keep the times that a spool has. A journal keeps those of records that come from another log: by a copy, by
+`append_batch`, or from a client of a hub, whose own log has refused times that lie ahead.
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ def check(timestamp: int) -> None:
     """Raise ValueError for a time that a record can't have."""
     if not 0 <= timestamp < 1 << 63:
         raise ValueError(f"a timestamp is ns since 1970, 0..2**63-1, not {timestamp}")
+    refuse_ahead(timestamp)
+
+
+def refuse_ahead(timestamp: int) -> None:
+    """Raise ValueError for a time that lies more than a day after the clock."""
     if timestamp > latest():
         raise ValueError(
-            f"timestamp {timestamp} lies more than a day after this machine's clock ({_shown(system.port.now())}): times in a spool never "
+            f"timestamp {timestamp} lies more than a day after this machine's clock ({_shown(system.port.now())}): times in a log never "
             "decrease, so all later records would get it. Leave it out, or set the clock if that is wrong"
         )
 

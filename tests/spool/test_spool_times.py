@@ -19,7 +19,7 @@ from kvspool.journal import Batch
 from kvspool.spool.appending import Row
 
 HOUR = 3600 * 10**9
-WORDS = r"lies more than a day after this machine's clock \(20\d\d-.*\): times in a spool never decrease"
+WORDS = r"lies more than a day after this machine's clock \(20\d\d-.*\): times in a log never decrease"
 
 
 @pytest.fixture
@@ -90,13 +90,21 @@ def test_an_import_names_the_line(log: Spool) -> None:
         imported(log, 2**63 - 1)
 
 
+JOURNAL_WAYS = {name: WAYS[name] for name in ("append", "append text", "append durably", "append_many", "append_arrow")}
+
+
 @pytest.mark.parametrize("format", ["kvj", "sej"])
-def test_a_journal_keeps_any_time_and_goes_on_with_the_clock(tmp_path: Path, format: str) -> None:
+@pytest.mark.parametrize("way", JOURNAL_WAYS.values(), ids=JOURNAL_WAYS)
+def test_a_journal_refuses_such_a_time_too_and_keeps_that_of_a_copied_record(
+    tmp_path: Path, format: str, way: Callable[[Any, int], Any]
+) -> None:
     with kvspool.create(tmp_path / "log", format=format) as log:
-        log.append(b"x", timestamp=2**63 - 1)
+        with pytest.raises(ValueError, match=WORDS):
+            way(log, 2**63 - 1)
         log.append(b"y")
-        first, second = log
-        assert first.timestamp == 2**63 - 1 and second.timestamp <= system.port.now()
+        assert [record.timestamp <= system.port.now() for record in log] == [True]
+        log.append_batch(Batch([b"copied"], timestamps=[2**63 - 1]))
+        assert [record.timestamp for record in log][-1] == 2**63 - 1
 
 
 @pytest.mark.parametrize("source", ["kvj", "spool"])
