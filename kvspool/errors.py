@@ -406,14 +406,13 @@ def appended_by(error: BaseException) -> range:
     return found
 
 
-def in_part(error: BaseException, appended: range, records: int, advice: str = DO_NOT_REPEAT) -> BaseException:
-    """Return what to raise where an error ended a batch of so many records, of which only `appended` are stored.
+def say_what_is_stored(error: BaseException, appended: range, records: int, advice: str = DO_NOT_REPEAT) -> None:
+    """Say which records are stored of a batch that an error ended after the sequences `appended`; the caller then raises the error again.
 
-    That is AppendedInPart for a KvspoolError that says that nothing was written, and any other error itself, with a note.
+    Raises AppendedInPart in place of a KvspoolError that says that nothing was written. Other errors get a note.
     """
     words = f"{len(appended)} of {records} records were appended, from sequence {appended.start} on; {advice}"
     if isinstance(error, KvspoolError) and not isinstance(error, Poisoned):
-        return AppendedInPart(f"{words}: {error}", appended)
+        raise AppendedInPart(f"{words}: {error}", appended) from error
     error.appended = appended  # type: ignore[attr-defined]
     error.add_note(words)
-    return error

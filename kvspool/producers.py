@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from kvspool import system
-from kvspool.errors import AGAIN, BatchChanged, BatchOutOfOrder, LockTimeout, SpoolFull, in_part
+from kvspool.errors import AGAIN, BatchChanged, BatchOutOfOrder, LockTimeout, SpoolFull, say_what_is_stored
 from kvspool.handles import Handle
 from kvspool.ledger import AT_REST, FREE, UNDER_WAY, Account, Ledger, before, new_account
 from kvspool.record import Codec
@@ -310,7 +310,8 @@ class Producer(Handle):
             except (SpoolFull, LockTimeout) as error:
                 if not appended:
                     raise
-                raise in_part(error, appended, rows.count, AGAIN) from error
+                say_what_is_stored(error, appended, rows.count, AGAIN)
+                raise
             if booking.stored is not None:
                 return booking.stored
             appended = booking.appended or appended

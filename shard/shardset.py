@@ -227,10 +227,8 @@ class ShardSet(Handle):
             except BaseException as error:
                 done[shard].append(appended_by(error))
                 parts = {shard: stored for shard, ranges in done.items() if (stored := [one for one in ranges if one])}
-                told = _in_part(error, parts, {shard for shard, _ in calls}, is_last=number == len(calls))
-                if told is error:
-                    raise
-                raise told from error
+                _say_what_is_stored(error, parts, {shard for shard, _ in calls}, is_last=number == len(calls))
+                raise
         return done
 
     def producer(self, name: str) -> ShardProducer:
@@ -325,16 +323,15 @@ def open_shard(path: Path, timeout: float) -> Log:
     return log
 
 
-def _in_part(error: BaseException, parts: dict[int, list[range]], shards: set[int], *, is_last: bool) -> BaseException:
-    """Return what to raise where an error ended a batch for `shards`, of which only `parts` are stored; see `kvspool.errors.in_part`."""
+def _say_what_is_stored(error: BaseException, parts: dict[int, list[range]], shards: set[int], *, is_last: bool) -> None:
+    """Say which `parts` are stored of a batch for `shards` that an error ended; see `kvspool.errors.say_what_is_stored`."""
     if not parts:
-        return error
+        return
     words = f"records of this batch were appended to {len(parts)} of {len(shards)} shards: {sorted(parts)}"
     if isinstance(error, KvspoolError) and not (is_last and isinstance(error, NotDurable)):
-        return AppendedToSomeShards(f"{words}; {DO_NOT_REPEAT}: {error}", parts)
+        raise AppendedToSomeShards(f"{words}; {DO_NOT_REPEAT}: {error}", parts) from error
     error.parts = parts  # type: ignore[attr-defined]
     error.add_note(words)
-    return error
 
 
 def _prepared(

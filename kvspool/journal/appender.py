@@ -25,7 +25,7 @@ import msgspec
 
 from kvspool import disk, ledger, system
 from kvspool.descriptor import Descriptor
-from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, in_part
+from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, say_what_is_stored
 from kvspool.handles import Handle
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Before, Format, Rows, Scan
@@ -169,7 +169,7 @@ class Appender(Handle):
         """Append all records of a batch, under the append lock, and return their sequences.
 
         at: the sequence that the first one must get; a later one than the next leaves those in between out. Raises OutOfRange if it can't.
-        A batch may fail between two records, where the disk is full: the error says which records are there, see `errors.in_part`, and with
+        A batch may fail between two records, where the disk is full: the error says which are stored (`errors.say_what_is_stored`), and with
         `advice` what to do about them.
         """
         if at is not None and at != page.next_sequence:
@@ -199,10 +199,8 @@ class Appender(Handle):
         except BaseException as error:
             if not done and not isinstance(error, (OSError, Poisoned)):
                 raise
-            told = in_part(error, range(first, first + done), number, advice)
-            if told is error:
-                raise
-            raise told from error
+            say_what_is_stored(error, range(first, first + done), number, advice)
+            raise
         return range(first, page.next_sequence)
 
     def reopened(self, page: Page) -> Segment:

@@ -44,7 +44,7 @@ from kvspool.errors import (
     Reentered,
     SpoolFull,
     TooLarge,
-    in_part,
+    say_what_is_stored,
 )
 from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
@@ -692,10 +692,8 @@ class Spool(Single, Handle):
             if not appending.stored:
                 raise
             advice = AGAIN if booking is not None else DO_NOT_REPEAT
-            told = in_part(error, appending.stored, batch.rows, advice)
-            if told is error:
-                raise
-            raise told from error
+            say_what_is_stored(error, appending.stored, batch.rows, advice)
+            raise
         if (durable or self.is_durable) and appended:
             self._flush(appended, timeout)
         return appended
