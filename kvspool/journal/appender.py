@@ -169,7 +169,7 @@ class Appender(Handle):
         """Append all records of a batch, under the append lock, and return their sequences.
 
         at: the sequence that the first one must get; a later one than the next leaves those in between out. Raises OutOfRange if it can't.
-        A batch may fail between two records, where the disk is full: the error says which are stored (`errors.say_what_is_stored`), and with
+        A batch may fail between two records, where the disk is full: the error says which are stored, see `errors.appended_by`, and with
         `advice` what to do about them.
         """
         if at is not None and at != page.next_sequence:
