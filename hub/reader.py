@@ -195,8 +195,8 @@ class HubReader(Handle):
         self._move(self._all_at("earliest"))
 
     def _all_at(self, start: str | datetime) -> dict[Key, Position]:
-        """Return the places of a start in all shards that are there."""
-        return {key: _position(path, log, _sequence(log, start)) for key, path, log in self.root.logs()}
+        """Return the places of a start in all shards that can be opened; the others are read from their earliest record once they can."""
+        return {key: _position(path, log, _sequence(log, start)) for key, path, log in self.root.logs(passes_damaged=True)}
 
     def _move(self, moved: dict[Key, Position]) -> None:
         self._positions.update(moved)

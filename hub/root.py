@@ -36,7 +36,7 @@ from kvspool.spool.cursor import Isolation
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.spool import TIMEOUT
 from shard import ShardSet, TooFewDescriptors, descriptors, route
-from shard.merge import Cursor, FollowingMerge, Merge
+from shard.merge import UNREADABLE, Cursor, FollowingMerge, Merge
 from shard.shardset import Log, ShardRecord, open_shard
 
 OpenCursor = Callable[[Key, Path, Log], Cursor]
@@ -132,7 +132,8 @@ class HubRoot(Handle):
     ) -> Merge:
         """Iterate over the records (`HubRecord`) of all clients that are there now. start: "earliest", "latest", an aware datetime.
 
-        limit, on_gap and isolation as `kvspool.Spool.read` has them. Raises ShardError for shards that make up no set.
+        limit, on_gap and isolation as `kvspool.Spool.read` has them. Raises ShardError for shards that make up no set. The error of a shard
+        that can't be opened is raised once, by the first call for a record; the next calls hand out the records of all others.
         """
         merge = Merge(limit, on_gap)
         self.add_shards(merge, _cursors_at(start, True, isolation), is_bounded=True)
@@ -157,20 +158,27 @@ class HubRoot(Handle):
         return self._iterations.add(merge)
 
     def add_shards(self, merge: Merge, open_cursor: OpenCursor, *, is_bounded: bool) -> None:
-        """Add every shard to the merge that it doesn't read yet."""
+        """Add every shard to the merge that it doesn't read yet.
+
+        A shard that can't be opened stops no other: the merge raises its error once, and goes on. A follower reads it when it was mended.
+        """
         self._check_open()
         following = merge if isinstance(merge, FollowingRoot) else None
         paths = self.shard_paths(following)
         with descriptors.for_logs(self.path, self._most):
             for key, path in paths:
                 if key not in merge.sources:
-                    log = self.open_log(key, path, may_be_gone=not is_bounded)
-                    if log is not None:
+                    try:
+                        log = self.open_log(key, path, may_be_gone=not is_bounded)
+                        cursor = None if log is None else open_cursor(key, path, log)
+                    except UNREADABLE as error:
+                        merge.refuse(key, error)
+                        continue
+                    if cursor is not None:
                         if following is not None:
                             following.clients.add(key[0])
                             following.names[path.name] = key
-                        make = partial(HubRecord, client=key[0], shard=key[1])
-                        merge.add(key, open_cursor(key, path, log), make)
+                        merge.add(key, cursor, partial(HubRecord, client=key[0], shard=key[1]))
 
     def shard_paths(self, following: FollowingRoot | None = None) -> list[tuple[tuple[str, int], Path]]:
         """Return client, index and path of each shard that is there; ShardError where a client's make up no set.
@@ -187,13 +195,18 @@ class HubRoot(Handle):
         self._most = max(self._most, len(shards))
         return shards
 
-    def logs(self) -> Iterator[tuple[Key, Path, Log]]:
-        """Yield client and index, path and log of each shard that is there."""
+    def logs(self, *, passes_damaged: bool = False) -> Iterator[tuple[Key, Path, Log]]:
+        """Yield client and index, path and log of each shard that is there. passes_damaged: leave out shards that can't be opened."""
         self._check_open()
         paths = self.shard_paths()
         with descriptors.for_logs(self.path, self._most):
             for key, path in paths:
-                log = self.open_log(key, path, may_be_gone=True)
+                try:
+                    log = self.open_log(key, path, may_be_gone=True)
+                except UNREADABLE:
+                    if not passes_damaged:
+                        raise
+                    continue
                 if log is not None:
                     yield key, path, log
 

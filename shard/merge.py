@@ -11,11 +11,12 @@ others are silent. All logs together are looked at twice a second at most, and w
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from kvspool import GapError, system
-from kvspool.errors import Closed
+from kvspool.errors import Closed, Corruption, FormatError, Unrecovered
 from kvspool.handles import Handle
 from kvspool.iteration import OnGap, check
 from kvspool.journal.cursor import Cursor as JournalCursor
@@ -35,6 +36,8 @@ AHEAD = 1 << 16  # records that are copied out in advance, of all logs together
 LEAST_AHEAD, MOST_AHEAD = 16, 1024  # of one log
 REST = 4  # times as long as a look at everything took, before the next one where no wake-up will come
 LONG_REST = 20  # the same where wake-ups do come
+
+UNREADABLE = (Corruption, FormatError, Unrecovered)  # errors of one log, which stop no other
 
 
 class Source:
@@ -89,6 +92,8 @@ class Merge(Iterator[Any], Handle):
         self._most = MOST_AHEAD
         self._taken = 0
         self._orders = 0
+        self._refused: dict[Hashable, str] = {}  # why a log can't be read
+        self._failures: deque[Exception] = deque()  # to be raised by the next calls
         self._is_closed = False
         self._why = ""  # the iteration ended, if its handle was closed
 
@@ -101,6 +106,12 @@ class Merge(Iterator[Any], Handle):
         if self._is_closed:  # another thread may have closed the others just before
             source.reading.close()
 
+    def refuse(self, key: Hashable, error: Exception) -> None:
+        """Let the next call raise the error of a log that can't be read, once for each reason; the other logs go on."""
+        if self._refused.get(key) != str(error):
+            self._refused[key] = str(error)
+            self._failures.append(error)
+
     def drop(self, key: Hashable) -> None:
         """Read a log no more; only where nothing of it waits to be handed out."""
         self._silent.pop(key).reading.close()
@@ -110,6 +121,8 @@ class Merge(Iterator[Any], Handle):
     def __next__(self) -> Any:
         try:
             while self._left != 0:
+                if self._failures:
+                    raise self._failures.popleft()
                 self._settle()
                 if not self._ready:
                     if not self.wait():
@@ -164,8 +177,10 @@ class Merge(Iterator[Any], Handle):
         """Once in a while, where one log alone would keep us busy: look at the others too."""
 
     def look_at(self, sources: Iterable[Source]) -> bool:
-        """Look at logs, those of them that are silent; return whether one has something. What goes wrong in one is raised when all others
-        were looked at."""
+        """Look at logs, those of them that are silent; return whether there is something to hand out or to raise.
+
+        The error of a log that is damaged is left to the next call; any other error is raised when all logs were looked at.
+        """
         failure = None
         spoke = False
         for source in sources:
@@ -173,17 +188,22 @@ class Merge(Iterator[Any], Handle):
                 continue
             try:
                 has_item = self.listen(source)
+            except UNREADABLE as error:
+                self.refuse(source.key, error)
+                self._new.pop(source.key, None)
+                continue
             except Exception as error:
                 failure = failure or error
                 continue
             self._new.pop(source.key, None)
             if has_item:
+                self._refused.pop(source.key, None)
                 self._silent.pop(source.key)
                 heapq.heappush(self._ready, (source.timestamp, source.order, source))
                 spoke = True
         if failure is not None:
             raise failure
-        return spoke
+        return spoke or bool(self._failures)
 
     def listen(self, source: Source) -> bool:
         """Return whether a log has something now."""
@@ -289,7 +309,7 @@ class FollowingMerge(Merge):
     def wait(self) -> bool:
         deadline = None if self.timeout is None else system.port.monotonic() + self.timeout
         watcher = self._armed()
-        while not self._is_closed:
+        while not self._is_closed and not self._failures:
             if self.look_at(list(self._new.values())):
                 break
             now = system.port.monotonic()
@@ -304,7 +324,7 @@ class FollowingMerge(Merge):
                 break  # another thread has closed us
             if self._heed(keys):
                 break
-        return bool(self._ready)
+        return bool(self._ready or self._failures)
 
     def _heed(self, keys: set[Any] | None) -> bool:
         """Look at what woke us, and at everything if it is time for that; return whether something is there."""

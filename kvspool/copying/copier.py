@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -318,12 +319,16 @@ class _Work:
         return sum(len(item.values) for item in self.origin.read(self.begun, self.sequence) if isinstance(item, Rows))
 
     def _survey(self, end: int | None, left: int | None) -> None:
-        """Raise NotKept if a record that is going to be copied has what the target has no room for."""
+        """Raise NotKept if a record that is going to be copied has what the target has no room for.
+
+        Damage ends the survey: the copy ends there, too, with the records before it.
+        """
         last = self.target.last_time
-        for item in _limited(self.origin.read(self.sequence, end), left):
-            if isinstance(item, Rows):
-                self._refuse_loss(lost(item, self._kinds, self.target.room, last))
-                last = latest(item, last, self.target.room)
+        with suppress(Corruption):
+            for item in _limited(self.origin.read(self.sequence, end), left):
+                if isinstance(item, Rows):
+                    self._refuse_loss(lost(item, self._kinds, self.target.room, last))
+                    last = latest(item, last, self.target.room)
 
     def _refuse_loss(self, found: dict[str, int]) -> None:
         if found:

@@ -574,7 +574,7 @@ def test_a_shard_that_is_damaged_is_an_error_that_names_it(root: HubRoot) -> Non
     add(root, "a", [1])
     (root.path / "a.1.001" / format.DATA_FILE).write_bytes(b"")
     with pytest.raises(kvspool.KvspoolError, match=r"a\.1\.001"):
-        root.read()
+        next(root.read())
     with pytest.raises(kvspool.KvspoolError, match=r"a\.1\.001"):
         root.stats()
 
