@@ -13,7 +13,7 @@ from hub.wire import BATCH_BYTES, LARGEST_BATCH, MOST_ROWS
 from kvspool import arrow
 from kvspool._kvj_py import LONGEST_KEY
 from kvspool.errors import Corruption
-from kvspool.record import Gap
+from kvspool.record import NO_TIME, Gap
 
 if TYPE_CHECKING:
     from hub.tickets import Ticket
@@ -128,8 +128,24 @@ def first_difference(journal: Journal, rows: Rows) -> int | None:
     return None
 
 
-def _difference(one: pa.RecordBatch, other: pa.RecordBatch) -> int | None:
+def _difference(stored: pa.RecordBatch, sent: pa.RecordBatch) -> int | None:
     """Return the number of the first row that differs."""
-    if one.equals(other):
+    if stored.equals(sent):
         return None
-    return next((row for row in range(one.num_rows) if not one.slice(row, 1).equals(other.slice(row, 1))), None)
+    kept = _as_stored(sent, stored.column("timestamp").cast(pa.int64()).to_pylist())
+    return next((row for row in range(stored.num_rows) if not stored.slice(row, 1).equals(kept.slice(row, 1))), None)
+
+
+def _as_stored(sent: pa.RecordBatch, stored: list[int]) -> pa.RecordBatch:
+    """Return the records with the times that a journal keeps: one that is earlier than the latest before it becomes that one.
+
+    The journal may hold later times before the first of these records, so that one's `stored` time is taken if it is later.
+    """
+    times = sent.column("timestamp").cast(pa.int64()).to_pylist()
+    latest: int | None = None
+    for row, time in enumerate(times):
+        if time != NO_TIME:
+            latest = max(time, stored[row] if latest is None else latest)
+            times[row] = latest
+    at = sent.schema.get_field_index("timestamp")
+    return sent.set_column(at, sent.schema.field(at), pa.array(times, pa.int64()).cast(sent.schema.field(at).type))

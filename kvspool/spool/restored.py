@@ -58,11 +58,15 @@ def checkpoint(memory: Memory, echo: int) -> format.Checkpoint | None:
     if not 0 < tail <= frames.MOST_POSITION:
         return None
     runs = _runs(memory, max(0, tail - memory.header.capacity), tail)
-    last = next(((sequence, timestamp) for _, end, _, sequence, timestamp in reversed(runs) if end == tail), None)
+    last = next((run for run in reversed(runs) if run[1] == tail), None)
     if last is None:
         return None
-    start, least = next((start, first) for start, _, first, _, _ in runs if first <= last[0])
-    return format.Checkpoint(0, start, least, tail, last[0] + 1, last[1], tail, b"", 0, 0)
+    start, _, first, sequence, timestamp = last
+    for earlier, end, low, high, _ in reversed(runs):
+        # Other frames before the chain are what a killed writer put after the tail, one lap on, and never published.
+        if end <= start and high < first:
+            start, first = earlier, low
+    return format.Checkpoint(0, start, first, tail, sequence + 1, timestamp, tail, b"", 0, 0)
 
 
 def _newest(memory: Memory) -> int:

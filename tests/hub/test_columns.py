@@ -24,6 +24,11 @@ ROWS = [Row(b"", None, 0, -5), Row(b"value", b"", 255, 1 << 62), Row(b"{}", b"k"
 GOOD = batch(*ROWS)
 
 
+def raised(rows: list[Row]) -> list[Row]:
+    """Return rows as a journal keeps them: times never decrease."""
+    return [row._replace(timestamp=max(one.timestamp for one in rows[: at + 1])) for at, row in enumerate(rows)]
+
+
 def replaced(name: str, column: pa.Array) -> pa.RecordBatch:
     """Return a batch whose column is another one, of whatever type."""
     at = columns.SCHEMA.get_field_index(name)
@@ -129,14 +134,14 @@ def test_records_lie_in_the_journal_as_they_came_and_come_out_so(tmp_path: Path)
     with kvspool.create(tmp_path / "log", format="kvj") as journal:
         columns.append(journal, Rows(0, GOOD))
         columns.append(journal, Rows(10, GOOD.slice(1, 3)))
-        assert list(contents(journal).values()) == [*ROWS, *ROWS[1:]]
+        assert list(contents(journal).values()) == raised([*ROWS, *ROWS[1:]])
         cursor = journal.cursor(0)
         first = columns.next_rows(cursor, 100)
-        assert isinstance(first, Rows) and first.first == 0 and first.batch.equals(GOOD)
+        assert isinstance(first, Rows) and first.first == 0 and first.batch.equals(batch(*raised(ROWS)))
         gap = columns.next_rows(cursor, 100)
         assert isinstance(gap, Gap) and (gap.first, gap.last) == (4, 9)
         second = columns.next_rows(cursor, 2)
-        assert isinstance(second, Rows) and second.first == 10 and second.batch.equals(GOOD.slice(1, 2))
+        assert isinstance(second, Rows) and second.first == 10 and second.batch.equals(batch(*raised(ROWS)).slice(1, 2))
         assert columns.next_rows(cursor, 1) is not None and columns.next_rows(cursor, 1) is None
         cursor.close()
 
@@ -167,6 +172,18 @@ def test_a_cut_takes_as_much_as_fits_and_at_least_one() -> None:
     assert sum(part.batch.num_rows for part in parts) == 5
     assert all(part.batch.nbytes <= 150 or part.batch.num_rows == 1 for part in parts)
     assert rows.cut(1 << 20) == (rows, None)
+
+
+def test_records_whose_times_the_journal_has_raised_are_the_same_when_they_come_again(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj") as journal:
+        columns.append(journal, Rows(0, GOOD))
+        columns.append(journal, Rows(4, GOOD))  # all of them earlier than the latest
+        for first in (0, 4):
+            assert columns.first_difference(journal, Rows(first, GOOD)) is None
+            for at in range(4):
+                assert columns.first_difference(journal, Rows(first + at, GOOD.slice(at, 2))) is None
+                other = batch(*[row._replace(timestamp=(1 << 62) + 1) if number == at else row for number, row in enumerate(ROWS)])
+                assert columns.first_difference(journal, Rows(first, other)) == first + at
 
 
 def test_the_first_difference_is_found(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ class Machine(RuleBasedStateMachine):
         if self.origin:
             self._begin_at(self.origin)
         self.other: Journal = kvspool.open(self.path)  # type: ignore[assignment]
-        self.follower = self.log.follow(timeout=0, on_gap="skip")
+        self.watcher = kvspool.open(self.path)  # a closed handle ends its followers
+        self.follower = self.watcher.follow(timeout=0, on_gap="skip")
         self.followed = self.origin
 
     def _begin_at(self, sequence: int) -> None:
@@ -67,6 +68,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.follower.close()
+        self.watcher.close()
         self.log.close()
         self.other.close()
         shutil.rmtree(self.directory)

@@ -42,6 +42,7 @@ import kvspool
 from kvspool import Gap, system
 from kvspool.errors import KvspoolError, LogNotFound
 from kvspool.journal import Journal
+from kvspool.journal.format import Before
 
 FORMATS: dict[str, dict[str, Any]] = {
     "sej": {"segment_bytes": 400},
@@ -253,7 +254,8 @@ class Life:
             log.trim(before=before, force=True)
         else:
             with log.appending(5) as (appender, page):
-                data, _ = log.format.encode(kvspool.journal.Batch([self.value()]), 0, page.next_sequence, page.base, page.end)
+                place = Before(page.next_sequence, page.base, page.end, clock.clock, page.last_timestamp)
+                data, _, _ = log.format.encode(kvspool.journal.Batch([self.value()]), 0, place)
                 assert appender._segment is not None
                 system.port.write(appender._segment.fd, bytes(data[: choose.randrange(len(data))]), page.end)
             log.close()
