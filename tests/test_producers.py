@@ -827,7 +827,7 @@ def test_after_a_power_cut_a_plain_batch_that_is_gone_is_not_taken_for_whole_bec
         assert log.producer("a").last == 2
 
 
-def book_and_die(log: Any, put: Any, end: Any, booking: Any, timeout: float | None, durable: bool) -> None:
+def book_and_die(log: Any, batch: Any, booking: Any, timeout: float | None, durable: bool) -> None:
     """As a process that is killed when the list of producers is on disk, and no record is."""
 
     def change(place: Any, next_sequence: int) -> int:

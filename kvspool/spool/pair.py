@@ -99,7 +99,7 @@ def create(
             # Opened first: once the log can be seen, nothing but a broken disk can fail.
             pair = Pair(made.path, allow_unsafe_fs=allow_unsafe_fs)
             try:
-                _publish(made.path, path)
+                _publish(made, path)
             except BaseException:
                 pair.close()
                 raise
@@ -124,12 +124,17 @@ def fill(building: Path, header: format.Header, mode: int, epoch: format.Epoch |
     disk.flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
 
 
-def _publish(building: Path, path: Path) -> None:
+def _publish(made: making.Making, path: Path) -> None:
     try:
-        disk.put_in_place(building, path)
+        disk.put_in_place(made.path, path)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise LogExists(f"{path} exists already; kvspool.open opens it") from error
+        raise
+    try:
+        made.release()
+    except BaseException:
+        system.port.rename(path, made.path)
         raise
 
 
