@@ -75,6 +75,10 @@ class Lease(Handle):
         if file is not None:
             locks.give_back(file, self._process)
 
+    def __del__(self) -> None:
+        if getattr(self, "_file", None) is not None:  # dropped: a child that another thread forks now must not keep the lock
+            self.close()
+
 
 def holder(path: Path) -> str:
     """Return who holds a lock file, in words for people; nothing if nobody does."""

@@ -29,7 +29,7 @@ from hub.positions import Key
 from hub.reader import HubReader, HubReaderStats, delete, listing
 from kvspool import SpoolStats, disk, system
 from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NotALog
-from kvspool.handles import Handle
+from kvspool.handles import Handle, close_all
 from kvspool.iteration import Iterations, OnGap
 from kvspool.journal import JournalStats
 from kvspool.spool.cursor import Isolation
@@ -311,8 +311,8 @@ class HubRoot(Handle):
         """Close all logs. Every later call raises Closed; so do iterations, those that wait in other threads at once."""
         self._is_closed = True
         self._iterations.end(self._closed_words())
-        while self._logs:
-            self._logs.popitem()[1].close()
+        logs, self._logs = self._logs, {}
+        close_all(logs.values())
 
     def _check_open(self) -> None:
         if self._is_closed:

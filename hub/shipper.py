@@ -35,7 +35,7 @@ from hub.wire import BATCH_BYTES, VERSION, Opening
 from hub.wire import Log as LogOnWire
 from kvspool import system
 from kvspool.errors import KvspoolError, NotALog
-from kvspool.handles import Handle
+from kvspool.handles import Handle, close_all
 from kvspool.queue import ChunkQueue
 from kvspool.spool.cursor import Isolation
 from kvspool.wakeups import BLIND_POLL, POLL, Watcher
@@ -295,8 +295,7 @@ class Shipper(Handle):
 
     def close(self) -> None:
         """Give the durable readers and the logs back."""
-        for lane in self.lanes:
-            lane.close()
+        close_all(self.lanes)
 
     def __enter__(self) -> Shipper:
         return self

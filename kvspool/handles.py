@@ -5,7 +5,9 @@ A copy would close the same descriptor a second time, when its number may be tha
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any, NoReturn, Protocol
 
 
 def refuse_copy(handle: object) -> NoReturn:
@@ -24,3 +26,17 @@ class Handle:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
+
+
+class Closable(Protocol):
+    """What is open until `close`."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+def close_all(handles: Iterable[Closable]) -> None:
+    """Close each of the handles, whatever the others raise; then raise the error of the first one that failed."""
+    with ExitStack() as closing:  # the last one first: its error is the context of those before it
+        for handle in handles:
+            closing.callback(handle.close)

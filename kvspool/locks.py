@@ -11,8 +11,7 @@ What a lock protects is written at its byte's name in `spool.format`. The rules,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from kvspool import system
@@ -58,6 +57,8 @@ def give_back(file: Descriptor, process: int) -> None:
     Closing alone would not do: a child that another thread forks at this moment has the descriptor too, until it runs a program of its own.
     Such a child releases nothing: the locks are its parent's.
     """
+    if file.is_closed:
+        return
     with file as fd:
         if process == system.port.process_id():
             system.port.unlock_all(fd)
@@ -65,21 +66,52 @@ def give_back(file: Descriptor, process: int) -> None:
 
 def give_back_file(file: Descriptor, process: int) -> None:
     """As `give_back`, with the lock of the whole file."""
+    if file.is_closed:
+        return
     with file as fd:
         if process == system.port.process_id():
             system.port.unlock_file(fd)
             system.port.unlock_all(fd)
 
 
-@contextmanager
-def held(fd: int, byte: int, timeout: float, holder: Callable[[], str]) -> Iterator[None]:
-    """Hold a byte's lock inside the `with` block; see `acquire`."""
-    try:
-        acquire(fd, byte, timeout, holder)
-        yield
-    finally:
+class held:
+    """Hold a byte's lock of a descriptor inside the `with` block; see `acquire`.
+
+    An exception out of a signal handler may keep `__exit__` from running at all. The lock is then released when this object is collected,
+    as late as the exception's traceback is. The descriptor may be closed by then, and its number another log's: it is left alone.
+    """
+
+    _is_held = False
+
+    def __init__(
+        self, file: Descriptor, byte: int, timeout: float, holder: Callable[[], str], rest: Callable[[float], None] | None = None
+    ) -> None:
+        self._file = file
+        self._byte = byte
+        self._timeout = timeout
+        self._holder = holder
+        self._rest = rest
+
+    def __enter__(self) -> None:
+        self._is_held = True  # as far as we know, until it was released
         try:
-            system.port.unlock(fd, byte)
-        except BaseException:  # out of a signal handler, perhaps before the lock was released
-            system.port.unlock(fd, byte)
+            acquire(self._file.number, self._byte, self._timeout, self._holder, self._rest)
+        except BaseException:  # out of a signal handler, perhaps after the lock was taken
+            self._release()
             raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._release()
+        except BaseException:  # out of a signal handler, perhaps before the lock was released
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        if not self._file.is_closed:
+            system.port.unlock(self._file.number, self._byte)
+        self._is_held = False
+
+    def __del__(self) -> None:
+        if self._is_held:
+            self._release()

@@ -59,14 +59,15 @@ class Port:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
-    def limit_threads(self, most: int | None) -> None:
-        """Let the user of this process have so many threads in all, or as many as the process may allow itself; bounds nobody who is root.
+    def thread_limit(self) -> int:
+        """Return how many threads the user of this process may have in all, while this process starts one."""
+        soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
-        None: as many as that.
-        """
-        _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-        soft = hard if most is None or hard != resource.RLIM_INFINITY and hard < most else most
-        resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+    def limit_threads(self, most: int) -> None:
+        """Set what `thread_limit` returns; bounds nobody who is root."""
+        soft = resource.RLIM_INFINITY if most == sys.maxsize else most
+        resource.setrlimit(resource.RLIMIT_NPROC, (soft, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
 
     def read(self, fd: int, size: int, at: int) -> bytes:
         return os.pread(fd, size, at)

@@ -37,12 +37,21 @@ def explain(error: OSError, where: str | os.PathLike[str], logs: int) -> None:
     needed, limit = logs * PER_LOG, system.port.file_limit()
     words = f"{where}: {logs:,} logs take up to {needed:,} file descriptors"
     if error.errno == errno.ENFILE:
-        raise TooFewDescriptors(f"{words}, and the machine has none left: raise fs.file-max", error.errno) from error
-    raise TooFewDescriptors(
-        f"{words}, and this process may have {limit:,} in all. Raise its limit before it starts, with `ulimit -n {needed + SPARE}` in "
-        f"the shell or LimitNOFILE={needed + SPARE} in its unit, or call resource.setrlimit; or open fewer of them at once",
-        error.errno,
-    ) from error
+        words = f"{words}, and the machine has none left: raise fs.file-max"
+    else:
+        words = (
+            f"{words}, and this process may have {limit:,} in all. Raise its limit before it starts, with `ulimit -n {needed + SPARE}` in "
+            f"the shell or LimitNOFILE={needed + SPARE} in its unit, or call resource.setrlimit; or open fewer of them at once"
+        )
+    raise _with_what_is_stored(TooFewDescriptors(words, error.errno), error) from error
+
+
+def _with_what_is_stored(few: TooFewDescriptors, error: OSError) -> TooFewDescriptors:
+    """Let an error say what the one that it replaces says of records that were appended before."""
+    for name in ("appended", "parts"):
+        if hasattr(error, name):
+            setattr(few, name, getattr(error, name))
+    return few
 
 
 def affordable(most: int, part: int) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kvspool import GapError, system
 from kvspool.errors import Closed, Corruption, FormatError, Unrecovered
-from kvspool.handles import Handle
+from kvspool.handles import Handle, close_all
 from kvspool.iteration import OnGap, check
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.record import Gap
@@ -217,8 +217,7 @@ class Merge(Iterator[Any], Handle):
         """Release all logs; the iteration is over. Another thread that waits in it wakes, and its iteration ends."""
         self._is_closed = True
         self._left = 0
-        for source in list(self.sources.values()):
-            source.reading.close()
+        close_all(source.reading for source in list(self.sources.values()))
 
     def end(self, why: str) -> None:
         """Close the iteration because its handle was closed: every call raises Closed with the words `why`."""
@@ -364,6 +363,8 @@ class FollowingMerge(Merge):
                 source.cursor.refuse_vanished()
 
     def close(self) -> None:
-        super().close()
-        if self._watcher is not None:
-            self._watcher.close()
+        try:
+            super().close()
+        finally:
+            if self._watcher is not None:
+                self._watcher.close()

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import kvspool
 from kvspool import Record, Spool, SpoolStats, disk, system
 from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotALog, NotDurable, appended_by
-from kvspool.handles import Handle
+from kvspool.handles import Handle, close_all
 from kvspool.iteration import Iterations, OnGap
 from kvspool.journal import Journal, JournalStats
 from kvspool.queue import ChunkQueue
@@ -130,8 +131,7 @@ class ShardSet(Handle):
             with descriptors.for_logs(base, 1 << found.bits):
                 shards.extend(open_shard(path, timeout) for _, path in found.paths(base))
         except BaseException:
-            for shard in shards:
-                shard.close()
+            close_all(shards)
             raise
         return cls(base, prefix, shards)
 
@@ -219,17 +219,19 @@ class ShardSet(Handle):
     def _append_parts(self, batches: list[dict[int, Any]]) -> dict[int, list[range]]:
         """Do the calls of each batch, one for each shard that has a part of it, and return the sequences for each shard."""
         calls = [(shard, batch[shard]) for batch in batches for shard in sorted(batch)]
-        done: dict[int, list[range]] = {}
-        for number, (shard, call) in enumerate(calls, start=1):
-            try:
-                with descriptors.for_logs(self.root, len(self.shards)):
-                    done.setdefault(shard, []).append(call())
-            except BaseException as error:
-                done[shard].append(appended_by(error))
-                parts = {shard: stored for shard, ranges in done.items() if (stored := [one for one in ranges if one])}
-                _say_what_is_stored(error, parts, {shard for shard, _ in calls}, is_last=number == len(calls))
-                raise
-        return done
+        done: dict[int, list[range]] = {shard: [] for shard, _ in calls}
+        try:
+            with descriptors.for_logs(self.root, len(self.shards)):
+                for shard, call in calls:
+                    done[shard].extend(map(operator.call, (call,)))  # in C: no handler's exception comes between a result and its place
+            return done
+        except BaseException as error:
+            ended = sum(map(len, done.values()))
+            if ended < len(calls):
+                done[calls[ended][0]].append(appended_by(error))
+            parts = {shard: stored for shard, ranges in done.items() if (stored := [one for one in ranges if one])}
+            _say_what_is_stored(error, parts, set(done), is_last=ended >= len(calls) - 1)
+            raise
 
     def producer(self, name: str) -> ShardProducer:
         """Return a producer: what appends numbered batches, each record of which is stored once, whatever dies; see `shard.producers`.
@@ -298,8 +300,7 @@ class ShardSet(Handle):
     def close(self) -> None:
         """Close all shards. Iterations raise Closed, those that wait in other threads at once."""
         self._iterations.end(f"{self.root} was closed; open it again")
-        for shard in self.shards:
-            shard.close()
+        close_all(self.shards)
 
     def __enter__(self) -> ShardSet:
         return self

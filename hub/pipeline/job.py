@@ -6,6 +6,7 @@ the same wherever it is started.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 from hub.pipeline.errors import JobError, SchemaError
 from hub.pipeline.schema import INFER, Field, parse_schema
 from kvspool import documents, sizes
+from kvspool.errors import NotAFile
 
 Codec = Literal["json", "msgpack", "keyed", "text", "raw"]
 Format = Literal["parquet", "delta", "kvspool"]
@@ -206,10 +208,10 @@ def seconds(text: str) -> float:
 
 def load(path: Path) -> Job:
     """Return the job that a file declares. Raises JobError, and the system's OSError."""
-    with path.open("rb") as file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise JobError(f"{path}: larger than {LARGEST} bytes")
+    try:
+        data = documents.read(Path(os.path.realpath(path)), LARGEST)
+    except (NotAFile, ValueError) as error:
+        raise JobError(f"{path}: {error}") from None
     try:
         document = documents.from_toml(data)
     except ValueError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hub.pipeline.job import Job
+from kvspool.descriptor import Descriptor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,9 +60,9 @@ def settings(job: Job) -> dict[str, str]:
 def errors_to(log: Path) -> Iterator[None]:
     """Let processes that start meanwhile inherit a file as their standard error."""
     sys.stderr.flush()
-    saved = os.dup(2)
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), 2)
+    with Descriptor(os.path.realpath(log), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666) as fd:
+        saved = os.dup(2)
+        os.dup2(fd, 2)
     try:
         yield
     finally:

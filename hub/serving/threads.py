@@ -2,7 +2,7 @@
 
 A flood of calls gets threads from gRPC quicker than Python can refuse them: each thread first waits for the interpreter. Where no thread
 can be started, gRPC refuses the call itself (RESOURCE_EXHAUSTED), in microseconds. So `follow` lets this process have as many threads as
-its calls take, and `SPARE` more.
+its calls take, and `SPARE` more, but never more than it was started with.
 
 The kernel counts all threads of a user, and bounds nobody who is root. `look` therefore counts what other processes of the user have, and
 gives the bound up where threads that can't be seen here, such as those of another container, take it up.
@@ -31,6 +31,7 @@ class Threads(Handle):
         self._calls = 0
         self._others = 0
         self._most = -1  # that was set last
+        self._before = system.port.thread_limit()  # never exceeded, and set again in the end
         self._is_given_up = False
 
     def start(self) -> bool:
@@ -54,7 +55,7 @@ class Threads(Handle):
         with self._lock:
             self._others = all_of_user - ours
             self._set()
-            allowed = self._allowed
+            allowed = self._most - self._others
         try:
             probe = threading.Thread(target=lambda: None, name="hub probe", daemon=True)
             probe.start()
@@ -66,18 +67,18 @@ class Threads(Handle):
             probe.join()
 
     def close(self) -> None:
-        """Give the bound up."""
+        """Give the bound up: the one that was there before holds again."""
         with self._lock:
             if not self._is_given_up:
                 self._is_given_up = True
-                system.port.limit_threads(None)
+                system.port.limit_threads(self._before)
 
     @property
     def _allowed(self) -> int:
         return OWN + SPARE + (self._calls // STEP + 1) * STEP * self._of_call
 
     def _set(self) -> None:
-        most = self._others + self._allowed
+        most = min(self._others + self._allowed, self._before)
         if most != self._most and not self._is_given_up:
             self._most = most
             try:

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from hub.spark.target import LEFT_OUT, SinkError, Target
 from hub.spark.workers import settle
-from kvspool.handles import Handle
+from kvspool.handles import Handle, close_all
 from kvspool.producers import Pieces
 from shard import ShardSet
 from shard.producers import grouped, int32s, laid_out, shards_of
@@ -83,8 +83,7 @@ def append(
         settle()
         return done
     finally:
-        for gathered in topics.values():
-            gathered.shards.close()
+        close_all(gathered.shards for gathered in topics.values())
 
 
 class _Kept(Handle):

@@ -27,6 +27,7 @@ from hub.spark.shards import Extent, ShardKey, ShardRange
 from hub.stamp import UNSETTLED, Stamp
 from kvspool import Gap, Spool, logs, system
 from kvspool.errors import LogNotFound, NotALog
+from kvspool.handles import close_all
 from kvspool.journal import Journal
 from kvspool.journal.files import LEFTOVERS
 from kvspool.spool.cursor import Isolation
@@ -221,9 +222,8 @@ class LocalShards:
 
     def close(self) -> None:
         """See `Shards.close`."""
-        for look in self._looks.values():
-            look.close()
-        self._looks.clear()
+        looks, self._looks = self._looks, {}
+        close_all(looks.values())
 
 
 def _within(log: Log, sequence: int) -> int:

@@ -24,6 +24,7 @@ from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey
 from hub.tickets import ShardState, Ticket
 from kvspool import system
+from kvspool.handles import close_all
 from kvspool.spool.cursor import Isolation
 
 if TYPE_CHECKING:
@@ -142,10 +143,11 @@ class HubShards:
 
     def close(self) -> None:
         """See `Shards.close`; commits what is noted."""
-        for hub in self._hubs:
-            hub.close()
-        if self._pool is not None:
-            self._pool.shutdown()
+        try:
+            close_all(self._hubs)
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
 
 
 class _Hub:

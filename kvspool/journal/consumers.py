@@ -157,7 +157,7 @@ class ConsumerIndex(Offsets):
         process = system.port.process_id()
         file = Descriptor(path, os.O_RDWR | os.O_CREAT, self._mode)
         try:
-            with locks.held(file.number, 0, self._timeout, lambda: f"another process holds {path}, to replace the index of consumers"):
+            with locks.held(file, 0, self._timeout, lambda: f"another process holds {path}, to replace the index of consumers"):
                 yield
         finally:
             locks.give_back(file, process)

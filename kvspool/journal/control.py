@@ -153,8 +153,11 @@ class Control(Handle):
 
     def close(self) -> None:
         """Let go of all locks."""
-        if not self._file.is_closed:
-            locks.give_back_file(self._file, self._process)
+        locks.give_back_file(self._file, self._process)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):  # otherwise `__init__` did not come so far as to open it
+            self.close()
 
 
 NOTHING = Page(bytes(8), bytes(16), 0, 0, 0, NO_TIME, 0, 0, 0, 0, 0, 0, 0)

@@ -57,8 +57,11 @@ class Lease(Handle):
 
     def close(self) -> None:
         """Give the name back. A forked child only lets go of the descriptor: the lock is its parent's."""
-        if not self._file.is_closed:
-            locks.give_back_file(self._file, self._process)
+        locks.give_back_file(self._file, self._process)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):  # otherwise `__init__` did not come so far as to open it
+            self.close()
 
     @property
     def is_closed(self) -> bool:

@@ -377,10 +377,15 @@ class Pair(Handle):
 
     @property
     def lock_fd(self) -> int:
+        """Return the number of `lock`."""
+        return self.lock.number
+
+    @property
+    def lock(self) -> Descriptor:
         """Return the descriptor for the append lock: of its own open file description, never mapped."""
         if self._lock is None:
             self._lock = self.open_lock()
-        return self._lock.number
+        return self._lock
 
     @property
     def sync_lock_fd(self) -> int:

@@ -286,15 +286,15 @@ class Reader(Handle):
             else:
                 slot = admin.lock_free(self._slots)
                 slot.sign()
-                self._take(pair, admin.fd, slot)
+                self._take(pair, admin.file, slot)
             self._slot = slot
             self._place_in = pair
             self._process = system.port.process_id()
             self._file = admin.keep()
 
-    def _take(self, pair: Pair, fd: int, slot: slots.Slot) -> None:
+    def _take(self, pair: Pair, file: Descriptor, slot: slots.Slot) -> None:
         """Make a free slot this reader's. Where writers wait for readers, none may overwrite anything meanwhile."""
-        with _appending(pair, fd, self._timeout) if pair.header.policy else _nothing():
+        with _appending(pair, file, self._timeout) if pair.header.policy else _nothing():
             self._place = self._find(pair, self._start)
             if pair.header.policy:
                 self._slots.announce()
@@ -304,7 +304,7 @@ class Reader(Handle):
     def _appending(self) -> Iterator[None]:
         pair = self._pair()
         assert self._file is not None
-        with _appending(pair, self._file.number, self._timeout):
+        with _appending(pair, self._file, self._timeout):
             yield
 
     def _find(self, pair: Pair, start: search.Start) -> Place:
@@ -440,7 +440,7 @@ class Admin(Handle):
 
     def __init__(self, pair: Pair, file: Descriptor) -> None:
         self.pair = pair
-        self._file = file
+        self.file = file
         self.fd = file.number
         self.is_kept = False
 
@@ -467,7 +467,7 @@ class Admin(Handle):
     def keep(self) -> Descriptor:
         """Return the descriptor with its slot's lock; it stays open."""
         self.is_kept = True
-        return self._file
+        return self.file
 
 
 @contextmanager
@@ -480,7 +480,7 @@ def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
     file = pair.open_lock()
     admin = Admin(pair, file)
     try:
-        with locks.held(admin.fd, format.ADMIN_LOCK, timeout, lambda: "another process opens or deletes a reader, or resizes the log"):
+        with locks.held(file, format.ADMIN_LOCK, timeout, lambda: "another process opens or deletes a reader, or resizes the log"):
             admin.pair = live()
             yield admin
     finally:
@@ -489,8 +489,8 @@ def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
 
 
 @contextmanager
-def _appending(pair: Pair, fd: int, timeout: float) -> Iterator[None]:
-    with turns.held(fd, pair.reader(0, 0), timeout, lambda: "another process appends"):
+def _appending(pair: Pair, file: Descriptor, timeout: float) -> Iterator[None]:
+    with turns.held(file, pair.reader(0, 0), timeout, lambda: "another process appends"):
         yield
 
 

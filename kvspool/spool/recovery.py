@@ -626,9 +626,9 @@ def touch(view: memoryview) -> None:
 def exclusively(pair: Pair, timeout: float) -> Iterator[None]:
     """Hold every lock that recovery and repair need inside the `with` block, in the one order that there is."""
     with (
-        locks.held(pair.lock_fd, format.ADMIN_LOCK, timeout, lambda: f"{pair.path} is being recovered or looked after by another process"),
-        locks.held(pair.lock_fd, format.SYNC_LOCK, timeout, lambda: f"{pair.path} is being flushed by another process"),
-        locks.held(pair.lock_fd, format.APPEND_LOCK, timeout, lambda: f"{pair.path} is locked by another process"),
+        locks.held(pair.lock, format.ADMIN_LOCK, timeout, lambda: f"{pair.path} is being recovered or looked after by another process"),
+        locks.held(pair.lock, format.SYNC_LOCK, timeout, lambda: f"{pair.path} is being flushed by another process"),
+        locks.held(pair.lock, format.APPEND_LOCK, timeout, lambda: f"{pair.path} is locked by another process"),
     ):
         yield
 

@@ -82,7 +82,7 @@ def resize(log: Spool, capacity: int, timeout: float, progress: Progress | None 
         try:
             resizing = _build(old, building, log_id, capacity)
             try:
-                done = resizing.run(path, admin.fd, timeout, progress)
+                done = resizing.run(path, admin.file, timeout, progress)
             finally:
                 resizing.new.close()
         except BaseException as error:
@@ -179,14 +179,14 @@ class _Resizing:
             return found, number
         return position, sequence
 
-    def run(self, path: Path, fd: int, timeout: float, progress: Progress | None) -> Resized:
-        """Copy, and let the two change places. `fd` holds the admin lock, and gets the others."""
+    def run(self, path: Path, file: Descriptor, timeout: float, progress: Progress | None) -> Resized:
+        """Copy, and let the two change places. `file` holds the admin lock, and gets the others."""
         for _ in range(ROUNDS):
             self._copy(progress)
             if self.reader.tail() - self.reader.position <= NEARLY:
                 break
         self._flush()
-        with self._all_locks(fd, timeout):
+        with self._all_locks(file, timeout):
             old_words = self.old.control.cast("Q")
             try:
                 old_words[frames.MOVED] = 1
@@ -205,12 +205,12 @@ class _Resizing:
         return done
 
     @contextmanager
-    def _all_locks(self, fd: int, timeout: float) -> Iterator[None]:
+    def _all_locks(self, file: Descriptor, timeout: float) -> Iterator[None]:
         """Hold all that could change the old pair, in the order in which everybody takes them."""
         with (
-            locks.held(fd, format.SYNC_LOCK, timeout, lambda: "another process flushes"),
-            locks.held(fd, format.KEYS_LOCK, timeout, lambda: "another process adds keys"),
-            turns.held(fd, self.old.reader(0, 0), timeout, lambda: "another process appends"),
+            locks.held(file, format.SYNC_LOCK, timeout, lambda: "another process flushes"),
+            locks.held(file, format.KEYS_LOCK, timeout, lambda: "another process adds keys"),
+            turns.held(file, self.old.reader(0, 0), timeout, lambda: "another process appends"),
         ):
             yield
 

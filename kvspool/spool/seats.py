@@ -111,7 +111,8 @@ class Seat(Handle):
         self.leave()
 
     def __del__(self) -> None:
-        self.leave()
+        if hasattr(self, "_process"):  # otherwise an exception out of a signal handler cut `__init__` off
+            self.leave()
 
 
 def wake(pair: Pair, wanted: int, bells: list[Bell | None]) -> None:

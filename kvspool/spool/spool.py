@@ -806,7 +806,7 @@ class Spool(Single, Handle):
             table.look()
             if not table.is_full and any(key not in table.indexes for key in keys):
                 writer.give_up()  # the append lock is never held across a flush
-                with locks.held(pair.lock_fd, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
+                with locks.held(pair.lock, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
                     is_ours = not pair.may_have_moved or pair.is_in_place()
                     if is_ours:
                         table.add(keys, flusher.flush_control)

@@ -7,11 +7,11 @@ waiter two milliseconds, after which it asks anew. Only the lock decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from kvspool import locks, system
 from kvspool._frames import Ring
+from kvspool.descriptor import Descriptor
 from kvspool.spool import format
 
 PATIENCE = 200e-6  # the pause, in seconds, at which a waiter begins to ask: who holds the lock for one call needs less
@@ -35,12 +35,13 @@ class Turn:
             self._seen = self._ring.ask()
 
 
-@contextmanager
-def held(fd: int, ring: Ring, timeout: float, holder: Callable[[], str]) -> Iterator[None]:
-    """Hold the append lock by the descriptor `fd` inside the `with` block, waiting up to `timeout` seconds; see `locks.held`."""
-    locks.acquire(fd, format.APPEND_LOCK, timeout, holder, Turn(ring).rest)
-    try:
-        yield
-    finally:
-        system.port.unlock(fd, format.APPEND_LOCK)
-        ring.pass_on()
+class held(locks.held):
+    """Hold the append lock of a descriptor inside the `with` block, and wake who asked for it meanwhile; see `locks.held`."""
+
+    def __init__(self, file: Descriptor, ring: Ring, timeout: float, holder: Callable[[], str]) -> None:
+        super().__init__(file, format.APPEND_LOCK, timeout, holder, Turn(ring).rest)
+        self._ring = ring
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._ring.pass_on()

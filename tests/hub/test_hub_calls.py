@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import sys
 import threading
@@ -257,9 +258,10 @@ def test_calls_without_a_message_are_bounded_for_each_principal(monkeypatch: pyt
 class NoThreads(system.Port):
     """A user who is not root, and the bounds that were set for him."""
 
-    def __init__(self, others: int) -> None:
+    def __init__(self, others: int, before: int = sys.maxsize) -> None:
         self.others = others
-        self.bounds: list[int | None] = []
+        self.before = before
+        self.bounds: list[int] = []
 
     def user_id(self) -> int:
         return 1000
@@ -267,7 +269,10 @@ class NoThreads(system.Port):
     def count_threads(self) -> tuple[int, int]:
         return 20, 20 + self.others
 
-    def limit_threads(self, most: int | None) -> None:
+    def thread_limit(self) -> int:
+        return self.before
+
+    def limit_threads(self, most: int) -> None:
         self.bounds.append(most)
 
 
@@ -284,7 +289,29 @@ def test_the_bound_on_threads_follows_the_calls_and_the_user_s_other_processes()
         bound.follow(0)
         bound.close()
         bound.follow(1000)
-    assert port.bounds == [least + 7, least + 7 + threads.STEP, least + 9 + threads.STEP, least + 9, None]
+    assert port.bounds == [least + 7, least + 7 + threads.STEP, least + 9 + threads.STEP, least + 9, sys.maxsize]
+
+
+def test_the_bound_on_threads_is_never_above_the_one_before_which_holds_again_in_the_end() -> None:
+    least = threads.OWN + threads.SPARE + threads.STEP
+    with system.replaced(NoThreads(0, least + 10)) as port:
+        assert isinstance(port, NoThreads)
+        bound = threads.Threads()
+        assert bound.start()
+        bound.follow(1000)
+        bound.close()
+    assert port.bounds == [least, least + 10, least + 10]
+
+
+def test_the_system_s_bound_on_threads_comes_back_as_it_was() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NPROC)
+    was = system.port.thread_limit()
+    try:
+        system.port.limit_threads(100_000 if before[1] == resource.RLIM_INFINITY else before[1] - 1)
+        assert resource.getrlimit(resource.RLIMIT_NPROC) != before
+    finally:
+        system.port.limit_threads(was)
+    assert resource.getrlimit(resource.RLIMIT_NPROC) == before
 
 
 def test_calls_that_flush_have_two_threads_each() -> None:
@@ -305,7 +332,7 @@ def test_the_bound_on_threads_is_given_up_where_unseen_threads_take_it(monkeypat
         monkeypatch.setattr(threading.Thread, "start", refuse)
         assert not bound.start()
         bound.follow(1000)
-    assert port.bounds == [threads.OWN + threads.SPARE + threads.STEP, None]
+    assert port.bounds == [threads.OWN + threads.SPARE + threads.STEP, sys.maxsize]
 
 
 # Streams that nobody reads.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,6 +31,7 @@ from hub.serving.consumers import Consumers
 from hub.serving.survey import Survey
 from hub.shipping.connection import Security
 from hub.tickets import Commit, ReaderPlace
+from kvspool import locks, system
 from kvspool.cli import main
 from kvspool.errors import ReaderBusy
 from kvspool.journal import Retention
@@ -296,3 +300,40 @@ def test_a_commit_that_takes_long_holds_up_no_other(
         finally:
             goes_on.set()
         assert waits.result(20).places == 1
+
+
+def test_a_lease_that_is_dropped_frees_the_name_though_a_forked_child_has_the_descriptor(tmp_path: Path) -> None:
+    lease = Lease(tmp_path / "r.lock", "r")
+    assert lease._file is not None
+    child_s = os.dup(lease._file.number)  # what a child has until it runs a program of its own
+    try:
+        del lease
+        gc.collect()
+        Lease(tmp_path / "r.lock", "r").close()
+    finally:
+        os.close(child_s)
+
+
+class Alarm(Exception):
+    """What a signal handler raises."""
+
+
+def test_an_exception_out_of_a_signal_handler_comes_through_a_lease_whose_file_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Removed(system.Port):
+        def look_up(self, path: Any) -> None:
+            return None
+
+    give_back, calls = locks.give_back, []
+
+    def interrupted(file: Any, process: int) -> None:
+        give_back(file, process)
+        calls.append(file)
+        if len(calls) == 1:
+            raise Alarm
+
+    monkeypatch.setattr(locks, "give_back", interrupted)
+    with system.replaced(Removed()), pytest.raises(Alarm):
+        Lease(tmp_path / "r.lock", "r")
+    assert calls[0].is_closed

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,15 +16,18 @@ import pytest
 import hub
 import kvspool
 import shard
+from hub.commands import security
 from hub.pipeline import JobError, SchemaError, SinkError, Table, load
 from hub.pipeline.failures import cause
 from hub.pipeline.infer import infer
 from hub.pipeline.job import parse, seconds, source_options
 from hub.pipeline.run import pinned_fields, progress_paths, schema_path
 from hub.pipeline.schema import Kind, ddl, parse_schema
-from hub.pipeline.session import settings
+from hub.pipeline.session import errors_to, settings
 from hub.pipeline.sinks import open_sink
 from kvspool.cli import main
+from kvspool.cli.options import BadInput
+from kvspool.errors import NotAFile
 
 LEAST = """
 [source]
@@ -234,6 +239,38 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, content: bytes) -> No
     (tmp_path / "job.toml").write_bytes(content)
     with pytest.raises(JobError, match=r"job\.toml"):
         load(tmp_path / "job.toml")
+
+
+def test_a_job_file_that_is_a_fifo_or_a_directory_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.toml")
+    (tmp_path / "job.toml").symlink_to("fifo.toml")
+    (tmp_path / "directory.toml").mkdir()
+    for name, kind in (("fifo", "a FIFO"), ("job", "a FIFO"), ("directory", "a directory")):
+        with pytest.raises(JobError, match=rf"{name}\.toml: .* is not a regular file, but {kind}"):
+            load(tmp_path / f"{name}.toml")
+
+
+def test_a_job_file_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "there.toml").write_text(LEAST)
+    (tmp_path / "job.toml").symlink_to("there.toml")
+    assert load(tmp_path / "job.toml").name == "job"
+
+
+def test_a_log_of_a_session_that_is_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(NotAFile), errors_to(tmp_path / "log"):
+        raise AssertionError("the block ran")
+    with errors_to(tmp_path / "file"):
+        os.write(2, b"said")
+    assert (tmp_path / "file").read_bytes() == b"said"
+
+
+@pytest.mark.parametrize("option", ["token_file", "ca"])
+def test_a_file_of_the_security_options_that_is_a_fifo_is_refused_and_not_waited_for(tmp_path: Path, option: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    options = {"token_file": None, "ca": None, "certificate": None, "key": None, option: tmp_path / "fifo"}
+    with pytest.raises(BadInput, match="is not a regular file, but a FIFO"):
+        security.load(argparse.Namespace(**options))
 
 
 def test_durations() -> None:

@@ -608,3 +608,19 @@ def test_a_root_survives_a_fork(root: HubRoot) -> None:
 
     assert in_child(child) == [("a", "parent"), ("b", "child")]
     assert seen(root) == [("a", "parent"), ("b", "child")]
+
+
+def test_a_root_closes_all_logs_though_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    class Stubborn:
+        def close(self) -> None:
+            closed.append(self)
+            raise ZeroDivisionError
+
+    root = hub.create(tmp_path / "root")
+    monkeypatch.setattr(root, "_logs", {("jfk", index): Stubborn() for index in range(3)})
+    with pytest.raises(ZeroDivisionError):
+        root.close()
+    assert len(closed) == 3
+    root.close()

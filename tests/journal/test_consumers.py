@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -262,3 +263,18 @@ def test_a_new_index_keeps_the_rights_of_the_old_one_and_is_ours_alone_otherwise
     log.offsets.store("a", 2)
     assert path.stat().st_mode & 0o777 == 0o640
     assert all(other.stat().st_mode & 0o077 == 0 for other in (tmp_path / ".log.kvspool").rglob("*"))
+
+
+@pytest.mark.parametrize("form", ["kvj", "sej"])
+def test_a_reader_that_is_dropped_frees_its_name_though_a_forked_child_has_the_descriptor(tmp_path: Path, form: str) -> None:
+    with kvspool.create(tmp_path / "another", format=form) as log:
+        reader = log.reader("r")
+        child_s = os.dup(reader._lease._file.number)  # what a child has until it runs a program of its own
+        try:
+            with pytest.raises(ReaderBusy):
+                log.reader("r")
+            del reader
+            gc.collect()
+            log.reader("r").close()
+        finally:
+            os.close(child_s)

@@ -20,7 +20,7 @@ import hub
 import kvspool
 import shard
 from kvspool import system
-from kvspool.errors import KvspoolError
+from kvspool.errors import KvspoolError, appended_by, say_what_is_stored
 from shard import TooFewDescriptors, descriptors
 from shard.errors import AppendedToSomeShards
 
@@ -236,3 +236,29 @@ def test_as_many_logs_are_kept_open_as_can_be(limit: int, part: int, most: int) 
 
 def test_the_error_is_of_both_kinds() -> None:
     assert issubclass(TooFewDescriptors, OSError) and issubclass(TooFewDescriptors, KvspoolError)
+
+
+def test_a_machine_with_too_few_descriptors_still_says_what_was_appended() -> None:
+    cause = OSError(errno.EMFILE, "none")
+    say_what_is_stored(cause, range(3, 5), 4)
+    cause.parts = {1: [range(3, 5)]}  # type: ignore[attr-defined]
+    with pytest.raises(TooFewDescriptors) as caught, descriptors.for_logs("root", 4):
+        raise cause
+    assert appended_by(caught.value) == range(3, 5)
+    assert caught.value.parts == {1: [range(3, 5)]}  # type: ignore[attr-defined]
+
+
+def test_a_batch_that_runs_out_of_descriptors_half_way_says_what_a_shard_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append = kvspool.Spool.append_prepared
+
+    def run_out(log: kvspool.Spool, *arguments: Any, **options: Any) -> range:
+        error = OSError(errno.EMFILE, "none")
+        say_what_is_stored(error, append(log, *arguments, **options), 9)
+        raise error
+
+    with shard.ShardSet.create(tmp_path / "set", bits=0, prefix="p", capacity=65536) as log:
+        monkeypatch.setattr(kvspool.Spool, "append_prepared", run_out)
+        with pytest.raises(AppendedToSomeShards) as caught:
+            log.append_many([b"a", b"b"])
+    assert caught.value.parts == {0: [range(2)]}
+    assert isinstance(caught.value.__cause__, TooFewDescriptors)

@@ -6,10 +6,13 @@ import itertools
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -19,6 +22,7 @@ from children import Died, in_child, start
 import kvspool
 import shard
 from kvspool import Gap, GapError, locks, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog, OutOfRange, TooLarge, Unencodable, UnsafeFilesystem
 from kvspool.record import Codec
 from kvspool.spool import format
@@ -391,14 +395,14 @@ def test_a_key_that_is_not_bytes_is_refused(shards: ShardSet, key: Any) -> None:
 def test_a_lock_that_another_writer_holds_ends_a_batch_with_what_was_appended(shards: ShardSet) -> None:
     keys = [key_of(index, 2) for index in range(4)]
     with shard.open(shards.root, timeout=0.01) as impatient:
-        fd = os.open(shards.root / "p.2.002" / format.CONTROL_FILE, os.O_RDWR)
+        file = Descriptor(shards.root / "p.2.002" / format.CONTROL_FILE, os.O_RDWR)
         try:
-            with locks.held(fd, format.APPEND_LOCK, 1, str), pytest.raises(AppendedToSomeShards, match="2 of 4 shards") as failure:
+            with locks.held(file, format.APPEND_LOCK, 1, str), pytest.raises(AppendedToSomeShards, match="2 of 4 shards") as failure:
                 impatient.append_many([0, 1, 2, 3], keys=keys)
-            with locks.held(fd, format.APPEND_LOCK, 1, str), pytest.raises(kvspool.errors.LockTimeout):
+            with locks.held(file, format.APPEND_LOCK, 1, str), pytest.raises(kvspool.errors.LockTimeout):
                 impatient.append_many([2, 3], keys=keys[2:])
         finally:
-            os.close(fd)
+            file.close()
     assert failure.value.parts == {0: [range(1)], 1: [range(1)]}
     assert isinstance(failure.value.__cause__, kvspool.errors.LockTimeout)
     assert values(shards) == [0, 1]
@@ -775,3 +779,65 @@ def test_1024_shards_are_made_and_read(tmp_path: Path) -> None:
         shards.append_many(keys, keys=keys)
         assert sorted(record.value for record in shards) == sorted(keys)
     assert len(names(tmp_path / "root")) == 1024
+
+
+@pytest.mark.parametrize("lines", range(1, 20))
+def test_a_batch_that_is_interrupted_at_any_line_says_which_parts_are_stored(tmp_path: Path, lines: int) -> None:
+    left = lines
+
+    def interrupt(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_name not in ("_append_parts", "for_logs"):
+            return None
+        left -= event == "line"
+        if left == 0 and event == "line":
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return interrupt
+
+    before = sys.gettrace()
+    with ShardSet.create(tmp_path / "set", bits=1, prefix="p", capacity=65536) as log:
+        keys = [key_of(index, 1) for index in range(2)]
+        sys.settrace(interrupt)
+        try:
+            log.append_many([b"a", b"b"], keys=keys)
+        except KeyboardInterrupt as error:
+            parts = getattr(error, "parts", {})
+            assert parts == {index: [range(one.end())] for index, one in enumerate(log.shards) if one.end()}
+        else:
+            assert left > 0
+        finally:
+            sys.settrace(before)
+
+
+class Stubborn(Exception):
+    """What a shard raises as it is closed."""
+
+
+def test_all_shards_are_closed_though_some_fail_and_the_first_error_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = ShardSet.create(tmp_path / "set", bits=2, prefix="p", capacity=65536)
+    broken = (log.shards[1], log.shards[2])
+    close = kvspool.Spool.close
+
+    def fail(one: kvspool.Spool) -> None:
+        close(one)
+        if one in broken:
+            raise Stubborn(one.path.name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kvspool.Spool, "close", fail)
+        with pytest.raises(Stubborn, match="p.2.001"):
+            log.close()
+    assert all(one.closed for one in log.shards)
+
+
+def test_a_merge_closes_all_its_sources_though_one_fails(shards: ShardSet) -> None:
+    merge = shards.read()
+    first, *others = [source.reading for source in merge.sources.values()]
+    closed = []
+    first.close = lambda: closed.append(first) or 1 / 0
+    for one in others:
+        one.close = partial(closed.append, one)
+    with pytest.raises(ZeroDivisionError):
+        merge.close()
+    assert len(closed) == 4

@@ -19,6 +19,7 @@ from images import crash_images as images
 import kvspool
 from kvspool import Gap, _frames, _frames_py, _machine, errors, locks, system
 from kvspool import _frames_py as frames
+from kvspool.descriptor import Descriptor
 from kvspool.spool import checkpoints, epochs, format, recovery
 from kvspool.spool.recovery import STRIDE
 
@@ -354,16 +355,16 @@ def test_who_may_only_read_is_told_that_the_log_must_be_recovered_first(tmp_path
 
 def test_an_opener_waits_for_another_ones_recovery_and_then_says_so(tmp_path: Path) -> None:
     kvspool.create(tmp_path / "log", capacity=65536).close()
-    fd = os.open(tmp_path / "log" / format.CONTROL_FILE, os.O_RDWR)
+    file = Descriptor(tmp_path / "log" / format.CONTROL_FILE, os.O_RDWR)
     try:
         with (
-            locks.held(fd, format.ADMIN_LOCK, 1, lambda: ""),
+            locks.held(file, format.ADMIN_LOCK, 1, lambda: ""),
             system.replaced(Rebooted()),
             pytest.raises(errors.LockTimeout, match="recovered"),
         ):
             kvspool.open(tmp_path / "log", timeout=0)
     finally:
-        os.close(fd)
+        file.close()
 
 
 def test_a_forked_child_recovers_a_log_too(tmp_path: Path) -> None:

@@ -340,10 +340,10 @@ def test_a_log_that_is_deleted_after_it_was_resized_is_missed(log: Spool) -> Non
 
 
 def test_a_resize_waits_for_no_longer_than_it_may(log: Spool) -> None:
-    fd = log._live().open_lock()
-    with locks.held(fd, format.APPEND_LOCK, 0, lambda: ""), pytest.raises(LockTimeout):
+    file = log._live().open_lock()
+    with locks.held(file, format.APPEND_LOCK, 0, lambda: ""), pytest.raises(LockTimeout):
         kvspool.resize(log.path, 8192, timeout=0)
-    os.close(fd)
+    file.close()
     assert (log.append(b"x"), log.capacity, neighbours(log.path)) == (0, 4096, [])
 
 

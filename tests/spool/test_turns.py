@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import ModuleType
 
 import pytest
@@ -12,6 +14,7 @@ from rings import Ring
 
 from kvspool import _frames_py as frames
 from kvspool import errors, locks, system
+from kvspool.descriptor import Descriptor
 from kvspool.spool import format, turns
 
 MakeRing = Callable[..., Ring]
@@ -78,7 +81,9 @@ def test_a_waiter_is_patient_before_it_asks(ring: Ring) -> None:
 
 def test_whoever_holds_the_lock_for_a_while_wakes_who_asked_meanwhile(ring: Ring, other: int) -> None:
     waiter = ring.reader(0, 0)
-    with turns.held(other, ring.reader(0, 0), 0, str):
+    file = Descriptor.__new__(Descriptor)  # of a file in memory, which has no path
+    file._file = select.epoll.fromfd(os.dup(other))
+    with closing(file), turns.held(file, ring.reader(0, 0), 0, str):
         seen = waiter.ask()
     waiter.wait_for_release(seen, LONG)
     assert not system.port.is_locked(ring.lock_file, format.APPEND_LOCK)

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from kvspool import _frames, _frames_py, _machine, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, SpoolFull, TooLarge
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Gap
@@ -273,7 +274,7 @@ class Resizing(resize._Resizing):
         self.is_alone = False
 
     @contextmanager
-    def _all_locks(self, fd: int, timeout: float) -> Iterator[None]:
+    def _all_locks(self, file: Descriptor, timeout: float) -> Iterator[None]:
         self.is_alone = True
         yield
 
@@ -523,7 +524,7 @@ class Life:
         with system.replaced(Machine(self, new)), mock.patch.object(durability, "FlushGroup", _frames_py.FlushGroup):
             try:
                 resizing = Resizing(self, new)
-                resizing.run(Path("image"), -1, 0, progress)
+                resizing.run(Path("image"), None, 0, progress)  # type: ignore[arg-type]
             except Killed:
                 self._let_die(resizing)
             except (SpoolFull, TooLarge, Corruption):
