@@ -598,7 +598,7 @@ class Journal(Handle):
     def _first_time(self, base: int, *, is_checked: bool = False) -> int:
         """Return the timestamp of a segment's first record, from the head of its frame; LAST_TIME if it has none, or a damaged one.
 
-        is_checked: LAST_TIME as well for a record that is too large for its checksum to be compared.
+        is_checked: LAST_TIME as well for a record whose checksum isn't compared, since it is too large.
         """
         with self._looking:
             segment = self._segments.get(base)
@@ -612,7 +612,7 @@ class Journal(Handle):
             return LAST_TIME if found is None else found
 
     def _first_sound_time(self, base: int) -> int | None:
-        """Return the first timestamp in a segment, of a record whose checksum was compared; None if no record there has one."""
+        """Return the first timestamp in a segment, of a record that is sound as a whole; None if no such record there has one."""
         time = LAST_TIME
         with suppress(Corruption):  # of an archive: reading reports it
             time = self._first_time(base, is_checked=True)

@@ -19,7 +19,7 @@ def time_at(format: Format, segment: Segment, position: int, sequence: int, *, i
     """Return the timestamp of the frame that begins at a byte of a segment, or None if the frame with this sequence is not whole there.
 
     In a format that may leave sequences out, a later sequence counts as well. Reads at most `CHECKED` bytes, and in an archive the first
-    piece of a block. is_checked: None as well for a frame that is too large for its checksum to be compared.
+    piece of a block. is_checked: None as well for a frame that has a checksum and is too large for it to be compared.
     """
     data = segment.glance(position, CHECKED)
     head = format.head(data)
@@ -31,7 +31,7 @@ def time_at(format: Format, segment: Segment, position: int, sequence: int, *, i
         times: list[Any] = []
         format.scan(data, head.sequence, 1, lambda _, timestamp, *__: timestamp, times)
         return times[0] if times else None
-    if is_checked:
+    if is_checked and format.has_checksums:
         return None
     if format.ends_with_size and format.size_of_last(segment.read(position + head.size - 4, 4)) != head.size:
         return None

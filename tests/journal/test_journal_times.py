@@ -279,8 +279,8 @@ def test_a_repair_that_leaves_the_last_segment_empty_keeps_the_latest_time(tmp_p
 @pytest.mark.parametrize("format", FORMATS)
 def test_records_without_a_time_hide_no_others_from_a_look_up(tmp_path: Path, format: str) -> None:
     chosen = random.Random(7)
-    for _ in range(20):
-        path = tmp_path / f"log{_}"
+    for number in range(6):
+        path = tmp_path / f"log{number}"
         with create(path, format, 300) as log:
             known = [NO_TIME if chosen.random() < 0.7 else 1000 * at for at in range(60)]
             for time in known:

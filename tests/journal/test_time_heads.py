@@ -77,8 +77,13 @@ def test_a_search_by_time_reads_the_first_records_of_few_segments(log: Journal) 
     for number, time in enumerate(TIMES):
         moment = datetime.fromtimestamp(time / 1e9, timezone.utc)
         assert log.place(moment).sequence == number
-        # Three first records at most, one of which is read again as what follows the place; a large one in growing pieces.
-        assert bytes_read(lambda moment=moment: log.place(moment)) < 24 * LARGE
+    first = bytes_read(lambda: log._first_sound_time(log.bases()[0]))
+    steering = bytes_read(lambda: log._last_begun(TIMES[-1], log.bases()))
+    if log.format.has_checksums:
+        assert LARGE <= first < 4 * LARGE, "the record as a whole, in growing pieces"
+        assert steering <= 3 * first, "of the five segments, the last of which is empty, at most three"
+    else:
+        assert steering < FEW
 
 
 def test_a_search_by_time_reads_little_where_the_first_records_are_small(tmp_path: Path) -> None:
@@ -88,20 +93,19 @@ def test_a_search_by_time_reads_little_where_the_first_records_are_small(tmp_pat
         assert bytes_read(lambda: log._last_begun(4, log.bases())) < segments.bit_length() * 2 * 4096
 
 
-@pytest.mark.parametrize("format", ["kvj", "sej"])
 @pytest.mark.parametrize("size", [20, 6000])
-def test_no_flipped_bit_in_the_head_of_a_first_record_leads_a_search_by_time_astray(tmp_path: Path, format: str, size: int) -> None:
+def test_no_flipped_bit_in_the_head_of_a_first_record_leads_a_search_by_time_astray(tmp_path: Path, size: int) -> None:
     path = tmp_path / "log"
-    with kvspool.create(path, format=format, segment_bytes=4 * size) as log:  # type: ignore[call-overload]
+    with kvspool.create(path, format="kvj", segment_bytes=4 * size) as log:
         for number in range(20):
             log.append(b"z" * size, timestamp=1_700_000_000_000_000_000 + number * 1_000_000_000)
         bases = log.bases()
         assert len(bases) > 4
         damaged = bases[len(bases) // 2]
-        file = log.format.segments_in(path) / log.format.name_of(damaged)
+        file = path / "kvj" / str(log.format.name_of(damaged))
         begin = log.format.header_bytes
     sound = file.read_bytes()
-    for bit in range(8 * begin, 8 * (begin + 40)):
+    for bit in range(8 * begin, 8 * (begin + 32), 3):
         data = bytearray(sound)
         data[bit // 8] ^= 1 << bit % 8
         file.write_bytes(data)
