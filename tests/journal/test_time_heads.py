@@ -117,6 +117,30 @@ def test_no_flipped_bit_in_the_head_of_a_first_record_leads_a_search_by_time_ast
                 assert found == [sequence for sequence in sorted(there) if sequence >= number], (bit - 8 * begin, number)
 
 
+@pytest.mark.parametrize("size", [20, 6000])
+def test_a_flipped_bit_in_an_archive_leads_no_search_by_time_astray(tmp_path: Path, size: int) -> None:
+    pytest.importorskip("zstandard")
+    path = tmp_path / "log"
+    with kvspool.create(path, format="kvj", segment_bytes=4 * size) as log:
+        for number in range(20):
+            log.append(system.port.random(size), timestamp=1_700_000_000_000_000_000 + number * 1_000_000_000)
+        log.archive()
+        bases = log.bases()
+        damaged = bases[len(bases) // 2]
+        file = path / "kvj" / f"{log.format.name_of(damaged)}.zst"
+    sound = file.read_bytes()
+    for at in range(40, 72):  # the frame's head, which is stored as it is, or nearly so
+        data = bytearray(sound)
+        data[at] ^= 0x10
+        file.write_bytes(data)
+        with kvspool.open(path) as log:
+            there = [record.sequence for record in log.read(on_gap="skip")]
+            for number in (1, damaged - 1, damaged, damaged + 1, 18):
+                moment = datetime.fromtimestamp(1_700_000_000 + number, timezone.utc)
+                found = [record.sequence for record in log.read(moment, on_gap="skip")]
+                assert found == [sequence for sequence in there if sequence >= number], (at, number)
+
+
 def test_a_trim_by_age_reads_the_head_of_a_last_record_alone(log: Journal) -> None:
     assert bytes_read(lambda: log.trim(Retention(max_age=1), dry_run=True)) < 2 * FEW
     plan = log.trim(Retention(max_age=1), dry_run=True).plan
