@@ -31,6 +31,7 @@ from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Before, Format, Rows, Scan
 from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
+from kvspool.journal.times import latest_time
 from kvspool.record import NO_TIME
 
 if TYPE_CHECKING:
@@ -107,7 +108,6 @@ class Appender(Handle):
         self._on_roll = on_roll
         self._accounts = accounts
         self._identity = system.port.identity(segments.directory)
-        self._has_looked = False  # for the latest timestamp, where the page doesn't say it
         self._renewals = 0  # of the lock file, at the last look whether the journal lies where it lay
         control.enter(timeout)
         self.under_lock(timeout, lambda page: None)
@@ -236,8 +236,6 @@ class Appender(Handle):
             )
         if not self._agrees(page):
             page = self._recover(page)
-        if page.last_timestamp == NO_TIME and not self._has_looked and self.format.has_timestamps:
-            page = self._with_time(page)
         if self.format.is_full(page.base, page.end, page.next_sequence):
             page = self.roll(page)
         return page
@@ -275,18 +273,20 @@ class Appender(Handle):
         base = bases[-1]
         segment = self._open(base)
         if segment is None and isinstance(archived := self.segments.get(base), Archived):
-            return self._begin(self._end_of(page, self._behind(archived)))
+            behind = self._behind(archived)
+            return self._begin(self._end_of(self._timed(page), behind))
         if segment is None:
             raise LogVanished(f"{self.segments.path_of(base)} was removed at this moment; try again")
         size = segment.size()
         begin = self.segments.begin_of(segment)
         if not begin and self.format.header_bytes:
-            return self._begin(self._end_of(page, base))  # its header is torn, so there is no frame
+            return self._begin(self._end_of(self._timed(page), base))  # its header is torn, so there is no frame
         if size <= begin:  # whoever made it may not have come to its end
             self._flush(segment, page)
             disk.flush_directory(segment.path.parent)
         sequence = base
-        if is_ours and base == page.base and begin <= page.end <= size:
+        is_told = is_ours and base == page.base and begin <= page.end <= size  # of all records before `page.end`
+        if is_told:
             begin, sequence = page.end, page.next_sequence
         found = last_whole(self.format, segment, begin, sequence, size)
         if page.magic == MAGIC and not is_ours:
@@ -295,13 +295,16 @@ class Appender(Handle):
             if found.stop != WHOLE and (begin != page.end or not is_ours):  # a killed writer leaves the beginning of frames alone
                 self._refuse_to_lose(segment, found, size)
             self._cut(segment, found, size)
+        if found.latest == NO_TIME and not is_told:
+            page = self._timed(page)
+        # What a restart took away may have been read: times don't go back behind it.
+        page = page._replace(last_timestamp=max(page.last_timestamp, found.latest))
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
-            return self._begin(page._replace(last_timestamp=max(page.last_timestamp, found.latest)))
+            return self._begin(page)
         if not is_ours:
             self._flush(segment, page)
         synced = min(page.synced_sequence, found.sequence) if is_ours else found.sequence
-        last = max(page.last_timestamp, found.latest)  # what a restart took away may have been read: times don't go back behind it
-        page = self._end_of(page, base, found.size, found.sequence)._replace(synced_sequence=synced, last_timestamp=last)
+        page = self._end_of(page, base, found.size, found.sequence)._replace(synced_sequence=synced)
         self.control.write(page)
         if self.format.reads_zeros:
             system.port.flush(self.control.fd)
@@ -313,26 +316,9 @@ class Appender(Handle):
             self._accounts.restarted(base if sequence is None else sequence)
         return self._page(page, base, end, sequence)
 
-    def _with_time(self, page: Page) -> Page:
-        """Return a page that doesn't say the latest timestamp with what the segments say, once for a handle."""
-        latest = self._latest_time()
-        if latest != NO_TIME:
-            page = page._replace(last_timestamp=latest)
-            self.control.write(page)
-        self._has_looked = True
-        return page
-
-    def _latest_time(self) -> int:
-        """Return the latest timestamp in the last segment that has records; NO_TIME if there is none, or it can't be known."""
-        try:
-            for base in reversed(self.segments.bases()):
-                segment = self.segments.get(base)
-                begin = 0 if segment is None else self.segments.begin_of(segment)
-                if segment is not None and segment.size() > begin:
-                    return walk(self.format, segment, begin, base, segment.size()).latest
-            return NO_TIME
-        finally:
-            self.segments.close()
+    def _timed(self, page: Page) -> Page:
+        """Return a page that may be stale, or none, with the latest timestamp that it or the segments say."""
+        return page._replace(last_timestamp=max(page.last_timestamp, latest_time(self.segments)))
 
     def _refuse_to_lose(self, segment: Segment, found: Scan, size: int) -> None:
         """Raise Corruption if sound frames seem to lie behind what is none: then it is no torn end, and only a person may say what goes."""

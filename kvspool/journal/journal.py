@@ -553,17 +553,38 @@ class Journal(Handle):
         if time.tzinfo is None:
             raise ValueError(f"a time without a zone is ambiguous: {time}; pass an aware datetime")
         before = round(time.timestamp() * 1e6) * 1000 - 1
-        low, high = 0, len(bases) - 1
-        while low < high:  # the last segment whose first record is before the time
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._first_sound_time(bases[middle]) <= before else (low, middle - 1)
-        place = Place(bases[low], 0, bases[low])
+        base = self._last_begun(before, bases)
+        place = Place(base, 0, base)
         with suppress(Corruption):  # of its header: reading passes over that
-            place = self._seek(bases[low], timestamp=before) or place
+            place = self._seek(base, timestamp=before) or place
+        return self._pass(place, before)[0]
+
+    def _last_begun(self, before: int, bases: list[int]) -> int:
+        """Return the last segment whose first timestamp isn't later than `before`; the first segment if there is none.
+
+        A segment without a timestamp is passed over to the left, once.
+        """
+        found, low, high = bases[0], 1, len(bases) - 1
+        while low <= high:
+            middle = at = (low + high) // 2
+            while (time := self._first_sound_time(bases[at])) is None and at > low:
+                at -= 1
+            if time is None:
+                low = middle + 1
+            elif time <= before:
+                found, low = bases[at], middle + 1
+            else:
+                high = at - 1
+        return found
+
+    def _pass(self, place: Place, before: int) -> tuple[Place, int | None]:
+        """Pass the records of a segment that aren't later than a time, and the damage before each of them.
+
+        Return the place after them, and the timestamp of the record that follows in the segment, None if there is none.
+        """
         while (found := self._time_from(place)) is not None and found[0] <= before:
-            # The walk stopped at damage, and the record after it is before the time: go on there.
             place = self._walk_on(found[1], before)
-        return place
+        return place, None if found is None else found[0]
 
     def _walk_on(self, place: Place, before: int) -> Place:
         """Return the place in the same segment after the records that follow and aren't later than a time."""
@@ -574,8 +595,11 @@ class Journal(Handle):
             found = walk(self.format, segment, place.position, place.sequence, segment.size(), timestamp=before)
             return Place(place.base, found.size, found.sequence)
 
-    def _first_time(self, base: int) -> int:
-        """Return the timestamp of a segment's first record, from the head of its frame; LAST_TIME if it has none, or a damaged one."""
+    def _first_time(self, base: int, *, is_checked: bool = False) -> int:
+        """Return the timestamp of a segment's first record, from the head of its frame; LAST_TIME if it has none, or a damaged one.
+
+        is_checked: LAST_TIME as well for a record whose checksum isn't compared, since it is too large.
+        """
         with self._looking:
             segment = self._segments.get(base)
             if segment is None:
@@ -584,16 +608,15 @@ class Journal(Handle):
             if not isinstance(segment, Archived):
                 with suppress(Corruption):  # of the header: the frames may be sound
                     begin = self._segments.begin_of(segment)
-            found = time_at(self.format, segment, begin, base)
+            found = time_at(self.format, segment, begin, base, is_checked=is_checked)
             return LAST_TIME if found is None else found
 
-    def _first_sound_time(self, base: int) -> int:
-        """Return the timestamp of a segment's first sound record; LAST_TIME if it has none."""
-        time = self._first_time(base)
-        if time != LAST_TIME:
-            return time
-        found = self._time_from(Place(base, 0, base))
-        return LAST_TIME if found is None else found[0]
+    def _first_sound_time(self, base: int) -> int | None:
+        """Return the first timestamp in a segment, of a record that is sound as a whole; None if no such record there has one."""
+        time = LAST_TIME
+        with suppress(Corruption):  # of an archive: reading reports it
+            time = self._first_time(base, is_checked=True)
+        return time if NO_TIME < time < LAST_TIME else self._pass(Place(base, 0, base), NO_TIME)[1]
 
     def _time_from(self, place: Place) -> tuple[int, Place] | None:
         """Return the timestamp of the first sound record from a place on, and the place after it; None if the segment has none."""

@@ -37,6 +37,7 @@ from kvspool.journal.control import APPEND, MAGIC, NOTHING, SYNC, Control, Page
 from kvspool.journal.damage import Examined, Run, examine
 from kvspool.journal.segment import ARCHIVE
 from kvspool.journal.segments import Segment
+from kvspool.journal.times import latest_time
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ class _Repair:
         finally:
             segment.close()
         disk.flush_directory(self.segments.directory)
-        known = max(self.page.last_timestamp, found.latest), sequence, 0
+        known = max(self.page.last_timestamp, latest_time(self.segments)), sequence, 0
         self.control.write(Page(MAGIC, self.control.boot_id, base, end, sequence, *known, *self.control.holder, 0))
 
     def _begin(self, base: int, source: Segment) -> int:

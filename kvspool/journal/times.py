@@ -1,21 +1,25 @@
-"""The time of one record, for figures and searches by time: read from the head of its frame, however large the record is."""
+"""Times of a journal: that of one record, for figures and trims, from the head of its frame; and the latest one, from whole segments."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+from kvspool.errors import Corruption, MissingExtra
+from kvspool.record import NO_TIME
 
 if TYPE_CHECKING:
     from kvspool.journal.format import Format
-    from kvspool.journal.segments import Segment
+    from kvspool.journal.segments import Segment, Segments
 
 CHECKED = 1 << 12  # bytes; the checksum of a larger frame is not compared, since that takes the whole frame
 
 
-def time_at(format: Format, segment: Segment, position: int, sequence: int) -> int | None:
+def time_at(format: Format, segment: Segment, position: int, sequence: int, *, is_checked: bool = False) -> int | None:
     """Return the timestamp of the frame that begins at a byte of a segment, or None if the frame with this sequence is not whole there.
 
     In a format that may leave sequences out, a later sequence counts as well. Reads at most `CHECKED` bytes, and in an archive the first
-    piece of a block.
+    piece of a block. is_checked: None as well for a frame that has a checksum and is too large for it to be compared.
     """
     data = segment.glance(position, CHECKED)
     head = format.head(data)
@@ -27,6 +31,43 @@ def time_at(format: Format, segment: Segment, position: int, sequence: int) -> i
         times: list[Any] = []
         format.scan(data, head.sequence, 1, lambda _, timestamp, *__: timestamp, times)
         return times[0] if times else None
+    if is_checked and format.has_checksums:
+        return None
     if format.ends_with_size and format.size_of_last(segment.read(position + head.size - 4, 4)) != head.size:
         return None
     return head.timestamp
+
+
+def latest_time(segments: Segments) -> int:
+    """Return the latest timestamp of the last segment that has one, NO_TIME if none has. A segment that can't be read counts as one
+    without."""
+    if not segments.format.has_timestamps:
+        return NO_TIME
+    try:
+        for base in reversed(segments.bases()):
+            with suppress(Corruption, MissingExtra):
+                segment = segments.get(base)
+                latest = NO_TIME if segment is None else _latest_in(segments, segment)
+                if latest != NO_TIME:
+                    return latest
+        return NO_TIME
+    finally:
+        segments.close()
+
+
+def _latest_in(segments: Segments, segment: Segment) -> int:
+    """Return the latest timestamp of the sound records of a segment, after damage too; NO_TIME if none has one."""
+    from kvspool.journal.appender import walk
+    from kvspool.journal.damage import find_behind
+
+    format, position, sequence, size, latest = segments.format, segments.format.header_bytes, segment.base, segment.size(), NO_TIME
+    with suppress(Corruption):  # of the header: the frames may be sound
+        position = segments.begin_of(segment) or position
+    while position < size:
+        found = walk(format, segment, position, sequence, size)
+        latest = max(latest, found.latest)
+        behind = find_behind(segments, segment, found, size, None) if found.size < size else None
+        if behind is None:
+            break
+        position, sequence = behind
+    return latest

@@ -16,7 +16,7 @@ from faults import ClockPort
 
 import kvspool
 from kvspool import system
-from kvspool.journal import Batch
+from kvspool.journal import Batch, control
 from kvspool.journal.index import STRIDE
 from kvspool.record import NO_TIME
 
@@ -160,3 +160,149 @@ def test_a_look_up_in_a_journal_whose_times_go_back_ends_and_gives_a_record_of_t
         for at in range(0, 700, 50):
             records = log.read(EPOCH + timedelta(milliseconds=at))
             assert abs(next(iter(records)).sequence - at) <= 5
+
+
+HOUR = 3_600_000_000_000
+VALUE = b"x" * 1000
+
+
+def segments(log: Any) -> list[Path]:
+    return sorted(log.format.segments_in(log.path).glob(f"*.{log.format.name}*"))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def as_after_a_power_cut(lock: Path, page: bytes) -> None:
+    lock.write_bytes(control.pack(control.parse(page)._replace(boot=b"\1" * 16)))
+
+
+def as_from_a_backup(lock: Path, page: bytes) -> None:
+    lock.write_bytes(page)
+
+
+def as_lost(lock: Path, page: bytes) -> None:
+    lock.unlink()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("fault", [as_after_a_power_cut, as_from_a_backup, as_lost])
+@pytest.mark.parametrize("left", ["header", "part of a header", "records without a time"])
+def test_times_do_not_go_back_with_a_stale_page_and_a_last_segment_that_says_none(
+    tmp_path: Path, format: str, fault: Callable[[Path, bytes], None], left: str
+) -> None:
+    with create(tmp_path / "log", format, 4096) as log:
+        log.append(VALUE, timestamp=HOUR)
+        lock = log.format.lock_file(log.path)
+        stale = lock.read_bytes()
+        while len(log.bases()) < 2:
+            log.append(VALUE, timestamp=2 * HOUR)
+        log.append_batch(Batch([VALUE], timestamps=[NO_TIME]))
+        last = log.format.segments_in(log.path) / log.format.name_of(log.bases()[-1])
+        header = log.format.header_bytes
+    if left != "records without a time":
+        os.truncate(last, header if left == "header" else header // 2)
+    fault(lock, stale)
+    with kvspool.open(tmp_path / "log") as log, system.replaced(ClockPort(HOUR)):
+        log.append(b"after")
+        assert times(log)[-1] == 2 * HOUR
+
+
+def test_an_open_handle_looks_for_the_latest_time_again_when_the_lock_file_is_another_one(tmp_path: Path) -> None:
+    with create(tmp_path / "log", "kvj", 4096) as log, system.replaced(ClockPort(*[HOUR] * 9)):
+        log.append(VALUE, timestamp=HOUR)
+        log.append_many([VALUE] * 3, timestamp=2 * HOUR)
+        log.append_batch(Batch([VALUE], timestamps=[NO_TIME]))
+        for _ in range(2):
+            lose_the_page(log)
+            log.append_batch(Batch([VALUE], timestamps=[NO_TIME]))
+        lose_the_page(log)
+        log.append(b"after")
+        assert times(log)[-1] == 2 * HOUR
+
+
+def full_then_empty(path: Path, *, archived: bool = False) -> list[Path]:
+    """Make a journal of a segment whose four records have later and later times, and an empty one, without a lock file."""
+    with create(path, "kvj", 4096) as log:
+        log.append_batch(Batch([VALUE] * 4, timestamps=[HOUR, 2 * HOUR, 3 * HOUR, 4 * HOUR]))
+        log.append(VALUE)
+        if archived:
+            log.archive()
+        found = segments(log)
+    os.truncate(found[-1], 24)
+    (path / "lock").unlink()
+    return found
+
+
+@pytest.mark.parametrize("at", [3, 24 + 100, 24 + 1028 + 100, 24 + 3 * 1028 - 1])
+def test_the_latest_time_is_found_after_damage_in_an_older_segment(tmp_path: Path, at: int) -> None:
+    flip(full_then_empty(tmp_path / "log")[0], at)
+    with kvspool.open(tmp_path / "log") as log, system.replaced(ClockPort(5)):
+        assert log.append(b"after") == 4
+        assert [record.timestamp for record in log.read(on_gap="skip")][-2:] == [4 * HOUR] * 2
+
+
+def a_broken_archive(path: Path) -> None:
+    flip(path, path.stat().st_size - 3)
+
+
+def a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("damage", [a_broken_archive, a_fifo])
+def test_an_older_segment_that_cannot_be_read_refuses_no_append(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    pytest.importorskip("zstandard")
+    damage(full_then_empty(tmp_path / "log", archived=True)[0])
+    with kvspool.open(tmp_path / "log") as log:
+        assert log.append(b"after") == 4
+        assert next(log.read(4)).value == b"after"
+
+
+def test_a_repair_that_leaves_the_last_segment_empty_keeps_the_latest_time(tmp_path: Path) -> None:
+    with create(tmp_path / "log", "kvj", 4096) as log:
+        log.append_many([VALUE] * 4, timestamp=HOUR)
+        log.append(VALUE, timestamp=HOUR)
+        last = segments(log)[-1]
+        lose_the_page(log)
+    flip(last, 24 + 50)
+    with kvspool.open(tmp_path / "log") as log, system.replaced(ClockPort(5)):
+        log.repair()
+        log.append(b"after")
+        assert times(log) == [HOUR] * 5
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_records_without_a_time_hide_no_others_from_a_look_up(tmp_path: Path, format: str) -> None:
+    chosen = random.Random(7)
+    for number in range(6):
+        path = tmp_path / f"log{number}"
+        with create(path, format, 300) as log:
+            known = [NO_TIME if chosen.random() < 0.7 else 1000 * at for at in range(60)]
+            for time in known:
+                log.append_batch(Batch([b"x" * 40], timestamps=[time]))
+            for at in range(60):
+                found = [record.timestamp for record in log.read(EPOCH + timedelta(microseconds=at))]
+                timed = [time for time in found if time != NO_TIME]
+                assert timed == [time for time in known if time >= 1000 * at]
+
+
+def test_a_journal_without_times_is_not_walked_at_each_open(tmp_path: Path) -> None:
+    class Counting(system.Port):
+        count = 0
+
+        def read(self, fd: int, size: int, at: int) -> bytes:
+            data = super().read(fd, size, at)
+            self.count += len(data)
+            return data
+
+    with create(tmp_path / "log", "kvj", 1 << 20) as log:
+        log.append_batch(Batch([VALUE] * 1500, timestamps=[NO_TIME] * 1500))
+    port = Counting()
+    with kvspool.open(tmp_path / "log") as log, system.replaced(port):
+        log.append_batch(Batch([VALUE], timestamps=[NO_TIME]))
+    assert port.count < 1 << 16

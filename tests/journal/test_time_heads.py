@@ -1,4 +1,4 @@
-"""The time of a record is read from the head of its frame: figures and searches by time never read a large record."""
+"""Figures and trims read the time of a record from the head of its frame, however large it is; searches by time go by checked records."""
 
 from __future__ import annotations
 
@@ -73,11 +73,72 @@ def test_stats_of_an_archive_decompress_one_piece_of_it(tmp_path: Path) -> None:
         assert bytes_read(log.stats) < 256 << 10, "one piece of zstd is 128 KiB"
 
 
-def test_a_search_by_time_tells_segments_apart_by_the_heads_of_their_first_records(log: Journal) -> None:
-    bases = log.bases()
+def test_a_search_by_time_reads_the_first_records_of_few_segments(log: Journal) -> None:
     for number, time in enumerate(TIMES):
-        assert bytes_read(lambda base=bases[number]: log._first_time(base)) < FEW
-        assert log.place(datetime.fromtimestamp(time / 1e9, timezone.utc)).sequence == number
+        moment = datetime.fromtimestamp(time / 1e9, timezone.utc)
+        assert log.place(moment).sequence == number
+    first = bytes_read(lambda: log._first_sound_time(log.bases()[0]))
+    steering = bytes_read(lambda: log._last_begun(TIMES[-1], log.bases()))
+    if log.format.has_checksums:
+        assert LARGE <= first < 4 * LARGE, "the record as a whole, in growing pieces"
+        assert steering <= 3 * first, "of the five segments, the last of which is empty, at most three"
+    else:
+        assert steering < FEW
+
+
+def test_a_search_by_time_reads_little_where_the_first_records_are_small(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes="16KiB") as log:
+        log.append_many([b"x" * 1000] * 800, timestamp=5)
+        segments = len(log.bases())
+        assert bytes_read(lambda: log._last_begun(4, log.bases())) < segments.bit_length() * 2 * 4096
+
+
+@pytest.mark.parametrize("size", [20, 6000])
+def test_no_flipped_bit_in_the_head_of_a_first_record_leads_a_search_by_time_astray(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "log"
+    with kvspool.create(path, format="kvj", segment_bytes=4 * size) as log:
+        for number in range(20):
+            log.append(b"z" * size, timestamp=1_700_000_000_000_000_000 + number * 1_000_000_000)
+        bases = log.bases()
+        assert len(bases) > 4
+        damaged = bases[len(bases) // 2]
+        file = path / "kvj" / str(log.format.name_of(damaged))
+        begin = log.format.header_bytes
+    sound = file.read_bytes()
+    for bit in range(8 * begin, 8 * (begin + 32), 7):
+        data = bytearray(sound)
+        data[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(data)
+        with kvspool.open(path) as log:
+            there = {record.sequence for record in log.read(on_gap="skip")}
+            for number in (1, damaged - 1, damaged, damaged + 1, 18):
+                moment = datetime.fromtimestamp(1_700_000_000 + number, timezone.utc)
+                found = [record.sequence for record in log.read(moment, on_gap="skip")]
+                assert found == [sequence for sequence in sorted(there) if sequence >= number], (bit - 8 * begin, number)
+
+
+@pytest.mark.parametrize("size", [20, 6000])
+def test_a_flipped_bit_in_an_archive_leads_no_search_by_time_astray(tmp_path: Path, size: int) -> None:
+    pytest.importorskip("zstandard")
+    path = tmp_path / "log"
+    with kvspool.create(path, format="kvj", segment_bytes=4 * size) as log:
+        for number in range(20):
+            log.append(system.port.random(size), timestamp=1_700_000_000_000_000_000 + number * 1_000_000_000)
+        log.archive()
+        bases = log.bases()
+        damaged = bases[len(bases) // 2]
+        file = path / "kvj" / f"{log.format.name_of(damaged)}.zst"
+    sound = file.read_bytes()
+    for at in range(40, 72, 3):  # the frame's head, which is stored as it is, or nearly so
+        data = bytearray(sound)
+        data[at] ^= 0x10
+        file.write_bytes(data)
+        with kvspool.open(path) as log:
+            there = [record.sequence for record in log.read(on_gap="skip")]
+            for number in (1, damaged - 1, damaged, damaged + 1, 18):
+                moment = datetime.fromtimestamp(1_700_000_000 + number, timezone.utc)
+                found = [record.sequence for record in log.read(moment, on_gap="skip")]
+                assert found == [sequence for sequence in there if sequence >= number], (at, number)
 
 
 def test_a_trim_by_age_reads_the_head_of_a_last_record_alone(log: Journal) -> None:
