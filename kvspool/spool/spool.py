@@ -51,7 +51,7 @@ from kvspool.iteration import Iterations, OnGap
 from kvspool.keyed import Packer
 from kvspool.producers import Booking, ColumnPieces, Producer, ProducerStats
 from kvspool.record import Codec, Record, check_codec, decode, encode
-from kvspool.spool import epochs, format, producing, rates, recovery, search, seats, times, views
+from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, seats, times, views
 from kvspool.spool.appending import Appending, Batch, Prepared, Row, RowBatch
 from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
@@ -808,7 +808,8 @@ class Spool(Single, Handle):
                 writer.give_up()  # the append lock is never held across a flush
                 with locks.held(pair.lock_fd, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
                     is_ours = not pair.may_have_moved or pair.is_in_place()
-                    if is_ours:
+                    # A key table that was restored from a copy gets no key before a recovery: the append that comes next refuses it.
+                    if is_ours and not restored.is_behind(pair.front, pair.control):
                         table.add(keys, flusher.flush_control)
                 if not is_ours and self._live() is not pair:
                     return self._intern(keys)
