@@ -44,6 +44,7 @@ from kvspool.errors import (
     Reentered,
     SpoolFull,
     TooLarge,
+    appended_by,
     say_what_is_stored,
 )
 from kvspool.handles import Handle
@@ -688,15 +689,15 @@ class Spool(Single, Handle):
         appending = Appending(batch, None if booking is None else partial(self._kept, booking))
         try:
             appended = self._wait_for_room(appending, timeout, keep)
+            if (durable or self.is_durable) and appended:
+                self._flush(appended, timeout)
+            return appended
         except BaseException as error:
-            if not appending.stored:
+            if not appending.stored or appended_by(error):
                 raise
             advice = AGAIN if booking is not None else DO_NOT_REPEAT
             say_what_is_stored(error, appending.stored, batch.rows, advice)
             raise
-        if (durable or self.is_durable) and appended:
-            self._flush(appended, timeout)
-        return appended
 
     def _wait_for_room(self, appending: Appending, timeout: float, keep: Keep | None) -> range:
         """Append a batch; wait for the lock, and for room where the policy says so. In between neither lock is held."""
