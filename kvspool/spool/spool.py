@@ -327,8 +327,7 @@ class Spool(Single, Handle):
         """
         with self._thread_lock:
             self._open_writer().give_up()  # the append lock is never held across a flush
-            flusher = self._flusher
-        assert flusher is not None
+            flusher = self._open_flusher()
         sequence = flusher.sync(self.timeout if timeout is None else timeout)
         # What was resized meanwhile is on disk too, but perhaps not what others have appended since.
         return sequence if self._live() is flusher.pair else self.sync(timeout)
@@ -584,13 +583,18 @@ class Spool(Single, Handle):
                 if self._process == system.port.process_id():
                     self._settle()
             finally:
-                self._flusher = self._background = None
-                if self._writer is not None:
-                    self._writer.close()
-                    self._writer = None
-                if self._pair is not None:
-                    self._pair.close()
-                    self._pair = None
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Close writer and files, in an order that leaves a handle that works, or is closed, after each step."""
+        # The writer of a parent is left alone: one of its threads may have been in the midst of an append at the fork.
+        if self._writer is not None and self._process == system.port.process_id():
+            self._writer.close()
+        self._writer = None
+        self._flusher = self._background = None
+        if self._pair is not None:
+            self._pair.close()
+            self._pair = None
 
     def _settle(self) -> None:
         """Put on disk what the level promises, and end the thread that does it."""
@@ -677,6 +681,12 @@ class Spool(Single, Handle):
             self._writer.look_at = now + frames.LOOK_EVERY
         return self._writer
 
+    def _open_flusher(self) -> Flusher:
+        """Return what flushes the files of the open writer. Raises Closed after a `close` that did not come to its end."""
+        if self._flusher is None:
+            raise Closed(f"{self.path} was closed, but not to the end; close it again")
+        return self._flusher
+
     def _holder(self) -> bytes:
         """Return the words that name this handle to who waits for its lock."""
         return system.port.random(16) + struct.pack("<4Q", *holders.ours())
@@ -732,8 +742,7 @@ class Spool(Single, Handle):
             if flusher is None:  # after a resize, or a close by another thread
                 with self._thread_lock:
                     self._open_writer()
-                    flusher = self._flusher
-                assert flusher is not None
+                    flusher = self._open_flusher()
             flusher.flush_below(appended.stop, self.timeout if timeout is None else timeout)
         except Poisoned as error:
             error.appended = appended  # type: ignore[attr-defined]
@@ -800,8 +809,7 @@ class Spool(Single, Handle):
         """Add keys to the key table, as far as there is room, and return the indexes of all that are there."""
         with self._thread_lock:
             writer = self._open_writer()
-            flusher = self._flusher
-            assert flusher is not None
+            flusher = self._open_flusher()
             pair, table = flusher.pair, flusher.pair.key_table
             assert table is not None
             table.look()
