@@ -238,7 +238,7 @@ def keeping(partial: Callable[[], Any]) -> Iterator[None]:
     """Run the `with` block; an error that ends it gets the result of `partial()` as its attribute `partial`; see `KvspoolError`."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         error.partial = partial()  # type: ignore[attr-defined]
         raise
 

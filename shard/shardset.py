@@ -329,7 +329,7 @@ def _say_what_is_stored(error: BaseException, parts: dict[int, list[range]], sha
     if not parts:
         return
     words = f"records of this batch were appended to {len(parts)} of {len(shards)} shards: {sorted(parts)}"
-    if isinstance(error, KvspoolError) and not (is_last and isinstance(error, NotDurable)):
+    if isinstance(error, KvspoolError) and not isinstance(error, OSError) and not (is_last and isinstance(error, NotDurable)):
         raise AppendedToSomeShards(f"{words}; {DO_NOT_REPEAT}: {error}", parts) from error
     error.parts = parts  # type: ignore[attr-defined]
     error.add_note(words)

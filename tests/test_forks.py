@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -364,3 +364,43 @@ def test_handles_are_registered_weakly(log: Spool) -> None:
     del other
     gc.collect()
     assert len(forks._handles) == count
+
+
+def test_a_child_closes_a_handle_in_the_midst_of_an_append_by_another_thread_of_its_parent(log: Spool) -> None:
+    appending, forked = threading.Event(), threading.Event()
+
+    def work(writer: Any) -> bool:
+        appending.set()
+        return forked.wait(60)
+
+    thread = threading.Thread(target=log._locked, args=(work, 60.0))
+    thread.start()
+    assert appending.wait(60)
+
+    def child() -> tuple[bool, int]:
+        pair = log._pair
+        assert pair is not None
+        log.close()
+        return log.closed, len(pair._files)
+
+    try:
+        wait = start(child, 20)
+    finally:
+        forked.set()
+        thread.join()
+    assert wait() == (True, 0)
+    assert log.append(b"the parent goes on") == 0
+
+
+def test_a_fork_inside_the_use_of_files_keeps_them_open_in_the_child_until_its_end(log: Spool) -> None:
+    pair = log._live()
+    with ExitStack() as using:
+        using.enter_context(pair.held_open())
+
+        def child() -> tuple[bool, int]:
+            pair.close()
+            is_open = bool(pair._files)
+            using.close()
+            return is_open, len(pair._files)
+
+        assert in_child(child) == (True, 0)

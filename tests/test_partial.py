@@ -15,6 +15,7 @@ import kvspool
 from kvspool import Codec, Gap, Record, Spool, exchange, system
 from kvspool.cli import main
 from kvspool.errors import Corruption, GapError, Undecodable
+from kvspool.iteration import keeping
 from kvspool.journal.cursor import Reading
 from kvspool.spool import format
 from kvspool.spool.spool import Prepared
@@ -248,3 +249,9 @@ def test_gathered_yields_the_items_before_an_error_first() -> None:
         next(lists)
     assert list(gathered([1, 50, 7, 60, 2], lambda item: item, 10, 50)) == [[1, 50], [7, 60], [2]]
     assert list(gathered([], len, 1, 1)) == []
+
+
+def test_an_interrupt_keeps_the_records_that_were_read_before_it() -> None:
+    with pytest.raises(KeyboardInterrupt) as raised, keeping(lambda: ["read before"]):
+        raise KeyboardInterrupt
+    assert raised.value.partial == ["read before"]  # type: ignore[attr-defined]

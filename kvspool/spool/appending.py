@@ -132,13 +132,13 @@ class Appending:
                 return False
         try:
             self._put(batch, writer, first)
+            self._store(first, writer.next_sequence)  # in here: an exception out of a signal handler may come before it
         except BaseException as error:
             self._store(first, writer.mark()[1])
             if not isinstance(error, Pinned):
                 raise
             self.pinned = error
             return False
-        self._store(first, writer.next_sequence)
         return self.stored
 
     def _left(self, first: int) -> Batch:

@@ -206,7 +206,7 @@ class GapBucket(NamedTuple):
 class KeyTable(NamedTuple):
     """The head of the key table; entries follow it, one behind the other, from index 0 on."""
 
-    used: Annotated[int, "Q", "bytes of entries that are published; key lock"]
+    used: Annotated[int, "Q", "bytes of entries that are published; 2^64 - 1: closed, no key is added any more; key lock"]
     reserved: Annotated[bytes, "56s", "zeros"]
 
 

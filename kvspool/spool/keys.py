@@ -7,9 +7,12 @@ UTF-8. The n-th entry has index n. It is append-only: an index means the same ke
 that survives a crash of the machine has a key that didn't. That is one flush for each map of a new shape, and there is an end to that:
 the table is bounded, and where it is full keys stay in the records.
 
-**Recovery.** None. A writer that is killed leaves at most entries behind `used` that no record names; the next one keeps those that are
-sound, and writes over the first that isn't. An unsound entry before `used` is damage: no key is added any more, and records that name
-it, or a later one, are undecodable.
+**Recovery.** None after a crash. A writer that is killed leaves at most entries behind `used` that no record names; the next one keeps
+those that are sound, and writes over the first that isn't. An unsound entry before `used` is damage: no key is added any more, and
+records that name it, or a later one, are undecodable.
+
+**Closed.** An older copy of the control block may lack keys that records name. No index is ever given to a second key, so `used` is CLOSED
+then, and the table takes no more keys; see `lost_keys`.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from kvspool.keyed import LONGEST_KEY, Keys
 from kvspool.spool import format
 
 HEAD = format.KEY_TABLE.size
+CLOSED = (1 << 64) - 1  # in place of `used`: no key is added any more
 
 
 class KeyTable:
@@ -83,8 +87,13 @@ class KeyTable:
         self._seen = used
         self.is_full = self._next[0] != HEAD + used or len(region) - self._next[0] < format.KEY_ENTRY.size + LONGEST_KEY
 
+    def end(self) -> None:
+        """Under all locks: let nobody add a key any more, in any process."""
+        self._words[0] = CLOSED
+        self.refresh()
+
     def is_whole(self) -> bool:
-        """Return whether every key that was published is there."""
+        """Return whether every key that was published is there; False for a table that was closed, too."""
         self.refresh()
         return self._next[0] == HEAD + self._seen
 

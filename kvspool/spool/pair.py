@@ -197,7 +197,7 @@ class Pair(Handle):
         self._sync_lock: Descriptor | None = None
         self.is_closed = False
         self._guard = threading.RLock()  # a signal handler may come in the middle
-        self._users = 0
+        self._users: list[int] = []  # threads, each as often as it is in use
         self.key_table: KeyTable | None = None
         self._memory: Memory | None = None
         self._words = _NO_WORDS
@@ -542,7 +542,8 @@ class Pair(Handle):
         Files from before a resize are told too: no handle knows them any more, but its iterators do.
         """
         self._guard = threading.RLock()  # a signal handler may come in the middle
-        self._users = 0
+        ours = threading.get_ident()  # a signal handler or destructor may fork inside `in_use`
+        self._users = [thread for thread in self._users if thread == ours]
         for file in (self._lock, self._sync_lock):
             if file is not None:
                 file.close()
@@ -554,14 +555,17 @@ class Pair(Handle):
 
         For what another thread's `close` must not come into: the number of a closed descriptor is soon that of another file.
         """
+        thread = threading.get_ident()
         with self._guard:
             is_open = not self.is_closed
-            self._users += is_open
+            if is_open:
+                self._users.append(thread)
         try:
             yield is_open
         finally:
             with self._guard:
-                self._users -= is_open
+                if thread in self._users and is_open:  # it isn't in a child that another thread forked
+                    self._users.remove(thread)
                 is_last = is_open and self.is_closed and not self._users
             if is_last:
                 self._release()

@@ -22,6 +22,8 @@ every sound frame from `min_seq` on stands where it belongs, which is what the n
 **Numbers.** The next sequence is a multiple of 2**32, at least 2**31 after the last one known: a reader may have seen records that
 the crash took, and no number is ever given to two.
 
+**Keys.** Where the control block may be an older copy its key table may have lost keys that records name; see `lost_keys`.
+
 **Durable readers** keep their sequence. Their position is that of the record with this sequence, or of what comes next, in
 the recovered log. A commit that is ahead of what was recovered stays ahead: its reader gets a Gap, and no record twice.
 
@@ -46,13 +48,14 @@ import msgspec
 
 from kvspool import _frames_py as frames
 from kvspool import ledger, locks, system
+from kvspool._frames import FrameReader
 from kvspool.errors import Poisoned, Unrecovered
-from kvspool.spool import checkpoints, epochs, format, restored, slots
+from kvspool.spool import checkpoints, epochs, format, lost_keys, restored, slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvspool._frames_py import FrameReader, FrameSurvey
+    from kvspool._frames_py import FrameSurvey
     from kvspool.spool.pair import Pair
 
 STRIDE = format.STRIDE
@@ -126,6 +129,8 @@ class Memory(Protocol):
     def write_front(self, data: bytes, at: int) -> None: ...
 
     def reader(self, position: int, sequence: int) -> FrameReader: ...
+
+    def ring_reader(self) -> FrameReader: ...
 
     def rewrite(self) -> None: ...
 
@@ -516,7 +521,10 @@ def _recover(memory: Memory, boot_id: bytes, now: int, is_forced: bool, echo: in
     is_anew = is_forced or memory.control.cast("Q")[frames.SYNC_ERROR] != 0
     is_sealed = not is_forced and before is not None and before[1].state == format.SEALED and before[1].boot_id == boot_id
     if not is_sealed:
+        may_be_older = is_forced or restored.is_behind(memory.front, memory.control)
         found = examine(memory, echo)
+        if may_be_older:
+            lost_keys.close_table(memory, found.kept)
         apply(memory, found)
         memory.account(found.kept, is_forced=is_forced)
     if is_anew:
@@ -592,6 +600,10 @@ class Files:
 
     def reader(self, position: int, sequence: int) -> FrameReader:
         return self._pair.reader(position, sequence)
+
+    def ring_reader(self) -> FrameReader:
+        """Return a reader of the ring alone, which believes no word of the control block."""
+        return FrameReader(self.ring, memoryview(bytes(len(self.control))), self._pair.seed, 0, 0)
 
     def rewrite(self) -> None:
         """Let the kernel write every page of the ring and of the control block again."""

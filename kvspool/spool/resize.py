@@ -68,7 +68,8 @@ class Resized(msgspec.Struct, frozen=True):
 
 def resize(log: Spool, capacity: int, timeout: float, progress: Progress | None = None) -> Resized:
     """Give an open log a ring of `capacity` bytes; see `kvspool.resize`."""
-    with administering(log._live, timeout) as admin:
+    # Held open: a thread that closes the handle meanwhile leaves us the files, and they say whether the two have changed places.
+    with administering(log._live, timeout) as admin, admin.pair.held_open():
         old = admin.pair
         path = Path(os.path.realpath(old.path))
         if not (old.can_write and old.can_ask):

@@ -44,6 +44,7 @@ from kvspool.errors import (
     Reentered,
     SpoolFull,
     TooLarge,
+    appended_by,
     say_what_is_stored,
 )
 from kvspool.handles import Handle
@@ -51,7 +52,7 @@ from kvspool.iteration import Iterations, OnGap
 from kvspool.keyed import Packer
 from kvspool.producers import Booking, ColumnPieces, Producer, ProducerStats
 from kvspool.record import Codec, Record, check_codec, decode, encode
-from kvspool.spool import epochs, format, producing, rates, recovery, search, seats, times, views
+from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, seats, times, views
 from kvspool.spool.appending import Appending, Batch, Prepared, Row, RowBatch
 from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
@@ -326,8 +327,7 @@ class Spool(Single, Handle):
         """
         with self._thread_lock:
             self._open_writer().give_up()  # the append lock is never held across a flush
-            flusher = self._flusher
-        assert flusher is not None
+            flusher = self._open_flusher()
         sequence = flusher.sync(self.timeout if timeout is None else timeout)
         # What was resized meanwhile is on disk too, but perhaps not what others have appended since.
         return sequence if self._live() is flusher.pair else self.sync(timeout)
@@ -583,13 +583,18 @@ class Spool(Single, Handle):
                 if self._process == system.port.process_id():
                     self._settle()
             finally:
-                self._flusher = self._background = None
-                if self._writer is not None:
-                    self._writer.close()
-                    self._writer = None
-                if self._pair is not None:
-                    self._pair.close()
-                    self._pair = None
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Close writer and files, in an order that leaves a handle that works, or is closed, after each step."""
+        # The writer of a parent is left alone: one of its threads may have been in the midst of an append at the fork.
+        if self._writer is not None and self._process == system.port.process_id():
+            self._writer.close()
+        self._writer = None
+        self._flusher = self._background = None
+        if self._pair is not None:
+            self._pair.close()
+            self._pair = None
 
     def _settle(self) -> None:
         """Put on disk what the level promises, and end the thread that does it."""
@@ -676,6 +681,12 @@ class Spool(Single, Handle):
             self._writer.look_at = now + frames.LOOK_EVERY
         return self._writer
 
+    def _open_flusher(self) -> Flusher:
+        """Return what flushes the files of the open writer. Raises Closed after a `close` that did not come to its end."""
+        if self._flusher is None:
+            raise Closed(f"{self.path} was closed, but not to the end; close it again")
+        return self._flusher
+
     def _holder(self) -> bytes:
         """Return the words that name this handle to who waits for its lock."""
         return system.port.random(16) + struct.pack("<4Q", *holders.ours())
@@ -688,15 +699,15 @@ class Spool(Single, Handle):
         appending = Appending(batch, None if booking is None else partial(self._kept, booking))
         try:
             appended = self._wait_for_room(appending, timeout, keep)
+            if (durable or self.is_durable) and appended:
+                self._flush(appended, timeout)
+            return appended
         except BaseException as error:
-            if not appending.stored:
+            if not appending.stored or appended_by(error):
                 raise
             advice = AGAIN if booking is not None else DO_NOT_REPEAT
             say_what_is_stored(error, appending.stored, batch.rows, advice)
             raise
-        if (durable or self.is_durable) and appended:
-            self._flush(appended, timeout)
-        return appended
 
     def _wait_for_room(self, appending: Appending, timeout: float, keep: Keep | None) -> range:
         """Append a batch; wait for the lock, and for room where the policy says so. In between neither lock is held."""
@@ -731,8 +742,7 @@ class Spool(Single, Handle):
             if flusher is None:  # after a resize, or a close by another thread
                 with self._thread_lock:
                     self._open_writer()
-                    flusher = self._flusher
-                assert flusher is not None
+                    flusher = self._open_flusher()
             flusher.flush_below(appended.stop, self.timeout if timeout is None else timeout)
         except Poisoned as error:
             error.appended = appended  # type: ignore[attr-defined]
@@ -799,8 +809,7 @@ class Spool(Single, Handle):
         """Add keys to the key table, as far as there is room, and return the indexes of all that are there."""
         with self._thread_lock:
             writer = self._open_writer()
-            flusher = self._flusher
-            assert flusher is not None
+            flusher = self._open_flusher()
             pair, table = flusher.pair, flusher.pair.key_table
             assert table is not None
             table.look()
@@ -808,7 +817,8 @@ class Spool(Single, Handle):
                 writer.give_up()  # the append lock is never held across a flush
                 with locks.held(pair.lock, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
                     is_ours = not pair.may_have_moved or pair.is_in_place()
-                    if is_ours:
+                    # A key table that was restored from a copy gets no key before a recovery: the append that comes next refuses it.
+                    if is_ours and not restored.is_behind(pair.front, pair.control):
                         table.add(keys, flusher.flush_control)
                 if not is_ours and self._live() is not pair:
                     return self._intern(keys)

@@ -166,6 +166,7 @@ def _problems(pair: Pair) -> list[str]:
         if format.checksum(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
             found.append(f"{name}: the checksum of its header doesn't match")
     if pair.key_table is not None and not pair.key_table.is_whole():
-        found.append(f"the key table is damaged behind key {len(pair.key_table.indexes)}: records that name later ones can't be decoded")
+        known = len(pair.key_table.indexes)
+        found.append(f"the key table has lost what came after key {known}: records that name later ones can't be decoded")
     lost = [slot for slot in slots.Slots(pair.control, pair.header.log_id).taken() if slot.newest() is None]
     return found + [f"the durable reader {slot.name!r} (slot {slot.number}) has lost its place; delete it" for slot in lost]

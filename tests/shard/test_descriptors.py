@@ -22,7 +22,6 @@ import shard
 from kvspool import system
 from kvspool.errors import KvspoolError, appended_by, say_what_is_stored
 from shard import TooFewDescriptors, descriptors
-from shard.errors import AppendedToSomeShards
 
 LIMIT = 256
 BITS = 10  # 1,024 shards
@@ -142,9 +141,6 @@ def test_each_use_of_a_set_that_runs_out_says_so_and_goes_on_above_the_limit(tmp
                     deeds[deed]()
                 except TooFewDescriptors as error:
                     words = words or str(error)
-                except AppendedToSomeShards as error:  # only some shards had descriptors enough
-                    assert isinstance(error.__cause__, TooFewDescriptors)
-                    words = words or str(error.__cause__)
             gc.collect()
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)
             deeds[deed]()

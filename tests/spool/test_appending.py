@@ -14,7 +14,8 @@ import kvspool
 from kvspool import Spool, errors, system
 from kvspool.cli import main
 from kvspool.errors import AppendedInPart, Pinned, SpoolFull, appended_by
-from kvspool.spool.appending import Prepared, Row
+from kvspool.spool.appending import Appending, Prepared, Row
+from kvspool.spool.durability import Flusher
 from kvspool.system import Port
 
 VALUES = [b"%02d" % number + bytes(900) for number in range(50)]  # almost three quarters of the ring; 17 of them are a piece
@@ -249,3 +250,18 @@ def test_the_command_counts_what_a_failed_batch_has_stored(
     told = capsys.readouterr().err
     assert "17 of 50 records were appended, from sequence 100 on; don't append those again: gone" in told
     assert "appended 17 records: sequences 100 to 116" in told
+
+
+@pytest.mark.parametrize(("where", "name"), [(Appending, "_store"), (Flusher, "flush_below")])
+def test_an_interrupt_after_the_publication_says_what_is_stored(
+    log: Spool, monkeypatch: pytest.MonkeyPatch, where: type, name: str
+) -> None:
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, name, interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        log.append_many(VALUES[:5], durable=True)
+    assert appended_by(raised.value) == range(FILLED, FILLED + 5)
+    assert since_filled(log) == VALUES[:5]

@@ -6,6 +6,7 @@ import errno
 import gc
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -258,3 +259,47 @@ def test_a_handle_is_not_closed_in_the_midst_of_an_append_to_it(log: Spool) -> N
     assert [record.value for record in log] == [b"goes on"]
     log.close()
     assert log.closed
+
+
+@pytest.mark.parametrize("durability", ["memory", "os", "disk"])
+def test_a_close_that_is_interrupted_at_any_line_leaves_a_handle_that_works_or_is_closed(tmp_path: Path, durability: Any) -> None:
+    kvspool.create(tmp_path / "log", capacity=4096).close()
+    codes = {function.__code__ for function in (Spool.close, Spool._settle, getattr(Spool, "_let_go", Spool._settle))}
+    lines = 0
+    while True:
+        log: Any = kvspool.open(tmp_path / "log", format="spool", durability=durability)
+        log.append(b"x")
+        lines += 1
+        if not interrupted_at_line(lines, codes, log.close):
+            break
+        for use in (log.sync, lambda log=log: log.append(b"y")):
+            with suppress(errors.Closed):
+                use()
+        log.close()
+        assert log.closed
+    assert lines > 10
+
+
+def interrupted_at_line(number: int, codes: set[Any], act: Any) -> bool:
+    """Raise Interrupt before the given line that is run of these functions; return whether there was one."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code not in codes:
+            return None
+        if event == "line":
+            left -= 1
+            if not left:
+                raise Interrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False

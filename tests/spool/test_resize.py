@@ -22,6 +22,7 @@ import shard
 from kvspool import Gap, Record, Spool, _frames_py, locks, system
 from kvspool.errors import Corruption, LockTimeout, LogVanished, MismatchedPair, Poisoned, SpoolFull, TooLarge
 from kvspool.spool import format
+from kvspool.spool import resize as resizes
 from kvspool.spool.pair import Pair
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -489,3 +490,16 @@ def test_a_sync_and_a_new_key_between_which_the_log_is_resized(tmp_path: Path, m
         monkeypatch.setattr(log, "_open_writer", resized)
         assert log.append({"a key": 1}) == 0
         assert [record.data for record in log] == [{"a key": 1}]
+
+
+def test_a_resize_of_a_handle_that_is_closed_meanwhile_leaves_nothing_behind(log: Spool) -> None:
+    log.append_many([bytes(100)] * 50)
+    there = [record.sequence for record in log]
+
+    def close(done: int, size: int) -> None:
+        log.close()
+
+    assert resizes.resize(log, 2 * log.capacity, 5.0, close).records == len(there)
+    assert [path.name for path in log.path.parent.iterdir()] == [log.path.name]
+    with kvspool.open(log.path, format="spool") as again:
+        assert [record.sequence for record in again] == there

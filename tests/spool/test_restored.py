@@ -336,3 +336,85 @@ def test_an_older_data_file_is_told_as_gaps_and_no_sequence_is_given_out_twice(t
         assert not log.verify().is_sound
         assert log.append(value(end)) == end
         assert [record.value for record in log.read(end)] == [value(end)]
+
+
+def keyed_with_older_control_block(tmp_path: Path) -> Path:
+    """Make a log whose control block was restored from before two of its three keys came; return its path."""
+    path = tmp_path / "log"
+    with made(path, codec="keyed") as log:
+        log.append({"alpha": 1})
+        log.sync()
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        log.append({"beta": 2})
+        log.append([{"gamma": 3}])
+        log.sync()
+    in_place(copy, path / format.CONTROL_FILE)
+    return path
+
+
+def meanings(log: Spool) -> list[Any]:
+    """Return what each record says; None for one that can't be decoded."""
+
+    def meaning(record: Any) -> Any:
+        try:
+            return record.data
+        except errors.Undecodable:
+            return None
+
+    return [meaning(record) for record in log.read(on_gap="skip")]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_record_whose_keys_were_lost_never_gets_other_ones(
+    tmp_path: Path, restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = keyed_with_older_control_block(tmp_path)
+    if restarted:
+        monkeypatch.setattr(system, "port", AnotherStart())
+    with opened(path) as log:
+        assert log.recovery is not None
+        for number, key in enumerate(("delta", "epsilon", "alpha")):
+            log.append({key: number})
+        expected = [{"alpha": 1}, None, None, {"delta": 0}, {"epsilon": 1}, {"alpha": 2}]
+        assert meanings(log) == expected
+        assert ["key table" in problem for problem in log.verify().problems] == [True]
+        kvspool.resize(path, 2 * CAPACITY)
+        log.append({"zeta": 5})
+    with opened(path) as log:
+        assert meanings(log) == [*expected, {"zeta": 5}]
+
+
+class AnotherStart(system.Port):
+    """The machine was started again since."""
+
+    def boot_id(self) -> bytes:
+        return b"another start..."
+
+
+def test_an_open_handle_adds_no_key_to_an_older_table(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with made(path, codec="keyed") as log, opened(path) as other:
+        log.append({"alpha": 1})
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        log.append({"beta": 2})
+        in_place(copy, path / format.CONTROL_FILE)
+        with pytest.raises(errors.Corruption):
+            other.append({"gamma": 3})
+    with opened(path) as log:
+        log.append({"gamma": 3})
+        assert meanings(log) == [{"alpha": 1}, None, {"gamma": 3}]
+
+
+def test_an_older_control_block_that_has_all_keys_keeps_its_table_open(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with made(path, codec="keyed") as log:
+        log.append({"alpha": 1})
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        log.append({"alpha": 2})
+    in_place(copy, path / format.CONTROL_FILE)
+    with opened(path) as log:
+        assert log.recovery is not None
+        log.append({"beta": 3})
+        assert meanings(log) == [{"alpha": 1}, {"alpha": 2}, {"beta": 3}]
+        assert b"beta" not in next(iter(log.read_values(log.end() - 1)))
+        assert log.verify().is_sound

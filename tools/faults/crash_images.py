@@ -187,6 +187,9 @@ class Disk:
     def reader(self, position: int, sequence: int) -> Any:
         return self.twin.FrameReader(self.ring, self.control, self.seed, position, sequence)
 
+    def ring_reader(self) -> Any:
+        return self.twin.FrameReader(self.ring, memoryview(bytes(len(self.control))), self.seed, 0, 0)
+
     def survey(self) -> Any:
         return self.twin.FrameSurvey(self.ring, self.control, self.seed)
 
