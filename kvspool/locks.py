@@ -17,6 +17,7 @@ from typing import TypeVar
 from kvspool import system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import LockTimeout
+from kvspool.handles import Handle
 
 T = TypeVar("T")
 FIRST_PAUSE = 20e-6  # seconds; a holder that appends one record needs less
@@ -74,7 +75,7 @@ def give_back_file(file: Descriptor, process: int) -> None:
             system.port.unlock_all(fd)
 
 
-class held:
+class held(Handle):
     """Hold a byte's lock of a descriptor inside the `with` block; see `acquire`.
 
     An exception out of a signal handler may keep `__exit__` from running at all. The lock is then released when this object is collected,
