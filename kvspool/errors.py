@@ -412,7 +412,7 @@ def say_what_is_stored(error: BaseException, appended: range, records: int, advi
     Raises AppendedInPart in place of a KvspoolError that says that nothing was written. Other errors get a note.
     """
     words = f"{len(appended)} of {records} records were appended, from sequence {appended.start} on; {advice}"
-    if isinstance(error, KvspoolError) and not isinstance(error, (Poisoned, OSError)):
+    if isinstance(error, KvspoolError) and not isinstance(error, Poisoned):
         raise AppendedInPart(f"{words}: {error}", appended) from error
     error.appended = appended  # type: ignore[attr-defined]
     error.add_note(words)

@@ -31,7 +31,7 @@ from kvspool.spool.cursor import Isolation
 from kvspool.spool.spool import TIMEOUT
 from shard import descriptors, route
 from shard._hash import group, hash_column
-from shard.errors import AppendedToSomeShards, ConflictingShardSets
+from shard.errors import AppendedToSomeShards, ConflictingShardSets, TooFewDescriptors
 from shard.merge import FollowingMerge, Merge
 from shard.producers import ShardProducer
 
@@ -329,7 +329,8 @@ def _say_what_is_stored(error: BaseException, parts: dict[int, list[range]], sha
     if not parts:
         return
     words = f"records of this batch were appended to {len(parts)} of {len(shards)} shards: {sorted(parts)}"
-    if isinstance(error, KvspoolError) and not isinstance(error, OSError) and not (is_last and isinstance(error, NotDurable)):
+    says_more = isinstance(error, TooFewDescriptors) or (is_last and isinstance(error, NotDurable))
+    if isinstance(error, KvspoolError) and not says_more:
         raise AppendedToSomeShards(f"{words}; {DO_NOT_REPEAT}: {error}", parts) from error
     error.parts = parts  # type: ignore[attr-defined]
     error.add_note(words)

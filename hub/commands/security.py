@@ -7,15 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvspool import documents
 from kvspool.cli.options import BadInput
-from kvspool.errors import NotAFile
 
 if TYPE_CHECKING:
     from hub.shipping.connection import Security
 
 TOKEN = "KVSPOOL_TOKEN"  # the environment variable
-LARGEST = 16 << 20  # bytes of a file; the certificates of all authorities that a system believes need less than 1 MiB
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +49,6 @@ def _private(path: Path) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        return documents.read(Path(os.path.realpath(path)), LARGEST)
-    except (NotAFile, ValueError) as error:
-        raise BadInput(f"{path}: {error}") from error
+        return path.read_bytes()
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error

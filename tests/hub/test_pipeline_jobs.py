@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tomllib
@@ -16,7 +15,6 @@ import pytest
 import hub
 import kvspool
 import shard
-from hub.commands import security
 from hub.pipeline import JobError, SchemaError, SinkError, Table, load
 from hub.pipeline.failures import cause
 from hub.pipeline.infer import infer
@@ -26,7 +24,6 @@ from hub.pipeline.schema import Kind, ddl, parse_schema
 from hub.pipeline.session import errors_to, settings
 from hub.pipeline.sinks import open_sink
 from kvspool.cli import main
-from kvspool.cli.options import BadInput
 from kvspool.errors import NotAFile
 
 LEAST = """
@@ -264,13 +261,6 @@ def test_a_log_of_a_session_that_is_a_fifo_is_refused_and_not_waited_for(tmp_pat
         os.write(2, b"said")
     assert (tmp_path / "file").read_bytes() == b"said"
 
-
-@pytest.mark.parametrize("option", ["token_file", "ca"])
-def test_a_file_of_the_security_options_that_is_a_fifo_is_refused_and_not_waited_for(tmp_path: Path, option: str) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    options = {"token_file": None, "ca": None, "certificate": None, "key": None, option: tmp_path / "fifo"}
-    with pytest.raises(BadInput, match="is not a regular file, but a FIFO"):
-        security.load(argparse.Namespace(**options))
 
 
 def test_durations() -> None:
