@@ -139,13 +139,14 @@ def _difference(stored: pa.RecordBatch, sent: pa.RecordBatch) -> int | None:
 def _as_stored(sent: pa.RecordBatch, stored: list[int]) -> pa.RecordBatch:
     """Return the records with the times that a journal keeps: one that is earlier than the latest before it becomes that one.
 
-    The journal may hold later times before the first of these records, so that one's `stored` time is taken if it is later.
+    The journal may hold later times before any of these records: those that a crash took came again after later ones. So a `stored` time
+    that is later is taken.
     """
     times = sent.column("timestamp").cast(pa.int64()).to_pylist()
-    latest: int | None = None
+    latest = NO_TIME
     for row, time in enumerate(times):
         if time != NO_TIME:
-            latest = max(time, stored[row] if latest is None else latest)
+            latest = max(time, stored[row], latest)
             times[row] = latest
     at = sent.schema.get_field_index("timestamp")
     return sent.set_column(at, sent.schema.field(at), pa.array(times, pa.int64()).cast(sent.schema.field(at).type))

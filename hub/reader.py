@@ -103,7 +103,7 @@ class HubReader(Handle):
             stored = positions.load(self._path)
             self._passed.clear()
             if stored is None:
-                self._positions = self._all_at(self._start)
+                self._positions = self._all_at(self._start, passes_damaged=True)
                 positions.store(self._path, self._positions)
             elif stored.owner:
                 raise ReaderBusy(f"the reader {self.name!r} is {stored.owner}'s, who moves it over the network; take another name")
@@ -194,9 +194,9 @@ class HubReader(Handle):
         self._check_open()
         self._move(self._all_at("earliest"))
 
-    def _all_at(self, start: str | datetime) -> dict[Key, Position]:
-        """Return the places of a start in all shards that can be opened; the others are read from their earliest record once they can."""
-        return {key: _position(path, log, _sequence(log, start)) for key, path, log in self.root.logs(passes_damaged=True)}
+    def _all_at(self, start: str | datetime, *, passes_damaged: bool = False) -> dict[Key, Position]:
+        """Return the places of a start in all shards. passes_damaged: leave out shards that can't be opened, for a new reader."""
+        return {key: _position(path, log, _sequence(log, start)) for key, path, log in self.root.logs(passes_damaged=passes_damaged)}
 
     def _move(self, moved: dict[Key, Position]) -> None:
         self._positions.update(moved)

@@ -34,7 +34,7 @@ class Descriptor:
     it once, and does so without any Python code when it is collected, so that no handler's exception is swallowed there.
     """
 
-    __slots__ = ("__weakref__", "_file", "path")
+    __slots__ = ("__weakref__", "_file", "holds", "path")
 
     def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> None:
         """Open a regular file, or with O_DIRECTORY a directory, and never wait for it.
@@ -43,6 +43,7 @@ class Descriptor:
         block, to read a device may never end. A regular file ignores O_NONBLOCK.
         """
         self.path = path
+        self.holds: dict[int, object] = {}  # what holds the lock of a byte, see `locks.held`
         try:
             self._file = next(map(select.epoll.fromfd, map(system.port.open, (path,), (flags | system.PRIVATE_FILE,), (mode,))))
         except OSError as error:

@@ -92,9 +92,12 @@ class held(Handle):
         self._timeout = timeout
         self._holder = holder
         self._rest = rest
+        self._process = system.port.process_id()
+        self._token = object()  # of this hold
 
     def __enter__(self) -> None:
         self._is_held = True  # as far as we know, until it was released
+        self._file.holds[self._byte] = self._token
         try:
             acquire(self._file.number, self._byte, self._timeout, self._holder, self._rest)
         except BaseException:  # out of a signal handler, perhaps after the lock was taken
@@ -109,7 +112,9 @@ class held(Handle):
             raise
 
     def _release(self) -> None:
-        if not self._file.is_closed:
+        # A later hold of the same byte, and that of the parent of a forked child, must not be released.
+        is_ours = self._file.holds.get(self._byte) is self._token and self._process == system.port.process_id()
+        if is_ours and not self._file.is_closed:
             system.port.unlock(self._file.number, self._byte)
         self._is_held = False
 

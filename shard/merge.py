@@ -100,6 +100,7 @@ class Merge(Iterator[Any], Handle):
     def add(self, key: Hashable, cursor: Cursor, make: Callable[..., Any]) -> None:
         """Read one more log; `make` makes its records, and `key` tells it from the others."""
         source = Source(key, self._orders, cursor, make)
+        self._refused.pop(key, None)
         self._orders += 1
         self.sources[key] = self._silent[key] = self._new[key] = source
         self._most = max(LEAST_AHEAD, min(MOST_AHEAD, AHEAD // len(self.sources)))
@@ -116,6 +117,7 @@ class Merge(Iterator[Any], Handle):
         """Read a log no more; only where nothing of it waits to be handed out."""
         self._silent.pop(key).reading.close()
         self._new.pop(key, None)
+        self._refused.pop(key, None)
         del self.sources[key]
 
     def __next__(self) -> Any:
@@ -124,6 +126,8 @@ class Merge(Iterator[Any], Handle):
                 if self._failures:
                     raise self._failures.popleft()
                 self._settle()
+                if self._failures:
+                    continue
                 if not self._ready:
                     if not self.wait():
                         break
@@ -163,7 +167,14 @@ class Merge(Iterator[Any], Handle):
         ready = self._ready
         if ready and ready[0][2].item is None:
             source = ready[0][2]
-            if source.step(self._most):
+            try:
+                has_item = source.step(self._most)
+            except UNREADABLE as error:
+                heapq.heappop(ready)
+                self._silent[source.key] = source
+                self.refuse(source.key, error)
+                return
+            if has_item:
                 heapq.heapreplace(ready, (source.timestamp, source.order, source))
             else:
                 heapq.heappop(ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,3 +162,17 @@ def test_a_descriptor_is_given_back_only_once(files: tuple[Descriptor, Descripto
     give_back(files[0], os.getpid())
     give_back(files[0], os.getpid())
     assert files[0].is_closed
+
+
+def test_a_lock_that_is_forgotten_late_is_not_taken_from_the_next_hold_of_the_same_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    file, other = (Descriptor(tmp_path / "file", os.O_RDWR) for _ in range(2))
+    forgotten = locks.held(file, 0, 0, str)
+    forgotten.__enter__()
+    with locks.held(file, 0, 0, str):
+        del forgotten
+        gc.collect()
+        assert not system.port.try_lock(other.number, 0)
+    assert system.port.try_lock(other.number, 0)
+    file.close()
+    other.close()

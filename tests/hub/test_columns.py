@@ -186,6 +186,15 @@ def test_records_whose_times_the_journal_has_raised_are_the_same_when_they_come_
                 assert columns.first_difference(journal, Rows(first, other)) == first + at
 
 
+def test_records_that_a_crash_took_and_that_came_again_after_later_ones_are_the_same(tmp_path: Path) -> None:
+    rows = [Row(b"%d" % at, None, 0, at) for at in range(6)]
+    with kvspool.create(tmp_path / "log", format="kvj") as journal:
+        columns.append(journal, Rows(0, batch(*rows[:3])))
+        columns.append(journal, Rows(3, batch(*[row._replace(timestamp=9) for row in rows[3:]])))  # the latest time outlived the crash
+        assert columns.first_difference(journal, Rows(0, batch(*rows))) is None
+        assert columns.first_difference(journal, Rows(0, batch(*rows[:4], rows[4]._replace(value=b"x"), rows[5]))) == 4
+
+
 def test_the_first_difference_is_found(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as journal:
         columns.append(journal, numbered(0, 10))
@@ -197,7 +206,7 @@ def test_the_first_difference_is_found(tmp_path: Path) -> None:
         assert columns.first_difference(journal, numbered(12, 14)) == 12
         assert columns.first_difference(journal, numbered(4, 8, "another")) == 4
         other = numbered(5, 8).batch.to_pylist()
-        for name, value in {"value": b"x", "key": None, "type": 2, "timestamp": 3, "codec": Codec.TEXT}.items():
+        for name, value in {"value": b"x", "key": None, "type": 2, "timestamp": 7, "codec": Codec.TEXT}.items():
             changed = [dict(row) for row in other]
             changed[1][name] = value
             rows = Rows(5, pa.RecordBatch.from_pylist(changed, columns.SCHEMA))

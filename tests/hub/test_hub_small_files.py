@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +210,13 @@ def test_a_fifo_among_the_files_of_a_hub_keeps_nobody_waiting(root: Path, name: 
 
     with every_log.in_time(), pytest.raises((Corruption, FormatError), match=f"{file} is not a regular file, but a FIFO"):
         use()
+
+
+def test_a_reader_does_not_move_past_a_shard_that_cannot_be_opened(root: Path) -> None:
+    no_utf8(root / "bad" / settings.NAME)
+    with hub.open(root) as opened, opened.reader("place") as reader:
+        before = dict(reader.positions)
+        for move in (reader.rewind, lambda: reader.seek_time(datetime.now(timezone.utc))):
+            with pytest.raises(Corruption, match="is not UTF-8"):
+                move()
+            assert reader.positions == before

@@ -20,6 +20,7 @@ from kvspool.errors import OutOfRange
 from kvspool.journal import Batch, Journal
 from kvspool.journal.format import LAST_SEQUENCE
 from kvspool.record import NO_TIME
+from kvspool.spool import times
 
 TIME = st.integers(min_value=-(1 << 63), max_value=(1 << 63) - 1)
 ROWS = st.lists(
@@ -42,6 +43,7 @@ class Machine(RuleBasedStateMachine):
         self.path = self.directory / "log"
         self.model: list[tuple[int, int, bytes | None, bytes]] = []
         self.first = self.origin  # after trims
+        self.latest = NO_TIME  # timestamp
         self.committed: dict[str, int] = {}
         self.is_orderly = False
         self.log: Journal = kvspool.create(self.path, format=self.format, **self.limits)  # type: ignore[call-overload]
@@ -95,8 +97,8 @@ class Machine(RuleBasedStateMachine):
     def _add(self, kept: list[tuple[int, int, bytes | None, bytes]]) -> None:
         """Add to the model, where a timestamp that is earlier than the latest one becomes that one."""
         for timestamp, *rest in kept:
-            latest = max((row[0] for row in self.model), default=NO_TIME)
-            self.model.append((timestamp if timestamp == NO_TIME else max(timestamp, latest), *rest))  # type: ignore[arg-type]
+            self.latest = max(self.latest, timestamp)
+            self.model.append((timestamp if timestamp == NO_TIME else self.latest, *rest))  # type: ignore[arg-type]
 
     @rule(rows=ROWS, several=st.booleans(), by_other=st.booleans())
     def append(self, rows: list[tuple[bytes, bytes | None, int, int]], several: bool, by_other: bool) -> None:
@@ -118,6 +120,10 @@ class Machine(RuleBasedStateMachine):
             self._add(kept)
         else:
             timestamp, type, key, value = kept[0]
+            if form.has_timestamps and timestamp > times.latest():
+                with pytest.raises(ValueError, match="more than a day"):
+                    log.append(value, key=key, type=type, timestamp=timestamp)
+                return
             assert log.append(value, key=key, type=type, timestamp=timestamp if form.has_timestamps else None) == first
             self._add(kept[:1])
 
@@ -134,8 +140,8 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_orderly and self.log.format.has_timestamps and self.first < self.end)
     @rule(data=st.data())
     def read_from_a_time(self, data: st.DataObject) -> None:
-        times = [row[0] for _, row in self._records(0)]
-        chosen = data.draw(st.sampled_from(times)) + data.draw(st.sampled_from([-1000, 0, 1000]))
+        stamps = [row[0] for _, row in self._records(0)]
+        chosen = data.draw(st.sampled_from(stamps)) + data.draw(st.sampled_from([-1000, 0, 1000]))
         found = [one.sequence for one in self.log.read(datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=chosen // 1000))]
         assert found == [sequence for sequence, row in self._records(0) if row[0] >= chosen]
 
@@ -200,6 +206,7 @@ class Machine(RuleBasedStateMachine):
             self.log.close()
             self.other.close()
         self.log.format.lock_file(self.path).unlink(missing_ok=True)
+        self.latest = max((row[0] for _, row in self._records(self.first)), default=NO_TIME)  # only the records know it now
         if not is_open:
             self.log = kvspool.open(self.path)  # type: ignore[assignment]
             self.other = kvspool.open(self.path)  # type: ignore[assignment]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import kvspool
 import shard
 from kvspool import Gap, system
-from kvspool.errors import LogVanished
+from kvspool.errors import Corruption, LogVanished
 from shard import ShardSet
 from shard.merge import LOOK_AROUND, FollowingMerge, Merge
 
@@ -362,3 +362,25 @@ def test_a_child_that_inherits_a_following_merge_takes_no_event_from_its_parent(
         assert wait() == ["one", "two"]
     os.close(ready)
     os.close(tell)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_log_that_turns_out_damaged_after_some_records_stops_no_other_and_its_error_comes_once(tmp_path: Path, waits: bool) -> None:
+    with shard.create(tmp_path / "root", prefix="p", bits=1, format="kvj") as shards:
+        for index, one in enumerate(shards.shards):
+            one.append_many([b"x" * 100] * 5, timestamp=1000 * (index + 1))
+        segment = next(iter(sorted((tmp_path / "root" / "p.1.000").rglob("*.kvj"))))
+    with open(segment, "r+b") as file:
+        file.seek(-20, os.SEEK_END)
+        file.write(b"\xff")
+    with shard.open(tmp_path / "root", prefix="p") as shards:
+        handed_out: list[Any] = []
+        reading = shards.follow(timeout=0) if waits else shards.read()
+        while len(handed_out) < 20:
+            try:
+                handed_out.append(next(reading).shard)
+            except StopIteration:
+                break
+            except Corruption as error:
+                handed_out.append(type(error))
+        assert handed_out == [*[0] * 4, Corruption, *[1] * 5]
