@@ -82,6 +82,7 @@ def test_a_waiter_is_patient_before_it_asks(ring: Ring) -> None:
 def test_whoever_holds_the_lock_for_a_while_wakes_who_asked_meanwhile(ring: Ring, other: int) -> None:
     waiter = ring.reader(0, 0)
     file = Descriptor.__new__(Descriptor)  # of a file in memory, which has no path
+    file.holds = {}
     file._file = select.epoll.fromfd(os.dup(other))
     with closing(file), turns.held(file, ring.reader(0, 0), 0, str):
         seen = waiter.ask()
