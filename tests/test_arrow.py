@@ -32,7 +32,7 @@ pa = pytest.importorskip("pyarrow")
 
 from kvspool import arrow  # noqa: E402
 
-LAST_TIME = (1 << 63) - 1
+LAST_TIME = system.port.now()  # later than a day after it is refused
 
 
 class Unflushed(Port):
