@@ -16,7 +16,6 @@ from kvspool.errors import KvspoolError
 from shard.errors import TooFewDescriptors
 
 PER_LOG = 7
-SPARE = 64  # for everything else that a process has open
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 
@@ -39,9 +38,10 @@ def explain(error: OSError, where: str | os.PathLike[str], logs: int) -> None:
     if error.errno == errno.ENFILE:
         words = f"{words}, and the machine has none left: raise fs.file-max"
     else:
+        enough = needed + limit  # whatever else the process has open, it is less than its limit
         words = (
-            f"{words}, and this process may have {limit:,} in all. Raise its limit before it starts, with `ulimit -n {needed + SPARE}` in "
-            f"the shell or LimitNOFILE={needed + SPARE} in its unit, or call resource.setrlimit; or open fewer of them at once"
+            f"{words}, and this process may have {limit:,} in all. Raise its limit before it starts, with `ulimit -n {enough}` in "
+            f"the shell or LimitNOFILE={enough} in its unit, or call resource.setrlimit; or open fewer of them at once"
         )
     raise _with_what_is_stored(TooFewDescriptors(words, error.errno), error) from error
 
