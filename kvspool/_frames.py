@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from kvspool._frames_py import (
         Batch,
         Bell,
-        Burst,
         FlushGroup,
         FrameReader,
         FrameSurvey,
@@ -26,7 +25,6 @@ __all__ = [
     "TWIN",
     "Batch",
     "Bell",
-    "Burst",
     "FlushGroup",
     "FrameReader",
     "FrameSurvey",

@@ -3,6 +3,7 @@ import cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cimport kvspool._machine as native
+from kvspool._lock_c cimport AppendLock
 
 cdef uint64_t DATA_START, HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
 cdef uint32_t PAD, NO_KEY
@@ -12,12 +13,12 @@ cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_N
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, SEAT_WORDS, SEATS
 cdef Py_ssize_t MOVED, DROPPED, KEPT, PINS
-cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, ASKED, RELEASED, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO
-cdef int64_t APPEND_LOCK, SYNC_LOCK
+cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO
+cdef int64_t SYNC_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, LOOK_EVERY, MOST_AHEAD, QUANTUM, SLICE, LONGEST_SLEEP, LONGEST_GATHER
-cdef int WAITS, DONE, LEADS, LATE, FAILED, TURNS
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, LOOK_EVERY, MOST_AHEAD, SLICE, LONGEST_SLEEP, LONGEST_GATHER
+cdef int WAITS, DONE, LEADS, LATE, FAILED
 
 
 cdef class Bell:
@@ -70,10 +71,6 @@ cdef class Ring:
     cpdef uint64_t tail(self) except? 0
     cdef int check_position(self, uint64_t position) except -1
     cpdef uint64_t ask_for_bell(self, Py_ssize_t seat) except? 0
-    @cython.locals(seen=uint64_t)
-    cpdef uint64_t ask(self) except? 0
-    cpdef int wait_for_release(self, uint64_t seen, int64_t longest) except -1
-    cpdef void pass_on(self) noexcept
     cpdef uint64_t take_bell(self) except? 0
     cdef bint has_moved(self) noexcept
     @cython.locals(owner=object)
@@ -169,7 +166,7 @@ cdef class Items:
 
 @cython.final
 cdef class FrameWriter(Ring):
-    cdef int lock_fd
+    cdef readonly AppendLock lock
     cdef object keeper
     cdef int data_fd
     cdef object front_owner
@@ -178,10 +175,6 @@ cdef class FrameWriter(Ring):
     cdef uint64_t *holder
     cdef int process
     cdef readonly bint is_one_step
-    cdef readonly bint is_held
-    cdef readonly bint is_kept
-    cdef int64_t kept_since
-    cdef uint64_t gave_way
     cdef public int64_t look_at
     cdef public uint64_t bell
     cdef readonly list bells
@@ -205,18 +198,8 @@ cdef class FrameWriter(Ring):
 
     @cython.locals(now=int64_t, sequence=int64_t)
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
-    @cython.locals(_turn=int, sequence=int64_t)
-    cpdef int64_t append_soon(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
-    cpdef int64_t append_kept(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
-    cdef int64_t append_alone(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
     cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
-    cpdef object locked(self, object work, bint keep=*)
-    cdef int release(self) except -1
-    cdef bint is_asked(self) noexcept
-    cdef int give_way(self, int64_t now) except -1
-    @cython.locals(seen=uint64_t)
-    cpdef int let_others(self) except -1
-    cpdef int give_up(self) except -1
+    cpdef object locked(self, object work)
     @cython.locals(seat=Py_ssize_t, asked=uint64_t, bell=Bell)
     cpdef void ring(self) except *
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
@@ -294,10 +277,6 @@ cdef class Single:
 
     @cython.locals(sequence=int64_t)
     cdef int64_t append_at_once(self, FrameWriter writer, bytes key, bytes value, uint32_t type, int64_t timestamp) except? -9
-
-
-cdef class Burst:
-    cdef public FrameWriter frames
 
 
 @cython.final

@@ -64,8 +64,7 @@ SEATS = 6
 HOLDER = 64
 HOLDER_WORDS = 6
 PENDING = 70  # in the cache line of the holder's words, which each append looks at
-ASKED = 72
-RELEASED = 73
+LOCK = 72  # the append lock; see `_lock_py`
 MOVED = 80
 DROPPED = 81
 KEPT = 82
@@ -86,8 +85,7 @@ INDEX_WORDS = 3
 
 ECHO = 64  # word of the page before the ring
 
-APPEND_LOCK = 0  # the byte of the control block that writers lock
-SYNC_LOCK = 1  # and the one that who flushes locks
+SYNC_LOCK = 1  # the byte of the control block that the process locks that flushes
 
 # What `parse` found at a position.
 FRAME = 0
@@ -118,9 +116,7 @@ FAILED = 4
 
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
 MOST_AHEAD = 86_400_000_000_000  # ns that a caller's timestamp may lie after the clock
-QUANTUM = 1_000_000  # ns for which a writer that keeps the append lock may keep it although another one asks for it
 SLICE = 50_000  # ns that a reader looks at the tail without a break
-TURNS = 32  # how often a writer lets others run before it sleeps for the append lock
 LONGEST_SLEEP = 2_000_000  # ns until a look whether who flushes is done: one that was killed wakes nobody
 LONGEST_GATHER = 100_000  # ns that a flush waits for those whom the one before has woken
 
@@ -292,32 +288,6 @@ class Ring:
         self.flags[WANTED * 8 + seat] = 1
         native.fence()
         return native.load(self.control, TAIL)
-
-    def ask(self) -> int:
-        """Ask whoever keeps the append lock to give it up, and return what `wait_for_release` wants to know.
-
-        Then try to take the lock, and only then wait: a release in between is noticed.
-        """
-        self.check_writable()
-        seen = native.load(self.control, RELEASED)
-        native.store(self.control, ASKED, 1)
-        native.fence()
-        return seen
-
-    def wait_for_release(self, seen: int, longest: int) -> None:
-        """Sleep until the append lock was released since `ask` returned `seen`, or for `longest` ns, or for no reason."""
-        self.wait_word(RELEASED, seen, longest)
-
-    def pass_on(self) -> None:
-        """Behind the release of the append lock: wake the writer that has waited longest.
-
-        Releases at the same moment may count as one; a sleeper that misses its wake-up looks by itself.
-        """
-        if self.closed or not self.may_store:
-            return
-        native.store(self.control, ASKED, 0)
-        native.store(self.control, RELEASED, (native.load(self.control, RELEASED) + 1) & NOTHING)
-        native.wake_word(self.control, RELEASED)
 
     def take_bell(self) -> int:
         """After a store that readers wait for: return the word of who asked to be woken, and clear it. The memory must be writable."""
@@ -835,12 +805,9 @@ class Items:
 class FrameWriter(Ring):
     """The writing side: frames are put behind the tail, then published together.
 
-    Everything here happens under the append lock; `append` takes it by itself when nobody else holds it, and is one step for threads and
-    signal handlers where it is compiled (`is_one_step`); the other methods are for the work that `locked` does. `bell` has
+    Everything here happens under the append lock. `append` takes the lock itself if no other handle holds it, and is one step for threads
+    and signal handlers in the compiled twin (`is_one_step`). The other methods are for the work that `locked` does. `bell` has
     a byte set for each seat that asked to be woken before a publication, and that `ring` could not wake: `bells` has those that it can.
-
-    The lock may be *kept* between calls (`is_kept`), until another writer asks for it, or `give_up`. Every call begins by loading where
-    the log ends, also then: nothing that it relies on is older than the call.
     """
 
     def __init__(
@@ -848,7 +815,7 @@ class FrameWriter(Ring):
         data: memoryview,
         control: memoryview,
         seed: int,
-        lock_fd: int,
+        lock: Any,
         holder: memoryview,
         keeps_unread: bool = False,
         expiry: int = 0,
@@ -856,7 +823,7 @@ class FrameWriter(Ring):
         data_fd: int = -1,
         front: Any = None,
     ) -> None:
-        """Look at writable memory; `holder` is the words that name this handle while it holds the lock.
+        """Look at writable memory; `holder` is the words that name this handle while it has `lock`, an AppendLock (None: it alone writes).
 
         keeps_unread: what a durable reader has yet to read is not overwritten. expiry: ns after which one that hasn't moved is given up;
         0: never. keeper: what keeps the descriptors open; it lives as long as this. data_fd: of the file whose locked bytes
@@ -870,17 +837,13 @@ class FrameWriter(Ring):
             raise ValueError(f"the words that name a holder have {HOLDER_WORDS * 8} bytes, not {len(holder)}")
         self.front_owner: Any = memoryview(bytearray(8 * ECHO + 8)) if front is None else front
         self.front: Any = native.words_at(self.front_owner)
-        self.lock_fd = lock_fd
+        self.lock = lock
         self.keeper = keeper
         self.data_fd = data_fd
         self.holder_owner: Any = holder
         self.holder: Any = native.words_at(holder)
         self.process = native.process_id()
         self.is_one_step = native.is_one_step()
-        self.is_held = False
-        self.is_kept = False
-        self.kept_since = 0  # by the clock
-        self.gave_way = NOTHING  # `released` as it was after this one gave way to another writer; NOTHING: it didn't, or has waited
         self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
         self.bell = 0
         self.bells: list[Any] = [None] * (SEATS + 1)
@@ -914,47 +877,15 @@ class FrameWriter(Ring):
         now = native.now()
         if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
             return LOOK
-        if self.is_held:
+        if not self.lock.take():
             return BUSY
-        if timestamp < 0:
-            timestamp = now
-        self.is_held = True
         try:
-            if self.is_kept:
-                sequence = self.append_locked(key, value, type, codec, timestamp, now)
-            else:
-                sequence = self.append_alone(key, value, type, codec, timestamp, now)
+            sequence = self.append_locked(key, value, type, codec, now if timestamp < 0 else timestamp, now)
         finally:
-            self.is_held = False
-        if self.is_kept and self.is_asked():
-            self.give_way(now)
+            self.lock.free()
         if self.bell != 0:
             self.ring()
         return sequence
-
-    def append_soon(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
-        """Append as `append` does; where others hold the lock, let them run and try again a few times before it returns BUSY."""
-        for _turn in range(TURNS):
-            sequence = self.append(key, value, type, codec, timestamp)
-            if sequence != BUSY:
-                return sequence
-            native.let_run()
-        return BUSY
-
-    def append_kept(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
-        """Append one record under the lock that is kept, and keep it unless another writer asks; BUSY if it isn't kept. See `append`."""
-        if not self.is_kept:
-            return BUSY
-        return self.append(key, value, type, codec, timestamp)
-
-    def append_alone(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, now: int) -> int:
-        """Do the work of `append`, with the writer held against every other thread; `now` is the clock."""
-        if not native.try_lock(self.lock_fd, APPEND_LOCK):
-            return BUSY
-        try:
-            return self.append_locked(key, value, type, codec, timestamp, now)
-        finally:
-            self.release()
 
     def append_locked(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, now: int) -> int:
         """Under the lock: append one record and publish it."""
@@ -973,76 +904,35 @@ class FrameWriter(Ring):
         self.publish()
         return self.next_sequence - 1
 
-    def locked(self, work: Callable[..., Any], keep: bool = False) -> Any:
-        """Take the append lock, return what `work(self)` returns, and give the lock back; None if somebody else holds it.
+    @property
+    def is_held(self) -> bool:
+        """Return whether this handle has the append lock."""
+        return bool(self.lock.is_taken)
 
-        A lock that is kept is used, and kept on; so is the one that is taken here with `keep`. But not if the work returned False, which
-        says that it has to wait for something else.
+    def locked(self, work: Callable[..., Any]) -> Any:
+        """Take the append lock, return what `work(self)` returns, and free the lock; None if another handle holds it.
 
         Compiled, no exception out of a signal handler comes between the lock and the work, or between the work and the unlock. Raises
-        Reentered where this handle is at it already: the lock would let us in, and two appends would run into each other.
+        Reentered if this handle holds the lock already: two appends would run into each other.
         """
         self.check_open()
-        if self.is_held:
+        if self.lock.is_taken:
             raise Reentered("a signal handler or destructor may not append to a handle in the middle of an append to it")
-        self.is_held = True
+        if not self.lock.take():
+            return None
         try:
-            if not self.is_kept and not native.try_lock(self.lock_fd, APPEND_LOCK):
-                return None
-            if not self.is_kept:
-                self.kept_since = native.now()
-            keep = keep or self.is_kept
-            done = False
-            try:
-                done = work(self)
-                return done
-            finally:
-                self.is_kept = keep and done is not False
-                if not self.is_kept:
-                    self.release()
-                if self.bell != 0:
-                    self.ring()
+            return work(self)
         finally:
-            self.is_held = False
-            if self.is_kept and self.is_asked():
-                self.give_way(native.now())
-
-    def release(self) -> None:
-        """Give the append lock back, and wake who asked for it meanwhile."""
-        native.unlock(self.lock_fd, APPEND_LOCK)
-        if self.is_asked():
-            self.pass_on()
-
-    def is_asked(self) -> bool:
-        """Return whether another writer asked for the append lock."""
-        return not self.closed and native.load(self.control, ASKED) != 0
-
-    def give_way(self, now: int) -> None:
-        """Give the lock that is kept to who asked for it, unless it was taken less than a quantum ago."""
-        if not 0 <= now - self.kept_since < QUANTUM:
-            self.give_up()
-            self.gave_way = native.load(self.control, RELEASED)
-
-    def let_others(self) -> None:
-        """Wait until the writer to whom this one gave way has had the lock; for a quantum at most, since it may be dead."""
-        seen = self.gave_way
-        self.gave_way = NOTHING
-        if seen != NOTHING:
-            self.wait_for_release(seen, QUANTUM)
-
-    def give_up(self) -> None:
-        """Give the lock back if it is kept. In a forked child it is the parent's and stays so."""
-        if self.is_kept and not self.is_held:
-            self.is_kept = False
-            if native.process_id() == self.process:
-                native.unlock(self.lock_fd, APPEND_LOCK)
-                self.pass_on()
+            self.lock.free()
+            if self.bell != 0:
+                self.ring()
 
     def close(self) -> None:
-        """Give up a lock that is kept, and release the memory. Raises Reentered, and closes nothing, in the middle of an append."""
-        if self.is_held:
-            raise Reentered("a signal handler or destructor may not close a handle in the middle of an append to it")
-        self.give_up()
+        """Release the memory; the caller closes the lock's descriptor. Raises Reentered, and closes nothing, in the middle of an append."""
+        if self.lock is not None:
+            if self.lock.is_taken:
+                raise Reentered("a signal handler or destructor may not close a handle in the middle of an append to it")
+            self.lock.close()
         self.front = native.no_words()
         self.front_owner = None
         Ring.close(self)
@@ -1552,35 +1442,6 @@ class Single:
         raise NotImplementedError
 
     def ring(self, writer: FrameWriter) -> None:
-        """Wake the readers that asked for it."""
-        raise NotImplementedError
-
-
-class Burst:
-    """The appends of a `writer()`: nothing stands between the caller and the loops while the lock is kept."""
-
-    def __init__(self) -> None:
-        self.frames: FrameWriter | None = None  # one whose appends are one step
-
-    def append(self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None) -> int:
-        """Append one record and return its sequence; other processes see it, and it survives the death of this one, when the call returns.
-
-        Arguments and errors as for the log's `append`; LockTimeout and SpoolFull after the writer's timeout. Closed after `close`.
-        """
-        frames = self.frames
-        if frames is not None and native.is_bytes(value) and are_plain(key, type, timestamp):
-            sequence = frames.append_kept(key, value, type, 0, -1 if timestamp is None else timestamp)
-            if sequence >= 0:
-                if frames.bell != 0:
-                    self.ring()
-                return sequence
-        return self.append_slowly(value, key, type, timestamp)
-
-    def append_slowly(self, value: Any, key: bytes | None, type: int, timestamp: int | None) -> int:
-        """Append what needs more than one step: to take the lock, to encode the value, to raise for the arguments."""
-        raise NotImplementedError
-
-    def ring(self) -> None:
         """Wake the readers that asked for it."""
         raise NotImplementedError
 

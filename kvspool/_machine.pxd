@@ -51,6 +51,21 @@ cdef extern from *:
     }
     static inline void kv_store_release(uint64_t *at, uint64_t value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
     static inline uint64_t kv_exchange(uint64_t *at, uint64_t value) { return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST); }
+    #if defined(__x86_64__) || defined(__i386__)
+    #define kv_pause() __builtin_ia32_pause()
+    #elif defined(__aarch64__)
+    #define kv_pause() __asm__ __volatile__("yield")
+    #else
+    #define kv_pause()
+    #endif
+    static inline int kv_swap(uint64_t *at, uint64_t expected, uint64_t value) {
+        return __atomic_compare_exchange_n(at, &expected, value, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    }
+    static inline void kv_relax(void) { kv_pause(); }
+    static inline void kv_sleep(int64_t ns) {
+        struct timespec longest = {ns / 1000000000, ns % 1000000000};
+        nanosleep(&longest, NULL);
+    }
     static inline void kv_add_one(uint64_t *at) { __atomic_fetch_add(at, 1, __ATOMIC_SEQ_CST); }
     static inline void kv_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
     static uint32_t kv_zero[1];
@@ -92,13 +107,6 @@ cdef extern from *:
         sem_t *semaphore = sem_open(name, 0);
         return semaphore == SEM_FAILED ? NULL : semaphore;
     }
-    #if defined(__x86_64__) || defined(__i386__)
-    #define kv_pause() __builtin_ia32_pause()
-    #elif defined(__aarch64__)
-    #define kv_pause() __asm__ __volatile__("yield")
-    #else
-    #define kv_pause()
-    #endif
     static inline void kv_spin(const uint64_t *at, uint64_t value, int64_t ns) {
         int64_t until = kv_monotonic() + ns;
         do {
@@ -147,6 +155,7 @@ cdef extern from *:
         return request.l_start > at ? request.l_start : at;
     }
     static inline int kv_lock(int fd, int64_t at) { return kv_set_lock(fd, at, F_WRLCK); }
+    static inline int kv_share(int fd, int64_t at) { return kv_set_lock(fd, at, F_RDLCK); }
     static inline int kv_unlock(int fd, int64_t at) { return kv_set_lock(fd, at, F_UNLCK); }
     """
     ctypedef int32_t half "kv_half"
@@ -155,6 +164,9 @@ cdef extern from *:
     uint64_t kv_load_after_reads(const uint64_t *at) noexcept nogil
     void kv_store_release(uint64_t *at, uint64_t value) noexcept nogil
     uint64_t kv_exchange(uint64_t *at, uint64_t value) noexcept nogil
+    int kv_swap(uint64_t *at, uint64_t expected, uint64_t value) noexcept nogil
+    void kv_relax() noexcept nogil
+    void kv_sleep(int64_t ns) noexcept nogil
     void kv_add_one(uint64_t *at) noexcept nogil
     void kv_wait_count(const uint64_t *at, uint64_t goal, int64_t ns) noexcept nogil
     int sched_yield() noexcept nogil
@@ -172,6 +184,7 @@ cdef extern from *:
     int sem_post(sem_t *semaphore) noexcept nogil
     int sem_close(sem_t *semaphore) noexcept nogil
     int kv_lock(int fd, int64_t at) noexcept nogil
+    int kv_share(int fd, int64_t at) noexcept nogil
     int kv_unlock(int fd, int64_t at) noexcept nogil
     int64_t kv_locked_from(int fd, int64_t at, int64_t length) noexcept nogil
     int kv_process_id() noexcept nogil
@@ -268,6 +281,19 @@ cdef inline uint64_t exchange(uint64_t *words, Py_ssize_t at, uint64_t value) no
     return kv_exchange(words + at, value)
 
 
+cdef inline bint swap(uint64_t *words, Py_ssize_t at, uint64_t expected, uint64_t value) noexcept:
+    return kv_swap(words + at, expected, value)
+
+
+cdef inline void pause() noexcept:
+    kv_relax()
+
+
+cdef inline void sleep(int64_t ns) noexcept:
+    with nogil:
+        kv_sleep(ns)
+
+
 cdef inline void add_one(uint64_t *words, Py_ssize_t at) noexcept:
     kv_add_one(words + at)
 
@@ -275,11 +301,6 @@ cdef inline void add_one(uint64_t *words, Py_ssize_t at) noexcept:
 cdef inline void wait_count(uint64_t *words, Py_ssize_t at, uint64_t goal, int64_t ns) noexcept:
     with nogil:
         kv_wait_count(words + at, goal, ns)
-
-
-cdef inline void let_run() noexcept:
-    with nogil:
-        sched_yield()
 
 
 cdef inline int check_signals() except -1:
@@ -353,6 +374,15 @@ cdef inline void clear(uint8_t *data, Py_ssize_t at, Py_ssize_t length) noexcept
 
 cdef inline bint try_lock(int fd, int64_t at) except -1:
     while kv_lock(fd, at) != 0:
+        if errno == EAGAIN or errno == EACCES:
+            return False
+        if errno != EINTR:
+            raise OSError(errno, "could not lock")
+    return True
+
+
+cdef inline bint try_gate(int fd, int64_t at) except -1:
+    while kv_share(fd, at) != 0:
         if errno == EAGAIN or errno == EACCES:
             return False
         if errno != EINTR:

@@ -131,6 +131,14 @@ def exchange(words: memoryview, at: int, value: int) -> int:
     return before
 
 
+def swap(words: memoryview, at: int, expected: int, value: int) -> bool:
+    """Store `value` in word `at` if it is `expected`, and return whether it was. One step when compiled; here it is two."""
+    if words[at] != expected:
+        return False
+    words[at] = value
+    return True
+
+
 def add_one(words: memoryview, at: int) -> None:
     """Add one to word `at`. At once when compiled; here two who do it at the same moment may count as one."""
     words[at] = (words[at] + 1) & 0xFFFFFFFFFFFFFFFF
@@ -143,11 +151,6 @@ def wait_count(words: memoryview, at: int, goal: int, ns: int) -> None:
     """
     if 0 < goal - words[at] <= 1024:
         system.port.sleep(0)
-
-
-def let_run() -> None:
-    """Let others run who are ready to."""
-    system.port.sleep(0)
 
 
 def check_signals() -> None:
@@ -229,6 +232,15 @@ def is_one_step() -> bool:
     return False
 
 
+def pause() -> None:
+    """Let the other thread of this processor's core run for a moment."""
+
+
+def sleep(ns: int) -> None:
+    """Sleep for `ns`; other threads run meanwhile."""
+    system.port.sleep(ns / 1e9)
+
+
 def clear(data: memoryview, at: int, length: int) -> None:
     """Overwrite `length` bytes at `at` with zeros."""
     data[at : at + length] = bytes(length)
@@ -236,6 +248,11 @@ def clear(data: memoryview, at: int, length: int) -> None:
 
 def try_lock(fd: int, at: int) -> bool:
     """Take the lock on byte `at` exclusively, or return False if another open file description holds it."""
+    return system.port.try_lock(fd, at)
+
+
+def try_gate(fd: int, at: int) -> bool:
+    """Take a share of the lock on byte `at`, or return False if another open file description holds all of it. Here take all of it."""
     return system.port.try_lock(fd, at)
 
 

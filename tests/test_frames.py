@@ -419,17 +419,13 @@ def test_the_holder_signs_only_when_another_one_held_the_lock_before(make_ring: 
 
 def test_a_lock_that_another_one_holds_makes_append_say_busy(twin: ModuleType, make_ring: MakeRing) -> None:
     ring = make_ring(twin)
-    other = os.open(f"/proc/self/fd/{ring.lock_file}", os.O_RDWR)
-    writer = ring.writer()
-    try:
-        assert system.port.try_lock(other, frames.APPEND_LOCK)
-        before = ring.snapshot()
-        assert writer.append(None, b"x", 0, 0, 7) == frames.BUSY
-        assert ring.snapshot() == before
-        system.port.unlock(other, frames.APPEND_LOCK)
-        assert writer.append(None, b"x", 0, 0, 7) == 0
-    finally:
-        os.close(other)
+    other, writer = ring.append_lock(), ring.writer()
+    assert other.take()
+    before = ring.snapshot()
+    assert writer.append(None, b"x", 0, 0, 7) == frames.BUSY
+    assert ring.snapshot() == before
+    other.free()
+    assert writer.append(None, b"x", 0, 0, 7) == 0
 
 
 def test_a_writer_in_another_process_than_its_own_says_so(twin: ModuleType, make_ring: MakeRing) -> None:
@@ -585,6 +581,7 @@ def kill_at_each_store(make_ring: MakeRing, prefill: int, values: list[bytes], s
             else:
                 batch(writer, values)
         except Killed:
+            ring.kill()
             yield ring, True
         else:
             yield ring, False
@@ -755,7 +752,7 @@ def test_stale_frames_of_an_earlier_lap_and_frames_of_another_log_are_not_record
     ring.data[256:320] = lap[256:320]
     assert gaps(ring.read(place)) == [(20, 20, "damaged")]
 
-    other.twin.FrameWriter(other.data, other.control, SEED ^ 1, other.lock_file, memoryview(HOLDER)).append(None, bytes(32), 0, 0, 7)
+    other.twin.FrameWriter(other.data, other.control, SEED ^ 1, other.append_lock(), memoryview(HOLDER)).append(None, bytes(32), 0, 0, 7)
     fresh = make_ring(twin, 1024)
     fresh.fill([bytes(32)] * 2)
     fresh.data[:64] = other.data[:64]

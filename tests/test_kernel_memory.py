@@ -37,7 +37,7 @@ def makers(twin: ModuleType) -> dict[str, Callable[[Any, Any], Any]]:
         "FrameReader": lambda data, control: twin.FrameReader(data, control, SEED, 0, 0),
         "FrameSurvey": lambda data, control: twin.FrameSurvey(data, control, SEED),
         "FlushGroup": lambda data, control: twin.FlushGroup(data, control, SEED),
-        "FrameWriter": lambda data, control: twin.FrameWriter(data, control, SEED, -1, memoryview(HOLDER)),
+        "FrameWriter": lambda data, control: twin.FrameWriter(data, control, SEED, None, memoryview(HOLDER)),
     }
 
 
@@ -93,7 +93,7 @@ def test_whatever_stores_refuses_read_only_memory(twin: ModuleType) -> None:
     with pytest.raises(ValueError, match="read-only"):
         makers(twin)["FlushGroup"](data.toreadonly(), control.toreadonly())
     with pytest.raises(ValueError, match="48 bytes"):
-        twin.FrameWriter(data, control, SEED, -1, memoryview(bytes(40)))
+        twin.FrameWriter(data, control, SEED, None, memoryview(bytes(40)))
     reader = makers(twin)["FrameReader"](data.toreadonly(), control.toreadonly())
     assert reader.mark() == (0, 0, 0)
     for store in (lambda: reader.ask_for_bell(1), reader.ask, reader.take_bell):

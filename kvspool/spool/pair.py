@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 from kvspool import _frames_py as frames
 from kvspool import disk, filesystems, forks, ledger, system
 from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
+from kvspool._lock import AppendLock
 from kvspool.descriptor import Descriptor
 from kvspool.errors import (
     Closed,
@@ -194,6 +195,7 @@ class Pair(Handle):
         self._files: list[Descriptor] = []
         self._maps: list[mmap.mmap] = []
         self._lock: Descriptor | None = None
+        self._append_lock: AppendLock | None = None
         self._sync_lock: Descriptor | None = None
         self.is_closed = False
         self._guard = threading.RLock()  # a signal handler may come in the middle
@@ -354,7 +356,9 @@ class Pair(Handle):
         keeps_unread, expiry = self.header.policy != 0, self.header.reader_expiry
         whole = memoryview(self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True))
         front, ring = whole[: format.DATA_START], whole[format.DATA_START :]
-        return FrameWriter(ring, self.control, self.seed, self.lock_fd, memoryview(holder), keeps_unread, expiry, self, self.data_fd, front)
+        return FrameWriter(
+            ring, self.control, self.seed, self.append_lock, memoryview(holder), keeps_unread, expiry, self, self.data_fd, front
+        )
 
     def refusal(self, what: str) -> Exception:
         """Return the error for who may only read, and wants to do `what` with the log."""
@@ -376,13 +380,24 @@ class Pair(Handle):
         return FrameSurvey(ring, self.control, self.seed)
 
     @property
+    def append_lock(self) -> AppendLock:
+        """Return the append lock of this handle. Its slot is taken at the first use, and freed when the files are closed."""
+        if self._append_lock is None:
+            self._append_lock = self.append_lock_by(self.lock_fd)
+        return self._append_lock
+
+    def append_lock_by(self, fd: int) -> AppendLock:
+        """Return an append lock of its own for a descriptor from `open_lock`, which the caller closes."""
+        return AppendLock(self.control, frames.LOCK, fd, int.from_bytes(system.port.random(8), "little"))
+
+    @property
     def lock_fd(self) -> int:
         """Return the number of `lock`."""
         return self.lock.number
 
     @property
     def lock(self) -> Descriptor:
-        """Return the descriptor for the append lock: of its own open file description, never mapped."""
+        """Return the descriptor for the locks of this handle: of its own open file description, never mapped."""
         if self._lock is None:
             self._lock = self.open_lock()
         return self._lock
@@ -478,11 +493,14 @@ class Pair(Handle):
         if not (self.can_ask and self.can_write):
             return
         with self.open_lock() as fd:
-            if system.port.try_lock(fd, format.APPEND_LOCK):
-                if self.may_have_moved and self.is_in_place():
-                    self._settle_name()
-                    self._words[frames.MOVED] = 0
-                system.port.unlock(fd, format.APPEND_LOCK)
+            lock = self.append_lock_by(fd)
+            if lock.take():
+                try:
+                    if self.may_have_moved and self.is_in_place():
+                        self._settle_name()
+                        self._words[frames.MOVED] = 0
+                finally:
+                    lock.free()
 
     def _settle_name(self) -> None:
         try:
@@ -544,6 +562,9 @@ class Pair(Handle):
         self._guard = threading.RLock()  # a signal handler may come in the middle
         ours = threading.get_ident()  # a signal handler or destructor may fork inside `in_use`
         self._users = [thread for thread in self._users if thread == ours]
+        if self._append_lock is not None:
+            self._append_lock.close()
+            self._append_lock = None
         for file in (self._lock, self._sync_lock):
             if file is not None:
                 file.close()
@@ -590,6 +611,8 @@ class Pair(Handle):
         """Close the descriptors and unmap, except what a view of the memory still needs."""
         if self.key_table is not None:
             self.key_table.close()
+        if self._append_lock is not None:
+            self._append_lock.close()
         self._memory = None
         self._words = _NO_WORDS
         while self._maps:
@@ -623,12 +646,17 @@ def _checked(layout: Layout[H], raw: bytes, path: Path, magic: bytes) -> H:
         raise Truncated(f"{path} has {len(raw)} bytes, less than its header")
     record = layout.unpack(raw)
     if record.version != format.VERSION:
-        raise UnknownVersion(
-            f"{path} has format version {record.version}; this kvspool reads version {format.VERSION}: upgrade to open it"
-        )
+        known = f"this kvspool reads version {format.VERSION}"
+        raise UnknownVersion(f"{path} has format version {record.version}; {known}: {_way_out(record.version)}")
     if format.checksum(raw[: layout.size - 4]) != record.crc:
         raise Corruption(f"{path}: the checksum of its header doesn't match")
     return record
+
+
+def _way_out(version: int) -> str:
+    if version > format.VERSION:
+        return "upgrade kvspool to open the log"
+    return "export the log with the older kvspool that wrote it (kvspool export), and import it into a new one (kvspool import)"
 
 
 def _check_capacity(capacity: int, data_start: int, path: Path) -> None:

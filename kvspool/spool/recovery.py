@@ -640,7 +640,7 @@ def exclusively(pair: Pair, timeout: float) -> Iterator[None]:
     with (
         locks.held(pair.lock, format.ADMIN_LOCK, timeout, lambda: f"{pair.path} is being recovered or looked after by another process"),
         locks.held(pair.lock, format.SYNC_LOCK, timeout, lambda: f"{pair.path} is being flushed by another process"),
-        locks.held(pair.lock, format.APPEND_LOCK, timeout, lambda: f"{pair.path} is locked by another process"),
+        locks.appending(pair.append_lock, timeout, lambda: f"{pair.path} is locked by another process"),
     ):
         yield
 

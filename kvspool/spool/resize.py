@@ -37,7 +37,7 @@ from kvspool import _frames_py as frames
 from kvspool import _machine, disk, holders, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, NameNotDurable, Poisoned, SpoolFull
-from kvspool.spool import epochs, format, search, seats, slots, turns
+from kvspool.spool import epochs, format, search, seats, slots
 from kvspool.spool import pair as pairs
 from kvspool.spool.durability import Flusher
 from kvspool.spool.pair import Pair
@@ -211,7 +211,7 @@ class _Resizing:
         with (
             locks.held(file, format.SYNC_LOCK, timeout, lambda: "another process flushes"),
             locks.held(file, format.KEYS_LOCK, timeout, lambda: "another process adds keys"),
-            turns.held(file, self.old.reader(0, 0), timeout, lambda: "another process appends"),
+            locks.appending(self.old.append_lock_by(file.number), timeout, lambda: "another process appends"),
         ):
             yield
 

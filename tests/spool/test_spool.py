@@ -560,9 +560,9 @@ def test_a_waiter_gets_the_lock_when_its_holder_is_killed(log: Spool, holder: An
 def test_a_holder_that_is_gone_or_elsewhere_is_described_as_such(log: Spool) -> None:
     log.append(b"x")
     log.timeout = 0.0
-    fd = os.open(log.path / format.CONTROL_FILE, os.O_RDWR)
-    words = log._pair.control.cast("Q")  # type: ignore[union-attr]
-    locks.acquire(fd, format.APPEND_LOCK, 0, str)
+    other = kvspool.open(log.path)
+    words = log._live().control.cast("Q")
+    assert other._live().append_lock.take()
     try:
         words[frames.HOLDER + 3] += 1
         with pytest.raises(errors.LockTimeout, match=f"no longer process {os.getpid()}"):
@@ -572,7 +572,7 @@ def test_a_holder_that_is_gone_or_elsewhere_is_described_as_such(log: Spool) -> 
             log.append(b"x")
     finally:
         words.release()
-        os.close(fd)
+        other.close()
 
 
 # Syncing.
