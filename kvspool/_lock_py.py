@@ -24,9 +24,11 @@ waiter replaces that owner.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import kvspool._machine as native
+from kvspool.errors import Closed
+from kvspool.handles import refuse_copy
 
 GATE = 0  # the byte of which compiled writers have a share, and an interpreted one the whole during an append
 SLOTS_AT = 65536  # + slot: the byte of a compiled writer
@@ -45,8 +47,11 @@ class AppendLock:
     def __init__(self, control: memoryview, at: int, fd: int, generation: int) -> None:
         """Look at word `at` of writable memory; `fd`, an open file description of its own, is for the bytes of the file.
 
-        generation: a random number, so that no two handles use the same one for the same slot.
+        generation: a random number, so that no two handles use the same one for the same slot. Raises ValueError for memory that can't
+        have the word, or may only be read.
         """
+        if at < 0 or len(control) < 8 * at + 8 or not native.is_writable(control):
+            raise ValueError(f"the append lock is word {at} of memory that may be written to")
         self.owner: Any = control
         self.words: Any = native.words_at(control)
         self.at = at
@@ -57,12 +62,17 @@ class AppendLock:
         self.taken_by: object = None  # the token of who took it
         self.has_slept = False
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
     def take(self, token: object = None) -> bool:
         """Take the lock if it is free, becomes free soon, or has a dead owner; return whether it was taken. `taken_by` is the token then.
 
-        No system call if the lock is free, after the first time. Raises the system's OSError.
+        No system call if the lock is free, after the first time. Raises Closed, and the system's OSError.
         """
-        if self.is_taken or self.fd < 0:
+        if self.fd < 0:
+            raise Closed("this handle of the log was closed; open it again")
+        if self.is_taken:
             return False
         self.is_taken = True  # first: a signal handler that appends in the middle of this is refused
         self.taken_by = token
@@ -145,10 +155,10 @@ class AppendLock:
         if self.is_taken:
             try:
                 before = native.exchange(self.words, self.at, 0)
-                self.leave()
             finally:
                 self.taken_by = None
                 self.is_taken = False
+                self.leave()
             if before & WAITERS:
                 native.wake_word(self.words, self.at)
 

@@ -128,12 +128,14 @@ class held(Handle):
 class appending(Handle):
     """Hold an append lock inside the `with` block, waiting up to `timeout` seconds; see `wait_for`, and `held` for interrupts."""
 
+    _token: object = None  # of this hold
+
     def __init__(self, lock: AppendLock, timeout: float, holder: Callable[[], str]) -> None:
         self._lock = lock
         self._timeout = timeout
         self._holder = holder
         self._process = system.port.process_id()
-        self._token = object()  # of this hold
+        self._token = object()
 
     def __enter__(self) -> None:
         try:
@@ -155,7 +157,8 @@ class appending(Handle):
             self._lock.free()
 
     def __del__(self) -> None:
-        self._release()
+        if self._token is not None:
+            self._release()
 
 
 def rest(lock: AppendLock, pause: float) -> None:

@@ -96,10 +96,9 @@ def test_whatever_stores_refuses_read_only_memory(twin: ModuleType) -> None:
         twin.FrameWriter(data, control, SEED, None, memoryview(bytes(40)))
     reader = makers(twin)["FrameReader"](data.toreadonly(), control.toreadonly())
     assert reader.mark() == (0, 0, 0)
-    for store in (lambda: reader.ask_for_bell(1), reader.ask, reader.take_bell):
+    for store in (lambda: reader.ask_for_bell(1), reader.take_bell):
         with pytest.raises(ValueError, match="read-only"):
             store()
-    reader.pass_on()
     survey = makers(twin)["FrameSurvey"](data.toreadonly(), control.toreadonly())
     for change in (
         lambda: survey.erase(0, 64, 0),

@@ -131,7 +131,7 @@ class Control(NamedTuple):
     holder_namespace: Annotated[int, "Q", "inode of the process's pid namespace"]
     pending: Annotated[int, "Q", "not 0: number + 1 of the account of a batch that is being appended; who has the append lock settles it"]
     holder_reserved: Annotated[bytes, "8s", "zeros"]
-    lock: Annotated[int, "Q", "the append lock: its owner may change TAIL, HEAD, INDEX and the ring; 0: it is free; writers sleep on its low half"]
+    lock: Annotated[int, "Q", "the append lock: its owner may append; 0: free; writers sleep on its low half (a futex)"]
     lock_reserved: Annotated[bytes, "56s", "zeros"]
 
 

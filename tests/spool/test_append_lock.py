@@ -19,6 +19,7 @@ import kvspool
 from kvspool import Spool, _lock_py, errors
 from kvspool import _frames_py as frames
 from kvspool._lock_py import SLOT, SLOTS_AT, WAITERS
+from kvspool.errors import Closed
 
 MakeRing = Callable[..., Ring]
 LONG = 10**12  # ns: longer than any test
@@ -189,7 +190,8 @@ def test_a_closed_lock_is_never_taken(ring: Ring) -> None:
     lock = ring.append_lock()
     assert lock.take()
     lock.close()
-    assert not lock.take()
+    with pytest.raises(Closed):
+        lock.take()
     lock.rest(LONG)
     lock.free()
 
@@ -324,7 +326,7 @@ def test_owners_in_two_pid_namespaces_with_equal_pids_are_told_apart(log: Spool)
         with kvspool.open(log.path) as mine:
             mine.append(b"alive")
             os.write(ends[0][1], b"x")
-            os.read(ends[1][0], 1)
+            os.read(ends[1][0], 1)  # until the test ends
 
     def die() -> None:
         with kvspool.open(log.path) as mine:
@@ -342,8 +344,9 @@ def test_owners_in_two_pid_namespaces_with_equal_pids_are_told_apart(log: Spool)
     try:
         assert log.append(b"next") == 2
     finally:
-        os.close(ends[1][1])
+        os.write(ends[1][1], b"x")
         living()
+        os.close(ends[1][1])
         os.close(ends[0][0])
         os.close(ends[1][0])
 
