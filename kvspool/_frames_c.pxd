@@ -275,8 +275,8 @@ cdef class Single:
     cdef public object _writer
     cdef public bint is_durable
 
-    @cython.locals(sequence=int64_t)
-    cdef int64_t append_at_once(self, FrameWriter writer, bytes key, bytes value, uint32_t type, int64_t timestamp) except? -9
+    @cython.locals(writer=FrameWriter, sequence=int64_t)
+    cdef int64_t append_at_once(self, object value, object key, object type, object timestamp, object durable) except? -9
 
 
 @cython.final

@@ -1418,19 +1418,19 @@ class Single:
         Reentered; PermissionError where one may only read. Nothing was written then. A log that was deleted is noticed within a second:
         LogVanished. If only the flush fails, the record was appended: NotDurable, or Poisoned with a note, says so.
         """
-        writer = self._writer
-        if isinstance(writer, FrameWriter) and native.is_bytes(value) and are_plain(key, type, timestamp):
-            if not durable and not self.is_durable:
-                sequence = self.append_at_once(writer, key, value, type, -1 if timestamp is None else timestamp)
-                if sequence >= 0:
-                    return sequence
+        sequence = self.append_at_once(value, key, type, timestamp, durable)
+        if sequence >= 0:
+            return sequence
         return self.append_slowly(value, key, type, timestamp, timeout, durable)
 
-    def append_at_once(self, writer: FrameWriter, key: bytes | None, value: bytes, type: int, timestamp: int) -> int:
+    def append_at_once(self, value: Any, key: Any, type: Any, timestamp: Any, durable: Any) -> int:
         """Append a record in one step and wake who waits for it; see `FrameWriter.append`. BUSY where that takes more than one."""
-        if not writer.is_one_step:
+        writer = self._writer
+        if not isinstance(writer, FrameWriter) or not writer.is_one_step or durable or self.is_durable:
             return BUSY
-        sequence = writer.append(key, value, type, 0, timestamp)
+        if not native.is_bytes(value) or not are_plain(key, type, timestamp):
+            return BUSY
+        sequence = writer.append(key, value, type, 0, -1 if timestamp is None else timestamp)
         if sequence >= 0 and writer.bell != 0:
             self.ring(writer)
         return sequence
