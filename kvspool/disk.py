@@ -8,7 +8,7 @@ says what was done (`done`). An operation passes `done` to its last flush only; 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -59,13 +59,16 @@ def make_directory(path: Path, mode: int = 0o700) -> bool:
     return True
 
 
-def put_in_place(building: Path, path: Path) -> None:
-    """Rename a complete file or directory, its new name on disk when this returns. If the flush fails it gets its old name back.
+def put_in_place(building: Path, path: Path, release: Callable[[], None] | None = None) -> None:
+    """Rename a complete file or directory, its new name on disk when this returns. If anything fails it gets its old name back.
 
-    Raises the system's OSError; NameNotDurable if it couldn't get its old name back either.
+    release: called under the new name, before the flush. Raises the system's OSError, or what `release` raises; NameNotDurable in place of
+    an OSError if it couldn't get its old name back either.
     """
     system.port.rename(building, path)
     try:
+        if release is not None:
+            release()
         flush_directory(path.parent)
     except BaseException as error:
         try:

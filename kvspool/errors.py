@@ -364,7 +364,7 @@ class NameNotDurable(KvspoolError, OSError):
 
     def __init__(self, done: str, directory: str, cause: OSError) -> None:
         super().__init__(
-            f"{done}, but a crash of the machine may undo it: the flush of the directory {directory} failed ({cause}); "
+            f"{done}, but a crash of the machine may undo it: the directory {directory} was not flushed ({cause}); "
             f"don't do it again: check the disk, then run `sync {directory}`"
         )
         self.done, self.directory, self.errno = done, directory, cause.errno

@@ -48,7 +48,7 @@ class Making(Handle):
 def directory(path: Path, discard: Callable[[Path], None]) -> Iterator[Making]:
     """Give a new directory for the spool that will be at `path`, locked inside the `with` block.
 
-    discard: removes it if the block raises. Raises the system's OSError.
+    discard: removes it if the block raises; a note of that error names a directory that stays. Raises the system's OSError.
     """
     while True:
         id = system.port.random(16)
@@ -56,8 +56,8 @@ def directory(path: Path, discard: Callable[[Path], None]) -> Iterator[Making]:
         system.port.make_directory(building, 0o700)
         try:
             lock = _locked(building)
-        except BaseException:
-            discard(building)
+        except BaseException as error:
+            _give_up(building, discard, error)
             raise
         if lock is not None:
             break
@@ -65,11 +65,20 @@ def directory(path: Path, discard: Callable[[Path], None]) -> Iterator[Making]:
     made = Making(building, id, lock)
     try:
         yield made
-    except BaseException:
-        discard(building)
+    except BaseException as error:
+        _give_up(building, discard, error)
         raise
     finally:
-        made.release()
+        with suppress(OSError):  # it is closed all the same; the block has released it if it succeeded
+            made.release()
+
+
+def _give_up(building: Path, discard: Callable[[Path], None], error: BaseException) -> None:
+    """Remove a directory whose maker failed with `error`, which gets a note if that fails, too."""
+    try:
+        discard(building)
+    except OSError as why:
+        error.add_note(f"{building} can't be removed ({why.strerror}): the next create of the same log tries again")
 
 
 def remove_dead(path: Path, discard: Callable[[Path], None]) -> None:

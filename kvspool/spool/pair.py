@@ -66,8 +66,8 @@ def create(
 
     capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; the directory can be entered by all
     who may read them. policy: its place in `format.POLICIES`. reader_expiry: ns, 0 for never. durability: its place in
-    `format.DURABILITIES`; sync_interval: ns, 0 for not given. Raises LogExists, or the system's OSError (no space, no permission), and
-    leaves nothing behind then.
+    `format.DURABILITIES`; sync_interval: ns, 0 for not given. Raises LogExists, or the system's OSError (no space, no permission): nothing
+    is left then, or a hidden directory that a note names and the next call removes. NameNotDurable: the log is there, and complete.
     """
     making.remove_dead(path, discard)
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
@@ -96,18 +96,20 @@ def create(
     try:
         with making.directory(path, discard) as made:
             fill(made.path, header._replace(log_id=made.id), mode)
-            # Opened first: once the log can be seen, nothing but a broken disk can fail.
+            # Opened first: once other processes can see the log, only the disk can fail, and NameNotDurable says so.
             pair = Pair(made.path, allow_unsafe_fs=allow_unsafe_fs)
             try:
                 _publish(made, path)
             except BaseException:
-                pair.close()
+                with suppress(OSError):  # the first error counts; the files are closed all the same
+                    pair.close()
                 raise
             pair.path = path
             return pair
     except OSError as error:
-        left = "it is complete" if isinstance(error, NameNotDurable) else "nothing was left behind"
-        error.add_note(f"while creating the spool {path} of {capacity} bytes; {left}")
+        is_clean = not getattr(error, "__notes__", None)  # otherwise a note names the directory that stays
+        left = "; it is complete" if isinstance(error, NameNotDurable) else "; nothing was left behind" if is_clean else ""
+        error.add_note(f"while creating the spool {path} of {capacity} bytes{left}")
         raise
 
 
@@ -126,15 +128,10 @@ def fill(building: Path, header: format.Header, mode: int, epoch: format.Epoch |
 
 def _publish(made: making.Making, path: Path) -> None:
     try:
-        disk.put_in_place(made.path, path)
+        disk.put_in_place(made.path, path, made.release)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise LogExists(f"{path} exists already; kvspool.open opens it") from error
-        raise
-    try:
-        made.release()
-    except BaseException:
-        system.port.rename(path, made.path)
         raise
 
 

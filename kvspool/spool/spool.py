@@ -120,16 +120,23 @@ class Spool(Single, Handle):
     """
 
     def __init__(
-        self, pair: Pair, timeout: float = TIMEOUT, durability: format.Durability | None = None, sync_interval: float | None = None
+        self,
+        pair: Pair,
+        timeout: float = TIMEOUT,
+        durability: format.Durability | None = None,
+        sync_interval: float | None = None,
+        *,
+        is_new: bool = False,
     ) -> None:
         """Take over open files; `timeout` is how long a writer waits for another one, in seconds.
 
-        durability, sync_interval: in place of what the log's header says.
+        durability, sync_interval: in place of what the log's header says. is_new: this call of `create` made the log, so that there is
+        nothing to recover, and nothing can fail here any more.
         """
         super().__init__()
         self.path = pair.path
         self.timeout = timeout
-        self.recovery = _settled(pair, timeout)
+        self.recovery = None if is_new else _settled(pair, timeout)
         self._pair: Pair | None = pair
         self._log_id = pair.header.log_id  # of these files
         self._origin = pair.origin
