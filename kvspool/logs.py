@@ -123,7 +123,8 @@ def create(
 
     Raises LogExists, UnsafeFilesystem (a network file system, or a spool on btrfs, unless `allow_unsafe_fs`), ValueError, or the system's
     OSError (no space, no permission): nothing is left then, except a hidden directory that a note of the error names, and files of a
-    journal that can't be removed, or whose directory was there before. NameNotDurable: the log is there and complete, but a crash of the machine may undo it.
+    journal that can't be removed, or whose directory was there before. NameNotDurable: the log is there and complete, but a crash of the
+    machine may undo it.
     """
     system.refuse_unfit_host()
     target = Path(os.path.abspath(path))
