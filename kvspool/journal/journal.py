@@ -155,8 +155,8 @@ class Journal(Handle):
         timestamp earlier than the latest one of the journal becomes that one, so that they never decrease.
         timeout: seconds to wait for the lock. durable: return when the record is on disk.
 
-        Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, Poisoned, Corruption, Closed, Reentered, or
-        the system's OSError (no space, no permission): nothing was written then. If only the flush fails: NotDurable.
+        Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, Poisoned, Corruption, Closed, Reentered,
+        TimeUnknown, or the system's OSError (no space, no permission): nothing was written then. If only the flush fails: NotDurable.
         """
         return self.append_many(
             [value], keys=None if key is None else [key], type=type, timestamp=timestamp, timeout=timeout, durable=durable
