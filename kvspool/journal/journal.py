@@ -17,7 +17,7 @@ from __future__ import annotations
 import builtins
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 from types import NoneType
@@ -337,14 +337,6 @@ class Journal(Handle):
         with self._thread_lock:
             appender = self._open_appender(timeout)
             return appender.under_lock(timeout, lambda page: work(appender, page))
-
-    @contextmanager
-    def appending(self, timeout: float) -> Iterator[tuple[Appender, Page]]:
-        """Hold the append lock inside the `with` block, and have the end of the journal; see `Appender.locked`."""
-        with self._thread_lock:
-            appender = self._open_appender(timeout)
-            with appender.locked(timeout) as page:
-                yield appender, page
 
     def _open_appender(self, timeout: float) -> Appender:
         self._refuse_closed()
@@ -773,8 +765,7 @@ class Journal(Handle):
 
     def set_retention(self, retention: Retention | None, timeout: float | None = None) -> None:
         """Keep other rules in the journal's settings, on disk; every handle goes by them from its next new segment on."""
-        with self.appending(self.timeout if timeout is None else timeout):
-            self._change_settings(retention=retention)
+        self.under_lock(self.timeout if timeout is None else timeout, lambda *_: self._change_settings(retention=retention))
 
     def trim(
         self,
@@ -901,10 +892,13 @@ class Journal(Handle):
         timeout: seconds to wait for the lock. Raises LockTimeout, Corruption, Poisoned, Closed, or the system's OSError.
         """
         if not self.log_id:
-            with self.appending(self.timeout if timeout is None else timeout):
-                if not self.log_id:  # another handle may have been quicker
-                    self._change_settings(id=settings.new_id())
+            self.under_lock(self.timeout if timeout is None else timeout, self._begin_id)
         return self.log_id
+
+    def _begin_id(self, *_: object) -> None:
+        """Under the append lock: give a journal without an id one."""
+        if not self.log_id:  # another handle may have been quicker
+            self._change_settings(id=settings.new_id())
 
     def _change_settings(self, **changes: Any) -> None:
         """Under the append lock: store the settings, those of a journal that has none too, with other fields; on disk."""

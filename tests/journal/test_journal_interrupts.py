@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import kvspool
-from kvspool.journal import Journal
+from kvspool.journal import Journal, Retention
 
 FORMATS: dict[str, dict[str, Any]] = {
     "kvj": {"segment_bytes": 200},
@@ -48,6 +48,7 @@ class Tracer:
     def __init__(self, nth: int) -> None:
         self.nth = nth
         self.seen = 0
+        self.error: Interrupt | None = None
         self._before: dict[FrameType, int] = {}  # byte of the opcode that ran last
 
     def run(self, operation: Callable[[], Any]) -> bool:
@@ -56,7 +57,8 @@ class Tracer:
         sys.settrace(self._trace)
         try:
             operation()
-        except Interrupt:
+        except Interrupt as error:
+            self.error = error
             return True
         finally:
             sys.settrace(before)
@@ -203,6 +205,7 @@ def interrupted_at(nth: int, path: Path, operation: Callable[[Any], None], decoy
         assert isinstance(log, Journal)
         assert log.append(b"--first-") == other.append(b"--other-") - 1
         assert tracer.run(lambda: operation(log)) == (nth > 0)
+        tracer.error = None
         strangers = [os.open(decoy, os.O_RDONLY) for _ in range(4)]
         theirs = other.append(b"other---")  # nobody holds the lock
         assert log.append(b"same----") == theirs + 1  # and the handle works
@@ -244,6 +247,41 @@ def test_a_journal_survives_an_exception_out_of_a_signal_handler_at_any_place(
         shutil.rmtree(run)
         places = places or seen
     assert places > 20
+
+
+def keep_settings(log: Any) -> None:
+    log.set_retention(Retention(max_bytes=1 << 30))
+
+
+LATE = 40  # places at the end of an operation
+UNDER_LOCK = [("kvj", append), ("kvj", trim), ("kvj", keep_settings), ("fixed", rewind), ("fixed", prune)]
+
+
+@pytest.mark.parametrize(("name", "operation"), UNDER_LOCK, ids=[f"{name} {operation.__name__}" for name, operation in UNDER_LOCK])
+def test_the_append_lock_is_free_while_an_exception_from_the_end_of_an_operation_is_remembered(
+    tmp_path: Path, name: str, operation: Callable[[Any], None]
+) -> None:
+    start = made(tmp_path / "template", name)
+    places = count_places(start, tmp_path / "count", operation)
+    assert places > LATE
+    for nth in range(places - LATE, places + 1):
+        run = shutil.copytree(start, tmp_path / f"run{nth}")
+        with kvspool.open(run / "log") as log, kvspool.open(run / "log", timeout=0) as other:
+            log.append(b"--first-")
+            tracer = Tracer(nth)
+            assert tracer.run(lambda log=log: operation(log))  # type: ignore[misc]
+            assert tracer.error is not None, "with its traceback, which has what the frames had"
+            other.append(b"other---")
+            log.append(b"same----")
+
+
+def count_places(start: Path, run: Path, operation: Callable[[Any], None]) -> int:
+    shutil.copytree(start, run)
+    tracer = Tracer(0)
+    with kvspool.open(run / "log") as log:
+        log.append(b"--first-")
+        tracer.run(lambda: operation(log))
+    return tracer.seen
 
 
 class Alarms:
