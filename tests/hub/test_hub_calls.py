@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import CountingPort
 from processes_of_a_hub import ServeCommand
 from pyarrow import flight
 from raw_http2 import RawClient, ticket
@@ -356,26 +357,14 @@ def large(root: Path) -> Iterator[Path]:
     yield root
 
 
-class Counting(system.Port):
-    """Counts the bytes that are read from files."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def read(self, fd: int, size: int, at: int) -> bytes:
-        data = super().read(fd, size, at)
-        self.count += len(data)
-        return data
-
-
 def test_streams_that_nobody_reads_hold_bounded_memory_and_end_with_their_connections(large: Path) -> None:
     streams = 40
     with (
-        system.replaced(Counting()) as port,
+        system.replaced(CountingPort()) as port,
         HubServer(large, most_unread=2 * RECORD) as server,
         RawClient(server.location) as client,
     ):
-        assert isinstance(port, Counting)
+        assert isinstance(port, CountingPort)
         client.call("DoGet", ticket(b'{"client": "jfk"}'), streams)
         until(lambda: len(server.calls) == streams)
         until(lambda: server.outlet.reads.held >= 2 * RECORD)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from children import start
-from faults import ClockPort
+from faults import ClockPort, CountingPort
 
 import kvspool
 from kvspool import system
@@ -374,17 +374,9 @@ def test_records_without_a_time_hide_no_others_from_a_look_up(tmp_path: Path, fo
 
 
 def test_a_journal_without_times_is_not_walked_at_each_open(tmp_path: Path) -> None:
-    class Counting(system.Port):
-        count = 0
-
-        def read(self, fd: int, size: int, at: int) -> bytes:
-            data = super().read(fd, size, at)
-            self.count += len(data)
-            return data
-
     with create(tmp_path / "log", "kvj", 1 << 20) as log:
         log.append_batch(Batch([VALUE] * 1500, timestamps=[NO_TIME] * 1500))
-    port = Counting()
+    port = CountingPort()
     with kvspool.open(tmp_path / "log") as log, system.replaced(port):
         log.append_batch(Batch([VALUE], timestamps=[NO_TIME]))
     assert port.count < 1 << 16
