@@ -129,3 +129,12 @@ def left_open(open_files: Callable[[], set[str]]) -> Callable[..., set[str]]:
         return left
 
     return call_and_look
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What earlier tests have left is not finalised in the midst of an interrupt."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -7,9 +7,8 @@ import gc
 import os
 import random
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cache
@@ -18,6 +17,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+from alarms import Interrupt, interrupted
 
 import kvspool
 from kvspool.journal import Journal, Retention
@@ -31,10 +31,6 @@ FORMATS: dict[str, dict[str, Any]] = {
 BEFORE = [b"%08d" % at for at in range(10)]
 POINTS = 16  # of each operation
 PACKAGE = str(Path(kvspool.__file__).parent)
-
-
-class Interrupt(Exception):
-    """What the signal handler raises."""
 
 
 class Tracer:
@@ -284,49 +280,13 @@ def count_places(start: Path, run: Path, operation: Callable[[Any], None]) -> in
     return tracer.seen
 
 
-class Alarms:
-    """Raise Interrupt again and again inside the `with` block, after random times."""
-
-    def __init__(self, seed: int) -> None:
-        self._noise = random.Random(seed)
-        self._is_armed = False
-
-    def __enter__(self) -> Alarms:
-        self._handler = signal.signal(signal.SIGALRM, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._handler)
-
-    def interrupt(self, work: Callable[[], None]) -> None:
-        """Run work, which never ends, until it is interrupted."""
-        with suppress(Interrupt):
-            self._is_armed = True
-            signal.setitimer(signal.ITIMER_REAL, self._noise.uniform(5e-5, 2e-3), 0.01)
-            work()
-
-    def _handle(self, *_: object) -> None:
-        if self._is_armed:
-            self._is_armed = False
-            raise Interrupt
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """What earlier tests have left is not finalised in the midst of an interrupt."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.mark.timeout(120, method="thread")  # the alarm is ours
 @pytest.mark.parametrize("name", FORMATS)
 def test_appends_go_on_whatever_real_alarms_raise_in_between(no_collector: None, tmp_path: Path, name: str) -> None:
     before = descriptors()
     limits = FORMATS[name] if name == "fixed" else {"segment_bytes": 10_000}
     acknowledged: list[int] = []
+    noise = random.Random(1)
     with kvspool.create(tmp_path / "log", format=name, **limits) as log, kvspool.open(log.path, timeout=0) as other:
 
         def work() -> None:
@@ -334,10 +294,10 @@ def test_appends_go_on_whatever_real_alarms_raise_in_between(no_collector: None,
                 sequence = log.append(b"acknowle")
                 acknowledged.append(sequence)
 
-        with Alarms(1) as alarms:
-            for _ in range(400):
-                alarms.interrupt(work)
-                other.append(b"-other--")
+        for _ in range(400):
+            with suppress(Interrupt), interrupted(noise.uniform(5e-5, 2e-3), 1.0):
+                work()
+            other.append(b"-other--")
         records = list(log.read())
     assert [record.sequence for record in records] == list(range(len(records)))
     assert acknowledged
