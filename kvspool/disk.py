@@ -1,7 +1,7 @@
 """Small files, read and replaced whole, and the names in a directory, put on disk.
 
 **A flush of a directory that fails** after a name was made, changed or removed can mean two things. Where the operation can be undone,
-it is: so `make_directory` and `put_in_place` leave nothing behind, and the next attempt flushes again. Where it can't, NameNotDurable
+it is: so `make_directory` and `put_in_place` leave nothing, and the next attempt flushes again. Where it can't, NameNotDurable
 says what was done (`done`). An operation passes `done` to its last flush only; an earlier one that fails raises the plain OSError.
 """
 

@@ -133,7 +133,7 @@ def left_open(open_files: Callable[[], set[str]]) -> Callable[..., set[str]]:
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """What earlier tests have left is not finalised in the midst of an interrupt."""
+    """Finalise no leftovers of earlier tests during an interrupt."""
     gc.collect()
     gc.disable()
     yield

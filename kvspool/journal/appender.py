@@ -108,7 +108,7 @@ class Appender(Handle):
         self._on_roll = on_roll
         self._accounts = accounts
         self._identity = system.port.identity(segments.directory)
-        self._renewals = 0  # of the lock file, at the last look whether the journal lies where it lay
+        self._renewals = 0  # of the lock file, at the last check that the journal is still in its place
         control.enter(timeout)
         self.under_lock(timeout, lambda page: None)
 
@@ -281,7 +281,7 @@ class Appender(Handle):
             self._cut(segment, found, size)
         if found.latest == NO_TIME and not is_told:
             page = self._timed(page)
-        # What a restart took away may have been read: times don't go back behind it.
+        # Records lost in a restart may have been read: later ones get no earlier time.
         page = page._replace(last_timestamp=max(page.last_timestamp, found.latest))
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
             return self._begin(page)

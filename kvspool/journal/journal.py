@@ -290,7 +290,7 @@ class Journal(Handle):
         return Producer(producing.JournalProducing(self), name)
 
     def producers(self) -> list[ProducerStats]:
-        """Return what the journal remembers of its producers, by name. Raises Closed."""
+        """Return the figures of the journal's producers, by name. Raises Closed."""
         self._refuse_closed()
         return producers.listing(producing.JournalProducing(self)) if self.format.has_producers else []
 
@@ -952,7 +952,7 @@ class Journal(Handle):
             appender.close()
 
     def close(self) -> None:
-        """Give locks and files back. Puts on disk what the level "os" has not come to.
+        """Release locks and files. Flushes the records that the level "os" has not flushed yet.
 
         Iterations raise Closed, those that wait in other threads at once; a `cursor` goes on.
         """

@@ -129,7 +129,7 @@ def test_a_flood_of_calls_cuts_the_connections_of_its_principal_and_no_others(
         assert "a flood of calls" in hub.kill()
 
 
-def as_somebody(root: Path) -> list[str]:
+def as_another_user(root: Path) -> list[str]:
     """Return a command that runs another one as a user who is not root, since the kernel bounds no threads of root."""
     if os.geteuid():
         return []
@@ -142,7 +142,7 @@ def as_somebody(root: Path) -> list[str]:
 
 
 def test_the_kernel_bounds_the_threads_of_a_flood_of_calls(tmp_path: Path) -> None:
-    before = as_somebody(tmp_path / "root")
+    before = as_another_user(tmp_path / "root")
     with ServeCommand(tmp_path / "root", "--anonymous", "--least-free", "1MiB", before=before) as hub:
         pid, is_over, most = hub.process.pid, threading.Event(), [0]
 
@@ -336,7 +336,7 @@ def test_the_bound_on_threads_is_given_up_where_unseen_threads_take_it(monkeypat
     assert port.bounds == [threads.OWN + threads.SPARE + threads.STEP, sys.maxsize]
 
 
-# Streams that nobody reads.
+# Streams that no client reads.
 
 RECORD = 8 << 20
 

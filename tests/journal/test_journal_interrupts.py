@@ -1,4 +1,4 @@
-"""Exceptions out of signal handlers, raised wherever Python runs one: they cost a journal no record, no lock and nobody's descriptor."""
+"""Exceptions out of signal handlers, raised wherever Python runs one: they cost a journal no record, no lock and no descriptor."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def interrupted_at(nth: int, path: Path, operation: Callable[[Any], None], decoy
         assert tracer.run(lambda: operation(log)) == (nth > 0)
         tracer.error = None
         strangers = [os.open(decoy, os.O_RDONLY) for _ in range(4)]
-        theirs = other.append(b"other---")  # nobody holds the lock
+        theirs = other.append(b"other---")  # the lock is free
         assert log.append(b"same----") == theirs + 1  # and the handle works
         records = list(log.read())
         assert [record.sequence for record in records] == list(range(records[0].sequence, theirs + 2))

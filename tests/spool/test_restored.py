@@ -60,7 +60,7 @@ def as_another_file(copy: Path, target: Path) -> None:
 
 
 def under_the_same_number(copy: Path, target: Path) -> None:
-    """Remove the file and make it anew: file systems give the number of the inode out again."""
+    """Remove the file and recreate it: file systems reuse the number of the inode."""
     target.unlink()
     shutil.copy2(copy, target)
 
