@@ -1,7 +1,7 @@
 """After a crash of the machine: find out from the frames what the log holds, and make the control block say so.
 
 **A restored control block.** An older copy of spool.ctl beside a newer spool.dat is the same case: the control block can't be believed,
-and the frames can. Its epoch may name this start of the machine; the `echo` of the tail in spool.dat tells then, see `restored`. A pair
+and the frames can. Its epoch may name this start of the machine; the echoes of tail and head in spool.dat tell then, see `restored`. A pair
 that was copied or restored together agrees, and is used as it is.
 
 **What a crash leaves.** Pages reach the disk in any order and at any moment. So the control block may be ahead of the ring or behind
@@ -544,7 +544,7 @@ def _recover(memory: Memory, boot_id: bytes, now: int, is_forced: bool, echo: in
     memory.flush_data()
     words = memory.control.cast("Q")
     words[frames.SYNC_ERROR] = 0
-    restored.store(memory, words[frames.TAIL])
+    restored.put_right(memory)
     epochs.store(memory.control, log_id, slot, epoch._replace(state=format.TRUE))
     return found
 
