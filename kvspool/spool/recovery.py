@@ -243,6 +243,7 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
     """Find out what the log holds, without changing anything. echo: where the last publication ended, if only the control block is old."""
     which, checkpoint = checkpoints.newest(memory.front, memory.header)
     published = None if echo is None else restored.checkpoint(memory, echo)
+    given_out = checkpoint.next_seq  # by a recovery, perhaps, without a record that tells
     checkpoint = published or checkpoint
     found, pads = _survey(memory, checkpoint)
     left: list[Run] = []
@@ -268,9 +269,9 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
         case = case._replace(name="as it was published", is_cut=False)
     tail = checkpoint.tail if case.ends == "checkpoint" else end
     kept, rejected = _sort(memory, runs, pads, case, tail, checkpoint)
-    next_sequence = next_multiple(max([checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])]))
+    known = max([given_out, checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])])
+    next_sequence = next_multiple(known)
     first = kept[0] if kept else Run(tail, tail, next_sequence, 0, 0, 0)
-    known = max([checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])])
     return Findings(
         case,
         "none" if which is None else "AB"[which],

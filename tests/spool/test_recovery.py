@@ -298,6 +298,21 @@ def test_an_older_head_is_noticed_wherever_its_writer_or_its_recovery_is_killed(
     assert stores > 20
 
 
+def test_numbers_never_go_back_beside_an_older_head(twin: ModuleType) -> None:
+    disk = filled(_frames_py, laps=True)
+    for boot in (b"1" * 16, BOOT):
+        recovery.recover(disk, boot, 1)
+    following = disk.reader(0, 0).mark()[1]
+    assert following == 2 * STRIDE
+    control = bytes(disk.control)
+    writer = disk.writer()
+    writer.begin()
+    writer.put_many(None, [b"u" * 40] * 4, 0, bytes(4), 7)
+    disk.control, disk.twin = memoryview(bytearray(control)), twin
+    assert recovery.recover_untrue(disk, BOOT, 1) is not None  # type: ignore[arg-type]
+    assert disk.reader(0, 0).mark()[1] > following
+
+
 def test_an_older_control_block_costs_no_record_before_leftovers_of_an_earlier_lap(twin: ModuleType) -> None:
     disk = images.blank(4096)
 
