@@ -84,7 +84,8 @@ BUCKETS = 64  # of a series; there are three, one behind the other: seconds, min
 INDEX = 8192
 INDEX_WORDS = 3
 
-ECHO = 64  # word of the page before the ring
+ECHO = 64  # words of the page before the ring: the tail, and the head
+HEAD_ECHO = 65
 
 APPEND_LOCK = 0  # the byte of the control block that writers lock
 SYNC_LOCK = 1  # and the one that who flushes locks
@@ -868,7 +869,7 @@ class FrameWriter(Ring):
             raise ValueError("a writer needs memory that it may write to; this is read-only")
         if len(holder) != HOLDER_WORDS * 8:
             raise ValueError(f"the words that name a holder have {HOLDER_WORDS * 8} bytes, not {len(holder)}")
-        self.front_owner: Any = memoryview(bytearray(8 * ECHO + 8)) if front is None else front
+        self.front_owner: Any = memoryview(bytearray(8 * HEAD_ECHO + 8)) if front is None else front
         self.front: Any = native.words_at(self.front_owner)
         self.lock_fd = lock_fd
         self.keeper = keeper
@@ -1086,11 +1087,14 @@ class FrameWriter(Ring):
         return self.next_sequence
 
     def sign(self) -> None:
-        """Under the lock: write down who holds it, unless the last holder was this handle too."""
+        """Under the lock: write down who holds it, unless the last holder was this handle too; finish what that one may have left."""
         if native.load(self.control, HOLDER) == self.holder[0]:
             return
         for at in range(HOLDER_WORDS):
             native.store(self.control, HOLDER + at, self.holder[at])
+        head = Ring.bounded_head(self, native.load(self.control, HEAD), native.load(self.control, TAIL))
+        if native.load(self.front, HEAD_ECHO) < head:  # the last holder was killed between these two stores
+            native.store(self.front, HEAD_ECHO, head)
 
     def admits(self, end: int) -> bool:
         """Under the lock, after `begin`: return whether frames up to `end` overwrite nothing that a durable reader has yet to read.
@@ -1327,6 +1331,7 @@ class FrameWriter(Ring):
             native.store(self.control, HEAD, before)
             native.store(self.control, MIN_SEQ, least_before)
             return False
+        native.store(self.front, HEAD_ECHO, head)  # nothing takes the head back now, and nothing is overwritten yet
         return True
 
     def has_pins(self) -> bool:
