@@ -13,7 +13,7 @@ from children import in_child, start
 
 import kvspool
 import shard
-from kvspool import Record, Spool, arrow, errors
+from kvspool import Record, Spool, arrow, errors, system
 from kvspool import _frames_py as frames
 from kvspool.spool import format, resize
 from kvspool.spool.appending import Row
@@ -337,3 +337,38 @@ def test_a_follower_that_sleeps_in_another_process_reads_with_the_right_keys_aft
         assert wait() == [{"alpha": 1}, {"delta": 3}, {"alpha": 4}]
         os.close(awake)
         os.close(waker)
+
+
+class Interrupting(system.Port):
+    """Does something in the midst of the first flush."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work: Callable[[], None] | None = work
+
+    def flush_data(self, fd: int) -> None:
+        work, self.work = self.work, None
+        if work is not None:
+            work()
+        super().flush_data(fd)
+
+
+def test_no_recovery_comes_between_while_a_key_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with kvspool.create(path, capacity=CAPACITY, codec="keyed") as log:
+        copy = copied(log)
+        log.append(b"published after the copy")
+
+        def recover() -> None:
+            with pytest.raises(errors.LockTimeout, match="another process adds keys"):
+                kvspool.open(path, timeout=0.0)
+
+        def restore_and_recover() -> None:
+            restore(copy, path)
+            in_child(recover)
+
+        with system.replaced(Interrupting(restore_and_recover)), pytest.raises(errors.Corruption):
+            log.append({"beta": 2})
+        with opened(path) as other:
+            other.append({"delta": 3})
+            log.append({"beta": 4})
+            check_all_read(log, [{"alpha": 1}, {"delta": 3}, {"beta": 4}])
