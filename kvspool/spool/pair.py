@@ -195,7 +195,7 @@ class Pair(Handle):
         self.is_closed = False
         self._guard = threading.RLock()  # a signal handler may come in the middle
         self._users: list[int] = []  # threads, each as often as it is in use
-        self.key_table: KeyTable | None = None
+        self._key_table: KeyTable | None = None
         self._memory: Memory | None = None
         self._words = _NO_WORDS
         self._successor: Pair | None = None
@@ -253,7 +253,21 @@ class Pair(Handle):
         self._memory = Memory(data[: format.DATA_START], data[format.DATA_START :], control)
         self._words = control.cast("Q")
         if self.header.codec == Codec.KEYED:
-            self.key_table = KeyTable(control[format.KEYS_AT : format.INDEX_AT], self.header.log_id)
+            self._key_table = self._open_key_table(control)
+
+    def _open_key_table(self, control: memoryview) -> KeyTable:
+        return KeyTable(control[format.KEYS_AT : format.INDEX_AT], self.header.log_id, control.cast("Q"))
+
+    @property
+    def key_table(self) -> KeyTable | None:
+        """Return the key table, if the log has one: another object after a recovery, which may have lost keys."""
+        table, memory = self._key_table, self._memory
+        if table is not None and memory is not None and table.is_outdated:
+            # No lock: two threads that look at once may open it twice.
+            self._key_table = self._open_key_table(memory.control)
+            table.close()
+            table = self._key_table
+        return table
 
     @property
     def memory(self) -> Memory:
@@ -585,8 +599,8 @@ class Pair(Handle):
 
     def _release(self) -> None:
         """Close the descriptors and unmap, except what a view of the memory still needs."""
-        if self.key_table is not None:
-            self.key_table.close()
+        if self._key_table is not None:
+            self._key_table.close()
         self._memory = None
         self._words = _NO_WORDS
         while self._maps:

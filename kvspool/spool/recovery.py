@@ -20,7 +20,8 @@ over what is kept behind it: a writer that makes room would pass over that. Othe
 every sound frame from `min_seq` on stands where it belongs, which is what the next checkpoint says.
 
 **Numbers.** The next sequence is a multiple of 2**32, at least 2**31 after the last one known: a reader may have seen records that
-the crash took, and no number is ever given to two.
+the crash took, and no number is ever given to two. It is a later multiple than any earlier recovery's, so open handles notice: keys that
+they know may be lost, see `keys`.
 
 **Keys.** Where the control block may be an older copy its key table may have lost keys that records name; see `lost_keys`.
 
@@ -498,7 +499,7 @@ def _place_of(survey: FrameSurvey, found: Findings, sequence: int) -> int:
 def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False, echo: int | None = None) -> Findings | None:
     """Make the control block true in this start of the machine; None if only the end of another one's work was left to do.
 
-    Call it under the admin, sync and append locks. `is_forced`: from the beginning, whatever the epoch says. echo: see `examine`.
+    Call it under the admin, sync, key and append locks. `is_forced`: from the beginning, whatever the epoch says. echo: see `examine`.
     Raises the system's OSError; the log is poisoned then.
     """
     with poisoning(memory):
@@ -641,6 +642,7 @@ def exclusively(pair: Pair, timeout: float) -> Iterator[None]:
     with (
         locks.held(pair.lock, format.ADMIN_LOCK, timeout, lambda: f"{pair.path} is being recovered or looked after by another process"),
         locks.held(pair.lock, format.SYNC_LOCK, timeout, lambda: f"{pair.path} is being flushed by another process"),
+        locks.held(pair.lock, format.KEYS_LOCK, timeout, lambda: f"{pair.path}: another process adds keys"),
         locks.held(pair.lock, format.APPEND_LOCK, timeout, lambda: f"{pair.path} is locked by another process"),
     ):
         yield
