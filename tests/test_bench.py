@@ -160,6 +160,23 @@ def test_a_case_that_the_old_revision_cannot_run_is_not_there(tmp_path: Path, wi
     assert "old: not there: AttributeError: module 'kvspool' has no attribute 'create'" in results.line(result)
 
 
+def test_without_a_compiler_only_the_floor_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    runs = module("runs")
+    run = runs.Runner(tmp_path, 1, lambda _: None, is_short=True).measure(module("catalogue").CASES["replay-values"])
+    [[ours, floor]] = run.rows[0].pairs
+    assert ours > 0 and floor is None and run.failure == ""
+    assert run.left_out.startswith("the floor in C is left out: no gcc or cc on the PATH.")
+    assert module("results").measured("replay-values", run.rows[0])["ratio"] is None
+
+
+def test_the_page_names_every_case() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for name in module("catalogue").CASES:
+        stem, _, last = name.rpartition("-")
+        assert f"`{name}`" in page or f"`{stem.rpartition('-')[0]}-" in page and f"`-{last}`" in page, name
+
+
 def test_a_case_that_fails_is_told_and_the_next_one_runs(
     bench: Callable[..., int], without_verbs: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -30,8 +29,10 @@ def main() -> None:
                     for row in CASES[name].run(bench):
                         print(json.dumps({"case": name, "row": row._asdict()}), file=rows, flush=True)
                 except LeftOut as reason:
-                    print(json.dumps({"case": name, "left_out": str(reason)}), file=rows, flush=True)
+                    bench.left_out.add(str(reason))
+                for missing in bench.left_out:
+                    print(json.dumps({"case": name, "left_out": missing}), file=rows, flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

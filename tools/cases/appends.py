@@ -101,6 +101,7 @@ def keyed(bench: Bench) -> Iterator[Row]:
     with bench.ring() as log, shard.create(bench.folder / "shards", bits=BITS, capacity="4MiB") as shards:
         for _ in range(bench.size(1500, 1)):  # every page is written twice
             shards.append_many([VALUE] * 1000, keys=[b"%d" % number for number in range(1000)])
+        shards.sync()
 
         def append() -> None:
             for key in keys:

@@ -63,7 +63,7 @@ def columns() -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise LeftOut("no pyarrow: install the extra arrow") from None
+        raise LeftOut("left out: pyarrow is not installed; it comes with the extra arrow") from None
     return pyarrow
 
 

@@ -26,7 +26,7 @@ COSTS = {"ns": 1e9, "us": 1e6, "ms": 1e3}  # the inverse: the time that one thin
 
 
 class LeftOut(Exception):
-    """A case cannot run on this machine; the message says what is missing."""
+    """A case or its floor cannot be measured on this machine; the message says what is missing."""
 
 
 class Bar(NamedTuple):
@@ -55,6 +55,9 @@ class Bar(NamedTuple):
         return " or ".join(words)
 
 
+NO_BAR = Bar()
+
+
 class Row(NamedTuple):
     """One comparison. pairs: kvspool's figure and the peer's of each round, in `unit`; a peer that was not measured is None."""
 
@@ -62,7 +65,7 @@ class Row(NamedTuple):
     unit: str
     peer: str
     pairs: list[tuple[float, float | None]]
-    bar: Bar = Bar()
+    bar: Bar = NO_BAR
     processor: dict[str, float] | None = None  # microseconds a record, of servers and clients
 
     @classmethod
@@ -80,6 +83,7 @@ class Bench:
     def __init__(self, folder: Path, rounds: int = 1, *, is_short: bool = False, is_alone: bool = False) -> None:
         self.folder, self.rounds, self.is_short, self.is_alone = folder, rounds, is_short, is_alone
         self.seconds = 0.005 if is_short else SECONDS
+        self.left_out: set[str] = set()  # why floors were not measured
 
     def size(self, normal: T, short: T) -> T:
         """Return how much to do, or how little in a short run."""
@@ -114,15 +118,19 @@ class Bench:
             if (elapsed := time.perf_counter() - start) >= self.seconds:
                 return done / elapsed
 
-    def turns(self, ours: Callable[[], Any], floor: Callable[[], Any] | None) -> list[tuple[Any, Any]]:
+    def turns(self, ours: Callable[[], Any], floor: Callable[[], Any]) -> list[tuple[Any, Any]]:
         """Measure both in turn, as often as there are rounds."""
-        if self.is_alone or floor is None:
-            return [(ours(), None) for _ in range(self.rounds)]
-        return [(ours(), floor()) for _ in range(self.rounds)]
+        return [(ours(), None if self.is_alone else self._measured(floor)) for _ in range(self.rounds)]
 
-    def row(
-        self, name: str, unit: str, ours: Callable[[], float], peer: str, floor: Callable[[], float] | None, bar: Bar = Bar()
-    ) -> Row:
+    def _measured(self, floor: Callable[[], Any]) -> Any:
+        """Measure a floor; None if that needs what is missing here."""
+        try:
+            return floor()
+        except LeftOut as reason:
+            self.left_out.add(str(reason))
+            return None
+
+    def row(self, name: str, unit: str, ours: Callable[[], float], peer: str, floor: Callable[[], float], bar: Bar = NO_BAR) -> Row:
         """Measure rates, in things a second, and return them in `unit`."""
         pairs = [(in_unit(one, unit), None if other is None else in_unit(other, unit)) for one, other in self.turns(ours, floor)]
         return Row(name, unit, peer, pairs, bar)

@@ -6,16 +6,16 @@ import argparse
 import json
 import os
 import platform
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TextIO
 
 from cases import results, trees
-from cases.catalogue import CASES, Case, selected
 from cases.case import SECONDS
+from cases.catalogue import CASES, Case, selected
 from cases.results import Result
 from cases.runs import Run, Runner
 
@@ -51,7 +51,6 @@ def main(arguments: list[str] | None = None, build: trees.Build = trees.compile_
         parser.error(str(error))
     if options.directory is not None and not options.directory.is_dir():
         parser.error(f"{options.directory} is no directory")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the worktree is removed
     try:
         with tempfile.TemporaryDirectory(prefix="kvspool-bench.", dir=options.directory) as folder:
             return _run(cases, options, Path(folder), build)
@@ -99,9 +98,9 @@ def _results(runner: Runner, case: Case, old: trees.Tree | None) -> tuple[Run, l
 
 
 def _tell(case: Case, run: Run) -> bool:
-    """Say why a case was not measured, and return whether it failed."""
+    """Say what of a case was not measured, and return whether it failed."""
     if run.left_out:
-        _show(f"{case.name} is left out: {run.left_out}", sys.stderr)
+        _show(f"{case.name}: {run.left_out}", sys.stderr)
     if run.failure:
         _show(f"{case.name} failed:\n{run.failure}", sys.stderr)
     return bool(run.failure)
@@ -120,10 +119,10 @@ def _progress(words: str) -> None:
         print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
 
 
-def _show(words: str, stream: object = None) -> None:
+def _show(words: str, stream: TextIO | None = None) -> None:
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    print(words, file=stream or sys.stdout, flush=True)  # type: ignore[call-overload]
+    print(words, file=stream or sys.stdout, flush=True)
 
 
 def _rounds(text: str) -> int:

@@ -21,7 +21,7 @@ def compiled(folder: Path, source: str, *options: str) -> Path:
     """Compile a C file of this folder, and return the result. Raises LeftOut without a compiler."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        raise LeftOut(f"no C compiler (gcc or cc) for {source}; on Debian or Ubuntu: sudo apt-get install gcc libc6-dev")
+        raise LeftOut("the floor in C is left out: no gcc or cc on the PATH. On Debian or Ubuntu: sudo apt-get install gcc libc6-dev")
     target = folder / f"{source}.compiled"
     if not target.exists():
         subprocess.run([compiler, "-O3", *options, "-o", target, HERE / source], check=True)

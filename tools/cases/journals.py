@@ -12,7 +12,7 @@ from typing import Any
 
 from cases.appends import PIECE, appends
 from cases.batches import columns
-from cases.case import THOUSAND, VALUE, Bar, Bench, Row, exhaust, timed
+from cases.case import NO_BAR, THOUSAND, VALUE, Bar, Bench, Row, exhaust, timed
 
 BLOB = 1 << 18  # items
 FORMATS: dict[str, dict[str, Any]] = {
@@ -23,7 +23,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 ONE_PER_CALL = {"kvj": Bar(ratio=0.6), "sej": Bar(ratio=0.6), "fflg": Bar(ratio=0.4), "fixed": Bar(ratio=0.4)}
 FAST = Bar(figure=5)
-SCANNED = {"kvj": FAST, "sej": FAST, "fflg": Bar(), "fixed": Bar(figure=10)}
+SCANNED = {"kvj": FAST, "sej": FAST, "fflg": NO_BAR, "fixed": Bar(figure=10)}
 RECORDS = 500_000
 
 
@@ -77,7 +77,7 @@ def scan(name: str, bench: Bench) -> Iterator[Row]:
     with filled(bench, name) as log:
         held = count_of(bench)
         floor = partial(bench.rate, held, lambda: read_through(files(log.path)))
-        for verb, read, bar in (("values", values_of(log), SCANNED[name]), ("records", log.read, Bar())):
+        for verb, read, bar in (("values", values_of(log), SCANNED[name]), ("records", log.read, NO_BAR)):
             ours = partial(bench.rate, held, lambda read=read: exhaust(read()))
             yield bench.row(f"scan to {verb}, {name}", "M/s", ours, "os.read", floor, bar)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from cases.case import THOUSAND, VALUE, Bar, Bench, Row
+from cases.case import NO_BAR, THOUSAND, VALUE, Bar, Bench, Row
 
 SEGMENTS = 100
 SEGMENT = 100_000_000  # bytes
@@ -43,7 +43,7 @@ def many(bench: Bench) -> Iterator[Row]:
     for name, work, bar in (
         ("open, find the end", ended, BAR),
         ("open, append", appended, BAR),
-        ("open, append after a crash", recovered, Bar()),
+        ("open, append after a crash", recovered, NO_BAR),
     ):
         yield bench.row(f"{name}, 100 x 100 MB", "us", partial(bench.rate, 1, partial(work, path)), "list, open and stat", floor, bar)
 

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
-from cases.case import RING, THOUSAND, VALUE, Bar, Bench, Row, timed
+from cases.case import NO_BAR, RING, THOUSAND, VALUE, Bar, Bench, Row, timed
 
 
 def puts(queue: Any, count: int) -> None:
@@ -37,9 +37,9 @@ def get_batches(queue: Any, count: int) -> None:
 
 VERBS = {
     "put": (puts, 1, Bar(figure=0.5)),
-    "get": (gets, 1, Bar()),
-    "put_many of 1000": (put_batches, 1000, Bar()),
-    "get_many of 1000": (get_batches, 1000, Bar()),
+    "get": (gets, 1, NO_BAR),
+    "put_many of 1000": (put_batches, 1000, NO_BAR),
+    "get_many of 1000": (get_batches, 1000, NO_BAR),
 }
 
 

@@ -89,7 +89,7 @@ def line(result: Result) -> str:
     else:
         parts = [f"{_spread(result['figure'], result['quartiles'])} {unit:<5}"]
         peer = result["peer_figure"]
-        parts.append(" " * 36 if peer is None else f"{result['peer']:<25} {_number(peer):>10}")
+        parts.append(" " * 40 if peer is None else f"{result['peer']:<33} {_number(peer):>6}")
         parts.append(" " * 13 if result["ratio"] is None else f"ratio {result['ratio']:7.2f}")
     if "processor" in result:
         words = "CPU us a record: {client_us:.2f} client, {server_us:.2f} server; {floor_client_us:.2f}, {floor_server_us:.2f}"
@@ -104,7 +104,8 @@ def _bar(result: Result) -> Iterable[str]:
 
 
 def _spread(figure: float, spread: tuple[float, float]) -> str:
-    return f"{_number(figure):>8} {'(' + '..'.join(map(_number, spread)) + ')':<18}"
+    words = "" if spread[0] == spread[1] else f"({_number(spread[0])}..{_number(spread[1])})"
+    return f"{_number(figure):>8} {words:<18}"
 
 
 def _number(figure: float) -> str:

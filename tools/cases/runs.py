@@ -23,7 +23,7 @@ Progress = Callable[[str], None]
 
 
 class Run(NamedTuple):
-    """What a run of a case found. left_out: why it was not measured; failure: how its process failed."""
+    """What a run of a case found. left_out: what was not measured, and why; failure: how its process failed."""
 
     rows: list[Row]
     left_out: str = ""

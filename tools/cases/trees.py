@@ -34,8 +34,8 @@ class Tree(NamedTuple):
     def describe(self) -> str:
         """Return the version and the twin of the tree. Raises TreeError if it can't be imported."""
         program = (
-            "import json, kvspool; from kvspool._frames import TWIN; "
-            "print(json.dumps([kvspool.__version__, TWIN, kvspool.__file__]))"
+            "import json, kvspool; from kvspool import _frames; "
+            "print(json.dumps([kvspool.__version__, _frames.TWIN, kvspool.__file__]))"
         )  # fmt: skip
         done = subprocess.run([sys.executable, "-c", program], env=self.environment(), cwd="/", capture_output=True, text=True)
         if done.returncode:

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from cases.case import Bar, Bench, Row
+from cases.case import NO_BAR, Bar, Bench, Row
 from cases.crowd import PATIENCE, reading, received
 
 DIGITS = len(b"%d" % time.monotonic_ns())  # the same for all clocks of a machine, so that messages are read apart
@@ -94,7 +94,7 @@ def rows(name: str, peer: str, pairs: list[tuple[list[int], list[int] | None]], 
     """Yield p50 and p99 of latencies in ns, in microseconds."""
     for share, part in SHARES.items():
         found = [(_share(ours, part), None if floor is None else _share(floor, part)) for ours, floor in pairs]
-        yield Row(f"{name}, {share}", "us", peer, found, bars.get(share, Bar()))
+        yield Row(f"{name}, {share}", "us", peer, found, bars.get(share, NO_BAR))
 
 
 def _share(ordered: list[int], part: float) -> float:
