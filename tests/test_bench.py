@@ -67,12 +67,13 @@ def test_a_bar_is_met_when_one_of_its_measures_reaches_it(
 @pytest.mark.parametrize(
     ("new", "old", "unit", "verdict"),
     [
-        ([1.0, 1.1, 1.2], [2.0, 2.1, 2.2], "M/s", "slower"),
-        ([1.0, 1.1, 1.2], [2.0, 2.1, 2.2], "us", "faster"),
-        ([2.0, 2.1, 2.2], [1.0, 1.1, 1.2], "us", "slower"),
-        ([1.0, 2.0, 3.0], [1.9, 2.9, 3.9], "M/s", "same"),
-        ([1.0, 1.1, 9.0], [2.0, 2.1, 0.1], "M/s", "same"),
-        ([1.0, 1.0], [2.0, 2.0], "M/s", ""),
+        ([1.0, 1.1, 1.2, 1.3, 1.4], [2.0, 2.1, 2.2, 2.3, 2.4], "M/s", "slower"),
+        ([1.0, 1.1, 1.2, 1.3, 1.4], [2.0, 2.1, 2.2, 2.3, 2.4], "us", "faster"),
+        ([2.0, 2.1, 2.2, 2.3, 2.4], [1.0, 1.1, 1.2, 1.3, 1.4], "M/s", "faster"),
+        ([2.0, 2.1, 2.2, 2.3, 2.4], [1.0, 1.1, 1.2, 1.3, 1.4], "us", "slower"),
+        ([1.0, 1.1, 1.2, 1.3, 2.3], [2.0, 2.1, 2.2, 2.3, 2.4], "M/s", "same"),  # one of the new is as fast
+        ([1.0, 1.1, 1.2, 1.3, 1.4], [1.2, 2.1, 2.2, 2.3, 2.4], "M/s", "same"),  # one of the old is as slow
+        ([1.0] * 4, [2.0] * 4, "M/s", ""),
     ],
 )
 def test_slower_marks_only_what_lost_more_than_the_noise(new: list[float], old: list[float], unit: str, verdict: str) -> None:
