@@ -130,3 +130,12 @@ def left_open(open_files: Callable[[], set[str]]) -> Callable[..., set[str]]:
         return left
 
     return call_and_look
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Finalise no leftovers of earlier tests during an interrupt."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
