@@ -30,8 +30,7 @@ from kvspool.record import Codec
 from kvspool.spool.cursor import Isolation
 from kvspool.spool.spool import TIMEOUT
 from shard import descriptors, route
-from shard._hash import group, hash_column
-from shard._spread import Spread
+from shard._hash import Spread, group, hash_column
 from shard.errors import AppendedToSomeShards, ConflictingShardSets, TooFewDescriptors
 from shard.merge import FollowingMerge, Merge
 from shard.place import Place

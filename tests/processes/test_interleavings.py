@@ -248,10 +248,7 @@ def test_the_appends_of_a_writer_against_an_append_of_another_handle(make: Calla
 
     def burst() -> list[int]:
         with pair.a.writer() as writer:
-            got = [writer.append(b"burst 0")]
-            for at in range(1, 4):
-                got.append(writer.append(b"burst %d" % at))
-            return got
+            return [writer.append(b"burst %d" % at) for at in range(4)]
 
     def ask() -> Any:
         got = attempt(lambda: pair.b.append(b"other"))()
