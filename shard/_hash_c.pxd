@@ -23,6 +23,6 @@ cdef class Spread:
     cdef public bint _are_spools
     cdef public Py_ssize_t _mask, _turn
 
-    @cython.locals(log=Single)
+    @cython.locals(log=Single, sequence=int64_t)
     cdef int64_t append_at_once(self, Py_ssize_t shard, object value, object key, object type, object timestamp, object durable) except? -9
     cdef Py_ssize_t find(self, object key) except -1

@@ -7,13 +7,10 @@ compiled, like `kvspool._frames_py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kvspool._machine as native
 from shard.place import Place
-
-if TYPE_CHECKING:
-    from kvspool._frames_py import Single
 
 BASIS = 2166136261
 PRIME = 16777619
@@ -95,8 +92,9 @@ class Spread:
         """Append a record to a shard in one step and return its sequence; negative where that takes more than one."""
         if not self._are_spools:
             return -1
-        log: Single = self.shards[shard]
-        return log.append_at_once(value, key, type, timestamp, durable)
+        log = self.shards[shard]
+        sequence: int = log.append_at_once(value, key, type, timestamp, durable)
+        return sequence
 
     def shard_of(self, key: bytes | None) -> int:
         """Return the shard of a key. Records without a key (None) take turns; an empty key is a key. Raises TypeError."""
