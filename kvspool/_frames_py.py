@@ -1437,8 +1437,10 @@ class Single:
 
     def append_at_once(self, value: Any, key: Any, type: Any, timestamp: Any, durable: Any) -> int:
         """Append a record in one step and wake who waits for it; see `FrameWriter.append`. BUSY where that takes more than one."""
+        if not isinstance(self._writer, FrameWriter) or durable or self.is_durable:
+            return BUSY
         writer = self._writer
-        if not isinstance(writer, FrameWriter) or not writer.is_one_step or durable or self.is_durable:
+        if not writer.is_one_step:
             return BUSY
         if not native.is_bytes(value) or not are_plain(key, type, timestamp):
             return BUSY
