@@ -1215,30 +1215,45 @@ class FrameWriter(Ring):
         return position
 
     def put_value(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> None:
-        """Put one record of Python bytes behind the end."""
-        if key is None:
-            self.put(native.bytes_of(value), 0, NO_KEY, native.bytes_of(value), 0, len(value), type, codec, timestamp)
-        else:
-            self.put(native.bytes_of(key), 0, len(key), native.bytes_of(value), 0, len(value), type, codec, timestamp)
+        """Put one record after the end, unpublished. A timestamp smaller than the last one becomes the last one."""
+        key_length = 0
+        key_tag = NO_KEY
+        if key is not None:
+            key_length = key_tag = len(key)
+        content = key_length + len(value)
+        stored = (HEADER + content + 7) & ~7
+        self.make_way(content)
+        if timestamp < self.last_timestamp:
+            timestamp = self.last_timestamp
+        position = self.end
+        offset = position - self.lap
+        native.put_frame(
+            self.seed,
+            self.data,
+            self.words,
+            offset,
+            stored | (content << 32),
+            self.next_sequence,
+            timestamp,
+            type | (codec << 8) | (key_tag << 16),
+            native.bytes_of(value if key is None else key),
+            0,
+            key_length,
+            native.bytes_of(value),
+            0,
+        )
+        if position >= self.indexed:
+            self.index(position, offset, self.next_sequence, timestamp)
+        self.end = position + stored
+        self.next_sequence += 1
+        self.last_timestamp = timestamp
 
-    def put(
-        self,
-        keys: Any,
-        key_at: int,
-        key_tag: int,
-        values: Any,
-        value_at: int,
-        value_length: int,
-        type: int,
-        codec: int,
-        timestamp: int,
-    ) -> None:
-        """Put one frame behind the end, unpublished; the key and the value lie in private memory.
+    def make_way(self, content: int) -> int:
+        """Prepare to put a record with `content` bytes of key and value at `end`; return the position up to which frames need no such call.
 
-        `key_tag` is the key's length, or NO_KEY. A timestamp smaller than the last one becomes the last one.
+        Publishes the frames before it where it must, gives up the oldest ones, and puts a pad, which moves `end`, where the record doesn't
+        fit before the end of the ring. The lap is that of `end`, up to the position returned. Raises TooLarge, Pinned.
         """
-        key_length = 0 if key_tag == NO_KEY else key_tag
-        content = key_length + value_length
         stored = (HEADER + content + 7) & ~7
         quarter = min(self.capacity >> 2, LARGEST)
         if stored > quarter:
@@ -1248,37 +1263,18 @@ class FrameWriter(Ring):
         if self.end - self.published - self.padded + stored > quarter and self.end > self.published:
             # Frames that nobody can read yet must never fill the ring.
             self.publish()
-        if timestamp < self.last_timestamp:
-            timestamp = self.last_timestamp
-        lengths = stored | (content << 32)
-        tags = type | (codec << 8) | (key_tag << 16)
-        position = self.reserve(stored)
-        offset = Ring.offset_of(self, position)
-        at = offset >> 3
-        self.words[(offset + stored - 8) >> 3] = 0
-        state = native.crc32c_head(self.seed, lengths, self.next_sequence, timestamp, tags)
-        if key_length:
-            state = native.copy_in(state, self.data, offset + HEADER, keys, key_at, key_length)
-        state = native.copy_in(state, self.data, offset + HEADER + key_length, values, value_at, value_length)
-        self.words[at] = lengths
-        self.words[at + 1] = self.next_sequence
-        self.words[at + 2] = timestamp
-        self.words[at + 3] = tags | ((state ^ LOW) << 32)
-        if position >= self.indexed:
-            self.index(position, offset, timestamp)
-        self.end = position + stored
-        self.next_sequence += 1
-        self.last_timestamp = timestamp
-
-    def reserve(self, stored: int) -> int:
-        """Make room for a frame of `stored` bytes and return its position; a pad fills the end of the ring if it must. Raises Pinned."""
-        position = self.end
-        offset = Ring.offset_of(self, position)
-        room = self.capacity - offset
-        if not self.make_room(position + stored if room >= stored else position + room + stored):
+        room = self.capacity - Ring.offset_of(self, self.end)
+        head = self.make_room(self.end + stored if room >= stored else self.end + room + stored)
+        if head == NOTHING:
             raise Pinned("no room: a view that is open in some process pins the oldest records")
-        if room >= stored:
-            return position
+        offset = Ring.offset_of(self, self.end)  # once more: making room may have looked at other laps
+        if room < stored:
+            self.put_pad(offset, room)
+            room = self.capacity - Ring.offset_of(self, self.end)
+        return min(self.end + room, head + self.capacity, self.published + self.padded + quarter)
+
+    def put_pad(self, offset: int, room: int) -> None:
+        """Fill the last `room` bytes of the ring, which `end` and `offset` lie before, with a pad; too few for a header stay as they are."""
         self.padded = room
         if room >= HEADER:
             at = offset >> 3
@@ -1289,36 +1285,49 @@ class FrameWriter(Ring):
             self.words[at + 3] = (PAD << 8) | ((state ^ LOW) << 32)
             # What a writer that died here had put but never published must not be found behind a damaged pad.
             native.clear(self.data, offset + HEADER, room - HEADER)
-        return position + room
+        self.end += room
 
-    def make_room(self, end: int) -> bool:
-        """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten.
+    def make_room(self, end: int) -> int:
+        """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten; return the head.
 
-        Inside a batch, until all of it fits that is published together. False if one of them is pinned: nothing was given up then.
+        Inside a batch, until all of it fits that is published together. NOTHING if one of them is pinned: nothing was given up then.
 
         What can't be right is passed over to the next sound frame: damage never stops a writer. `min_seq` never goes down, and the head
         comes to stand at a frame that belongs there: no frame with this sequence or a later one is left over from an earlier lap.
         """
         head = Ring.bounded_head(self, native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
-            return True
+            return head
         end = max(end, min(self.batch_end, self.published + (self.capacity >> 2)))
+        data, words, capacity, published = self.data, self.words, self.capacity, self.published
+        lap = self.lap  # of `end`, and no division is needed to find that of the head
+        while head < lap:
+            lap -= capacity
         before = head
         least = least_before = native.load(self.control, MIN_SEQ)
-        while head < self.published:
-            found = Ring.parse(self, head, self.published)
-            if found == BAD or self.goes_back(found, least) or not self.may_be_oldest(found, least, head):
-                head = self.scan(head + 8, self.published, least, self.next_sequence - 1)
-                continue
-            if found == FRAME:
+        while head < published:
+            offset = head - lap
+            if offset >= capacity:
+                lap += capacity
+                offset -= capacity
+            stored = length_of(words, offset, min(capacity - offset, published - head), least)
+            if stored == 0:
+                found = Ring.parse(self, head, published)
+                if found == BAD or self.goes_back(found, least) or not self.may_be_oldest(found, least, head):
+                    head = self.scan(head + 8, published, least, self.next_sequence - 1)
+                    continue
+                stored = self.stored
+                if found != FRAME:
+                    head += stored
+                    continue
                 least = self.sequence_found
-                if end - head <= self.capacity:
-                    break
-                least += 1
-            native.prefetch(self.data, self.offset + AHEAD, self.stored)  # what is given up here is overwritten next
-            head += self.stored
+            if end - head <= capacity:
+                break
+            least += 1
+            native.prefetch(data, offset + AHEAD, stored)  # what is given up here is overwritten next
+            head += stored
         if native.load(self.control, PINS) != 0 and self.is_pinned(before, head):
-            return False
+            return NOTHING
         native.store(self.control, MIN_SEQ, least)
         native.store(self.control, HEAD, head)
         native.fence()
@@ -1326,8 +1335,8 @@ class FrameWriter(Ring):
             # Pinned at this moment, by a reader that may have seen the old head. Nothing is overwritten yet.
             native.store(self.control, HEAD, before)
             native.store(self.control, MIN_SEQ, least_before)
-            return False
-        return True
+            return NOTHING
+        return head
 
     def has_pins(self) -> bool:
         """Return whether parts of the ring may be pinned."""
@@ -1370,7 +1379,7 @@ class FrameWriter(Ring):
             return self.sequence_found < self.next_sequence and self.is_sound(self.offset)
         return self.stored < HEADER or self.sequence_found <= self.next_sequence
 
-    def index(self, position: int, offset: int, timestamp: int) -> None:
+    def index(self, position: int, offset: int, sequence: int, timestamp: int) -> None:
         """Enter the frame in the index if it is the first one of its block in this lap."""
         block = offset >> BLOCK
         at = INDEX + INDEX_WORDS * block
@@ -1380,7 +1389,7 @@ class FrameWriter(Ring):
         if known & 1 and first <= known < position:
             return
         native.store(self.control, at, 0)
-        native.store(self.control, at + 1, self.next_sequence)
+        native.store(self.control, at + 1, sequence)
         native.store(self.control, at + 2, timestamp)
         native.store(self.control, at, position | 1)
 
@@ -1424,22 +1433,57 @@ class FrameWriter(Ring):
         self.counted = self.next_sequence
 
     def put_many(
-        self, keys: list[bytes | None] | None, values: list[bytes], type: int, codecs: bytes, timestamp: int, stored: int = 0
+        self, keys: list[bytes | None] | None, values: list[bytes], type: int, codecs: bytes | None, timestamp: int, stored: int = 0
     ) -> None:
-        """Put a record for each value; `codecs` has one byte for each. timestamp -1 means now.
+        """Put a record for each value; `codecs` has one byte for each (None: 0 for all). timestamp -1 means now.
 
-        stored: bytes of the ring that the records take at least, all together; so much room is made at once.
+        stored: bytes of the ring that the records take at least, all together; so much room is made at once. Raises TypeError where a value
+        isn't `bytes`, or a key can't be one.
         """
         self.check_open()
-        if len(values) != len(codecs) or (keys is not None and len(keys) != len(values)):
+        count = len(values)
+        if (codecs is not None and count != len(codecs)) or (keys is not None and len(keys) != count):
             raise ValueError("there is not one codec and one key for each value")
         self.clock = native.now()
         if timestamp < 0:
             timestamp = self.clock
         self.batch_end = self.end + stored
-        for at, value in enumerate(values):
-            key = None if keys is None else keys[at]
-            self.put_value(key, value, type, codecs[at], timestamp)
+        data, words, seed = self.data, self.words, self.seed
+        indexed = self.indexed
+        position = limit = self.end
+        lap = self.lap
+        sequence = self.next_sequence
+        last = self.last_timestamp
+        codec = 0
+        for at in range(count):
+            if not fits(keys, values, at):
+                raise TypeError(f"a value is bytes, and a key is None or fewer than {NO_KEY} bytes")
+            key = value = native.bytes_in(values, at)
+            content = native.length_in(values, at)
+            key_length = 0
+            key_tag = NO_KEY
+            if keys is not None and not native.is_none_in(keys, at):
+                key = native.bytes_in(keys, at)
+                key_length = key_tag = native.length_in(keys, at)
+                content += key_length
+            stored = (HEADER + content + 7) & ~7
+            if position + stored > limit:
+                self.end, self.next_sequence, self.last_timestamp = position, sequence, last
+                limit = self.make_way(content)
+                position, lap = self.end, self.lap
+            if last < timestamp:
+                last = timestamp
+            if codecs is not None:
+                codec = codecs[at]
+            tags = type | (codec << 8) | (key_tag << 16)
+            offset = position - lap
+            native.put_frame(seed, data, words, offset, stored | (content << 32), sequence, last, tags, key, 0, key_length, value, 0)
+            if position >= indexed:
+                self.index(position, offset, sequence, last)
+                indexed = self.indexed
+            position += stored
+            sequence += 1
+        self.end, self.next_sequence, self.last_timestamp = position, sequence, last
         self.batch_end = 0
 
     def put_copy(self, sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes, codec: int) -> None:
@@ -1474,28 +1518,44 @@ class FrameWriter(Ring):
         value_data = native.bytes_at(values)
         now = self.clock = native.now()
         self.batch_end = self.end + stored
+        data, words, seed = self.data, self.words, self.seed
+        indexed = self.indexed
+        position = limit = self.end
+        lap = self.lap
+        sequence = self.next_sequence
+        last = self.last_timestamp
         for at in range(count):
             row = at if rows is None else rows[at]
-            key_from = 0
+            value_from = value_offsets[row]
+            content = value_offsets[row + 1] - value_from
+            key_from = key_length = 0
             key_tag = NO_KEY
             if has_key is not None and has_key[row]:
                 key_from = key_offsets[row]
-                key_tag = key_offsets[row + 1] - key_from
-            value_from = value_offsets[row]
+                key_length = key_tag = key_offsets[row + 1] - key_from
+                content += key_length
+            stored = (HEADER + content + 7) & ~7
+            if position + stored > limit:
+                self.end, self.next_sequence, self.last_timestamp = position, sequence, last
+                limit = self.make_way(content)
+                position, lap = self.end, self.lap
             timestamp = now if timestamps is None else timestamps[row]
             if timestamp < 0:
                 timestamp = now
-            self.put(
-                key_data,
-                key_from,
-                key_tag,
-                value_data,
-                value_from,
-                value_offsets[row + 1] - value_from,
-                0 if types is None else types[row],
-                codec,
-                timestamp,
+            if last < timestamp:
+                last = timestamp
+            tags = (0 if types is None else types[row]) | (codec << 8) | (key_tag << 16)
+            offset = position - lap
+            lengths = stored | (content << 32)
+            native.put_frame(
+                seed, data, words, offset, lengths, sequence, last, tags, key_data, key_from, key_length, value_data, value_from
             )
+            if position >= indexed:
+                self.index(position, offset, sequence, last)
+                indexed = self.indexed
+            position += stored
+            sequence += 1
+        self.end, self.next_sequence, self.last_timestamp = position, sequence, last
         self.batch_end = 0
 
 
@@ -1824,6 +1884,32 @@ def are_plain(key: bytes | None, type: int, timestamp: int | None) -> bool:
     return 0 <= type <= 255 and (timestamp is None or 0 <= timestamp <= native.now() + MOST_AHEAD)
 
 
+def length_of(words: Any, offset: int, room: int, sequence: int) -> int:
+    """Return the bytes that the frame at `offset` takes; 0 unless its header is a possible one, with this sequence, and it fits into `room`."""
+    if room < HEADER:
+        return 0
+    at = offset >> 3
+    lengths = words[at]
+    tags = words[at + 3]
+    stored = lengths & LOW
+    content = lengths >> 32
+    key_tag = (tags >> 16) & NO_KEY
+    if words[at + 1] != sequence or ((tags >> 8) & 0xFF) == PAD or (key_tag > content and key_tag != NO_KEY):
+        return 0
+    if stored & 7 or stored > room or HEADER + content > stored:
+        return 0
+    return stored
+
+
+def fits(keys: list[Any] | None, values: list[Any], at: int) -> bool:
+    """Return whether the value at an index is `bytes`, and the key, if there are any, None or `bytes` that are not too long."""
+    if not native.is_bytes_in(values, at):
+        return False
+    if keys is None or native.is_none_in(keys, at):
+        return True
+    return native.is_bytes_in(keys, at) and native.length_in(keys, at) < NO_KEY
+
+
 def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
     """Return the bytes of the longest record's key and value, and those of the ring that all take but for a pad.
 
@@ -1834,16 +1920,11 @@ def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
     if keys is not None and len(keys) != len(values):
         return -1, 0
     for at in range(len(values)):
-        value = values[at]
-        if not native.is_bytes(value):
+        if not fits(keys, values, at):
             return -1, 0
-        length = native.length(value)
-        if keys is not None:
-            key = keys[at]
-            if key is not None:
-                if not native.is_bytes(key) or native.length(key) >= NO_KEY:
-                    return -1, 0
-                length += native.length(key)
+        length = native.length_in(values, at)
+        if keys is not None and not native.is_none_in(keys, at):
+            length += native.length_in(keys, at)
         if length > longest:
             longest = length
         total += (HEADER + length + 7) & ~7
