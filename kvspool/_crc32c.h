@@ -19,9 +19,14 @@ static uint32_t kv_tables[8][256]; /* kv_tables[k][b]: byte b followed by k zero
 static uint32_t kv_powers[KV_STREAM / 4 + 1]; /* kv_powers[n]: multiply by it and step over the product: n zero words more */
 static int kv_hardware = 0;
 
+/* Loads a word once: the compiler can't go back to memory for it, and what is copied is what is summed, also while another process
+ * writes there. */
+#define KV_ONCE(word) __asm__("" : "+r"(word))
+
 static inline uint64_t kv_load64(const uint8_t *at) {
     uint64_t word;
     memcpy(&word, at, 8);
+    KV_ONCE(word);
     return word;
 }
 
@@ -68,8 +73,12 @@ static inline uint64_t kv_product(uint64_t a, uint64_t b) {
 #endif
 
 #ifdef KV_TARGET
-/* Three streams of `size` bytes, one after the other, copied to `to` unless it is NULL. */
-KV_TARGET static inline __attribute__((always_inline)) uint64_t kv_three(uint64_t first, uint8_t *to, const uint8_t *at, size_t size) {
+/* All three go through registers, each word once, and are stored at `to` unless that is NULL: one pass, and no load waits for a store.
+ * A register has 64 bits, so that no step has to clear its upper half. */
+#define KV_INLINE static inline __attribute__((always_inline))
+
+/* Three streams of `size` bytes, one after the other. */
+KV_TARGET KV_INLINE uint64_t kv_three(uint64_t first, uint8_t *to, const uint8_t *at, size_t size) {
     uint64_t second = 0, third = 0;
     for (size_t i = 0; i < size; i += 8) {
         uint64_t a = kv_load64(at + i), b = kv_load64(at + size + i), c = kv_load64(at + 2 * size + i);
@@ -85,41 +94,55 @@ KV_TARGET static inline __attribute__((always_inline)) uint64_t kv_three(uint64_
     return KV_STEP64(0, kv_product(first, kv_powers[size / 4]) ^ kv_product(second, kv_powers[size / 8])) ^ third;
 }
 
-/* Each word goes through a register: one pass, the bytes that were copied are those that were summed, and no load waits for a store. */
-KV_TARGET static inline __attribute__((always_inline)) uint32_t kv_pass(uint64_t state, uint8_t *to, const uint8_t *at, size_t length) {
-    while (length >= KV_LONG) { /* `state` has 64 bits, so that no step has to clear the upper half again */
+KV_TARGET KV_INLINE uint32_t kv_one(uint64_t state, uint8_t *to, const uint8_t *at, size_t length) {
+    size_t i = 0;
+    for (; i + 32 <= length; i += 32)
+        for (size_t k = i; k < i + 32; k += 8) {
+            uint64_t word = kv_load64(at + k);
+            if (to) memcpy(to + k, &word, 8);
+            state = KV_STEP64(state, word);
+        }
+    for (; i + 8 <= length; i += 8) {
+        uint64_t word = kv_load64(at + i);
+        if (to) memcpy(to + i, &word, 8);
+        state = KV_STEP64(state, word);
+    }
+    if (i + 4 <= length) {
+        uint32_t word;
+        memcpy(&word, at + i, 4);
+        KV_ONCE(word);
+        if (to) memcpy(to + i, &word, 4);
+        state = KV_STEP32(state, word);
+        i += 4;
+    }
+    for (; i < length; i++) {
+        uint32_t byte = at[i];
+        KV_ONCE(byte);
+        if (to) to[i] = (uint8_t)byte;
+        state = KV_STEP8(state, (uint8_t)byte);
+    }
+    return (uint32_t)state;
+}
+
+KV_TARGET KV_INLINE uint32_t kv_long(uint64_t state, uint8_t *to, const uint8_t *at, size_t length) {
+    while (length >= KV_LONG) {
         size_t size = length < 3 * KV_STREAM ? length / 24 * 8 : KV_STREAM;
         state = kv_three(state, to, at, size);
         at += 3 * size;
         to += to ? 3 * size : 0;
         length -= 3 * size;
     }
-    for (; length >= 8; at += 8, to += to ? 8 : 0, length -= 8) {
-        uint64_t word = kv_load64(at);
-        if (to) memcpy(to, &word, 8);
-        state = KV_STEP64(state, word);
-    }
-    if (length >= 4) {
-        uint32_t word;
-        memcpy(&word, at, 4);
-        if (to) memcpy(to, &word, 4);
-        state = KV_STEP32(state, word);
-        at += 4;
-        to += to ? 4 : 0;
-        length -= 4;
-    }
-    for (; length; at++, to += to ? 1 : 0, length--) {
-        uint8_t byte = *at;
-        if (to) *to = byte;
-        state = KV_STEP8(state, byte);
-    }
-    return (uint32_t)state;
+    return kv_one(state, to, at, length);
 }
 
-KV_TARGET static uint32_t kv_crc32c_hardware(uint32_t state, const uint8_t *at, size_t length) { return kv_pass(state, NULL, at, length); }
+KV_TARGET static uint32_t kv_crc32c_hardware(uint32_t state, const uint8_t *at, size_t length) { return kv_long(state, NULL, at, length); }
 
-KV_TARGET static uint32_t kv_crc32c_copy_hardware(uint32_t state, uint8_t *to, const uint8_t *at, size_t length) {
-    return kv_pass(state, to, at, length);
+KV_TARGET static __attribute__((noinline)) uint32_t kv_copy_long(uint32_t state, uint8_t *to, const uint8_t *at, size_t length) {
+    return kv_long(state, to, at, length);
+}
+
+KV_TARGET static inline uint32_t kv_crc32c_copy_hardware(uint32_t state, uint8_t *to, const uint8_t *at, size_t length) {
+    return length < KV_LONG ? kv_one(state, to, at, length) : kv_copy_long(state, to, at, length);
 }
 
 KV_TARGET static uint32_t kv_crc32c_head_hardware(uint64_t state, uint64_t first, uint64_t second, uint64_t third, uint32_t fourth) {

@@ -7,7 +7,7 @@ cimport kvspool._machine as native
 cdef uint64_t DATA_START, HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
 cdef uint32_t PAD, NO_KEY
 cdef int BLOCK
-cdef uint64_t AHEAD
+cdef uint64_t AHEAD, STEP
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, SEAT_WORDS, SEATS
@@ -167,6 +167,9 @@ cdef class Items:
     cdef object refill
 
 
+cdef class Bulk
+
+
 @cython.final
 cdef class FrameWriter(Ring):
     cdef int lock_fd
@@ -210,6 +213,10 @@ cdef class FrameWriter(Ring):
     cpdef int64_t append_kept(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
     cdef int64_t append_alone(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
     cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
+    @cython.locals(now=int64_t, done=object)
+    cpdef object append_many(self, list keys, list values, uint64_t type, int64_t timestamp)
+    @cython.locals(longest=int64_t, stored=uint64_t, first=uint64_t)
+    cpdef object append_bulk(self, Bulk bulk)
     cpdef object locked(self, object work, bint keep=*)
     cdef int release(self) except -1
     cdef bint is_asked(self) noexcept
@@ -256,8 +263,9 @@ cdef class FrameWriter(Ring):
     @cython.locals(at=Py_ssize_t, state=uint32_t)
     cdef void put_pad(self, uint64_t offset, uint64_t room) noexcept
     @cython.locals(
-        head=uint64_t, before=uint64_t, least=uint64_t, least_before=uint64_t, found=int, data="uint8_t *", words="uint64_t *",
-        capacity=uint64_t, published=uint64_t, lap=uint64_t, offset=uint64_t, stored=uint64_t
+        head=uint64_t, before=uint64_t, least=uint64_t, least_before=uint64_t, found=int, words="uint64_t *",
+        capacity=uint64_t, published=uint64_t, lap=uint64_t, offset=uint64_t, stored=uint64_t, room=uint64_t, at=Py_ssize_t,
+        lengths=uint64_t, tags=uint64_t
     )
     cdef uint64_t make_room(self, uint64_t end) noexcept
     cpdef bint has_pins(self) noexcept
@@ -292,6 +300,14 @@ cdef class FrameWriter(Ring):
         const int32_t[::1] value_offsets, const uint8_t[::1] values, const uint8_t[::1] types, uint64_t codec,
         const int64_t[::1] timestamps, uint64_t stored=*
     ) except -1
+
+
+@cython.final
+cdef class Bulk:
+    cdef list keys
+    cdef list values
+    cdef uint64_t type
+    cdef int64_t timestamp
 
 
 cdef class Single:
@@ -357,4 +373,8 @@ cdef uint64_t length_of(uint64_t *words, uint64_t offset, uint64_t room, uint64_
 cdef bint fits(list keys, list values, Py_ssize_t at) noexcept
 @cython.locals(longest=Py_ssize_t, total=Py_ssize_t, length=Py_ssize_t, at=Py_ssize_t)
 cpdef tuple measure(list keys, list values)
+@cython.locals(longest_key=Py_ssize_t, largest=Py_ssize_t, row=Py_ssize_t, content=Py_ssize_t, key_length=Py_ssize_t)
+cpdef tuple measure_columns(
+    Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] has_key, const int32_t[::1] value_offsets
+)
 cpdef uint32_t crc32c(uint32_t state, bytes data) except? 0

@@ -43,7 +43,8 @@ MOST_POSITION = 0xFFFFF80000000000  # so far from 2^64 that no sum of a position
 EVICTED = 1 << 32  # added to the generation of a commit that writers wait no more for
 BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
 NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
-AHEAD = 4096  # bytes of the ring that the processor is told of before they are needed
+AHEAD = 8192  # bytes of the ring that the processor is told of before they are needed: more than a batch makes room for at once
+STEP = 4096  # bytes that a batch makes room for at once
 
 # Words of the control block; `spool.format` declares them and asserts that they agree.
 HEAD = 32
@@ -973,6 +974,38 @@ class FrameWriter(Ring):
         self.publish()
         return self.next_sequence - 1
 
+    def append_many(self, keys: list[bytes | None] | None, values: list[Any], type: int, timestamp: int) -> range | None:
+        """Lock, append a record for each value, publish all at once, unlock; return their sequences.
+
+        None if nothing was done: `append` would have returned one of its words in place of a sequence, or there is more to do than that. A
+        key or value may have to be encoded or refused; the records may be too many for one publication. Raises as `append` does.
+        """
+        self.check_open()
+        if len(values) == 0 or not native.is_bytes_in(values, 0) or self.is_held or native.process_id() != self.process:
+            return None
+        now = native.now()
+        if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
+            return None
+        done: range | None = self.locked(Bulk(keys, values, type, timestamp))
+        return done
+
+    def append_bulk(self, bulk: Bulk) -> range | None:
+        """Under the lock: do the work of `append_many`."""
+        if native.load(self.control, MOVED) != 0 or native.load(self.control, PENDING) != 0:
+            return None
+        longest, stored = measure(bulk.keys, bulk.values)
+        if longest < 0 or stored > min(self.capacity >> 2, LARGEST):
+            return None
+        first = self.begin()
+        if self.has_pins() or (self.keeps_unread and not self.admits(self.end_of_many(self.end, bulk.keys, bulk.values))):
+            return None
+        try:
+            self.put_many(bulk.keys, bulk.values, bulk.type, None, bulk.timestamp, stored)
+        except Pinned:
+            return None
+        self.publish()
+        return range(first, self.next_sequence)
+
     def locked(self, work: Callable[..., Any], keep: bool = False) -> Any:
         """Take the append lock, return what `work(self)` returns, and give the lock back; None if somebody else holds it.
 
@@ -1244,15 +1277,16 @@ class FrameWriter(Ring):
         )
         if position >= self.indexed:
             self.index(position, offset, self.next_sequence, timestamp)
+        native.prefetch(self.data, offset + AHEAD, stored)
         self.end = position + stored
         self.next_sequence += 1
         self.last_timestamp = timestamp
 
     def make_way(self, content: int) -> int:
-        """Prepare to put a record with `content` bytes of key and value at `end`; return the position up to which frames need no such call.
+        """Prepare to put a record of `content` bytes of key and value at `end`; return the position up to which frames need no other call.
 
-        Publishes the frames before it where it must, gives up the oldest ones, and puts a pad, which moves `end`, where the record doesn't
-        fit before the end of the ring. The lap is that of `end`, up to the position returned. Raises TooLarge, Pinned.
+        Publishes earlier frames where it must, and gives up the oldest ones. Where the record doesn't fit before the end of the ring, a pad
+        fills it, and `end` moves. Afterwards `lap` is that of all positions up to the returned one. Raises TooLarge, Pinned.
         """
         stored = (HEADER + content + 7) & ~7
         quarter = min(self.capacity >> 2, LARGEST)
@@ -1267,14 +1301,14 @@ class FrameWriter(Ring):
         head = self.make_room(self.end + stored if room >= stored else self.end + room + stored)
         if head == NOTHING:
             raise Pinned("no room: a view that is open in some process pins the oldest records")
-        offset = Ring.offset_of(self, self.end)  # once more: making room may have looked at other laps
+        offset = Ring.offset_of(self, self.end)  # again: `make_room` may have changed `lap`
         if room < stored:
             self.put_pad(offset, room)
             room = self.capacity - Ring.offset_of(self, self.end)
         return min(self.end + room, head + self.capacity, self.published + self.padded + quarter)
 
     def put_pad(self, offset: int, room: int) -> None:
-        """Fill the last `room` bytes of the ring, which `end` and `offset` lie before, with a pad; too few for a header stay as they are."""
+        """Fill the last `room` bytes of the ring, from `end` on, with a pad; bytes too few for a header stay as they are."""
         self.padded = room
         if room >= HEADER:
             at = offset >> 3
@@ -1290,7 +1324,7 @@ class FrameWriter(Ring):
     def make_room(self, end: int) -> int:
         """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten; return the head.
 
-        Inside a batch, until all of it fits that is published together. NOTHING if one of them is pinned: nothing was given up then.
+        Inside a batch, up to `STEP` bytes more, if the batch needs them. NOTHING if one of the frames is pinned: none was given up then.
 
         What can't be right is passed over to the next sound frame: damage never stops a writer. `min_seq` never goes down, and the head
         comes to stand at a frame that belongs there: no frame with this sequence or a later one is left over from an earlier lap.
@@ -1298,33 +1332,40 @@ class FrameWriter(Ring):
         head = Ring.bounded_head(self, native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
             return head
-        end = max(end, min(self.batch_end, self.published + (self.capacity >> 2)))
-        data, words, capacity, published = self.data, self.words, self.capacity, self.published
+        end = max(end, min(self.batch_end, self.published + (self.capacity >> 2), end + STEP))
+        words, capacity, published = self.words, self.capacity, self.published
         lap = self.lap  # of `end`, and no division is needed to find that of the head
         while head < lap:
             lap -= capacity
         before = head
         least = least_before = native.load(self.control, MIN_SEQ)
+        stored = NOTHING
+        lengths = tags = 0
         while head < published:
             offset = head - lap
             if offset >= capacity:
                 lap += capacity
                 offset -= capacity
-            stored = length_of(words, offset, min(capacity - offset, published - head), least)
-            if stored == 0:
-                found = Ring.parse(self, head, published)
-                if found == BAD or self.goes_back(found, least) or not self.may_be_oldest(found, least, head):
-                    head = self.scan(head + 8, published, least, self.next_sequence - 1)
-                    continue
-                stored = self.stored
-                if found != FRAME:
-                    head += stored
-                    continue
-                least = self.sequence_found
+            room = min(capacity - offset, published - head)
+            at = offset >> 3
+            if room < stored or words[at] != lengths or words[at + 1] != least or (words[at + 3] & LOW) != tags:
+                stored = length_of(words, offset, room, least)
+                if stored == 0:
+                    found = Ring.parse(self, head, published)
+                    stored = NOTHING
+                    if found == BAD or self.goes_back(found, least) or not self.may_be_oldest(found, least, head):
+                        head = self.scan(head + 8, published, least, self.next_sequence - 1)
+                        continue
+                    if found != FRAME:
+                        head += self.stored
+                        continue
+                    least = self.sequence_found
+                    stored = self.stored
+                lengths = words[at]
+                tags = words[at + 3] & LOW
             if end - head <= capacity:
                 break
             least += 1
-            native.prefetch(data, offset + AHEAD, stored)  # what is given up here is overwritten next
             head += stored
         if native.load(self.control, PINS) != 0 and self.is_pinned(before, head):
             return NOTHING
@@ -1481,6 +1522,7 @@ class FrameWriter(Ring):
             if position >= indexed:
                 self.index(position, offset, sequence, last)
                 indexed = self.indexed
+            native.prefetch(data, offset + AHEAD, stored)
             position += stored
             sequence += 1
         self.end, self.next_sequence, self.last_timestamp = position, sequence, last
@@ -1553,10 +1595,27 @@ class FrameWriter(Ring):
             if position >= indexed:
                 self.index(position, offset, sequence, last)
                 indexed = self.indexed
+            native.prefetch(data, offset + AHEAD, stored)
             position += stored
             sequence += 1
         self.end, self.next_sequence, self.last_timestamp = position, sequence, last
         self.batch_end = 0
+
+
+class Bulk:
+    """Records for `FrameWriter.append_many`: the work that is done under the lock."""
+
+    def __init__(self, keys: list[bytes | None] | None, values: list[Any], type: int, timestamp: int) -> None:
+        self.keys = keys
+        self.values = values
+        self.type = type
+        self.timestamp = timestamp
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
+    def __call__(self, writer: FrameWriter) -> range | None:
+        return writer.append_bulk(self)
 
 
 class Single:
@@ -1885,13 +1944,13 @@ def are_plain(key: bytes | None, type: int, timestamp: int | None) -> bool:
 
 
 def length_of(words: Any, offset: int, room: int, sequence: int) -> int:
-    """Return the bytes that the frame at `offset` takes; 0 unless its header is a possible one, with this sequence, and it fits into `room`."""
+    """Return the bytes that the frame at `offset` takes; 0 unless its header is possible, has this sequence, and stays within `room`."""
     if room < HEADER:
         return 0
     at = offset >> 3
     lengths = words[at]
     tags = words[at + 3]
-    stored = lengths & LOW
+    stored: int = lengths & LOW
     content = lengths >> 32
     key_tag = (tags >> 16) & NO_KEY
     if words[at + 1] != sequence or ((tags >> 8) & 0xFF) == PAD or (key_tag > content and key_tag != NO_KEY):
@@ -1929,6 +1988,24 @@ def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
             longest = length
         total += (HEADER + length + 7) & ~7
     return longest, total
+
+
+def measure_columns(
+    count: int, key_offsets: memoryview, has_key: memoryview | None, value_offsets: memoryview
+) -> tuple[int, int]:
+    """Return the bytes of the longest key, and of the largest key and value together, of `count` rows as `put_columns` takes them."""
+    longest_key = 0
+    largest = 0
+    for row in range(count):
+        content = value_offsets[row + 1] - value_offsets[row]
+        if has_key is not None and has_key[row]:
+            key_length = key_offsets[row + 1] - key_offsets[row]
+            content += key_length
+            if key_length > longest_key:
+                longest_key = key_length
+        if content > largest:
+            largest = content
+    return longest_key, largest
 
 
 def crc32c(state: int, data: bytes) -> int:

@@ -247,13 +247,13 @@ def is_none_in(items: list[Any], at: int) -> bool:
     return items[at] is None
 
 
-def length_in(items: list[bytes], at: int) -> int:
+def length_in(items: list[Any], at: int) -> int:
     """Return how many bytes an item of a list has; it must be a `bytes` object."""
     return len(items[at])
 
 
-def bytes_in(items: list[bytes], at: int) -> bytes:
-    """Return the pointer to the bytes of an item of a list, which must be a `bytes` object; it is good for as long as that lies there."""
+def bytes_in(items: list[Any], at: int) -> Any:
+    """Return the pointer to the bytes of an item of a list, which must be a `bytes` object; it is good while the list has the item."""
     return items[at]
 
 
