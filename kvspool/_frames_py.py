@@ -43,8 +43,9 @@ MOST_POSITION = 0xFFFFF80000000000  # so far from 2^64 that no sum of a position
 EVICTED = 1 << 32  # added to the generation of a commit that writers wait no more for
 BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
 NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
-AHEAD = 8192  # bytes of the ring that the processor is told of before they are needed: more than a batch makes room for at once
+AHEAD = 4096  # bytes of the ring that the processor is told of before they are needed
 STEP = 4096  # bytes that a batch makes room for at once
+WRITTEN_AHEAD = 8192  # as AHEAD, for a writer: more than a step, so that the headers it looks at there have come
 
 # Words of the control block; `spool.format` declares them and asserts that they agree.
 HEAD = 32
@@ -1277,7 +1278,7 @@ class FrameWriter(Ring):
         )
         if position >= self.indexed:
             self.index(position, offset, self.next_sequence, timestamp)
-        native.prefetch(self.data, offset + AHEAD, stored)
+        native.prefetch(self.data, offset + WRITTEN_AHEAD, stored)
         self.end = position + stored
         self.next_sequence += 1
         self.last_timestamp = timestamp
@@ -1522,7 +1523,7 @@ class FrameWriter(Ring):
             if position >= indexed:
                 self.index(position, offset, sequence, last)
                 indexed = self.indexed
-            native.prefetch(data, offset + AHEAD, stored)
+            native.prefetch(data, offset + WRITTEN_AHEAD, stored)
             position += stored
             sequence += 1
         self.end, self.next_sequence, self.last_timestamp = position, sequence, last
@@ -1595,7 +1596,7 @@ class FrameWriter(Ring):
             if position >= indexed:
                 self.index(position, offset, sequence, last)
                 indexed = self.indexed
-            native.prefetch(data, offset + AHEAD, stored)
+            native.prefetch(data, offset + WRITTEN_AHEAD, stored)
             position += stored
             sequence += 1
         self.end, self.next_sequence, self.last_timestamp = position, sequence, last
