@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define KV_POLYNOMIAL 0x82f63b78u
-#define KV_STREAM 1024 /* bytes of one of the three streams at most; a multiple of 8 */
+#define KV_STREAM 128 /* bytes of one of the three streams at most, a multiple of 8: few, so that the memory is still passed over in order */
 
 static uint32_t kv_tables[8][256]; /* kv_tables[k][b]: byte b followed by k zero bytes */
 static uint32_t kv_powers[KV_STREAM / 4 + 1]; /* kv_powers[n]: multiply by it and step over the product: n zero words more */
