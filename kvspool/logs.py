@@ -129,7 +129,9 @@ def create(
     their flushes take far longer.
 
     Raises LogExists, UnsafeFilesystem (a network file system, or a spool on btrfs, unless `allow_unsafe_fs`), ValueError, or the system's
-    OSError (no space, no permission); nothing is left behind then.
+    OSError (no space, no permission): nothing is left then, except a hidden directory that a note of the error names, and files of a
+    journal that can't be removed, or whose directory was there before. NameNotDurable: the log is there and complete, but a crash of the
+    machine may undo it.
     """
     system.refuse_unfit_host()
     target = Path(os.path.abspath(path))
@@ -185,7 +187,7 @@ def create(
         allow_unsafe_fs=allow_unsafe_fs,
         touched=pair.touchable(size) if prefill and durability != "disk" else 0,
     )
-    return Spool(made, timeout)
+    return Spool(made, timeout, is_new=True)
 
 
 def resize(
