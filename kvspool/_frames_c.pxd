@@ -7,7 +7,7 @@ cimport kvspool._machine as native
 cdef uint64_t DATA_START, HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
 cdef uint32_t PAD, NO_KEY
 cdef int BLOCK, ERA_BITS
-cdef uint64_t AHEAD
+cdef uint64_t AHEAD, STEP, WRITTEN_AHEAD
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, SEAT_WORDS, SEATS
@@ -167,6 +167,9 @@ cdef class Items:
     cdef object refill
 
 
+cdef class Bulk
+
+
 @cython.final
 cdef class FrameWriter(Ring):
     cdef int lock_fd
@@ -211,6 +214,10 @@ cdef class FrameWriter(Ring):
     cpdef int64_t append_kept(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*) except? -9
     cdef int64_t append_alone(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
     cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
+    @cython.locals(now=int64_t, done=object)
+    cpdef object append_many(self, list keys, list values, uint64_t type, int64_t timestamp)
+    @cython.locals(longest=int64_t, stored=uint64_t, first=uint64_t)
+    cpdef object append_bulk(self, Bulk bulk)
     cpdef object locked(self, object work, bint keep=*)
     cdef int release(self) except -1
     cdef bint is_asked(self) noexcept
@@ -248,19 +255,20 @@ cdef class FrameWriter(Ring):
         self, uint64_t position, const int32_t[::1] rows, Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] has_key,
         const int32_t[::1] value_offsets
     ) except? 0
-    cdef int put_value(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except -1
     @cython.locals(
-        key_length=Py_ssize_t, content=uint64_t, stored=uint64_t, quarter=uint64_t, lengths=uint64_t, tags=uint64_t,
-        state=uint32_t, position=uint64_t, offset=uint64_t, at=Py_ssize_t
+        key_length=Py_ssize_t, key_tag=uint64_t, content=uint64_t, stored=uint64_t, position=uint64_t, offset=uint64_t
     )
-    cdef int put(
-        self, const uint8_t *keys, Py_ssize_t key_at, uint32_t key_tag, const uint8_t *values, Py_ssize_t value_at,
-        Py_ssize_t value_length, uint32_t type, uint32_t codec, int64_t timestamp
-    ) except -1
-    @cython.locals(position=uint64_t, offset=uint64_t, room=uint64_t, at=Py_ssize_t, state=uint32_t)
-    cdef uint64_t reserve(self, uint64_t stored) except? 0
-    @cython.locals(head=uint64_t, before=uint64_t, least=uint64_t, least_before=uint64_t, found=int)
-    cdef bint make_room(self, uint64_t end) noexcept
+    cdef int put_value(self, bytes key, bytes value, uint64_t type, uint64_t codec, int64_t timestamp) except -1
+    @cython.locals(stored=uint64_t, quarter=uint64_t, room=uint64_t, head=uint64_t, offset=uint64_t)
+    cdef uint64_t make_way(self, uint64_t content) except? 0
+    @cython.locals(at=Py_ssize_t, state=uint32_t)
+    cdef void put_pad(self, uint64_t offset, uint64_t room) noexcept
+    @cython.locals(
+        head=uint64_t, before=uint64_t, least=uint64_t, least_before=uint64_t, found=int, words="uint64_t *",
+        capacity=uint64_t, published=uint64_t, lap=uint64_t, offset=uint64_t, stored=uint64_t, room=uint64_t, at=Py_ssize_t,
+        lengths=uint64_t, tags=uint64_t
+    )
+    cdef uint64_t make_room(self, uint64_t end) noexcept
     cpdef bint has_pins(self) noexcept
     @cython.locals(head=uint64_t, stop=uint64_t)
     cpdef bint would_overwrite_pinned(self, uint64_t end) noexcept
@@ -268,25 +276,39 @@ cdef class FrameWriter(Ring):
     cdef bint is_pinned(self, uint64_t start, uint64_t end) noexcept
     cdef bint may_be_oldest(self, int found, uint64_t least, uint64_t position) noexcept
     @cython.locals(block=Py_ssize_t, at=Py_ssize_t, first=uint64_t, known=uint64_t)
-    cdef void index(self, uint64_t position, uint64_t offset, int64_t timestamp) noexcept
+    cdef void index(self, uint64_t position, uint64_t offset, uint64_t sequence, int64_t timestamp) noexcept
     @cython.locals(other=Py_ssize_t)
     cpdef void publish(self) noexcept
     @cython.locals(at=Py_ssize_t, number=uint64_t, _series=int, bucket=Py_ssize_t)
     cdef void count(self) noexcept
-    @cython.locals(at=Py_ssize_t, key=bytes, value=bytes)
+    @cython.locals(
+        count=Py_ssize_t, data="uint8_t *", words="uint64_t *", seed=uint32_t, indexed=uint64_t, position=uint64_t, limit=uint64_t,
+        lap=uint64_t, sequence=uint64_t, last=int64_t, codec=uint64_t, at=Py_ssize_t, key="const uint8_t *", value="const uint8_t *",
+        content=uint64_t, key_length=Py_ssize_t, key_tag=uint64_t, stored=uint64_t, tags=uint64_t, offset=uint64_t
+    )
     cpdef int put_many(
-        self, list keys, list values, uint32_t type, const uint8_t[::1] codecs, int64_t timestamp, uint64_t stored=*
+        self, list keys, list values, uint64_t type, const uint8_t[::1] codecs, int64_t timestamp, uint64_t stored=*
     ) except -1
     cpdef object put_copy(self, uint64_t sequence, int64_t timestamp, uint32_t type, bytes key, bytes value, uint32_t codec)
     @cython.locals(
-        key_data="const uint8_t *", value_data="const uint8_t *", now=int64_t, at=Py_ssize_t, row=Py_ssize_t,
-        key_from=Py_ssize_t, key_tag=uint32_t, value_from=Py_ssize_t, timestamp=int64_t
+        key_data="const uint8_t *", value_data="const uint8_t *", now=int64_t, data="uint8_t *", words="uint64_t *", seed=uint32_t,
+        indexed=uint64_t, position=uint64_t, limit=uint64_t, lap=uint64_t, sequence=uint64_t, last=int64_t, at=Py_ssize_t,
+        row=Py_ssize_t, value_from=Py_ssize_t, content=uint64_t, key_from=Py_ssize_t, key_length=Py_ssize_t, key_tag=uint64_t,
+        stored=uint64_t, timestamp=int64_t, tags=uint64_t, offset=uint64_t, lengths=uint64_t
     )
     cpdef int put_columns(
         self, const int32_t[::1] rows, Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] keys, const uint8_t[::1] has_key,
-        const int32_t[::1] value_offsets, const uint8_t[::1] values, const uint8_t[::1] types, uint32_t codec,
+        const int32_t[::1] value_offsets, const uint8_t[::1] values, const uint8_t[::1] types, uint64_t codec,
         const int64_t[::1] timestamps, uint64_t stored=*
     ) except -1
+
+
+@cython.final
+cdef class Bulk:
+    cdef list keys
+    cdef list values
+    cdef uint64_t type
+    cdef int64_t timestamp
 
 
 cdef class Single:
@@ -347,6 +369,13 @@ cdef class FrameSurvey(Ring):
 @cython.locals(least=int64_t)
 cdef int check_sizes(int64_t capacity, int64_t control) except -1
 cdef bint are_plain(object key, object type, object timestamp) except -1
-@cython.locals(longest=Py_ssize_t, total=Py_ssize_t, length=Py_ssize_t, at=Py_ssize_t, value=object, key=object)
+@cython.locals(at=Py_ssize_t, lengths=uint64_t, tags=uint64_t, stored=uint64_t, content=uint64_t, key_tag=uint64_t)
+cdef uint64_t length_of(uint64_t *words, uint64_t offset, uint64_t room, uint64_t sequence) noexcept
+cdef bint fits(list keys, list values, Py_ssize_t at) noexcept
+@cython.locals(longest=Py_ssize_t, total=Py_ssize_t, length=Py_ssize_t, at=Py_ssize_t)
 cpdef tuple measure(list keys, list values)
+@cython.locals(longest_key=Py_ssize_t, largest=Py_ssize_t, row=Py_ssize_t, content=Py_ssize_t, key_length=Py_ssize_t)
+cpdef tuple measure_columns(
+    Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] has_key, const int32_t[::1] value_offsets
+)
 cpdef uint32_t crc32c(uint32_t state, bytes data) except? 0

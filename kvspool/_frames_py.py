@@ -45,6 +45,8 @@ BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
 NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
 ERA_BITS = 32  # a sequence without its lower bits is its era: every recovery lets the log go on in a later one
 AHEAD = 4096  # bytes of the ring that the processor is told of before they are needed
+STEP = 4096  # bytes that a batch makes room for at once
+WRITTEN_AHEAD = 8192  # as AHEAD, for a writer: more than a step, so that the headers it looks at there have come
 
 # Words of the control block; `spool.format` declares them and asserts that they agree.
 HEAD = 32
@@ -981,6 +983,38 @@ class FrameWriter(Ring):
         self.publish()
         return self.next_sequence - 1
 
+    def append_many(self, keys: list[bytes | None] | None, values: list[Any], type: int, timestamp: int) -> range | None:
+        """Lock, append a record for each value, publish all at once, unlock; return their sequences.
+
+        None if nothing was done: `append` would have returned one of its words in place of a sequence, or there is more to do than that. A
+        key or value may have to be encoded or refused; the records may be too many for one publication. Raises as `append` does.
+        """
+        self.check_open()
+        if len(values) == 0 or not native.is_bytes_in(values, 0) or self.is_held or native.process_id() != self.process:
+            return None
+        now = native.now()
+        if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
+            return None
+        done: range | None = self.locked(Bulk(keys, values, type, timestamp))
+        return done
+
+    def append_bulk(self, bulk: Bulk) -> range | None:
+        """Under the lock: do the work of `append_many`."""
+        if native.load(self.control, MOVED) != 0 or native.load(self.control, PENDING) != 0:
+            return None
+        longest, stored = measure(bulk.keys, bulk.values)
+        if longest < 0 or stored > min(self.capacity >> 2, LARGEST):
+            return None
+        first = self.begin()
+        if self.has_pins() or (self.keeps_unread and not self.admits(self.end_of_many(self.end, bulk.keys, bulk.values))):
+            return None
+        try:
+            self.put_many(bulk.keys, bulk.values, bulk.type, None, bulk.timestamp, stored)
+        except Pinned:
+            return None
+        self.publish()
+        return range(first, self.next_sequence)
+
     def locked(self, work: Callable[..., Any], keep: bool = False) -> Any:
         """Take the append lock, return what `work(self)` returns, and give the lock back; None if somebody else holds it.
 
@@ -1226,30 +1260,46 @@ class FrameWriter(Ring):
         return position
 
     def put_value(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> None:
-        """Put one record of Python bytes behind the end."""
-        if key is None:
-            self.put(native.bytes_of(value), 0, NO_KEY, native.bytes_of(value), 0, len(value), type, codec, timestamp)
-        else:
-            self.put(native.bytes_of(key), 0, len(key), native.bytes_of(value), 0, len(value), type, codec, timestamp)
+        """Put one record after the end, unpublished. A timestamp smaller than the last one becomes the last one."""
+        key_length = 0
+        key_tag = NO_KEY
+        if key is not None:
+            key_length = key_tag = len(key)
+        content = key_length + len(value)
+        stored = (HEADER + content + 7) & ~7
+        self.make_way(content)
+        if timestamp < self.last_timestamp:
+            timestamp = self.last_timestamp
+        position = self.end
+        offset = position - self.lap
+        native.put_frame(
+            self.seed,
+            self.data,
+            self.words,
+            offset,
+            stored | (content << 32),
+            self.next_sequence,
+            timestamp,
+            type | (codec << 8) | (key_tag << 16),
+            native.bytes_of(value if key is None else key),
+            0,
+            key_length,
+            native.bytes_of(value),
+            0,
+        )
+        if position >= self.indexed:
+            self.index(position, offset, self.next_sequence, timestamp)
+        native.prefetch(self.data, offset + WRITTEN_AHEAD, stored)
+        self.end = position + stored
+        self.next_sequence += 1
+        self.last_timestamp = timestamp
 
-    def put(
-        self,
-        keys: Any,
-        key_at: int,
-        key_tag: int,
-        values: Any,
-        value_at: int,
-        value_length: int,
-        type: int,
-        codec: int,
-        timestamp: int,
-    ) -> None:
-        """Put one frame behind the end, unpublished; the key and the value lie in private memory.
+    def make_way(self, content: int) -> int:
+        """Prepare to put a record of `content` bytes of key and value at `end`; return the position up to which frames need no other call.
 
-        `key_tag` is the key's length, or NO_KEY. A timestamp smaller than the last one becomes the last one.
+        Publishes earlier frames where it must, and gives up the oldest ones. Where the record doesn't fit before the end of the ring, a pad
+        fills it, and `end` moves. Afterwards `lap` is that of all positions up to the returned one. Raises TooLarge, Pinned.
         """
-        key_length = 0 if key_tag == NO_KEY else key_tag
-        content = key_length + value_length
         stored = (HEADER + content + 7) & ~7
         quarter = min(self.capacity >> 2, LARGEST)
         if stored > quarter:
@@ -1259,37 +1309,18 @@ class FrameWriter(Ring):
         if self.end - self.published - self.padded + stored > quarter and self.end > self.published:
             # Frames that nobody can read yet must never fill the ring.
             self.publish()
-        if timestamp < self.last_timestamp:
-            timestamp = self.last_timestamp
-        lengths = stored | (content << 32)
-        tags = type | (codec << 8) | (key_tag << 16)
-        position = self.reserve(stored)
-        offset = Ring.offset_of(self, position)
-        at = offset >> 3
-        self.words[(offset + stored - 8) >> 3] = 0
-        state = native.crc32c_head(self.seed, lengths, self.next_sequence, timestamp, tags)
-        if key_length:
-            state = native.copy_in(state, self.data, offset + HEADER, keys, key_at, key_length)
-        state = native.copy_in(state, self.data, offset + HEADER + key_length, values, value_at, value_length)
-        self.words[at] = lengths
-        self.words[at + 1] = self.next_sequence
-        self.words[at + 2] = timestamp
-        self.words[at + 3] = tags | ((state ^ LOW) << 32)
-        if position >= self.indexed:
-            self.index(position, offset, timestamp)
-        self.end = position + stored
-        self.next_sequence += 1
-        self.last_timestamp = timestamp
-
-    def reserve(self, stored: int) -> int:
-        """Make room for a frame of `stored` bytes and return its position; a pad fills the end of the ring if it must. Raises Pinned."""
-        position = self.end
-        offset = Ring.offset_of(self, position)
-        room = self.capacity - offset
-        if not self.make_room(position + stored if room >= stored else position + room + stored):
+        room = self.capacity - Ring.offset_of(self, self.end)
+        head = self.make_room(self.end + stored if room >= stored else self.end + room + stored)
+        if head == NOTHING:
             raise Pinned("no room: a view that is open in some process pins the oldest records")
-        if room >= stored:
-            return position
+        offset = Ring.offset_of(self, self.end)  # again: `make_room` may have changed `lap`
+        if room < stored:
+            self.put_pad(offset, room)
+            room = self.capacity - Ring.offset_of(self, self.end)
+        return min(self.end + room, head + self.capacity, self.published + self.padded + quarter)
+
+    def put_pad(self, offset: int, room: int) -> None:
+        """Fill the last `room` bytes of the ring, from `end` on, with a pad; bytes too few for a header stay as they are."""
         self.padded = room
         if room >= HEADER:
             at = offset >> 3
@@ -1300,36 +1331,56 @@ class FrameWriter(Ring):
             self.words[at + 3] = (PAD << 8) | ((state ^ LOW) << 32)
             # What a writer that died here had put but never published must not be found behind a damaged pad.
             native.clear(self.data, offset + HEADER, room - HEADER)
-        return position + room
+        self.end += room
 
-    def make_room(self, end: int) -> bool:
-        """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten.
+    def make_room(self, end: int) -> int:
+        """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten; return the head.
 
-        Inside a batch, until all of it fits that is published together. False if one of them is pinned: nothing was given up then.
+        Inside a batch, up to `STEP` bytes more, if the batch needs them. NOTHING if one of the frames is pinned: none was given up then.
 
         What can't be right is passed over to the next sound frame: damage never stops a writer. `min_seq` never goes down, and the head
         comes to stand at a frame that belongs there: no frame with this sequence or a later one is left over from an earlier lap.
         """
         head = Ring.bounded_head(self, native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
-            return True
-        end = max(end, min(self.batch_end, self.published + (self.capacity >> 2)))
+            return head
+        end = max(end, min(self.batch_end, self.published + (self.capacity >> 2), end + STEP))
+        words, capacity, published = self.words, self.capacity, self.published
+        lap = self.lap  # of `end`, and no division is needed to find that of the head
+        while head < lap:
+            lap -= capacity
         before = head
         least = least_before = native.load(self.control, MIN_SEQ)
-        while head < self.published:
-            found = Ring.parse(self, head, self.published)
-            if found == BAD or self.goes_back(found, least) or not self.may_be_oldest(found, least, head):
-                head = self.scan(head + 8, self.published, least, self.next_sequence - 1)
-                continue
-            if found == FRAME:
-                least = self.sequence_found
-                if end - head <= self.capacity:
-                    break
-                least += 1
-            native.prefetch(self.data, self.offset + AHEAD, self.stored)  # what is given up here is overwritten next
-            head += self.stored
+        stored = NOTHING
+        lengths = tags = 0
+        while head < published:
+            offset = head - lap
+            if offset >= capacity:
+                lap += capacity
+                offset -= capacity
+            room = min(capacity - offset, published - head)
+            at = offset >> 3
+            if room < stored or words[at] != lengths or words[at + 1] != least or (words[at + 3] & LOW) != tags:
+                stored = length_of(words, offset, room, least)
+                if stored == 0:
+                    found = Ring.parse(self, head, published)
+                    stored = NOTHING
+                    if found == BAD or self.goes_back(found, least) or not self.may_be_oldest(found, least, head):
+                        head = self.scan(head + 8, published, least, self.next_sequence - 1)
+                        continue
+                    if found != FRAME:
+                        head += self.stored
+                        continue
+                    least = self.sequence_found
+                    stored = self.stored
+                lengths = words[at]
+                tags = words[at + 3] & LOW
+            if end - head <= capacity:
+                break
+            least += 1
+            head += stored
         if native.load(self.control, PINS) != 0 and self.is_pinned(before, head):
-            return False
+            return NOTHING
         native.store(self.control, MIN_SEQ, least)
         native.store(self.control, HEAD, head)
         native.fence()
@@ -1337,9 +1388,9 @@ class FrameWriter(Ring):
             # Pinned at this moment, by a reader that may have seen the old head. Nothing is overwritten yet.
             native.store(self.control, HEAD, before)
             native.store(self.control, MIN_SEQ, least_before)
-            return False
+            return NOTHING
         native.store(self.front, HEAD_ECHO, head)  # nothing takes the head back now, and nothing is overwritten yet
-        return True
+        return head
 
     def has_pins(self) -> bool:
         """Return whether parts of the ring may be pinned."""
@@ -1382,7 +1433,7 @@ class FrameWriter(Ring):
             return self.sequence_found < self.next_sequence and self.is_sound(self.offset)
         return self.stored < HEADER or self.sequence_found <= self.next_sequence
 
-    def index(self, position: int, offset: int, timestamp: int) -> None:
+    def index(self, position: int, offset: int, sequence: int, timestamp: int) -> None:
         """Enter the frame in the index if it is the first one of its block in this lap."""
         block = offset >> BLOCK
         at = INDEX + INDEX_WORDS * block
@@ -1392,7 +1443,7 @@ class FrameWriter(Ring):
         if known & 1 and first <= known < position:
             return
         native.store(self.control, at, 0)
-        native.store(self.control, at + 1, self.next_sequence)
+        native.store(self.control, at + 1, sequence)
         native.store(self.control, at + 2, timestamp)
         native.store(self.control, at, position | 1)
 
@@ -1436,22 +1487,58 @@ class FrameWriter(Ring):
         self.counted = self.next_sequence
 
     def put_many(
-        self, keys: list[bytes | None] | None, values: list[bytes], type: int, codecs: bytes, timestamp: int, stored: int = 0
+        self, keys: list[bytes | None] | None, values: list[bytes], type: int, codecs: bytes | None, timestamp: int, stored: int = 0
     ) -> None:
-        """Put a record for each value; `codecs` has one byte for each. timestamp -1 means now.
+        """Put a record for each value; `codecs` has one byte for each (None: 0 for all). timestamp -1 means now.
 
-        stored: bytes of the ring that the records take at least, all together; so much room is made at once.
+        stored: bytes of the ring that the records take at least, all together; so much room is made at once. Raises TypeError where a value
+        isn't `bytes`, or a key can't be one.
         """
         self.check_open()
-        if len(values) != len(codecs) or (keys is not None and len(keys) != len(values)):
+        count = len(values)
+        if (codecs is not None and count != len(codecs)) or (keys is not None and len(keys) != count):
             raise ValueError("there is not one codec and one key for each value")
         self.clock = native.now()
         if timestamp < 0:
             timestamp = self.clock
         self.batch_end = self.end + stored
-        for at, value in enumerate(values):
-            key = None if keys is None else keys[at]
-            self.put_value(key, value, type, codecs[at], timestamp)
+        data, words, seed = self.data, self.words, self.seed
+        indexed = self.indexed
+        position = limit = self.end
+        lap = self.lap
+        sequence = self.next_sequence
+        last = self.last_timestamp
+        codec = 0
+        for at in range(count):
+            if not fits(keys, values, at):
+                raise TypeError(f"a value is bytes, and a key is None or fewer than {NO_KEY} bytes")
+            key = value = native.bytes_in(values, at)
+            content = native.length_in(values, at)
+            key_length = 0
+            key_tag = NO_KEY
+            if keys is not None and not native.is_none_in(keys, at):
+                key = native.bytes_in(keys, at)
+                key_length = key_tag = native.length_in(keys, at)
+                content += key_length
+            stored = (HEADER + content + 7) & ~7
+            if position + stored > limit:
+                self.end, self.next_sequence, self.last_timestamp = position, sequence, last
+                limit = self.make_way(content)
+                position, lap = self.end, self.lap
+            if last < timestamp:
+                last = timestamp
+            if codecs is not None:
+                codec = codecs[at]
+            tags = type | (codec << 8) | (key_tag << 16)
+            offset = position - lap
+            native.put_frame(seed, data, words, offset, stored | (content << 32), sequence, last, tags, key, 0, key_length, value, 0)
+            if position >= indexed:
+                self.index(position, offset, sequence, last)
+                indexed = self.indexed
+            native.prefetch(data, offset + WRITTEN_AHEAD, stored)
+            position += stored
+            sequence += 1
+        self.end, self.next_sequence, self.last_timestamp = position, sequence, last
         self.batch_end = 0
 
     def put_copy(self, sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes, codec: int) -> None:
@@ -1486,29 +1573,62 @@ class FrameWriter(Ring):
         value_data = native.bytes_at(values)
         now = self.clock = native.now()
         self.batch_end = self.end + stored
+        data, words, seed = self.data, self.words, self.seed
+        indexed = self.indexed
+        position = limit = self.end
+        lap = self.lap
+        sequence = self.next_sequence
+        last = self.last_timestamp
         for at in range(count):
             row = at if rows is None else rows[at]
-            key_from = 0
+            value_from = value_offsets[row]
+            content = value_offsets[row + 1] - value_from
+            key_from = key_length = 0
             key_tag = NO_KEY
             if has_key is not None and has_key[row]:
                 key_from = key_offsets[row]
-                key_tag = key_offsets[row + 1] - key_from
-            value_from = value_offsets[row]
+                key_length = key_tag = key_offsets[row + 1] - key_from
+                content += key_length
+            stored = (HEADER + content + 7) & ~7
+            if position + stored > limit:
+                self.end, self.next_sequence, self.last_timestamp = position, sequence, last
+                limit = self.make_way(content)
+                position, lap = self.end, self.lap
             timestamp = now if timestamps is None else timestamps[row]
             if timestamp < 0:
                 timestamp = now
-            self.put(
-                key_data,
-                key_from,
-                key_tag,
-                value_data,
-                value_from,
-                value_offsets[row + 1] - value_from,
-                0 if types is None else types[row],
-                codec,
-                timestamp,
+            if last < timestamp:
+                last = timestamp
+            tags = (0 if types is None else types[row]) | (codec << 8) | (key_tag << 16)
+            offset = position - lap
+            lengths = stored | (content << 32)
+            native.put_frame(
+                seed, data, words, offset, lengths, sequence, last, tags, key_data, key_from, key_length, value_data, value_from
             )
+            if position >= indexed:
+                self.index(position, offset, sequence, last)
+                indexed = self.indexed
+            native.prefetch(data, offset + WRITTEN_AHEAD, stored)
+            position += stored
+            sequence += 1
+        self.end, self.next_sequence, self.last_timestamp = position, sequence, last
         self.batch_end = 0
+
+
+class Bulk:
+    """Records for `FrameWriter.append_many`: the work that is done under the lock."""
+
+    def __init__(self, keys: list[bytes | None] | None, values: list[Any], type: int, timestamp: int) -> None:
+        self.keys = keys
+        self.values = values
+        self.type = type
+        self.timestamp = timestamp
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
+    def __call__(self, writer: FrameWriter) -> range | None:
+        return writer.append_bulk(self)
 
 
 class Single:
@@ -1836,6 +1956,32 @@ def are_plain(key: bytes | None, type: int, timestamp: int | None) -> bool:
     return 0 <= type <= 255 and (timestamp is None or 0 <= timestamp <= native.now() + MOST_AHEAD)
 
 
+def length_of(words: Any, offset: int, room: int, sequence: int) -> int:
+    """Return the bytes that the frame at `offset` takes; 0 unless its header is possible, has this sequence, and stays within `room`."""
+    if room < HEADER:
+        return 0
+    at = offset >> 3
+    lengths = words[at]
+    tags = words[at + 3]
+    stored: int = lengths & LOW
+    content = lengths >> 32
+    key_tag = (tags >> 16) & NO_KEY
+    if words[at + 1] != sequence or ((tags >> 8) & 0xFF) == PAD or (key_tag > content and key_tag != NO_KEY):
+        return 0
+    if stored & 7 or stored > room or HEADER + content > stored:
+        return 0
+    return stored
+
+
+def fits(keys: list[Any] | None, values: list[Any], at: int) -> bool:
+    """Return whether the value at an index is `bytes`, and the key, if there are any, None or `bytes` that are not too long."""
+    if not native.is_bytes_in(values, at):
+        return False
+    if keys is None or native.is_none_in(keys, at):
+        return True
+    return native.is_bytes_in(keys, at) and native.length_in(keys, at) < NO_KEY
+
+
 def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
     """Return the bytes of the longest record's key and value, and those of the ring that all take but for a pad.
 
@@ -1846,20 +1992,33 @@ def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
     if keys is not None and len(keys) != len(values):
         return -1, 0
     for at in range(len(values)):
-        value = values[at]
-        if not native.is_bytes(value):
+        if not fits(keys, values, at):
             return -1, 0
-        length = native.length(value)
-        if keys is not None:
-            key = keys[at]
-            if key is not None:
-                if not native.is_bytes(key) or native.length(key) >= NO_KEY:
-                    return -1, 0
-                length += native.length(key)
+        length = native.length_in(values, at)
+        if keys is not None and not native.is_none_in(keys, at):
+            length += native.length_in(keys, at)
         if length > longest:
             longest = length
         total += (HEADER + length + 7) & ~7
     return longest, total
+
+
+def measure_columns(
+    count: int, key_offsets: memoryview, has_key: memoryview | None, value_offsets: memoryview
+) -> tuple[int, int]:
+    """Return the bytes of the longest key, and of the largest key and value together, of `count` rows as `put_columns` takes them."""
+    longest_key = 0
+    largest = 0
+    for row in range(count):
+        content = value_offsets[row + 1] - value_offsets[row]
+        if has_key is not None and has_key[row]:
+            key_length = key_offsets[row + 1] - key_offsets[row]
+            content += key_length
+            if key_length > longest_key:
+                longest_key = key_length
+        if content > largest:
+            largest = content
+    return longest_key, largest
 
 
 def crc32c(state: int, data: bytes) -> int:

@@ -104,6 +104,37 @@ def copy_in(state: int, data: memoryview | bytearray, at: int, source: memoryvie
     return crc32c(state, source, start, length)
 
 
+def put_frame(
+    state: int,
+    data: memoryview | bytearray,
+    words: memoryview,
+    offset: int,
+    lengths: int,
+    sequence: int,
+    timestamp: int,
+    tags: int,
+    key: memoryview | bytes,
+    key_at: int,
+    key_length: int,
+    value: memoryview | bytes,
+    value_at: int,
+) -> None:
+    """Store a frame at `offset` of the ring: zeros in its last word, key and value out of private memory, then the header.
+
+    `lengths` is the first word of the header, `tags` the lower half of the last one; `state` is the CRC32C register before the frame.
+    """
+    words[(offset + (lengths & 0xFFFFFFFF) - 8) >> 3] = 0
+    state = crc32c_head(state, lengths, sequence, timestamp, tags)
+    if key_length:
+        state = copy_in(state, data, offset + 32, key, key_at, key_length)
+    state = copy_in(state, data, offset + 32 + key_length, value, value_at, (lengths >> 32) - key_length)
+    at = offset >> 3
+    words[at] = lengths
+    words[at + 1] = sequence
+    words[at + 2] = timestamp
+    words[at + 3] = tags | ((state ^ 0xFFFFFFFF) << 32)
+
+
 def is_zero(data: memoryview, at: int, length: int) -> bool:
     """Return whether `length` bytes at `at` are all zero."""
     return not any(data[at : at + length])
@@ -204,6 +235,26 @@ def is_bytes(value: object) -> bool:
 def length(value: bytes) -> int:
     """Return how many bytes a `bytes` object has; nothing else may be asked."""
     return len(value)
+
+
+def is_bytes_in(items: list[Any], at: int) -> bool:
+    """Return whether an item of a list is a `bytes` object, and not one of a subclass."""
+    return items[at].__class__ is bytes
+
+
+def is_none_in(items: list[Any], at: int) -> bool:
+    """Return whether an item of a list is None."""
+    return items[at] is None
+
+
+def length_in(items: list[Any], at: int) -> int:
+    """Return how many bytes an item of a list has; it must be a `bytes` object."""
+    return len(items[at])
+
+
+def bytes_in(items: list[Any], at: int) -> Any:
+    """Return the pointer to the bytes of an item of a list, which must be a `bytes` object; it is good while the list has the item."""
+    return items[at]
 
 
 def now() -> int:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from kvspool import _frames_py as frames
 from kvspool import _kvj, _kvj_py, system
+from kvspool._frames import measure_columns
 from kvspool.errors import GapError, OutOfRange, TooLarge, Undecodable
 from kvspool.exchange import plain
 from kvspool.iteration import OnGap, keeping
@@ -307,15 +308,10 @@ class Columns:
     @cached_property
     def largest(self) -> int:
         """Return the bytes of key and value of the largest record."""
-        if not self.rows:
-            return 0
-        lengths = pc.binary_length(self._value)
-        if len(self._key):
-            key_lengths = pc.fill_null(pc.binary_length(self._key), 0)
-            if pc.max(key_lengths).as_py() > format.LARGEST_KEY:
-                raise TooLarge(f"a key of {pc.max(key_lengths).as_py()} bytes; at most {format.LARGEST_KEY} are possible")
-            lengths = pc.add(lengths, key_lengths)
-        return int(pc.max(lengths).as_py())
+        longest_key, largest = measure_columns(self.rows, self.key_offsets, self.has_key, self.value_offsets)
+        if longest_key > format.LARGEST_KEY:
+            raise TooLarge(f"a key of {longest_key} bytes; at most {format.LARGEST_KEY} are possible")
+        return largest
 
     @property
     def least(self) -> int:

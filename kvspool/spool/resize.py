@@ -128,7 +128,8 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
     )
     epoch = epochs.newest(old.control, old.header.log_id)
     system.port.make_directory(building, 0o700)
-    pairs.fill(building, header, 0o600, None if epoch is None else epoch[1])
+    touched = pairs.touchable(capacity) if format.DURABILITIES[old.header.durability] != "disk" else 0
+    pairs.fill(building, header, 0o600, None if epoch is None else epoch[1], touched)
     lock_file = format.LOCK_FILE if old.header.resizes else format.CONTROL_FILE
     system.port.link(old.path / lock_file, building / format.LOCK_FILE)
     for name in (format.DATA_FILE, format.CONTROL_FILE, ""):
