@@ -154,6 +154,69 @@ static uint32_t kv_crc32c_copy(uint32_t state, uint8_t *to, const uint8_t *at, s
     return state;
 }
 
+#ifdef KV_TARGET
+/* Short content goes 32 bytes at a time, without a call between the header, the key and the value. */
+KV_TARGET static inline uint64_t kv_copy_short(uint64_t state, uint8_t *to, const uint8_t *at, size_t length) {
+    for (; length >= 32; at += 32, to += 32, length -= 32) {
+        uint64_t a = kv_load64(at), b = kv_load64(at + 8), c = kv_load64(at + 16), d = kv_load64(at + 24);
+        memcpy(to, &a, 8);
+        memcpy(to + 8, &b, 8);
+        memcpy(to + 16, &c, 8);
+        memcpy(to + 24, &d, 8);
+        state = KV_STEP64(KV_STEP64(KV_STEP64(KV_STEP64(state, a), b), c), d);
+    }
+    for (; length >= 8; at += 8, to += 8, length -= 8) {
+        uint64_t word = kv_load64(at);
+        memcpy(to, &word, 8);
+        state = KV_STEP64(state, word);
+    }
+    if (length >= 4) {
+        uint32_t word;
+        memcpy(&word, at, 4);
+        memcpy(to, &word, 4);
+        state = KV_STEP32(state, word);
+        at += 4;
+        to += 4;
+        length -= 4;
+    }
+    for (; length; at++, to++, length--) state = KV_STEP8(state, *to = *at);
+    return state;
+}
+
+KV_TARGET static uint32_t kv_copy_out_hardware(uint64_t state, uint8_t *to, const uint8_t *at, size_t length) {
+    return (uint32_t)kv_copy_short(state, to, at, length);
+}
+
+KV_TARGET static uint32_t kv_copy_frame_hardware(uint64_t state, const uint64_t *head, const uint8_t *at, uint8_t *key, size_t key_length,
+                                                 uint8_t *value, size_t value_length) {
+    state = KV_STEP32(KV_STEP64(KV_STEP64(KV_STEP64(state, head[0]), head[1]), head[2]), (uint32_t)head[3]);
+    if (key_length) state = kv_copy_short(state, key, at, key_length);
+    return (uint32_t)kv_copy_short(state, value, at + key_length, value_length);
+}
+#endif
+
+/* Copies out of the ring, and returns the register after the private copy. */
+static inline uint32_t kv_copy_out(uint32_t state, uint8_t *to, const uint8_t *at, size_t length) {
+#ifdef KV_TARGET
+    if (kv_hardware && length < 3 * KV_SHORT) return kv_copy_out_hardware(state, to, at, length);
+#endif
+    return kv_crc32c_copy(state, to, at, length, 0);
+}
+
+/* Copies a frame's key and value out of the ring, and returns the register after its header, as it was copied, and them. */
+static inline uint32_t kv_copy_frame(uint32_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags,
+                                     const uint8_t *at, uint8_t *key, size_t key_length, uint8_t *value, size_t value_length) {
+#ifdef KV_TARGET
+    if (kv_hardware && key_length + value_length < 3 * KV_SHORT) {
+        uint64_t head[4] = {lengths, sequence, timestamp, tags};
+        return kv_copy_frame_hardware(state, head, at, key, key_length, value, value_length);
+    }
+#endif
+    state = kv_crc32c_head(state, lengths, sequence, timestamp, (uint32_t)tags);
+    state = kv_crc32c_copy(state, key, at, key_length, 0);
+    return kv_crc32c_copy(state, value, at + key_length, value_length, 0);
+}
+
 __attribute__((constructor)) static void kv_crc32c_prepare(void) {
     for (int byte = 0; byte < 256; byte++) {
         uint32_t state = (uint32_t)byte;

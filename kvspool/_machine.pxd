@@ -18,6 +18,11 @@ cdef extern from "_crc32c.h":
     uint32_t kv_crc32c(uint32_t state, const uint8_t *at, size_t length) noexcept nogil
     uint32_t kv_crc32c_head(uint32_t state, uint64_t first, uint64_t second, uint64_t third, uint32_t fourth) noexcept nogil
     uint32_t kv_crc32c_copy(uint32_t state, uint8_t *to, const uint8_t *at, size_t length, int is_from_private) noexcept nogil
+    uint32_t kv_copy_out(uint32_t state, uint8_t *to, const uint8_t *at, size_t length) noexcept nogil
+    uint32_t kv_copy_frame(
+        uint32_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags, const uint8_t *at, uint8_t *key,
+        size_t key_length, uint8_t *value, size_t value_length
+    ) noexcept nogil
 
 
 cdef extern from *:
@@ -232,8 +237,15 @@ cdef inline uint32_t *one_state() noexcept:
 
 cdef inline bytes copy_out(const uint8_t *data, Py_ssize_t at, Py_ssize_t length, uint32_t *state):
     cdef bytes piece = PyBytes_FromStringAndSize(NULL, length)
-    state[0] = kv_crc32c_copy(state[0], <uint8_t *>PyBytes_AS_STRING(piece), data + at, length, False)
+    state[0] = kv_copy_out(state[0], <uint8_t *>PyBytes_AS_STRING(piece), data + at, length)
     return piece
+
+
+cdef inline uint32_t copy_frame(
+    uint32_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags, const uint8_t *data, uint64_t at, uint8_t *keys,
+    uint64_t key_to, uint64_t key_length, uint8_t *values, uint64_t value_to, uint64_t value_length
+) noexcept:
+    return kv_copy_frame(state, lengths, sequence, timestamp, tags, data + at, keys + key_to, key_length, values + value_to, value_length)
 
 
 cdef inline uint32_t copy_over(

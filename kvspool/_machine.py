@@ -91,6 +91,30 @@ def copy_out(data: memoryview, at: int, length: int, state: list[int]) -> bytes:
     return piece
 
 
+def copy_frame(
+    state: int,
+    lengths: int,
+    sequence: int,
+    timestamp: int,
+    tags: int,
+    data: memoryview | bytes,
+    at: int,
+    keys: memoryview,
+    key_to: int,
+    key_length: int,
+    values: memoryview,
+    value_to: int,
+    value_length: int,
+) -> int:
+    """Copy a key and the value after it, at `at` of the ring, to private targets; return the CRC32C register after header and copies.
+
+    The first four numbers are the words of the frame's header, as the caller has read them.
+    """
+    state = crc32c_head(state, lengths, sequence, timestamp, tags & 0xFFFFFFFF)
+    state = copy_over(state, keys, key_to, data, at, key_length)
+    return copy_over(state, values, value_to, data, at + key_length, value_length)
+
+
 def copy_over(state: int, target: memoryview, to: int, data: memoryview | bytes, at: int, length: int) -> int:
     """Copy `length` bytes at `at` of the ring to `to` of a private target, and return the CRC32C register after the copy."""
     piece = bytes(data[at : at + length])
