@@ -187,11 +187,16 @@ KV_TARGET static uint32_t kv_copy_out_hardware(uint64_t state, uint8_t *to, cons
     return (uint32_t)kv_copy_short(state, to, at, length);
 }
 
-KV_TARGET static uint32_t kv_copy_frame_hardware(uint64_t state, const uint64_t *head, const uint8_t *at, uint8_t *key, size_t key_length,
-                                                 uint8_t *value, size_t value_length) {
-    state = KV_STEP32(KV_STEP64(KV_STEP64(KV_STEP64(state, head[0]), head[1]), head[2]), (uint32_t)head[3]);
-    if (key_length) state = kv_copy_short(state, key, at, key_length);
-    return (uint32_t)kv_copy_short(state, value, at + key_length, value_length);
+KV_TARGET static uint32_t kv_copy_frame_hardware(uint64_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags,
+                                                 const uint8_t *at, uint8_t *key, size_t key_length, uint8_t *value) {
+    size_t content = lengths >> 32;
+    state = KV_STEP32(KV_STEP64(KV_STEP64(KV_STEP64(state, lengths), sequence), timestamp), (uint32_t)tags);
+    if (key_length) {
+        state = kv_copy_short(state, key, at, key_length);
+        at += key_length;
+        content -= key_length;
+    }
+    return (uint32_t)kv_copy_short(state, value, at, content);
 }
 #endif
 
@@ -203,18 +208,16 @@ static inline uint32_t kv_copy_out(uint32_t state, uint8_t *to, const uint8_t *a
     return kv_crc32c_copy(state, to, at, length, 0);
 }
 
-/* Copies a frame's key and value out of the ring, and returns the register after its header, as it was copied, and them. */
+/* Copies a frame's key and value out of the ring, and returns the register after its header, as it was read, and the private copies. */
 static inline uint32_t kv_copy_frame(uint32_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags,
-                                     const uint8_t *at, uint8_t *key, size_t key_length, uint8_t *value, size_t value_length) {
+                                     const uint8_t *at, uint8_t *key, size_t key_length, uint8_t *value) {
 #ifdef KV_TARGET
-    if (kv_hardware && key_length + value_length < 3 * KV_SHORT) {
-        uint64_t head[4] = {lengths, sequence, timestamp, tags};
-        return kv_copy_frame_hardware(state, head, at, key, key_length, value, value_length);
-    }
+    if (kv_hardware && lengths >> 32 < 3 * KV_SHORT)
+        return kv_copy_frame_hardware(state, lengths, sequence, timestamp, tags, at, key, key_length, value);
 #endif
     state = kv_crc32c_head(state, lengths, sequence, timestamp, (uint32_t)tags);
     state = kv_crc32c_copy(state, key, at, key_length, 0);
-    return kv_crc32c_copy(state, value, at + key_length, value_length, 0);
+    return kv_crc32c_copy(state, value, at + key_length, (lengths >> 32) - key_length, 0);
 }
 
 __attribute__((constructor)) static void kv_crc32c_prepare(void) {

@@ -119,6 +119,11 @@ cdef class FrameReader(Ring):
     cdef bint reaches_next(self, uint64_t end) noexcept
     @cython.locals(offset=uint64_t, length=uint64_t, state=uint32_t)
     cpdef tuple find(self, uint64_t end)
+    @cython.locals(
+        data="const uint8_t *", words="const uint64_t *", position=uint64_t, sequence=uint64_t, first=uint64_t, offset=uint64_t, size=uint64_t,
+        stop=int, at=uint64_t, is_plain=bint, lengths=uint64_t, tags=uint64_t, stored=uint64_t, content=uint64_t, state=uint32_t
+    )
+    cpdef tuple check(self, uint64_t end, uint64_t limit)
     cdef uint32_t head_state(self) noexcept
     @cython.locals(count=int64_t, item=object)
     cpdef list fetch(self, uint64_t end, int64_t limit, object make, list out=*)

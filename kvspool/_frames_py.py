@@ -589,6 +589,51 @@ class FrameReader(Ring):
             return None
         return offset + HEADER + self.key_length, length, offset, self.stored
 
+    def check(self, end: int, limit: int) -> tuple[int, int]:
+        """Pass over up to `limit` frames before `end`, checked where they are stored; return how many, and the bytes of their keys and values.
+
+        `stop` says why it stopped, as for `fetch`.
+        """
+        self.check_open()
+        data = self.data
+        words = self.words
+        position = self.position
+        sequence = first = self.sequence
+        offset = Ring.offset_of(self, position)
+        size = 0
+        stop = FULL
+        while sequence - first < limit:
+            at = offset >> 3
+            is_plain = offset + HEADER <= self.capacity
+            if is_plain:
+                lengths = words[at]
+                tags = words[at + 3]
+                stored = lengths & LOW
+                is_plain = words[at + 1] == sequence and is_record(lengths, tags, self.capacity - offset) and position + stored <= end
+            if not is_plain:
+                self.position = position
+                self.sequence = sequence
+                if not self.reaches_next(end):
+                    stop = self.stop
+                    break
+                position = self.position
+                offset = self.offset
+                continue
+            content = lengths >> 32
+            state = native.crc32c_head(self.seed, lengths, sequence, words[at + 2], tags & LOW)
+            state = native.crc32c(state, data, offset + HEADER, content)
+            stop = judge(native.load_after_reads(self.control, HEAD), position, state, tags)
+            if stop != FULL:
+                break
+            size += content
+            position += stored
+            offset += stored
+            sequence += 1
+        self.position = position
+        self.sequence = sequence
+        self.stop = stop
+        return sequence - first, size
+
     def head_state(self) -> int:
         """Return the CRC32C register over the parsed header."""
         return native.crc32c_head(
@@ -778,7 +823,7 @@ class FrameReader(Ring):
                 self.stored = stored
                 break
             state = native.copy_frame(
-                seed, lengths, sequence, timestamp, tags, data, offset + HEADER, key_data, key_at, key_length, value_data, value_at, value_length
+                seed, lengths, sequence, timestamp, tags, data, offset + HEADER, key_data, key_at, key_length, value_data, value_at
             )
             stop = judge(native.load_after_reads(control, HEAD), position, state, tags)
             if stop != FULL:

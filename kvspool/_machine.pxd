@@ -21,7 +21,7 @@ cdef extern from "_crc32c.h":
     uint32_t kv_copy_out(uint32_t state, uint8_t *to, const uint8_t *at, size_t length) noexcept nogil
     uint32_t kv_copy_frame(
         uint32_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags, const uint8_t *at, uint8_t *key,
-        size_t key_length, uint8_t *value, size_t value_length
+        size_t key_length, uint8_t *value
     ) noexcept nogil
 
 
@@ -243,9 +243,9 @@ cdef inline bytes copy_out(const uint8_t *data, Py_ssize_t at, Py_ssize_t length
 
 cdef inline uint32_t copy_frame(
     uint32_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags, const uint8_t *data, uint64_t at, uint8_t *keys,
-    uint64_t key_to, uint64_t key_length, uint8_t *values, uint64_t value_to, uint64_t value_length
+    uint64_t key_to, uint64_t key_length, uint8_t *values, uint64_t value_to
 ) noexcept:
-    return kv_copy_frame(state, lengths, sequence, timestamp, tags, data + at, keys + key_to, key_length, values + value_to, value_length)
+    return kv_copy_frame(state, lengths, sequence, timestamp, tags, data + at, keys + key_to, key_length, values + value_to)
 
 
 cdef inline uint32_t copy_over(

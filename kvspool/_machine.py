@@ -104,7 +104,6 @@ def copy_frame(
     key_length: int,
     values: memoryview,
     value_to: int,
-    value_length: int,
 ) -> int:
     """Copy a key and the value after it, at `at` of the ring, to private targets; return the CRC32C register after header and copies.
 
@@ -112,7 +111,7 @@ def copy_frame(
     """
     state = crc32c_head(state, lengths, sequence, timestamp, tags & 0xFFFFFFFF)
     state = copy_over(state, keys, key_to, data, at, key_length)
-    return copy_over(state, values, value_to, data, at + key_length, value_length)
+    return copy_over(state, values, value_to, data, at + key_length, (lengths >> 32) - key_length)
 
 
 def copy_over(state: int, target: memoryview, to: int, data: memoryview | bytes, at: int, length: int) -> int:

@@ -25,6 +25,7 @@ from kvspool.iteration import OnGap, keeping
 from kvspool.journal.cursor import CHUNK, Take
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.journal.format import WHOLE, Batch, Before, Format, Scan
+from kvspool.pool import Pool
 from kvspool.record import Codec, Gap, Record, check_codec
 from kvspool.spool import format, times
 from kvspool.spool.cursor import Cursor
@@ -249,10 +250,16 @@ class _Batch:
         return pa.RecordBatch.from_arrays(arrays, schema=CODED_SCHEMA if self.coded else SCHEMA)
 
 
+_pool = Pool(36 << 20, spare=8)  # the columns of a large batch, of which a value of 100 bytes fills about half
+
+
 def _large_pages(size: int) -> pa.Buffer:
-    """Return a buffer whose memory the kernel clears in large pages, or any other where that can't be had. Raises MemoryError."""
+    """Return a buffer of memory that was used before, or that the kernel clears in large pages; any other where neither can be had.
+
+    Only the buffer holds the view that was lent. Raises MemoryError.
+    """
     try:
-        return pa.py_buffer(system.port.private_memory(size))
+        return pa.py_buffer(_pool.lend(size))
     except OSError:  # no room for it in the address space, but perhaps in what Arrow's pool has kept
         return pa.allocate_buffer(size)
 
