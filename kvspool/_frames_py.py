@@ -613,12 +613,13 @@ class FrameReader(Ring):
             if not is_plain:
                 self.position = position
                 self.sequence = sequence
-                if not self.reaches_next(end):
-                    stop = self.stop
-                    break
+                is_plain = self.reaches_next(end)
                 position = self.position
                 offset = self.offset
-                continue
+                if is_plain:
+                    continue
+                stop = self.stop
+                break
             content = lengths >> 32
             state = native.crc32c_head(self.seed, lengths, sequence, words[at + 2], tags & LOW)
             state = native.crc32c(state, data, offset + HEADER, content)
@@ -808,12 +809,13 @@ class FrameReader(Ring):
             if not is_plain:
                 self.position = position
                 self.sequence = sequence
-                if not self.reaches_next(end):
-                    stop = self.stop
-                    break
+                is_plain = self.reaches_next(end)
                 position = self.position
                 offset = self.offset
-                continue
+                if is_plain:
+                    continue
+                stop = self.stop
+                break
             key_length = (tags >> 16) & NO_KEY
             has_key = key_length != NO_KEY
             if not has_key:

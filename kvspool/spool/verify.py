@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
     from kvspool.spool.pair import Pair
 
-BATCH = 1024  # records looked at between two questions
+BATCH = 256  # records looked at between two questions
 Progress = Callable[[int, int], object]
 
 
