@@ -590,9 +590,9 @@ class FrameReader(Ring):
         return offset + HEADER + self.key_length, length, offset, self.stored
 
     def check(self, end: int, limit: int) -> tuple[int, int]:
-        """Pass over up to `limit` frames before `end`, checked where they are stored; return how many, and the bytes of their keys and values.
+        """Pass over up to `limit` frames before `end`, checked where they are stored.
 
-        `stop` says why it stopped, as for `fetch`.
+        Return how many there are, and how many bytes their keys and values have. `stop` says why it stopped, as for `fetch`.
         """
         self.check_open()
         data = self.data

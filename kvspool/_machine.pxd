@@ -63,10 +63,6 @@ cdef extern from *:
         if (length > 4096) length = 4096;
         for (uint64_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 1);
     }
-    static inline void kv_prefetch_read(const uint8_t *at, uint64_t length) {
-        if (length > 4096) length = 4096;
-        for (uint64_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 0);
-    }
     static inline int64_t kv_now(void) {
         struct timespec t;
         clock_gettime(CLOCK_REALTIME, &t);
@@ -166,7 +162,6 @@ cdef extern from *:
     void kv_fence() noexcept nogil
     uint32_t *kv_zero
     void kv_prefetch(const uint8_t *at, uint64_t length) noexcept nogil
-    void kv_prefetch_read(const uint8_t *at, uint64_t length) noexcept nogil
     int64_t kv_now() noexcept nogil
     ctypedef struct sem_t:
         pass
@@ -304,10 +299,6 @@ cdef inline void fence() noexcept:
 
 cdef inline void prefetch(const uint8_t *data, uint64_t at, uint64_t length) noexcept:
     kv_prefetch(data + at, length)
-
-
-cdef inline void prefetch_read(const uint8_t *data, uint64_t at, uint64_t length) noexcept:
-    kv_prefetch_read(data + at, length)
 
 
 cdef inline void wait_word(uint64_t *words, Py_ssize_t at, uint64_t expected, int64_t longest) noexcept:

@@ -197,10 +197,6 @@ def prefetch(data: memoryview, at: int, length: int) -> None:
     """Tell the processor that `length` bytes at `at` will soon be overwritten. Nothing here; they may lie behind the end."""
 
 
-def prefetch_read(data: memoryview, at: int, length: int) -> None:
-    """Tell the processor that `length` bytes at `at` will soon be read. Nothing here; they may lie behind the end."""
-
-
 def wait_word(words: memoryview, at: int, expected: int, longest: int) -> None:
     """Sleep until word `at` is no longer `expected` and its waker says so, or for `longest` ns; it may end early.
 

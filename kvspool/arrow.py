@@ -250,7 +250,8 @@ class _Batch:
         return pa.RecordBatch.from_arrays(arrays, schema=CODED_SCHEMA if self.coded else SCHEMA)
 
 
-_pool = Pool(36 << 20, spare=8)  # the columns of a large batch, of which a value of 100 bytes fills about half
+_pool = Pool(36 << 20, spare=64)
+"""Memory for large batches. Values of 100 bytes fill half of a piece; the spare ones have room for the records of a ring of 1 GiB."""
 
 
 def _large_pages(size: int) -> pa.Buffer:

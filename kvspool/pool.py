@@ -1,10 +1,10 @@
-"""Private memory for the columns of large batches: lent, and lent again once nobody can see it any more.
+"""Private memory for the columns of large batches: lent, and lent again once nothing shares it any more.
 
-Clearing new pages takes a third of the time in which records are gathered. So memory comes back to the pool when the last buffer, array,
+Clearing new pages takes a third of the time in which records are gathered. So memory returns to the pool when the last buffer, array,
 slice or view that shares it is gone. The kernel may take the pages of waiting memory whenever it needs them.
 
-**Safety.** Memory is lent again only if the mapping has no export left: the interpreter counts them, for every view of every kind. The end of
-the view that was lent is only the moment at which the pool looks.
+**Safety.** Memory is lent again only if the mapping has no export left: the interpreter counts them, for views of every kind. The pool
+looks when the view that it lent is freed.
 """
 
 from __future__ import annotations

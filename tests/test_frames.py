@@ -933,7 +933,9 @@ def test_gather_stops_at_damage_and_at_an_overrun_as_fetch_does(twin: ModuleType
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_every_way_to_read_stops_at_the_same_frame_for_the_same_reason(twin: ModuleType, make_ring: MakeRing, start: tuple[int, int]) -> None:
+def test_every_way_to_read_stops_at_the_same_frame_for_the_same_reason(
+    twin: ModuleType, make_ring: MakeRing, start: tuple[int, int]
+) -> None:
     noise = random.Random(start[0])
     reasons = set()
     for _ in range(150):
