@@ -106,7 +106,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(arrow, "LARGE", 1 << 14)
     monkeypatch.setattr(arrow, "LARGE_BATCH", 200)
-    monkeypatch.setattr(arrow, "_pool", Pool(1 << 20, spare=8))
+    monkeypatch.setattr(arrow, "_pools", [Pool(1 << 20, spare=8)])
     with kvspool.create(tmp_path / "log", capacity="64KiB") as log:
         refill(log, b"a")
         yield log
@@ -156,6 +156,15 @@ def seen(held: Any) -> Any:
     return bytes(held)
 
 
+def test_a_stream_reuses_the_memory_of_batches_that_were_dropped(log: Any) -> None:
+    from kvspool import arrow
+
+    cursor = log.cursor("earliest", bounded=True)
+    used = [batch.column("value").buffers()[2].address for batch in arrow.batches(cursor, most=50)]
+    cursor.close()
+    assert len(used) > len(set(used))
+
+
 def test_a_table_that_was_dropped_leaves_its_memory_to_the_next_one(log: Any) -> None:
     table = log.read_arrow()
     assert table.column("value").num_chunks > 1
@@ -165,14 +174,15 @@ def test_a_table_that_was_dropped_leaves_its_memory_to_the_next_one(log: Any) ->
     assert addresses(log.read_arrow()) & before
 
 
-def test_batches_that_are_held_do_not_change_while_more_is_streamed(log: Any) -> None:
+@pytest.mark.parametrize("coded", [False, True])
+def test_batches_that_are_held_do_not_change_while_more_is_streamed(log: Any, coded: bool) -> None:
     from kvspool import arrow
 
     cursor = log.cursor("earliest", bounded=True)
-    held = list(arrow.batches(cursor, most=arrow.LARGE_BATCH))
+    held = list(arrow.batches(cursor, most=100, coded=coded))
     copies = [batch.to_pylist() for batch in held]
     refill(log, b"z")
-    again = list(arrow.batches(log.cursor("earliest", bounded=True), most=arrow.LARGE_BATCH))
+    again = list(arrow.batches(log.cursor("earliest", bounded=True), most=100, coded=coded))
     assert [batch.to_pylist() for batch in held] == copies
     assert {value[:1] for batch in again for value in batch.column("value").to_pylist()} == {b"z"}
     cursor.close()
