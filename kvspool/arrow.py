@@ -33,7 +33,7 @@ from kvspool.spool.keys import KeyTable
 
 BATCH = 32_768  # records of a batch: enough to make its fixed costs vanish, small enough for the caches
 WINDOW = 16 << 20  # bytes of keys, and of values, that a batch has room for
-LARGE = 8 << 20  # bytes of the ring still to read, from which on memory is lent, and a table is made of large batches
+LARGE = 8 << 20  # bytes of the ring still to read, from which on memory is lent to all but small batches, and a table is made of large ones
 LARGE_BATCH = 1 << 17  # records of one
 _SEQUENCES = 1 << 63  # that an int64 has room for
 
@@ -117,7 +117,8 @@ def _next_of_spool(cursor: Cursor, most: int, coded: bool, room: int) -> pa.Reco
     while True:
         room = min(room, cursor.reader.capacity)
         end = cursor.reader.tail() if cursor.end is None else cursor.end[0]
-        is_much = end - cursor.reader.position >= LARGE
+        table = cursor.key_table if coded else None
+        is_much = end - cursor.reader.position >= LARGE and most >= BATCH >> 3
         rows = most if is_much and most >= LARGE_BATCH else min(most, BATCH)
         gathered = _Batch(rows, room, _lent if is_much else pa.allocate_buffer, coded)
         found = cursor.advance(gathered.from_ring(cursor.reader))
@@ -127,7 +128,13 @@ def _next_of_spool(cursor: Cursor, most: int, coded: bool, room: int) -> pa.Reco
             room, most = cursor.reader.stored, 1  # a single record that is larger than the room for a batch
             continue
         batch = gathered.finish()
-        return _without_keys(batch, cursor, cursor.key_table) if coded and cursor.key_table is not None else batch
+        if table is None or not batch.num_rows:
+            return batch
+        table.look()
+        if cursor.key_table is not table:  # recovered, or resized, meanwhile: the indexes may be of other keys
+            cursor.go_to(batch.column("sequence")[0].as_py())
+            continue
+        return _without_keys(batch, cursor, table)
 
 
 def _without_keys(batch: pa.RecordBatch, cursor: Cursor, key_table: KeyTable) -> pa.RecordBatch:
@@ -138,7 +145,6 @@ def _without_keys(batch: pa.RecordBatch, cursor: Cursor, key_table: KeyTable) ->
     is_keyed = pc.equal(batch.column("codec"), Codec.KEYED)
     if not pc.any(is_keyed).as_py():
         return batch
-    key_table.look()
     values, sequences = batch.column("value").to_pylist(), batch.column("sequence")
     for row in pc.indices_nonzero(is_keyed).to_pylist():
         sequence = sequences[row].as_py()

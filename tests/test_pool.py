@@ -106,6 +106,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(arrow, "LARGE", 1 << 14)
     monkeypatch.setattr(arrow, "LARGE_BATCH", 200)
+    monkeypatch.setattr(arrow, "BATCH", 100)
     monkeypatch.setattr(arrow, "_pools", [Pool(1 << 20, spare=8)])
     with kvspool.create(tmp_path / "log", capacity="64KiB") as log:
         refill(log, b"a")
