@@ -167,7 +167,7 @@ cdef class Batch:
     cdef object make
     cdef int64_t dozed
 
-    cpdef int run(self, object reader, uint64_t end, object make) except -1
+    cpdef int run(self, object reader, uint64_t end, int64_t most, object make) except -1
     cpdef int lie_down(self, FrameReader reader, object pair, Bell bell, int64_t ns, int64_t most, object make) except -1
     @cython.locals(dozed=int64_t)
     cpdef int64_t rise(self) except -1

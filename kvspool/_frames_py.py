@@ -878,8 +878,8 @@ class Batch:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
 
-    def run(self, reader: Any, end: int, make: Callable[..., Any] | None) -> None:
-        """From now on, copy the next item out where nothing is left: up to `end`, or up to the edge for NOTHING.
+    def run(self, reader: Any, end: int, most: int, make: Callable[..., Any] | None) -> None:
+        """Copy the next items out where nothing is left, up to `most` of them: up to `end`, or up to the edge for NOTHING.
 
         `make` runs no Python, and nothing else has to be done for a record. Everything else is left to `refill`; and all of it where a step
         can be interrupted, since a record would be lost then, or the reader is of the other twin.
@@ -887,6 +887,7 @@ class Batch:
         if native.is_one_step() and isinstance(reader, FrameReader):
             self.bell = None
             self.end = end
+            self.most = most
             self.make = make
             self.reader = reader
 
@@ -966,8 +967,9 @@ class Batch:
 
     def next_of(self, reader: FrameReader) -> Any:
         """Return the next record of the files that the batch runs over; NO_ITEM if `refill` has to look at the log."""
-        if reader.closed:
+        if reader.closed or self.most == 0:
             return NO_ITEM
+        self.most -= 1
         return reader.step(self.end if self.end != NOTHING else reader.edge_now(), self.make)
 
 

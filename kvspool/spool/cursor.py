@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Sized)
 Isolation = Literal["appended", "synced"]  # what a reader sees: all that was appended, or only what is on disk
 BATCH = 256  # records copied out at once; small, so that a limit or a slow consumer costs little
+RUN = 4096  # records that are then copied out one by one until the next look whether the log was closed
 
 
 class Cursor(Handle):
@@ -253,7 +254,7 @@ class Reading(Iteration[Cursor]):
         """Let the batch copy the next records out by itself, where nothing else has to be done for them."""
         if self._make is None or self._make is Record:
             end = frames.NOTHING if self.cursor.end is None else self.cursor.end[0]
-            self._batch.run(self._reader, end, self._make)
+            self._batch.run(self._reader, end, RUN, self._make)
 
     def _fetch(self, most: int) -> list[Any]:
         return self._take(self._reader.fetch, most, self._make)

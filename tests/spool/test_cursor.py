@@ -303,3 +303,15 @@ def test_an_iteration_hands_out_what_is_appended_while_it_runs(tmp_path: Path) -
             append(log, 100)
             assert [record.sequence for record in reading] == list(range(600, 650))
             assert reading.is_over
+
+
+def test_an_iteration_over_a_cursor_ends_when_the_log_is_closed_whatever_is_appended(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536) as writing, kvspool.open(tmp_path / "log") as log:
+        append(writing, 1000)
+        reading = log.cursor(0).reading(Record)
+        for _ in range(600):
+            next(reading)
+        log.close()
+        with pytest.raises(errors.Closed):
+            for item in reading:
+                writing.append(item.value)
