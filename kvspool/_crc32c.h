@@ -227,6 +227,27 @@ static inline void kv_put_frame(
     kv_store_frame(kv_crc32c_head, kv_crc32c_copy, state, to, lengths, sequence, timestamp, tags, key, key_length, value);
 }
 
+#ifdef KV_TARGET
+KV_TARGET static uint32_t kv_copy_frame_hardware(uint64_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags,
+                                                 const uint8_t *at, uint8_t *key, size_t key_length, uint8_t *value) {
+    size_t content = lengths >> 32;
+    state = kv_crc32c_head_hardware(state, lengths, sequence, timestamp, (uint32_t)tags);
+    if (key_length) state = kv_crc32c_copy_hardware((uint32_t)state, key, at, key_length);
+    return kv_crc32c_copy_hardware((uint32_t)state, value, at + key_length, content - key_length);
+}
+#endif
+
+/* Copies a frame's key and value out of the ring, and returns the register after its header, as it was read, and the private copies. */
+static inline uint32_t kv_copy_frame(uint32_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags,
+                                     const uint8_t *at, uint8_t *key, size_t key_length, uint8_t *value) {
+#ifdef KV_TARGET
+    if (kv_hardware) return kv_copy_frame_hardware(state, lengths, sequence, timestamp, tags, at, key, key_length, value);
+#endif
+    state = kv_crc32c_head(state, lengths, sequence, timestamp, (uint32_t)tags);
+    state = kv_crc32c_copy(state, key, at, key_length);
+    return kv_crc32c_copy(state, value, at + key_length, (lengths >> 32) - key_length);
+}
+
 __attribute__((constructor)) static void kv_crc32c_prepare(void) {
     for (int byte = 0; byte < 256; byte++) {
         uint32_t state = (uint32_t)byte;

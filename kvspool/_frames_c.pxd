@@ -8,6 +8,7 @@ cdef uint64_t DATA_START, HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
 cdef uint32_t PAD, NO_KEY
 cdef int BLOCK, ERA_BITS
 cdef uint64_t AHEAD, STEP, WRITTEN_AHEAD
+cdef object NO_ITEM
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, SEAT_WORDS, SEATS
@@ -105,6 +106,8 @@ cdef class FrameReader(Ring):
     cdef public uint64_t sequence
     cdef readonly int stop
     cdef uint32_t[1] state
+    cdef object time
+    cdef uint64_t time_before
     cdef public Py_ssize_t edge
 
     cpdef object move(
@@ -113,21 +116,35 @@ cdef class FrameReader(Ring):
     @cython.locals(found=int)
     cdef bint next_frame(self, uint64_t end) noexcept
     cdef bint accept(self, uint32_t state) noexcept
+    cdef bint reaches_next(self, uint64_t end) noexcept
     @cython.locals(offset=uint64_t, length=uint64_t, state=uint32_t)
     cpdef tuple find(self, uint64_t end)
-    cdef uint32_t head_state(self) noexcept
     @cython.locals(
-        count=int64_t, at=Py_ssize_t, key_length=Py_ssize_t, key=bytes, value=bytes, tags=uint32_t
+        data="const uint8_t *", words="const uint64_t *", position=uint64_t, sequence=uint64_t, first=uint64_t, offset=uint64_t, size=uint64_t,
+        stop=int, at=uint64_t, is_plain=bint, lengths=uint64_t, tags=uint64_t, stored=uint64_t, content=uint64_t, state=uint32_t
     )
+    cpdef tuple check(self, uint64_t end, uint64_t limit)
+    cdef uint32_t head_state(self) noexcept
+    @cython.locals(count=int64_t, item=object)
     cpdef list fetch(self, uint64_t end, int64_t limit, object make, list out=*)
+    @cython.locals(
+        words="const uint64_t *", position=uint64_t, sequence=uint64_t, offset=uint64_t, room=uint64_t, at=uint64_t, lengths=uint64_t,
+        timestamp=uint64_t, tags=uint64_t, stored=uint64_t, state="uint32_t *", content=uint64_t, key_length=uint64_t, key=object, value=bytes,
+        stop=int
+    )
+    cdef object step(self, uint64_t end, object make)
     @cython.locals(tail=uint64_t, edge=uint64_t)
     cpdef uint64_t edge_now(self) except? 0
     cpdef list sleep_and_fetch(self, uint64_t end, Bell bell, int64_t ns, int64_t limit, object make, list out)
     @cython.locals(owner=object, words="uint64_t *", until=int64_t, left=int64_t, seen=uint64_t)
     cpdef bint spin(self, int64_t ns) except -1
     @cython.locals(
-        key_data="uint8_t *", value_data="uint8_t *", key_room=Py_ssize_t, value_room=Py_ssize_t, key_at=Py_ssize_t,
-        value_at=Py_ssize_t, count=Py_ssize_t, key_length=Py_ssize_t, value_length=Py_ssize_t, at=Py_ssize_t, state=uint32_t, most=Py_ssize_t
+        most=Py_ssize_t, sequence_column="native.number *", timestamp_column="native.number *", type_column="native.half *",
+        key_places="native.half *", value_places="native.half *", bits="uint8_t *", key_data="uint8_t *", value_data="uint8_t *",
+        codec_column="uint8_t *", has_codecs=bint, key_room=uint64_t, value_room=uint64_t, data="const uint8_t *", words="const uint64_t *",
+        control="const uint64_t *", capacity=uint64_t, seed=uint32_t, position=uint64_t, sequence=uint64_t, first=uint64_t, offset=uint64_t,
+        key_at=uint64_t, value_at=uint64_t, count=Py_ssize_t, stop=int, at=uint64_t, is_plain=bint, lengths=uint64_t, timestamp=uint64_t,
+        tags=uint64_t, stored=uint64_t, key_length=uint64_t, has_key=bint, value_length=uint64_t, state=uint32_t
     )
     cpdef Py_ssize_t gather(
         self, uint64_t end, Py_ssize_t limit, int64_t[::1] sequences, int64_t[::1] timestamps, int32_t[::1] types,
@@ -143,22 +160,26 @@ cdef class Batch:
     cdef public int64_t left
     cdef FrameReader reader
     cdef object pair
+    cdef uint64_t end
     cdef Bell bell
     cdef int64_t longest
     cdef int64_t most
     cdef object make
     cdef int64_t dozed
 
+    cpdef int run(self, object reader, uint64_t end, int64_t most, object make) except -1
     cpdef int lie_down(self, FrameReader reader, object pair, Bell bell, int64_t ns, int64_t most, object make) except -1
     @cython.locals(dozed=int64_t)
     cpdef int64_t rise(self) except -1
+    cdef bint is_filled(self, list items) except -1
     @cython.locals(began=int64_t, most=int64_t, items=list)
     cdef bint doze(self, FrameReader reader, Bell bell) except -1
     @cython.locals(is_closed=bint)
     cdef bint is_disturbed(self, FrameReader reader, Bell bell) except -1
     cpdef list clear(self)
-    @cython.locals(at=Py_ssize_t)
+    @cython.locals(at=Py_ssize_t, reader=FrameReader, item=object)
     cpdef object take(self, object refill)
+    cdef object next_of(self, FrameReader reader)
 
 
 @cython.final
@@ -368,6 +389,9 @@ cdef class FrameSurvey(Ring):
 
 @cython.locals(least=int64_t)
 cdef int check_sizes(int64_t capacity, int64_t control) except -1
+@cython.locals(stored=uint64_t, content=uint64_t, key_length=uint64_t)
+cdef bint is_record(uint64_t lengths, uint64_t tags, uint64_t room) noexcept
+cdef int judge(uint64_t head, uint64_t position, uint32_t state, uint64_t tags) noexcept
 cdef bint are_plain(object key, object type, object timestamp) except -1
 @cython.locals(at=Py_ssize_t, lengths=uint64_t, tags=uint64_t, stored=uint64_t, content=uint64_t, key_tag=uint64_t)
 cdef uint64_t length_of(uint64_t *words, uint64_t offset, uint64_t room, uint64_t sequence) noexcept

@@ -104,6 +104,7 @@ OVERRUN = 1
 DAMAGED = 2
 JUMPED = 3
 FULL = 4
+NO_ITEM = object()  # what `step` returns in place of one
 
 # What `append` returns in place of a sequence.
 BUSY = -1
@@ -409,15 +410,13 @@ class Ring:
         self.key_length = self.tags >> 16
         if self.key_length == NO_KEY:
             self.key_length = 0
-        if stored < HEADER or stored & 7 or stored > room or position + stored > end:
+        if position + stored > end:
             return BAD
-        if ((tags >> 8) & 0xFF) == PAD:
-            if stored == room and self.content == 0 and self.is_sound(offset):
-                return SKIP
-            return BAD
-        if HEADER + self.content > stored or self.key_length > self.content:
-            return BAD
-        return FRAME
+        if is_record(lengths, tags, room):
+            return FRAME
+        if ((tags >> 8) & 0xFF) == PAD and stored == room and self.content == 0 and self.is_sound(offset):
+            return SKIP
+        return BAD
 
     def is_sound(self, offset: int) -> bool:
         """Return whether the checksum of the frame that was just parsed agrees with its bytes in the ring."""
@@ -528,6 +527,8 @@ class FrameReader(Ring):
         self.sequence = sequence
         self.stop = END
         self.state: Any = native.one_state()
+        self.time: Any = 0  # the timestamp of the record before: those of one batch share the object
+        self.time_before = 0
         self.edge = TAIL
 
     def move(self, data: memoryview, control: memoryview, seed: int, position: int, sequence: int) -> None:
@@ -568,6 +569,16 @@ class FrameReader(Ring):
         self.sequence += 1
         return True
 
+    def reaches_next(self, end: int) -> bool:
+        """Step over bytes that hold no record; True if the frame at `position` then is the expected one. Otherwise `stop` says why not."""
+        if not self.next_frame(end):
+            return False
+        if self.sequence_found == self.sequence:
+            return True
+        # The checksum where the frame is stored tells a later record from damage; nothing of it is handed out.
+        self.accept(native.crc32c(self.head_state(), self.data, self.offset + HEADER, self.content))
+        return False
+
     def find(self, end: int) -> tuple[int, int, int, int] | None:
         """Pass over the next frame before `end`, checked where it lies: offset and length of its value in the ring, then of the frame.
 
@@ -582,6 +593,52 @@ class FrameReader(Ring):
         if not self.accept(state):
             return None
         return offset + HEADER + self.key_length, length, offset, self.stored
+
+    def check(self, end: int, limit: int) -> tuple[int, int]:
+        """Pass over up to `limit` frames before `end`, checked where they are stored.
+
+        Return how many there are, and how many bytes their keys and values have. `stop` says why it stopped, as for `fetch`.
+        """
+        self.check_open()
+        data = self.data
+        words = self.words
+        position = self.position
+        sequence = first = self.sequence
+        offset = Ring.offset_of(self, position)
+        size = 0
+        stop = FULL
+        while sequence - first < limit:
+            at = offset >> 3
+            is_plain = offset + HEADER <= self.capacity
+            if is_plain:
+                lengths = words[at]
+                tags = words[at + 3]
+                stored = lengths & LOW
+                is_plain = words[at + 1] == sequence and is_record(lengths, tags, self.capacity - offset) and position + stored <= end
+            if not is_plain:
+                self.position = position
+                self.sequence = sequence
+                is_plain = self.reaches_next(end)
+                position = self.position
+                offset = self.offset
+                if is_plain:
+                    continue
+                stop = self.stop
+                break
+            content = lengths >> 32
+            state = native.crc32c_head(self.seed, lengths, sequence, words[at + 2], tags & LOW)
+            state = native.crc32c(state, data, offset + HEADER, content)
+            stop = judge(native.load_after_reads(self.control, HEAD), position, state, tags)
+            if stop != FULL:
+                break
+            size += content
+            position += stored
+            offset += stored
+            sequence += 1
+        self.position = position
+        self.sequence = sequence
+        self.stop = stop
+        return sequence - first, size
 
     def head_state(self) -> int:
         """Return the CRC32C register over the parsed header."""
@@ -600,36 +657,60 @@ class FrameReader(Ring):
             out = []
         count = 0
         while count < limit:
-            if not self.next_frame(end):
+            item = self.step(end, make)
+            if item is NO_ITEM:
                 return out
-            at = self.offset + HEADER
-            native.prefetch_read(self.data, self.offset + AHEAD, self.stored)
-            key_length = self.key_length
-            self.state[0] = self.head_state()
-            if key_length:
-                key = native.copy_out(self.data, at, key_length, self.state)
-            value = native.copy_out(self.data, at + key_length, self.content - key_length, self.state)
-            if not self.accept(self.state[0]):
+            out.append(item)
+            if self.closed:  # by a signal handler, a destructor or another thread that ran in the midst of `make`
                 return out
-            if make is None:
-                out.append(value)
-            else:
-                tags = self.tags
-                out.append(
-                    make(
-                        self.sequence_found,
-                        self.timestamp,
-                        tags & 0xFF,
-                        None if tags >> 16 == NO_KEY else key if key_length else b"",
-                        value,
-                        (tags >> 8) & 0xFF,
-                    )
-                )
-                if self.closed:  # by a signal handler, a destructor or another thread that ran in the midst of `make`
-                    return out
             count += 1
         self.stop = FULL
         return out
+
+    def step(self, end: int, make: Callable[..., Any] | None) -> Any:
+        """Copy out the next frame before `end` and return what `fetch` makes of it; NO_ITEM if there is none, and `stop` says why.
+
+        The header is read once, into local variables; the object changes only when the frame turned out sound. The reader must be open.
+        """
+        while True:
+            words = self.words
+            position = self.position
+            sequence = self.sequence
+            offset = Ring.offset_of(self, position)
+            room = self.capacity - offset
+            if room >= HEADER:
+                at = offset >> 3
+                lengths = words[at]
+                timestamp = words[at + 2]
+                tags = words[at + 3]
+                stored = lengths & LOW
+                if words[at + 1] == sequence and is_record(lengths, tags, room) and position + stored <= end:
+                    break
+            if not self.reaches_next(end):
+                return NO_ITEM
+        state = self.state
+        state[0] = native.crc32c_head(self.seed, lengths, sequence, timestamp, tags & LOW)
+        content = lengths >> 32
+        key_length = (tags >> 16) & NO_KEY
+        key = None
+        offset += HEADER
+        if key_length != NO_KEY:
+            key = native.copy_out(self.data, offset, key_length, state)
+            offset += key_length
+            content -= key_length
+        value = native.copy_out(self.data, offset, content, state)
+        stop = judge(native.load_after_reads(self.control, HEAD), position, state[0], tags)
+        if stop != FULL:
+            self.stop = stop
+            return NO_ITEM
+        self.position = position + stored
+        self.sequence = sequence + 1
+        if make is None:
+            return value
+        if timestamp != self.time_before:
+            self.time = timestamp
+            self.time_before = timestamp
+        return make(sequence, self.time, tags & 0xFF, key, value, (tags >> 8) & 0xFF)
 
     def edge_now(self) -> int:
         """Return the position up to which a follower may read now. Raises Corruption where no position can stand."""
@@ -695,53 +776,92 @@ class FrameReader(Ring):
         most = min(len(sequences), len(timestamps), len(types), len(key_offsets) - 1, len(value_offsets) - 1, len(key_bits) * 8)
         if limit > most or most < 0 or (codecs is not None and limit > len(codecs)):
             raise ValueError(f"the columns have no room for {limit} records")
+        sequence_column = native.numbers_at(sequences)
+        timestamp_column = native.numbers_at(timestamps)
+        type_column = native.halves_at(types)
+        key_places = native.halves_at(key_offsets)
+        value_places = native.halves_at(value_offsets)
+        bits = native.bytes_at(key_bits)
         key_data = native.bytes_at(keys)
         value_data = native.bytes_at(values)
+        codec_column = native.no_bytes() if codecs is None else native.bytes_at(codecs)
+        has_codecs = codecs is not None
         key_room = len(keys)
         value_room = len(values)
+        data = self.data
+        words = self.words
+        control = self.control
+        capacity = self.capacity
+        seed = self.seed
+        position = self.position
+        sequence = first = self.sequence
+        offset = Ring.offset_of(self, position)
         key_at = 0
         value_at = 0
         count = 0
-        key_offsets[0] = 0
-        value_offsets[0] = 0
-        self.stop = FULL
+        stop = FULL
+        key_places[0] = 0
+        value_places[0] = 0
         while count < limit:
-            if not self.next_frame(end):
-                return count
-            key_length = self.key_length
-            value_length = self.content - key_length
+            at = offset >> 3
+            is_plain = offset + HEADER <= capacity
+            if is_plain:
+                lengths = words[at]
+                timestamp = words[at + 2]
+                tags = words[at + 3]
+                stored = lengths & LOW
+                is_plain = words[at + 1] == sequence and is_record(lengths, tags, capacity - offset) and position + stored <= end
+            if not is_plain:
+                self.position = position
+                self.sequence = sequence
+                is_plain = self.reaches_next(end)
+                position = self.position
+                offset = self.offset
+                if is_plain:
+                    continue
+                stop = self.stop
+                break
+            key_length = (tags >> 16) & NO_KEY
+            has_key = key_length != NO_KEY
+            if not has_key:
+                key_length = 0
+            value_length = (lengths >> 32) - key_length
             if key_at + key_length > key_room or value_at + value_length > value_room:
-                self.stop = FULL
-                return count
-            native.prefetch_read(self.data, self.offset + AHEAD, self.stored)
-            at = self.offset + HEADER
-            state = self.head_state()
-            if key_length:
-                state = native.copy_over(state, key_data, key_at, self.data, at, key_length)
-            state = native.copy_over(state, value_data, value_at, self.data, at + key_length, value_length)
-            if not self.accept(state):
-                return count
-            sequences[count] = self.sequence_found
-            timestamps[count] = self.timestamp
-            types[count] = self.tags & 0xFF
-            if codecs is not None:
-                codecs[count] = (self.tags >> 8) & 0xFF
-            if self.tags >> 16 != NO_KEY:
-                key_bits[count >> 3] = key_bits[count >> 3] | (1 << (count & 7))
+                self.stored = stored
+                break
+            state = native.copy_frame(
+                seed, lengths, sequence, timestamp, tags, data, offset + HEADER, key_data, key_at, key_length, value_data, value_at
+            )
+            stop = judge(native.load_after_reads(control, HEAD), position, state, tags)
+            if stop != FULL:
+                break
+            timestamp_column[count] = timestamp
+            type_column[count] = tags & 0xFF
+            if has_codecs:
+                codec_column[count] = (tags >> 8) & 0xFF
+            if has_key:
+                bits[count >> 3] = bits[count >> 3] | (1 << (count & 7))
             key_at += key_length
             value_at += value_length
+            position += stored
+            offset += stored
+            sequence += 1
             count += 1
-            key_offsets[count] = key_at
-            value_offsets[count] = value_at
-        self.stop = FULL
+            key_places[count] = key_at
+            value_places[count] = value_at
+        self.position = position
+        self.sequence = sequence
+        self.stop = stop
+        for at in range(count):
+            sequence_column[at] = first + at
         return count
 
 
 class Batch:
     """What was copied out and is not handed out yet: the `items` from `at` on.
 
-    left: how many may be handed out; -1: no end. Who follows a log may *doze* here when all is handed out: that is one step from the last
-    record to the bell, and from the bell to the next one, as long as nothing but records comes.
+    left: how many may be handed out; -1: no end. While nothing but records comes, the batch *runs*: it copies the next ones out by itself
+    when all are handed out. A follower's batch *dozes*, too: that is one step from the last record to the bell, and from there to the next.
     """
 
     def __init__(self, left: int) -> None:
@@ -750,6 +870,7 @@ class Batch:
         self.left = left
         self.reader: FrameReader | None = None
         self.pair: Any = None
+        self.end = NOTHING
         self.bell: Bell | None = None
         self.longest = 0
         self.most = 0
@@ -758,6 +879,19 @@ class Batch:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
+
+    def run(self, reader: Any, end: int, most: int, make: Callable[..., Any] | None) -> None:
+        """Copy the next items out where nothing is left, up to `most` of them: up to `end`, or up to the edge for NOTHING.
+
+        `make` runs no Python, and nothing else has to be done for a record. Everything else is left to `refill`; and all of it where a step
+        can be interrupted, since a record would be lost then, or the reader is of the other twin.
+        """
+        if native.is_one_step() and isinstance(reader, FrameReader):
+            self.bell = None
+            self.end = end
+            self.most = most
+            self.make = make
+            self.reader = reader
 
     def lie_down(self, reader: FrameReader, pair: Any, bell: Bell, ns: int, most: int, make: Callable[..., Any] | None) -> None:
         """Doze from now on where nothing is left: on the bell of these files, for up to `ns`; the rest is as for `sleep_and_fetch`."""
@@ -769,12 +903,19 @@ class Batch:
         self.reader = reader
 
     def rise(self) -> int:
-        """Doze no more, and return for how many ns the last doze lasted, if it was in vain."""
+        """Neither run nor doze any more, and return for how many ns the last doze lasted, if it was in vain."""
         self.reader = None
         self.pair = self.bell = self.make = None
         dozed = self.dozed
         self.dozed = 0
         return dozed
+
+    def is_filled(self, items: list[Any]) -> bool:
+        """Return whether there is something to hand out, now that something may have been copied out into `items`."""
+        if self.items is not items:  # a signal handler, or another thread, asked for a record meanwhile
+            self.items = self.items[self.at :] + items
+            self.at = 0
+        return self.at < len(self.items) and self.left != 0
 
     def doze(self, reader: FrameReader, bell: Bell) -> bool:
         """Sleep until there is something to hand out; False if that took too long or anything else is the matter: then look what it is."""
@@ -784,12 +925,9 @@ class Batch:
             most = self.most if self.left < 0 or self.left > self.most else self.left
             items = self.clear()
             reader.sleep_and_fetch(reader.edge_now(), bell, self.longest - self.dozed, most, self.make, items)
-            if self.items is not items:  # a signal handler, or another thread, asked for a record while this one slept
-                self.items = self.items[self.at :] + items
-                self.at = 0
-            if self.at < len(self.items):
+            if self.is_filled(items):
                 self.dozed = 0
-                return self.left != 0
+                return True
             if reader.stop != END:
                 break
             self.dozed = native.monotonic() - began
@@ -811,13 +949,30 @@ class Batch:
         if self.left == 0:
             return refill()
         if self.at >= len(self.items):
-            if self.reader is None or self.bell is None or not self.doze(self.reader, self.bell):
+            reader = self.reader
+            if reader is None:
+                return refill()
+            if self.bell is None:
+                item = self.next_of(reader)
+                if item is NO_ITEM:
+                    return refill()
+                if self.left > 0:
+                    self.left -= 1
+                return item
+            if not self.doze(reader, self.bell):
                 return refill()
         at = self.at
         self.at = at + 1
         if self.left > 0:
             self.left -= 1
         return self.items[at]
+
+    def next_of(self, reader: FrameReader) -> Any:
+        """Return the next record of the files that the batch runs over; NO_ITEM if `refill` has to look at the log."""
+        if reader.closed or self.most == 0:
+            return NO_ITEM
+        self.most -= 1
+        return reader.step(self.end if self.end != NOTHING else reader.edge_now(), self.make)
 
 
 class Items:
@@ -1947,6 +2102,23 @@ def check_sizes(capacity: int, control: int) -> None:
     least = 8 * (INDEX + INDEX_WORDS * ((capacity + (1 << BLOCK) - 1) >> BLOCK))
     if control < least or control & 7:
         raise ValueError(f"the control block of a ring of {capacity} bytes has {least} bytes at least, and a multiple of 8, not {control}")
+
+
+def is_record(lengths: int, tags: int, room: int) -> bool:
+    """Return whether the words of a header, the first and the last one, can be those of a record in `room` bytes; a pad's are not."""
+    stored = lengths & LOW
+    content = lengths >> 32
+    key_length = (tags >> 16) & NO_KEY
+    if stored < HEADER or stored & 7 or stored > room or HEADER + content > stored:
+        return False
+    return (key_length == NO_KEY or key_length <= content) and ((tags >> 8) & 0xFF) != PAD
+
+
+def judge(head: int, position: int, state: int, tags: int) -> int:
+    """Return why the frame at `position`, which was copied out before `head` was loaded, counts for nothing; FULL if it is sound."""
+    if head > position:
+        return OVERRUN
+    return FULL if (state ^ LOW) == tags >> 32 else DAMAGED
 
 
 def are_plain(key: bytes | None, type: int, timestamp: int | None) -> bool:

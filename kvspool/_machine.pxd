@@ -22,6 +22,10 @@ cdef extern from "_crc32c.h":
         const uint8_t *key, size_t key_length, const uint8_t *value
     ) noexcept nogil
     uint32_t kv_crc32c_copy(uint32_t state, uint8_t *to, const uint8_t *at, size_t length) noexcept nogil
+    uint32_t kv_copy_frame(
+        uint32_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags, const uint8_t *at, uint8_t *key,
+        size_t key_length, uint8_t *value
+    ) noexcept nogil
 
 
 cdef extern from *:
@@ -69,10 +73,6 @@ cdef extern from *:
     static inline void kv_prefetch(const uint8_t *at, uint64_t length) {
         if (length > 4096) length = 4096;
         for (uint64_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 1);
-    }
-    static inline void kv_prefetch_read(const uint8_t *at, uint64_t length) {
-        if (length > 4096) length = 4096;
-        for (uint64_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 0);
     }
     static inline int64_t kv_now(void) {
         struct timespec t;
@@ -177,7 +177,6 @@ cdef extern from *:
     void kv_fence() noexcept nogil
     uint32_t *kv_zero
     void kv_prefetch(const uint8_t *at, uint64_t length) noexcept nogil
-    void kv_prefetch_read(const uint8_t *at, uint64_t length) noexcept nogil
     int64_t kv_now() noexcept nogil
     ctypedef struct sem_t:
         pass
@@ -252,6 +251,13 @@ cdef inline bytes copy_out(const uint8_t *data, Py_ssize_t at, Py_ssize_t length
     return piece
 
 
+cdef inline uint32_t copy_frame(
+    uint32_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags, const uint8_t *data, uint64_t at, uint8_t *keys,
+    uint64_t key_to, uint64_t key_length, uint8_t *values, uint64_t value_to
+) noexcept:
+    return kv_copy_frame(state, lengths, sequence, timestamp, tags, data + at, keys + key_to, key_length, values + value_to)
+
+
 cdef inline uint32_t copy_over(
     uint32_t state, uint8_t *target, Py_ssize_t to, const uint8_t *data, Py_ssize_t at, Py_ssize_t length
 ) noexcept:
@@ -315,10 +321,6 @@ cdef inline void fence() noexcept:
 
 cdef inline void prefetch(const uint8_t *data, uint64_t at, uint64_t length) noexcept:
     kv_prefetch(data + at, length)
-
-
-cdef inline void prefetch_read(const uint8_t *data, uint64_t at, uint64_t length) noexcept:
-    kv_prefetch_read(data + at, length)
 
 
 cdef inline void wait_word(uint64_t *words, Py_ssize_t at, uint64_t expected, int64_t longest) noexcept:

@@ -91,6 +91,29 @@ def copy_out(data: memoryview, at: int, length: int, state: list[int]) -> bytes:
     return piece
 
 
+def copy_frame(
+    state: int,
+    lengths: int,
+    sequence: int,
+    timestamp: int,
+    tags: int,
+    data: memoryview | bytes,
+    at: int,
+    keys: memoryview,
+    key_to: int,
+    key_length: int,
+    values: memoryview,
+    value_to: int,
+) -> int:
+    """Copy a key and the value after it, at `at` of the ring, to private targets; return the CRC32C register after header and copies.
+
+    The first four numbers are the words of the frame's header, as the caller has read them.
+    """
+    state = crc32c_head(state, lengths, sequence, timestamp, tags & 0xFFFFFFFF)
+    state = copy_over(state, keys, key_to, data, at, key_length)
+    return copy_over(state, values, value_to, data, at + key_length, (lengths >> 32) - key_length)
+
+
 def copy_over(state: int, target: memoryview, to: int, data: memoryview | bytes, at: int, length: int) -> int:
     """Copy `length` bytes at `at` of the ring to `to` of a private target, and return the CRC32C register after the copy."""
     piece = bytes(data[at : at + length])
@@ -203,10 +226,6 @@ def fence() -> None:
 
 def prefetch(data: memoryview, at: int, length: int) -> None:
     """Tell the processor that `length` bytes at `at` will soon be overwritten. Nothing here; they may lie behind the end."""
-
-
-def prefetch_read(data: memoryview, at: int, length: int) -> None:
-    """Tell the processor that `length` bytes at `at` will soon be read. Nothing here; they may lie behind the end."""
 
 
 def wait_word(words: memoryview, at: int, expected: int, longest: int) -> None:

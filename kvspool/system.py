@@ -195,6 +195,11 @@ class Port:
             memory.madvise(mmap.MADV_HUGEPAGE)
         return memory
 
+    def release_pages(self, memory: mmap.mmap) -> None:
+        """Let the kernel take the pages of private memory when it needs them. Raises BufferError if anything still shares the memory."""
+        memory.resize(len(memory))  # which changes nothing, and is refused while there is an export
+        memory.madvise(mmap.MADV_FREE)
+
     def fence(self) -> None:
         """Order every earlier store before every later load: a lock's atomic exchange does that.
 

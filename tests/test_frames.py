@@ -35,6 +35,8 @@ GOLDEN = tomllib.loads((Path(__file__).parent / "formats" / "frames-1.toml").rea
 STARTS = [(0, 0), (2**32 - 512, 2**32 - 3), (2**63 - 512, 2**63 - 200)]
 """Positions and sequences where a counter of fewer bits would wrap."""
 
+PAD_TAG = frames.PAD << 8  # what the last word of a header differs by between codec 0 and a pad
+
 RFC_3720 = [
     (bytes(32), 0x8A9136AA),
     (b"\xff" * 32, 0x62A8AB43),
@@ -949,6 +951,89 @@ def test_gather_stops_at_damage_and_at_an_overrun_as_fetch_does(twin: ModuleType
     ring.fill([bytes(32)] * 14)
     assert gather(reader, ring.mark()[0], 8, columns(8)) == 0
     assert reader.stop == frames.OVERRUN
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_every_way_to_read_stops_at_the_same_frame_for_the_same_reason(
+    twin: ModuleType, make_ring: MakeRing, start: tuple[int, int]
+) -> None:
+    noise = random.Random(start[0])
+    reasons = set()
+    for _ in range(150):
+        ring = make_ring(twin, 1024, position=start[0], sequence=start[1])
+        writer = ring.writer()
+        for at in range(noise.randrange(1, 60)):
+            key = None if noise.random() < 0.5 else noise.randbytes(noise.randrange(9))
+            writer.append(key, noise.randbytes(noise.randrange(90)), at & 0xFF, at % 4, 7 + at)
+        place, end = ring.earliest(), ring.mark()[0]
+        if noise.random() < 0.6:
+            at = noise.randrange(0, 1024, 8)
+            change = noise.choice([1, 2, 8, 1 << 32, 1 << 40, 1 << 63, PAD_TAG])
+            words = ring.data.cast("Q")
+            words[at >> 3] ^= change
+        if place[1] and noise.random() < 0.3:
+            place = place[0], place[1] - 1  # the frame there is a later one than expected
+        if noise.random() < 0.2:
+            ring.words[frames.HEAD] = min(end, ring.words[frames.HEAD] + noise.randrange(0, 400, 8))
+        limit = noise.choice([3, 60])
+
+        def by_records(reader: Any, limit: int = limit, end: int = end) -> tuple[int, int]:
+            records = reader.fetch(end, limit, lambda *fields: fields)
+            return len(records), sum(len(key or b"") + len(value) for *_, key, value, _ in records)
+
+        def by_values(reader: Any, limit: int = limit, end: int = end) -> int:
+            return len(reader.fetch(end, limit, None))
+
+        def by_columns(reader: Any, limit: int = limit, end: int = end) -> tuple[int, int]:
+            into = columns(60, 8192, 8192)
+            count = gather(reader, end, limit, into)
+            return count, into["key_offsets"][count] + into["value_offsets"][count]
+
+        def outcome(read: Callable[[Any], Any], place: tuple[int, int] = place, ring: Ring = ring) -> tuple[Any, ...]:
+            reader = ring.reader(*place)
+            got = read(reader)
+            found = reader.sequence_found if reader.stop == frames.JUMPED else None
+            return got, reader.stop, reader.position, reader.sequence, found
+
+        expected = outcome(by_records)
+        assert outcome(by_columns) == expected
+        assert outcome(lambda reader, limit=limit, end=end: reader.check(end, limit)) == expected
+        assert outcome(by_values) == (expected[0][0], *expected[1:])
+        reasons.add(expected[1])
+    assert reasons >= {frames.END, frames.OVERRUN, frames.DAMAGED, frames.FULL}
+    assert frames.JUMPED in reasons or not start[1]
+
+
+def test_a_frame_that_was_overwritten_while_it_was_copied_is_not_handed_out(make_ring: MakeRing) -> None:
+    """Interpreted: only there a test comes between the copy and the look at the head."""
+    for read in ("records", "values", "columns", "check"):
+        ring = make_ring(frames, 1024)
+        ring.fill([bytes([at]) * 32 for at in range(8)])
+
+        class Overrun:
+            """The ring, in which a writer gives up the frame at 128 after its bytes were read."""
+
+            def cast(self, code: str, ring: Ring = ring) -> memoryview:
+                return ring.data.cast(code)  # type: ignore[call-overload, no-any-return]
+
+            def __len__(self, ring: Ring = ring) -> int:
+                return len(ring.data)
+
+            def __getitem__(self, at: slice, ring: Ring = ring) -> memoryview:
+                if at.start == 128 + frames.HEADER:
+                    ring.words[frames.HEAD] = 192
+                return ring.data[at]
+
+        reader = frames.FrameReader(Overrun(), ring.control, SEED, 0, 0)  # type: ignore[arg-type]
+        end = ring.mark()[0]
+        if read == "columns":
+            into = columns(8)
+            count = gather(reader, end, 8, into)
+        elif read == "check":
+            count, _ = reader.check(end, 8)
+        else:
+            count = len(reader.fetch(end, 8, Record if read == "records" else None))
+        assert (count, reader.stop, reader.position, reader.sequence) == (2, frames.OVERRUN, 128, 2), read
 
 
 def test_put_columns_writes_the_frames_that_put_many_writes(twin: ModuleType, make_ring: MakeRing) -> None:
