@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Single,
         crc32c,
         measure,
+        measure_columns,
     )
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "Single",
     "crc32c",
     "measure",
+    "measure_columns",
 ]
 TWIN = choose(globals(), [name for name in __all__ if name != "TWIN"])

@@ -19,7 +19,15 @@ cdef extern from "Python.h":
 cdef extern from "_crc32c.h":
     uint32_t kv_crc32c(uint32_t state, const uint8_t *at, size_t length) noexcept nogil
     uint32_t kv_crc32c_head(uint32_t state, uint64_t first, uint64_t second, uint64_t third, uint32_t fourth) noexcept nogil
-    uint32_t kv_crc32c_copy(uint32_t state, uint8_t *to, const uint8_t *at, size_t length, int is_from_private) noexcept nogil
+    void kv_put_frame(
+        uint32_t state, uint8_t *to, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags,
+        const uint8_t *key, size_t key_length, const uint8_t *value
+    ) noexcept nogil
+    uint32_t kv_crc32c_copy(uint32_t state, uint8_t *to, const uint8_t *at, size_t length) noexcept nogil
+    uint32_t kv_copy_frame(
+        uint32_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags, const uint8_t *at, uint8_t *key,
+        size_t key_length, uint8_t *value
+    ) noexcept nogil
 
 
 cdef extern from *:
@@ -45,6 +53,14 @@ cdef extern from *:
     /* Numbers of a buffer that came over the wire: it may begin at any address. */
     typedef int32_t kv_half __attribute__((aligned(1)));
     typedef int64_t kv_number __attribute__((aligned(1)));
+
+    /* Items of a list, without a reference of one's own. */
+    static inline int kv_is_bytes(PyObject *items, Py_ssize_t at) { return PyBytes_CheckExact(PyList_GET_ITEM(items, at)); }
+    static inline int kv_is_none(PyObject *items, Py_ssize_t at) { return PyList_GET_ITEM(items, at) == Py_None; }
+    static inline Py_ssize_t kv_length(PyObject *items, Py_ssize_t at) { return PyBytes_GET_SIZE(PyList_GET_ITEM(items, at)); }
+    static inline const uint8_t *kv_bytes(PyObject *items, Py_ssize_t at) {
+        return (const uint8_t *)PyBytes_AS_STRING(PyList_GET_ITEM(items, at));
+    }
 
     static inline uint64_t kv_load_acquire(const uint64_t *at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
     static inline uint64_t kv_load_after_reads(const uint64_t *at) {
@@ -75,10 +91,6 @@ cdef extern from *:
     static inline void kv_prefetch(const uint8_t *at, uint64_t length) {
         if (length > 4096) length = 4096;
         for (uint64_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 1);
-    }
-    static inline void kv_prefetch_read(const uint8_t *at, uint64_t length) {
-        if (length > 4096) length = 4096;
-        for (uint64_t i = 0; i < length; i += 64) __builtin_prefetch(at + i, 0);
     }
     static inline int64_t kv_now(void) {
         struct timespec t;
@@ -163,6 +175,10 @@ cdef extern from *:
     """
     ctypedef int32_t half "kv_half"
     ctypedef int64_t number "kv_number"
+    bint kv_is_bytes(list items, Py_ssize_t at) noexcept
+    bint kv_is_none(list items, Py_ssize_t at) noexcept
+    Py_ssize_t kv_length(list items, Py_ssize_t at) noexcept
+    const uint8_t *kv_bytes(list items, Py_ssize_t at) noexcept
     uint64_t kv_load_acquire(const uint64_t *at) noexcept nogil
     uint64_t kv_load_after_reads(const uint64_t *at) noexcept nogil
     void kv_store_release(uint64_t *at, uint64_t value) noexcept nogil
@@ -177,7 +193,6 @@ cdef extern from *:
     void kv_fence() noexcept nogil
     uint32_t *kv_zero
     void kv_prefetch(const uint8_t *at, uint64_t length) noexcept nogil
-    void kv_prefetch_read(const uint8_t *at, uint64_t length) noexcept nogil
     int64_t kv_now() noexcept nogil
     ctypedef struct sem_t:
         pass
@@ -249,20 +264,34 @@ cdef inline uint32_t *one_state() noexcept:
 
 cdef inline bytes copy_out(const uint8_t *data, Py_ssize_t at, Py_ssize_t length, uint32_t *state):
     cdef bytes piece = PyBytes_FromStringAndSize(NULL, length)
-    state[0] = kv_crc32c_copy(state[0], <uint8_t *>PyBytes_AS_STRING(piece), data + at, length, False)
+    state[0] = kv_crc32c_copy(state[0], <uint8_t *>PyBytes_AS_STRING(piece), data + at, length)
     return piece
+
+
+cdef inline uint32_t copy_frame(
+    uint32_t state, uint64_t lengths, uint64_t sequence, uint64_t timestamp, uint64_t tags, const uint8_t *data, uint64_t at, uint8_t *keys,
+    uint64_t key_to, uint64_t key_length, uint8_t *values, uint64_t value_to
+) noexcept:
+    return kv_copy_frame(state, lengths, sequence, timestamp, tags, data + at, keys + key_to, key_length, values + value_to)
 
 
 cdef inline uint32_t copy_over(
     uint32_t state, uint8_t *target, Py_ssize_t to, const uint8_t *data, Py_ssize_t at, Py_ssize_t length
 ) noexcept:
-    return kv_crc32c_copy(state, target + to, data + at, length, False)
+    return kv_crc32c_copy(state, target + to, data + at, length)
 
 
 cdef inline uint32_t copy_in(
     uint32_t state, uint8_t *data, Py_ssize_t at, const uint8_t *source, Py_ssize_t start, Py_ssize_t length
 ) noexcept nogil:
-    return kv_crc32c_copy(state, data + at, source + start, length, True)
+    return kv_crc32c_copy(state, data + at, source + start, length)
+
+
+cdef inline void put_frame(
+    uint32_t state, uint8_t *data, uint64_t *words, uint64_t offset, uint64_t lengths, uint64_t sequence, uint64_t timestamp,
+    uint64_t tags, const uint8_t *key, Py_ssize_t key_at, Py_ssize_t key_length, const uint8_t *value, Py_ssize_t value_at
+) noexcept:
+    kv_put_frame(state, data + offset, lengths, sequence, timestamp, tags, key + key_at, key_length, value + value_at)
 
 
 cdef inline bint is_zero(const uint8_t *data, Py_ssize_t at, Py_ssize_t length) noexcept:
@@ -328,10 +357,6 @@ cdef inline void prefetch(const uint8_t *data, uint64_t at, uint64_t length) noe
     kv_prefetch(data + at, length)
 
 
-cdef inline void prefetch_read(const uint8_t *data, uint64_t at, uint64_t length) noexcept:
-    kv_prefetch_read(data + at, length)
-
-
 cdef inline void wait_word(uint64_t *words, Py_ssize_t at, uint64_t expected, int64_t longest) noexcept:
     with nogil:
         kv_wait_word(words + at, expected, longest)
@@ -351,6 +376,22 @@ cdef inline bint is_bytes(object value) noexcept:
 
 cdef inline Py_ssize_t length(object value) noexcept:
     return PyBytes_GET_SIZE(value)
+
+
+cdef inline bint is_bytes_in(list items, Py_ssize_t at) noexcept:
+    return kv_is_bytes(items, at)
+
+
+cdef inline bint is_none_in(list items, Py_ssize_t at) noexcept:
+    return kv_is_none(items, at)
+
+
+cdef inline Py_ssize_t length_in(list items, Py_ssize_t at) noexcept:
+    return kv_length(items, at)
+
+
+cdef inline const uint8_t *bytes_in(list items, Py_ssize_t at) noexcept:
+    return kv_bytes(items, at)
 
 
 cdef inline int64_t locked_from(int fd, int64_t at, int64_t length) noexcept:

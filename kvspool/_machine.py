@@ -91,6 +91,29 @@ def copy_out(data: memoryview, at: int, length: int, state: list[int]) -> bytes:
     return piece
 
 
+def copy_frame(
+    state: int,
+    lengths: int,
+    sequence: int,
+    timestamp: int,
+    tags: int,
+    data: memoryview | bytes,
+    at: int,
+    keys: memoryview,
+    key_to: int,
+    key_length: int,
+    values: memoryview,
+    value_to: int,
+) -> int:
+    """Copy a key and the value after it, at `at` of the ring, to private targets; return the CRC32C register after header and copies.
+
+    The first four numbers are the words of the frame's header, as the caller has read them.
+    """
+    state = crc32c_head(state, lengths, sequence, timestamp, tags & 0xFFFFFFFF)
+    state = copy_over(state, keys, key_to, data, at, key_length)
+    return copy_over(state, values, value_to, data, at + key_length, (lengths >> 32) - key_length)
+
+
 def copy_over(state: int, target: memoryview, to: int, data: memoryview | bytes, at: int, length: int) -> int:
     """Copy `length` bytes at `at` of the ring to `to` of a private target, and return the CRC32C register after the copy."""
     piece = bytes(data[at : at + length])
@@ -102,6 +125,37 @@ def copy_in(state: int, data: memoryview | bytearray, at: int, source: memoryvie
     """Copy `length` bytes at `start` of a private source to `at` of the ring, and return the CRC32C register after them."""
     data[at : at + length] = source[start : start + length]
     return crc32c(state, source, start, length)
+
+
+def put_frame(
+    state: int,
+    data: memoryview | bytearray,
+    words: memoryview,
+    offset: int,
+    lengths: int,
+    sequence: int,
+    timestamp: int,
+    tags: int,
+    key: memoryview | bytes,
+    key_at: int,
+    key_length: int,
+    value: memoryview | bytes,
+    value_at: int,
+) -> None:
+    """Store a frame at `offset` of the ring: zeros in its last word, key and value out of private memory, then the header.
+
+    `lengths` is the first word of the header, `tags` the lower half of the last one; `state` is the CRC32C register before the frame.
+    """
+    words[(offset + (lengths & 0xFFFFFFFF) - 8) >> 3] = 0
+    state = crc32c_head(state, lengths, sequence, timestamp, tags)
+    if key_length:
+        state = copy_in(state, data, offset + 32, key, key_at, key_length)
+    state = copy_in(state, data, offset + 32 + key_length, value, value_at, (lengths >> 32) - key_length)
+    at = offset >> 3
+    words[at] = lengths
+    words[at + 1] = sequence
+    words[at + 2] = timestamp
+    words[at + 3] = tags | ((state ^ 0xFFFFFFFF) << 32)
 
 
 def is_zero(data: memoryview, at: int, length: int) -> bool:
@@ -182,10 +236,6 @@ def prefetch(data: memoryview, at: int, length: int) -> None:
     """Tell the processor that `length` bytes at `at` will soon be overwritten. Nothing here; they may lie behind the end."""
 
 
-def prefetch_read(data: memoryview, at: int, length: int) -> None:
-    """Tell the processor that `length` bytes at `at` will soon be read. Nothing here; they may lie behind the end."""
-
-
 def wait_word(words: memoryview, at: int, expected: int, longest: int) -> None:
     """Sleep until word `at` is no longer `expected` and its waker says so, or for `longest` ns; it may end early.
 
@@ -212,6 +262,26 @@ def is_bytes(value: object) -> bool:
 def length(value: bytes) -> int:
     """Return how many bytes a `bytes` object has; nothing else may be asked."""
     return len(value)
+
+
+def is_bytes_in(items: list[Any], at: int) -> bool:
+    """Return whether an item of a list is a `bytes` object, and not one of a subclass."""
+    return items[at].__class__ is bytes
+
+
+def is_none_in(items: list[Any], at: int) -> bool:
+    """Return whether an item of a list is None."""
+    return items[at] is None
+
+
+def length_in(items: list[Any], at: int) -> int:
+    """Return how many bytes an item of a list has; it must be a `bytes` object."""
+    return len(items[at])
+
+
+def bytes_in(items: list[Any], at: int) -> Any:
+    """Return the pointer to the bytes of an item of a list, which must be a `bytes` object; it is good while the list has the item."""
+    return items[at]
 
 
 def now() -> int:

@@ -195,7 +195,17 @@ class Spool(Single, Handle):
         ring is published at once; more than that becomes visible, and safe, in pieces. An error that comes after some pieces is
         AppendedInPart, or has its attribute `appended`: the sequences that are stored; see `kvspool.errors`.
         """
-        return self.append_prepared(self.prepare(values, keys, type, timestamp), timeout, durable)
+        listed: Any = values if values.__class__ is list else list(values)
+        listed_keys: Any = keys if keys is None or keys.__class__ is list else list(keys)
+        writer = self._writer
+        if writer is not None and writer.is_one_step and not durable and not self.is_durable:
+            _check(None, type, timestamp)
+            appended = writer.append_many(listed_keys, listed, type, -1 if timestamp is None else timestamp)
+            if appended is not None:
+                if writer.bell:
+                    self.ring(writer)
+                return appended
+        return self.append_prepared(self.prepare(listed, listed_keys, type, timestamp), timeout, durable)
 
     def prepare(
         self, values: Iterable[Any], keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
