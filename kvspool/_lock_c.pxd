@@ -36,7 +36,7 @@ cdef class AppendLock:
     cdef bint is_alive(self, uint64_t word) noexcept
     @cython.locals(seen=uint64_t, owner=object)
     cpdef object rest(self, int64_t ns)
-    @cython.locals(before=uint64_t)
     cpdef int free(self) except -1
+    cdef bint free_word(self) noexcept
     cdef int leave(self) except -1
     cpdef object close(self)
