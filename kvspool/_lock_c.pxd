@@ -26,6 +26,7 @@ cdef class AppendLock:
     @cython.locals(own=uint64_t)
     cdef bint take_word(self) noexcept
     cdef bint pass_gate(self) except -1
+    cpdef bint is_gate_open(self) except -1
     @cython.locals(slot=uint64_t, _try=uint64_t)
     cdef bint find_slot(self) except -1
     @cython.locals(_look=int)

@@ -103,6 +103,10 @@ class AppendLock:
         self.is_inside = True
         return True
 
+    def is_gate_open(self) -> bool:
+        """Return whether this handle could pass the gate; only an interpreted one can't, while compiled handles may write."""
+        return native.is_one_step() or not native.has_sharers(self.fd, GATE)
+
     def find_slot(self) -> bool:
         """Lock the byte of a free slot, which stays locked until the descriptor is closed; False if every slot is taken."""
         slot = (self.own >> 32) % SLOTS

@@ -392,6 +392,10 @@ cdef inline bint try_gate(int fd, int64_t at) except -1:
     return True
 
 
+cdef inline bint has_sharers(int fd, int64_t at) except -1:
+    return False  # no compiled handle waits for one
+
+
 cdef inline int unlock(int fd, int64_t at) except -1:
     while kv_unlock(fd, at) != 0:
         if errno != EINTR:
