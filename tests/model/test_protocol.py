@@ -1,4 +1,4 @@
-"""The models of the reader protocol, of the wake-ups and of the append lock, searched exhaustively by Spin; and their mutants, which must be found wrong.
+"""The models of readers, wake-ups and the append lock, searched exhaustively by Spin; and their mutants, which must be found wrong.
 
 A model that no mutant breaks proves nothing, so the mutants are half of the proof: each leaves out one rule of `docs/format.md`.
 """

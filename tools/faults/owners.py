@@ -22,7 +22,6 @@ import random
 import shutil
 import signal
 import struct
-import sys
 import tempfile
 import time
 import traceback
@@ -242,7 +241,8 @@ class Campaign:
             report = log.verify()
             assert report.is_sound, report
         for life, (meant, acknowledged) in self.dead.items():
-            assert len(acknowledged) <= seen[life] <= meant, f"of writer {life}, {seen[life]} of {len(acknowledged)} to {meant} records are there"
+            right = f"{len(acknowledged)} to {meant}"
+            assert len(acknowledged) <= seen[life] <= meant, f"{seen[life]} records of writer {life} are there, not {right}"
             self.counts["acknowledged"] += len(acknowledged)
             self.counts["unacknowledged"] += seen[life] - len(acknowledged)
         self.next = end + 1
