@@ -355,6 +355,37 @@ def test_owners_in_two_pid_namespaces_with_equal_pids_are_told_apart(log: Spool)
         os.close(ends[1][0])
 
 
+def test_sixteen_writers_and_sixty_four_readers_all_come_to_their_end(log: Spool) -> None:
+    each = 5  # all fit into the ring
+    writers = [start(lambda: [kvspool.open(log.path, timeout=60).append(b"x") for _ in range(each)]) for _ in range(16)]
+    readers = [
+        start(lambda: [record.sequence for record in kvspool.open(log.path).follow(0, limit=16 * each, timeout=60)]) for _ in range(64)
+    ]
+    given = sorted(sequence for writer in writers for sequence in writer())
+    assert given == list(range(16 * each))
+    assert all(reader() == given for reader in readers)
+
+
+def test_a_handle_that_is_closed_in_another_thread_while_one_waits_ends_both(log: Spool, owner: Any) -> None:
+    waiting = threading.Event()
+    ends: list[type[BaseException]] = []
+
+    def wait() -> None:
+        waiting.set()
+        with pytest.raises((errors.LockTimeout, Closed)) as caught:
+            other.append(b"never", timeout=0.5)
+        ends.append(caught.type)
+
+    other = kvspool.open(log.path)
+    other._live()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    waiting.wait()
+    other.close()
+    thread.join()
+    assert len(ends) == 1
+
+
 def test_a_log_that_was_copied_while_it_was_being_written_is_appended_to(log: Spool, owner: Any, tmp_path: Path) -> None:
     import shutil
 
