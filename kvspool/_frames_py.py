@@ -1115,12 +1115,13 @@ class FrameWriter(Ring):
         self.check_open()
         if self.lock.is_taken:
             raise Reentered("a signal handler or destructor may not append to a handle in the middle of an append to it")
-        if not self.lock.take():
-            return None
         try:
+            if not self.lock.take(work):
+                return None
             return work(self)
         finally:
-            self.lock.free()
+            if self.lock.taken_by is work:  # interpreted, an exception out of a signal handler may come as soon as it is taken
+                self.lock.free()
             if self.bell != 0:
                 self.ring()
 

@@ -26,6 +26,7 @@ cdef class AppendLock:
     @cython.locals(own=uint64_t)
     cdef bint take_word(self) noexcept
     cdef bint pass_gate(self) except -1
+    cpdef bint is_gate_open(self) except -1
     @cython.locals(slot=uint64_t, _try=uint64_t)
     cdef bint find_slot(self) except -1
     @cython.locals(_look=int)
@@ -36,7 +37,7 @@ cdef class AppendLock:
     cdef bint is_alive(self, uint64_t word) noexcept
     @cython.locals(seen=uint64_t, owner=object)
     cpdef object rest(self, int64_t ns)
-    @cython.locals(before=uint64_t)
     cpdef int free(self) except -1
+    cdef bint free_word(self) noexcept
     cdef int leave(self) except -1
     cpdef object close(self)

@@ -74,16 +74,14 @@ class AppendLock:
             raise Closed("this handle of the log was closed; open it again")
         if self.is_taken:
             return False
-        self.is_taken = True  # first: a signal handler that appends in the middle of this is refused
-        self.taken_by = token
         is_ours = False
         try:
+            self.is_taken = True  # first: a signal handler that appends in the middle of this is refused
+            self.taken_by = token
             is_ours = (self.is_inside or self.pass_gate()) and self.take_word()
         finally:
             if not is_ours:
-                self.taken_by = None
-                self.is_taken = False
-                self.leave()
+                self.free()
         return is_ours
 
     def take_word(self) -> bool:
@@ -104,6 +102,10 @@ class AppendLock:
             return False
         self.is_inside = True
         return True
+
+    def is_gate_open(self) -> bool:
+        """Return whether this handle could pass the gate; only an interpreted one can't, while compiled handles may write."""
+        return native.is_one_step() or not native.has_sharers(self.fd, GATE)
 
     def find_slot(self) -> bool:
         """Lock the byte of a free slot, which stays locked until the descriptor is closed; False if every slot is taken."""
@@ -137,9 +139,11 @@ class AppendLock:
         """Sleep until the owner frees the word, `ns` at most; it may end early. Other threads run meanwhile."""
         if self.fd < 0:
             return
-        seen = native.load(self.words, self.at)
-        if seen == 0 or not self.is_inside:  # an interpreted writer holds the gate, which wakes nobody
+        if not self.is_inside:  # an interpreted writer holds the gate, which wakes nobody
             native.sleep(min(ns, LONGEST_DOZE))
+            return
+        seen = native.load(self.words, self.at)
+        if seen == 0:
             return
         if seen & WAITERS == 0:
             if not native.swap(self.words, self.at, seen, seen | WAITERS):
@@ -151,20 +155,24 @@ class AppendLock:
         del owner
 
     def free(self) -> None:
-        """Free the lock that `take` took, and wake one waiter."""
+        """Free the lock that `take` took, and wake one waiter. Frees nothing that another handle owns, whatever came in between.
+
+        If a signal handler raises in the middle of this, call it again.
+        """
         if self.is_taken:
-            try:
-                before = native.exchange(self.words, self.at, 0)
-            finally:
-                self.taken_by = None
-                self.is_taken = False
-                self.leave()
-            if before & WAITERS:
+            if self.free_word():
                 native.wake_word(self.words, self.at)
+            self.leave()
+            self.taken_by = None
+            self.is_taken = False
+
+    def free_word(self) -> bool:
+        """Free the word if it names this handle with its present generation; return whether others may sleep on it."""
+        return not native.swap(self.words, self.at, self.own, 0) and native.swap(self.words, self.at, self.own | WAITERS, 0)
 
     def leave(self) -> None:
         """Let others through the gate; a compiled handle only has a share of it, which it keeps."""
-        if self.is_inside and not native.is_one_step():
+        if not native.is_one_step() and self.fd >= 0:
             self.is_inside = False
             native.unlock(self.fd, GATE)
 

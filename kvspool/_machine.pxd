@@ -159,14 +159,16 @@ cdef extern from *:
     }
     static inline void kv_wake_word(uint64_t *at) { syscall(SYS_futex, (uint32_t *)at, FUTEX_WAKE, 1, NULL, NULL, 0); }
     static inline void kv_wake_all(uint64_t *at) { syscall(SYS_futex, (uint32_t *)at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
-    /* Where the first lock of another open file description begins in these bytes; -1: there is none, or it can't be known. */
+    /* Where the first lock of another open file description begins in these bytes; -1: there is none. If the kernel doesn't say, all
+       bytes count as locked: a caller that took an owner for dead, or a view for closed, would destroy data. */
     static inline int64_t kv_locked_from(int fd, int64_t at, int64_t length) {
         struct flock request = {0};
         request.l_type = F_WRLCK;
         request.l_whence = SEEK_SET;
         request.l_start = at;
         request.l_len = length;
-        if (fcntl(fd, F_OFD_GETLK, &request) != 0 || request.l_type == F_UNLCK) return -1;
+        if (fcntl(fd, F_OFD_GETLK, &request) != 0) return at;
+        if (request.l_type == F_UNLCK) return -1;
         return request.l_start > at ? request.l_start : at;
     }
     static inline int kv_lock(int fd, int64_t at) { return kv_set_lock(fd, at, F_WRLCK); }
@@ -442,6 +444,10 @@ cdef inline bint try_gate(int fd, int64_t at) except -1:
         if errno != EINTR:
             raise OSError(errno, "could not lock")
     return True
+
+
+cdef inline bint has_sharers(int fd, int64_t at) except -1:
+    return False  # no compiled handle waits for one
 
 
 cdef inline int unlock(int fd, int64_t at) except -1:

@@ -331,6 +331,11 @@ def try_gate(fd: int, at: int) -> bool:
     return system.port.try_lock(fd, at)
 
 
+def has_sharers(fd: int, at: int) -> bool:
+    """Return whether another open file description has a share of the lock on byte `at`."""
+    return system.port.is_shared(fd, at)
+
+
 def unlock(fd: int, at: int) -> None:
     """Release the lock on byte `at`."""
     system.port.unlock(fd, at)

@@ -232,6 +232,11 @@ class Port:
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
+    def is_shared(self, fd: int, at: int) -> bool:
+        """Return whether another open file description has a share of byte `at`."""
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
+        return bool(_FLOCK.unpack(answer)[0] == fcntl.F_RDLCK)
+
     def try_share(self, fd: int, at: int, length: int) -> bool:
         """Lock some bytes for this open file description, shared with others that do; False if one holds them exclusively."""
         try:

@@ -213,7 +213,7 @@ class _Resizing:
         with (
             locks.held(file, format.SYNC_LOCK, timeout, lambda: "another process flushes"),
             locks.held(file, format.KEYS_LOCK, timeout, lambda: "another process adds keys"),
-            locks.appending(self.old.append_lock_by(file.number), timeout, lambda: "another process appends"),
+            locks.appending(self.old.append_lock_by(file.number), timeout, lambda: "another process appends", file),
         ):
             yield
 

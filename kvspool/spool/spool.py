@@ -807,7 +807,13 @@ class Spool(Single, Handle):
         """Say who took the append lock last: a hint, since it may have changed hands meanwhile."""
         reader = pair.reader(0, 0)
         words = [reader.word(frames.HOLDER + 2 + at) for at in range(4)]
-        return f"{self.path} is locked by {holders.describe(words)}"
+        who = holders.describe(words)
+        if not pair.append_lock.is_gate_open():
+            return (
+                f"handles of the compiled kvspool have {self.path} open; the last writer was {who}. This process runs the interpreted one, "
+                f"which appends only while they are closed: build its extension (python setup.py build_ext --inplace), or install a wheel"
+            )
+        return f"{self.path} is locked by {who}"
 
     def refuse_larger(self, content: int) -> None:
         """Raise TooLarge for a record with so many bytes of key and value that it can't be one of this log."""
