@@ -44,10 +44,10 @@ SPINS = 40  # looks at a word that another process owns, before sleeping
 class AppendLock:
     """The lock of one handle on one word. Threads that share it exclude each other before they call `take`."""
 
-    def __init__(self, control: memoryview, at: int, fd: int, generation: int) -> None:
+    def __init__(self, control: memoryview, at: int, fd: int, generation: int, gate: int = GATE) -> None:
         """Look at word `at` of writable memory; `fd`, an open file description of its own, is for the bytes of the file.
 
-        generation: a random number, so that no two handles use the same one for the same slot. Raises ValueError for memory that can't
+        generation: a random number, so that no two handles use the same one for the same slot. gate: the byte in place of GATE. Raises ValueError for memory that can't
         have the word, or may only be read.
         """
         if at < 0 or len(control) < 8 * at + 8 or not native.is_writable(control):
@@ -56,6 +56,7 @@ class AppendLock:
         self.words: Any = native.words_at(control)
         self.at = at
         self.fd = fd
+        self.gate = gate
         self.own = (generation << 16) & WORD & ~(SLOT | WAITERS)  # the word while this handle has the lock
         self.is_inside = False  # past the gate
         self.is_taken = False
@@ -97,10 +98,10 @@ class AppendLock:
 
     def pass_gate(self) -> bool:
         """Take a share of the gate, or all of it in the interpreted twin; and a slot, if there is none yet. False if that can't be."""
-        if not native.try_gate(self.fd, GATE):
+        if not native.try_gate(self.fd, self.gate):
             return False
         if self.own & SLOT == 0 and not self.find_slot():
-            native.unlock(self.fd, GATE)
+            native.unlock(self.fd, self.gate)
             return False
         self.is_inside = True
         return True
@@ -166,7 +167,7 @@ class AppendLock:
         """Let others through the gate; a compiled handle only has a share of it, which it keeps."""
         if self.is_inside and not native.is_one_step():
             self.is_inside = False
-            native.unlock(self.fd, GATE)
+            native.unlock(self.fd, self.gate)
 
     def close(self) -> None:
         """Forget the memory and the descriptor, which the caller closes: that frees the slot."""

@@ -139,6 +139,16 @@ def swap(words: memoryview, at: int, expected: int, value: int) -> bool:
     return True
 
 
+def signed(word: int) -> int:
+    """Return the number in two's complement that a word is."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+def unsigned(number: int) -> int:
+    """Return the word that a signed number is in two's complement."""
+    return number & 0xFFFFFFFFFFFFFFFF
+
+
 def add_one(words: memoryview, at: int) -> None:
     """Add one to word `at`. At once when compiled; here two who do it at the same moment may count as one."""
     words[at] = (words[at] + 1) & 0xFFFFFFFFFFFFFFFF
@@ -259,6 +269,26 @@ def try_gate(fd: int, at: int) -> bool:
 def unlock(fd: int, at: int) -> None:
     """Release the lock on byte `at`."""
     system.port.unlock(fd, at)
+
+
+def write_at(fd: int, data: bytearray, length: int, at: int) -> bool:
+    """Write the first `length` bytes of `data` at byte `at` of a file, and return whether all of them were; other threads run meanwhile."""
+    try:
+        system.port.write(fd, memoryview(data)[:length], at)
+    except OSError:
+        return False
+    return True
+
+
+def size_at(path: bytes, device: int, number: int) -> int:
+    """Return the size of the file that a path leads to; -1 if that is none, or not the file with this number on this device."""
+    there = system.port.look_up(path)
+    return there.st_size if there is not None and (there.st_dev, there.st_ino) == (device, number) else -1
+
+
+def has_name(fd: int) -> bool:
+    """Return whether a name stands for an open file."""
+    return system.port.status(fd).st_nlink > 0
 
 
 def semaphore_of(semaphore: Any) -> Any:

@@ -18,12 +18,14 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from kvspool import disk, ledger, system
+from kvspool import _tail_py as tails
+from kvspool import disk, ledger, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, say_what_is_stored
 from kvspool.handles import Handle
@@ -120,7 +122,9 @@ class Appender(Handle):
         self._refuse_reentry()
         self._is_busy = True
         try:
-            return work(self._enter(timeout))
+            result = work(self._enter(timeout))
+            self._tell()
+            return result
         finally:
             try:
                 self._leave()
@@ -138,6 +142,7 @@ class Appender(Handle):
         self._is_busy = True
         try:
             yield self._enter(timeout)
+            self._tell()
         finally:
             try:
                 self._leave()
@@ -145,8 +150,24 @@ class Appender(Handle):
                 self._leave()
                 raise
 
+    def append_one(self, value: bytes, key: bytes | None, type: int, codec: int, timeout: float) -> int:
+        """Append one record with the present time in one step, if it can be done so; return its sequence, or `_tail_py.SLOW`: then nothing
+        was done, and `append` has to. Raises LockTimeout."""
+        tail = self.control.tail
+        if tail is None or self._is_busy:
+            return tails.SLOW
+        found: int = tail.append(value, key, type, codec)
+        if found != tails.BUSY:
+            return found
+
+        def attempt() -> int | None:
+            found: int = tail.append(value, key, type, codec)
+            return None if found == tails.BUSY else found
+
+        return locks.wait_for(attempt, timeout, self.control.who, partial(locks.rest, tail.lock))
+
     def _refuse_reentry(self) -> None:
-        if self._is_busy:
+        if self._is_busy or (self.control.tail is not None and self.control.tail.is_busy):
             raise Reentered("a signal handler may not append to a handle in the middle of an append to it; let it use one of its own")
 
     def _enter(self, timeout: float) -> Page:
@@ -159,6 +180,21 @@ class Appender(Handle):
         if self._accounts is not None and self.control.pending:
             self._accounts.settle(self.control, page.next_sequence)
         return page
+
+    def _tell(self) -> None:
+        """Under the append lock, when all went well: let the next append be one step."""
+        segment, tail, room = self._segment, self.control.tail, self.room
+        if segment is None or tail is None or not self.control.tell(segment.base):
+            return
+        limit = self.format.full_at if room is None else min(self.format.full_at, room.most(segment.base))
+        status = system.port.status(segment.fd)
+        path = os.fsencode(segment.path)
+        tail.attach(self.format.number, self.format.item_bytes, segment.fd, path, status.st_dev, status.st_ino, segment.base, limit)
+
+    def _detach(self) -> None:
+        """Let no append in one step write to the segment, which is about to be closed."""
+        if self.control.tail is not None:
+            self.control.tail.detach()
 
     def _leave(self) -> None:
         """Release the append lock, if it is held; to do so twice does no harm."""
@@ -252,6 +288,7 @@ class Appender(Handle):
 
     def _open(self, base: int) -> Segment | None:
         """Have the segment that begins at `base` as the one that is written to; None if there is no such file."""
+        self._detach()
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.close()
@@ -423,6 +460,7 @@ class Appender(Handle):
         return page
 
     def close(self) -> None:
+        self._detach()
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.close()

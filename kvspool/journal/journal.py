@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kvspool import forks, producers, system
+from kvspool._tail_py import SLOW
 from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
@@ -158,9 +159,26 @@ class Journal(Handle):
         Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, Poisoned, Corruption, Closed, Reentered, or
         the system's OSError (no space, no permission): nothing was written then. If only the flush fails: NotDurable.
         """
+        if timestamp is None:
+            sequence = self._append_one(value, key, type, self.timeout if timeout is None else timeout)
+            if sequence >= 0:
+                if durable or self.durability != "memory":
+                    self._settle_durability(range(sequence, sequence + 1), self.timeout if timeout is None else timeout, durable)
+                return sequence
         return self.append_many(
             [value], keys=None if key is None else [key], type=type, timestamp=timestamp, timeout=timeout, durable=durable
         )[0]
+
+    def _append_one(self, value: Any, key: bytes | None, type: int, timeout: float) -> int:
+        """Append one record in one step, if this handle has appended before; see `Appender.append_one`."""
+        if self._appender is None:
+            return SLOW
+        codec: int = Codec.RAW
+        if value.__class__ is not bytes:
+            value, codec = encode(value, self._codec)
+        with self._thread_lock:
+            appender = self._appender
+            return SLOW if appender is None else appender.append_one(value, key, type, codec, timeout)
 
     def append_many(
         self,
