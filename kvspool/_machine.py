@@ -280,10 +280,15 @@ def write_at(fd: int, data: bytearray, length: int, at: int) -> bool:
     return True
 
 
-def size_at(path: bytes, device: int, number: int) -> int:
-    """Return the size of the file that a path leads to; -1 if that is none, or not the file with this number on this device."""
+def size_of(fd: int) -> int:
+    """Return the size of an open file; -1 if the system doesn't say. Compiled: no file whose offset anybody uses."""
+    return system.port.status(fd).st_size
+
+
+def lies_at(path: bytes, device: int, number: int) -> bool:
+    """Return whether a path leads to the file with this number on this device, no link."""
     there = system.port.look_up(path)
-    return there.st_size if there is not None and (there.st_dev, there.st_ino) == (device, number) else -1
+    return there is not None and (there.st_dev, there.st_ino) == (device, number)
 
 
 def has_name(fd: int) -> bool:

@@ -11,8 +11,8 @@ cimport kvspool._sej_c as sej
 from kvspool._lock_c cimport AppendLock
 
 cdef Py_ssize_t LOCK, COUNT, HOLDER, HOLDER_WORDS, COPIES, COPY_WORDS, BASE, END, NEXT, LATEST, CHECK, WORDS
-cdef uint64_t ELSEWHERE, STEP, HIGH, MOST
-cdef int64_t SLOW, BUSY
+cdef uint64_t ELSEWHERE, WRITING, STEP, HIGH, MOST
+cdef int64_t SLOW, BUSY, FRESH
 cdef int KVJ, SEJ, FFLG, FIXED
 cdef Py_ssize_t LARGEST, SMALL, LONGEST_KEY, LONGEST_KVJ_KEY
 
@@ -38,6 +38,7 @@ cdef class Tail:
     cdef uint64_t device
     cdef uint64_t number
     cdef uint64_t base
+    cdef int64_t looked_at
     cdef readonly uint64_t limit
 
     cpdef object attach(
@@ -48,6 +49,7 @@ cdef class Tail:
     cpdef object found(self)
     cpdef object tell_elsewhere(self)
     cpdef object tell(self, uint64_t base, uint64_t end, uint64_t sequence, int64_t latest)
+    cpdef bint is_told(self) except -1
     @cython.locals(at=Py_ssize_t)
     cpdef int sign(self) except -1
     @cython.locals(words="uint64_t *")
@@ -61,6 +63,8 @@ cdef class Tail:
         count=uint64_t, at=Py_ssize_t, end=uint64_t, sequence=uint64_t, latest=int64_t, now=int64_t, data="uint8_t *"
     )
     cdef object append_locked(self, bytes value, bytes key, int type, int codec, uint64_t size)
+    @cython.locals(now=int64_t)
+    cdef bint is_in_place(self, int64_t end) noexcept
     cdef Py_ssize_t copy(self, uint64_t count) noexcept
     cdef bint is_sound(self, Py_ssize_t at) noexcept
     cdef uint64_t check(self, Py_ssize_t at) noexcept

@@ -7,9 +7,9 @@ of the machine and the number of the file: what was restored, or comes from else
 Under the append lock (`_lock_py`), an append goes the short way only if
 
 - the tail is told here, and not in the lock file's page (`ELSEWHERE`): whoever does anything but the short append says so there first;
-- the segment is the one that this handle has open, its path still leads to it, and it ends where the words say: a writer that was killed
-  in the midst of an append, an append of another program, and a write that failed leave another size;
-- the lock file has a name still;
+- nobody was killed in the midst of an append (`WRITING`), and no write failed;
+- the segment is the one that this handle has open: it ends where the words say, its path leads to it, and the lock file has a name. These
+  looks cost more than the write, so they count for `FRESH` ns;
 - the record has room in the segment, so that no new one begins.
 
 Otherwise it returns `SLOW`, and nothing counts as done: the long way (`journal.appender`) finds out what is true. That is also the answer if
@@ -32,7 +32,7 @@ from kvspool.handles import refuse_copy
 
 # Words of the memory.
 LOCK = 0  # the append lock
-COUNT = 1  # bit 0: ELSEWHERE; bit 1: which copy counts; two more with every change of them
+COUNT = 1  # bit 0: ELSEWHERE; bit 1: WRITING; bit 2: which copy counts; STEP more with every change of them
 HOLDER = 2  # who appended last: four words, see `holders`
 HOLDER_WORDS = 4
 COPIES = 8  # two of them
@@ -40,13 +40,14 @@ COPY_WORDS = 8
 BASE, END, NEXT, LATEST, CHECK = 0, 1, 2, 3, 4  # words of a copy; LATEST is a timestamp, and so signed
 WORDS = 24
 
-ELSEWHERE = 1
-STEP = 2
+ELSEWHERE, WRITING = 1, 2
+STEP = 4
 HIGH = 0xFFFFFFFF00000000  # set in CHECK, so that no word of zeros is one
 
 SLOW, BUSY = -1, -2  # what `append` returns in place of a sequence
 KVJ, SEJ, FFLG, FIXED = 1, 2, 3, 4  # formats
 LARGEST = 1 << 20  # bytes of a value; a larger one takes the long way
+FRESH = 8_000  # ns; the long way needs more between its look and its write
 MOST = 0xFFFFFFFFFFFFFF00  # sequences from here on take the long way
 SMALL = 64  # more bytes than any frame has around its key and value
 LONGEST_KEY = 127  # bytes, which every format with keys has room for, and more than that takes the long way in sej
@@ -82,6 +83,7 @@ class Tail:
         self.device = 0
         self.number = 0
         self.base = 0
+        self.looked_at = 0  # when it was in place, by the clock that never goes back
         self.limit = 0  # bytes that the segment doesn't come to by the short way; 0: there is none
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -91,7 +93,7 @@ class Tail:
 
     def attach(self, format: int, item_bytes: int, fd: int, path: bytes, device: int, number: int, base: int, limit: int) -> None:
         """Append to this segment: an open file of a format, with its path and what tells it from other files."""
-        self.limit = 0
+        self.limit = self.looked_at = 0
         self.format = format
         self.item_bytes = item_bytes
         self.fd = fd
@@ -128,6 +130,10 @@ class Tail:
         if not self.is_closed:
             self.publish(base, end, sequence, latest)
 
+    def is_told(self) -> bool:
+        """Return whether the words count, and no append is under way."""
+        return not self.is_closed and native.load(self.words, COUNT) & (ELSEWHERE | WRITING) == 0
+
     def sign(self) -> None:
         """Note that we have the append lock, for who waits for it."""
         if not self.is_closed:
@@ -146,7 +152,9 @@ class Tail:
     def append(self, value: bytes, key: bytes | None, type: Any, codec: int) -> int:
         """Append one record with the present time, if it can be done in one step, and return its sequence; otherwise SLOW, or BUSY if
         another handle has the append lock. Nothing was done then that counts."""
-        if self.is_busy or self.limit == 0 or native.process_id() != self.process:
+        if self.is_busy:  # compiled, by another thread; otherwise a signal handler is in the midst of it
+            return BUSY if native.is_one_step() else SLOW
+        if self.limit == 0 or native.process_id() != self.process:
             return SLOW
         size = self.most(value, key, type)
         if size < 0:
@@ -186,14 +194,14 @@ class Tail:
     def append_locked(self, value: bytes, key: bytes | None, type: int, codec: int, size: int) -> int:
         count = native.load(self.words, COUNT)
         at = self.copy(count)
-        if count & ELSEWHERE or not self.is_sound(at) or native.load(self.words, at + BASE) != self.base:
+        if count & (ELSEWHERE | WRITING) or not self.is_sound(at) or native.load(self.words, at + BASE) != self.base:
             return SLOW
         end = native.load(self.words, at + END)
         sequence = native.load(self.words, at + NEXT)
         latest = native.signed(native.load(self.words, at + LATEST))
         if end >= self.limit or size >= self.limit - end or sequence >= MOST:
             return SLOW
-        if native.size_at(self.path, self.device, self.number) != end or not native.has_name(self.lock_fd):
+        if not self.is_in_place(end):
             return SLOW
         if size > len(self.room):
             self.room = bytearray(2 * size)
@@ -211,6 +219,7 @@ class Tail:
         else:
             size = fixed.put(data, 0, self.item_bytes, value)
         self.sign()
+        native.store(self.words, COUNT, count | WRITING)
         if not native.write_at(self.fd, self.room, size, end):
             return SLOW
         if self.is_closed:  # by a destructor in another thread: the record is there, and the next writer finds it
@@ -218,11 +227,21 @@ class Tail:
         self.publish(self.base, end + size, sequence + 1, latest)
         return sequence
 
+    def is_in_place(self, end: int) -> bool:
+        """Return whether the segment ends there and lies at its path, and the lock file has a name, now or `FRESH` ns ago at most."""
+        now = native.monotonic()
+        if native.is_one_step() and now - self.looked_at < FRESH:
+            return True
+        if native.size_of(self.fd) != end or not native.lies_at(self.path, self.device, self.number) or not native.has_name(self.lock_fd):
+            return False
+        self.looked_at = now
+        return True
+
     # The words.
 
     def copy(self, count: int) -> int:
         """Return the word that the copy begins at which counts."""
-        return COPIES + COPY_WORDS * ((count >> 1) & 1)
+        return COPIES + COPY_WORDS * ((count >> 2) & 1)
 
     def is_sound(self, at: int) -> bool:
         """Return whether the copy at a word is one that we, or another writer of this journal, have stored in this run of the machine."""
@@ -241,7 +260,7 @@ class Tail:
         native.store(words, at + NEXT, sequence)
         native.store(words, at + LATEST, native.unsigned(latest))
         native.store(words, at + CHECK, self.check(at))
-        native.store(words, COUNT, (count + STEP) & ~ELSEWHERE & 0xFFFFFFFFFFFFFFFF)
+        native.store(words, COUNT, (count + STEP) & ~(ELSEWHERE | WRITING) & 0xFFFFFFFFFFFFFFFF)
 
     def close(self) -> None:
         """Forget the memory. Nothing goes the short way any more."""

@@ -26,6 +26,7 @@ import msgspec
 
 from kvspool import _tail_py as tails
 from kvspool import disk, ledger, locks, system
+from kvspool._frames import TWIN
 from kvspool.descriptor import Descriptor
 from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, say_what_is_stored
 from kvspool.handles import Handle
@@ -39,6 +40,7 @@ from kvspool.record import NO_TIME
 if TYPE_CHECKING:
     from kvspool.journal.dropping import Room
 
+IS_ONE_STEP = TWIN == "compiled"  # an append to the tail: threads need no lock around it, and no signal handler comes into it
 CHUNK = 1 << 20  # bytes read at once
 SHOWN = 1 << 16  # bytes of what was cut that a report holds
 OnRoll = Callable[[int], None]
@@ -156,9 +158,6 @@ class Appender(Handle):
         tail = self.control.tail
         if tail is None or self._is_busy:
             return tails.SLOW
-        found: int = tail.append(value, key, type, codec)
-        if found != tails.BUSY:
-            return found
 
         def attempt() -> int | None:
             found: int = tail.append(value, key, type, codec)
@@ -192,9 +191,12 @@ class Appender(Handle):
         tail.attach(self.format.number, self.format.item_bytes, segment.fd, path, status.st_dev, status.st_ino, segment.base, limit)
 
     def _detach(self) -> None:
-        """Let no append in one step write to the segment, which is about to be closed."""
-        if self.control.tail is not None:
-            self.control.tail.detach()
+        """Let no append in one step write to the segment, which is about to be closed; wait for the one of another thread."""
+        tail = self.control.tail
+        if tail is not None:
+            tail.detach()
+            while tail.is_busy and IS_ONE_STEP and self.process == system.port.process_id():
+                system.port.sleep(locks.FIRST_PAUSE)
 
     def _leave(self) -> None:
         """Release the append lock, if it is held; to do so twice does no harm."""

@@ -260,7 +260,7 @@ class Control(Handle):
         if page.end == NOT_BEGUN or page.sync_error or self.pending:
             return False
         end = (page.base, page.end, page.next_sequence, page.last_timestamp)
-        if tail.found() != end:
+        if tail.found() != end or not tail.is_told():
             tail.tell(*end)
         return True
 
@@ -331,7 +331,7 @@ def _tail_at(path: Path, boot_id: bytes) -> tuple[int, int, int, int] | None:
             count = int.from_bytes(data[8 * tails.COUNT : 8 * tails.COUNT + 8], "little")
             if count & tails.ELSEWHERE:
                 return None
-            at = 8 * (tails.COPIES + tails.COPY_WORDS * ((count >> 1) & 1))
+            at = 8 * (tails.COPIES + tails.COPY_WORDS * ((count >> 2) & 1))
             copy = data[at : at + 8 * tails.CHECK]
             check = int.from_bytes(data[at + 8 * tails.CHECK : at + 8 * tails.CHECK + 8], "little")
             if check == tails.HIGH | crc32c(seed, copy):
