@@ -32,6 +32,7 @@ cdef extern from *:
     #include <stdint.h>
     #include <sys/stat.h>
     #include <sys/syscall.h>
+    #include <sys/sysmacros.h>
     #include <time.h>
     #include <unistd.h>
     #ifndef F_OFD_SETLK
@@ -158,14 +159,15 @@ cdef extern from *:
     static inline int kv_write_at(int fd, const uint8_t *data, size_t length, int64_t at) {
         return pwrite(fd, data, length, at) == (ssize_t)length;
     }
-    static inline int64_t kv_size_of(int fd) { return lseek(fd, 0, SEEK_END); }
-    static inline int kv_lies_at(const char *path, uint64_t device, uint64_t number) {
-        struct stat there;
-        return lstat(path, &there) == 0 && there.st_dev == device && there.st_ino == number;
+    static inline int64_t kv_size_at(const char *path, uint64_t device, uint64_t number) {
+        struct statx there;
+        if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_INO | STATX_SIZE, &there) != 0) return -1;
+        if (makedev(there.stx_dev_major, there.stx_dev_minor) != device || there.stx_ino != number) return -1;
+        return there.stx_size;
     }
     static inline int kv_has_name(int fd) {
-        struct stat found;
-        return fstat(fd, &found) == 0 && found.st_nlink > 0;
+        struct statx found;
+        return statx(fd, "", AT_EMPTY_PATH, STATX_NLINK, &found) == 0 && found.stx_nlink > 0;
     }
     static inline int kv_lock(int fd, int64_t at) { return kv_set_lock(fd, at, F_WRLCK); }
     static inline int kv_share(int fd, int64_t at) { return kv_set_lock(fd, at, F_RDLCK); }
@@ -197,8 +199,7 @@ cdef extern from *:
     int sem_post(sem_t *semaphore) noexcept nogil
     int sem_close(sem_t *semaphore) noexcept nogil
     int kv_write_at(int fd, const uint8_t *data, size_t length, int64_t at) noexcept nogil
-    int64_t kv_size_of(int fd) noexcept nogil
-    int kv_lies_at(const char *path, uint64_t device, uint64_t number) noexcept nogil
+    int64_t kv_size_at(const char *path, uint64_t device, uint64_t number) noexcept nogil
     int kv_has_name(int fd) noexcept nogil
     int kv_lock(int fd, int64_t at) noexcept nogil
     int kv_share(int fd, int64_t at) noexcept nogil
@@ -429,12 +430,8 @@ cdef inline bint write_at(int fd, const uint8_t *data, Py_ssize_t length, int64_
     return is_whole
 
 
-cdef inline int64_t size_of(int fd) noexcept:
-    return kv_size_of(fd)
-
-
-cdef inline bint lies_at(bytes path, uint64_t device, uint64_t number) noexcept:
-    return kv_lies_at(PyBytes_AS_STRING(path), device, number)
+cdef inline int64_t size_at(bytes path, uint64_t device, uint64_t number) noexcept:
+    return kv_size_at(PyBytes_AS_STRING(path), device, number)
 
 
 cdef inline bint has_name(int fd) noexcept:

@@ -280,15 +280,13 @@ def write_at(fd: int, data: bytearray, length: int, at: int) -> bool:
     return True
 
 
-def size_of(fd: int) -> int:
-    """Return the size of an open file; -1 if the system doesn't say. Compiled: no file whose offset anybody uses."""
-    return system.port.status(fd).st_size
+def size_at(path: bytes, device: int, number: int) -> int:
+    """Return the size of the file that a path leads to; -1 if it is none, or not the file with this number on this device.
 
-
-def lies_at(path: bytes, device: int, number: int) -> bool:
-    """Return whether a path leads to the file with this number on this device, no link."""
+    Compiled, its times are not asked for: after a look at them the kernel writes new ones with the next append, which costs as much again.
+    """
     there = system.port.look_up(path)
-    return there is not None and (there.st_dev, there.st_ino) == (device, number)
+    return there.st_size if there is not None and (there.st_dev, there.st_ino) == (device, number) else -1
 
 
 def has_name(fd: int) -> bool:

@@ -12,7 +12,7 @@ from kvspool._lock_c cimport AppendLock
 
 cdef Py_ssize_t LOCK, COUNT, HOLDER, HOLDER_WORDS, COPIES, COPY_WORDS, BASE, END, NEXT, LATEST, CHECK, WORDS
 cdef uint64_t ELSEWHERE, WRITING, STEP, HIGH, MOST
-cdef int64_t SLOW, BUSY, FRESH
+cdef int64_t SLOW, BUSY, FRESH, GAP
 cdef int KVJ, SEJ, FFLG, FIXED
 cdef Py_ssize_t LARGEST, SMALL, LONGEST_KEY, LONGEST_KVJ_KEY
 
@@ -38,6 +38,7 @@ cdef class Tail:
     cdef uint64_t device
     cdef uint64_t number
     cdef uint64_t base
+    cdef int64_t left_at
     cdef int64_t looked_at
     cdef readonly uint64_t limit
 

@@ -9,7 +9,7 @@ Under the append lock (`_lock_py`), an append goes the short way only if
 - the tail is told here, and not in the lock file's page (`ELSEWHERE`): whoever does anything but the short append says so there first;
 - nobody was killed in the midst of an append (`WRITING`), and no write failed;
 - the segment is the one that this handle has open: it ends where the words say, its path leads to it, and the lock file has a name. These
-  looks cost more than the write, so they count for `FRESH` ns;
+  looks cost more than the write. So they count for `FRESH` ns in a row of appends without a `GAP`;
 - the record has room in the segment, so that no new one begins.
 
 Otherwise it returns `SLOW`, and nothing counts as done: the long way (`journal.appender`) finds out what is true. That is also the answer if
@@ -47,7 +47,8 @@ HIGH = 0xFFFFFFFF00000000  # set in CHECK, so that no word of zeros is one
 SLOW, BUSY = -1, -2  # what `append` returns in place of a sequence
 KVJ, SEJ, FFLG, FIXED = 1, 2, 3, 4  # formats
 LARGEST = 1 << 20  # bytes of a value; a larger one takes the long way
-FRESH = 8_000  # ns; the long way needs more between its look and its write
+FRESH = 50_000  # ns; about what the long way needs between its look and its write
+GAP = 2_000  # ns between two appends, in which nothing can be renamed or removed by who calls them
 MOST = 0xFFFFFFFFFFFFFF00  # sequences from here on take the long way
 SMALL = 64  # more bytes than any frame has around its key and value
 LONGEST_KEY = 127  # bytes, which every format with keys has room for, and more than that takes the long way in sej
@@ -83,6 +84,7 @@ class Tail:
         self.device = 0
         self.number = 0
         self.base = 0
+        self.left_at = 0  # when the last append ended
         self.looked_at = 0  # when it was in place, by the clock that never goes back
         self.limit = 0  # bytes that the segment doesn't come to by the short way; 0: there is none
 
@@ -93,7 +95,7 @@ class Tail:
 
     def attach(self, format: int, item_bytes: int, fd: int, path: bytes, device: int, number: int, base: int, limit: int) -> None:
         """Append to this segment: an open file of a format, with its path and what tells it from other files."""
-        self.limit = self.looked_at = 0
+        self.limit = self.looked_at = self.left_at = 0
         self.format = format
         self.item_bytes = item_bytes
         self.fd = fd
@@ -175,7 +177,7 @@ class Tail:
 
     def most(self, value: bytes, key: bytes | None, type: Any) -> int:
         """Return bytes that the frame of a record has at most; -1 for one that takes the long way, which may refuse it."""
-        if type.__class__ is not int or not 0 <= type <= 255:
+        if not isinstance(type, int) or not 0 <= type <= 255:
             return -1
         if not native.is_bytes(value) or not (key is None or native.is_bytes(key)):
             return -1
@@ -225,14 +227,15 @@ class Tail:
         if self.is_closed:  # by a destructor in another thread: the record is there, and the next writer finds it
             return sequence
         self.publish(self.base, end + size, sequence + 1, latest)
+        self.left_at = native.monotonic()
         return sequence
 
     def is_in_place(self, end: int) -> bool:
-        """Return whether the segment ends there and lies at its path, and the lock file has a name, now or `FRESH` ns ago at most."""
+        """Return whether the segment ends there and lies at its path, and the lock file has a name; see `FRESH`."""
         now = native.monotonic()
-        if native.is_one_step() and now - self.looked_at < FRESH:
+        if now - self.left_at < GAP and now - self.looked_at < FRESH and native.is_one_step():
             return True
-        if native.size_of(self.fd) != end or not native.lies_at(self.path, self.device, self.number) or not native.has_name(self.lock_fd):
+        if native.size_at(self.path, self.device, self.number) != end or not native.has_name(self.lock_fd):
             return False
         self.looked_at = now
         return True

@@ -23,6 +23,7 @@ for it, and at each append whether it still has one.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from contextlib import suppress
@@ -36,7 +37,7 @@ from kvspool._frames import crc32c
 from kvspool._lock import AppendLock
 from kvspool._tail import Tail
 from kvspool.descriptor import Descriptor
-from kvspool.errors import LockTimeout, LogVanished
+from kvspool.errors import LockTimeout, LogVanished, NotAFile
 from kvspool.handles import Handle
 from kvspool.layout import Layout
 from kvspool.record import NO_TIME
@@ -45,6 +46,7 @@ MAGIC = b"kvJRNL01"
 APPEND, SYNC, ADMIN = 1 << 20, (1 << 20) + 1, (1 << 20) + 2  # the bytes that are locked: far behind the content, so that it may grow
 USED_AT, USED = 1 << 40, 1 << 40  # of these bytes each writer locks one, shared: that of the tail's file
 TAIL_BYTES = 4096  # of the tail's file
+UNFIT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENODEV, errno.EOPNOTSUPP)  # of who can have no tail
 TRIES = 5
 NOT_BEGUN = (1 << 64) - 1  # `end`, while a new segment is being made
 
@@ -185,8 +187,12 @@ class Control(Handle):
             return locks.wait_for(lambda: self._try_tail(path), timeout, lambda: f"writers use a file that {path} no longer is; close them")
         except LockTimeout:
             raise
-        except (OSError, ValueError):  # a full disk, another user's file, no file at all
+        except NotAFile:
             return None
+        except OSError as error:
+            if error.errno in UNFIT:
+                return None
+            raise
 
     def _try_tail(self, path: Path) -> Tail | None:
         with Descriptor(path, os.O_RDWR | os.O_CREAT, 0o600 if self._mode is None else self._mode) as fd:
