@@ -166,7 +166,8 @@ class Appender(Handle):
         return locks.wait_for(attempt, timeout, self.control.who, partial(locks.rest, tail.lock))
 
     def _refuse_reentry(self) -> None:
-        if self._is_busy or (self.control.tail is not None and self.control.tail.is_busy):
+        tail = self.control.tail
+        if self._is_busy or (tail is not None and tail.is_busy and not IS_ONE_STEP):  # compiled, another thread's: wait for it
             raise Reentered("a signal handler may not append to a handle in the middle of an append to it; let it use one of its own")
 
     def _enter(self, timeout: float) -> Page:

@@ -140,6 +140,7 @@ class Control(Handle):
             self._take(timeout, byte)
             while byte == APPEND and (self._must_enter or system.port.status(self.fd).st_nlink == 0):  # removed: others lock another one
                 self.renewals += 1
+                self.unlock(byte)
                 self._renew()
                 self.enter(timeout)
                 self._take(timeout, byte)
