@@ -47,8 +47,8 @@ class AppendLock:
     def __init__(self, control: memoryview, at: int, fd: int, generation: int, gate: int = GATE) -> None:
         """Look at word `at` of writable memory; `fd`, an open file description of its own, is for the bytes of the file.
 
-        generation: a random number, so that no two handles use the same one for the same slot. gate: the byte in place of GATE. Raises ValueError for memory that can't
-        have the word, or may only be read.
+        generation: a random number, so that no two handles use the same one for the same slot. gate: the byte in place of GATE. Raises
+        ValueError for memory that can't have the word, or may only be read.
         """
         if at < 0 or len(control) < 8 * at + 8 or not native.is_writable(control):
             raise ValueError(f"the append lock is word {at} of memory that may be written to")

@@ -11,6 +11,7 @@ word is never torn.
 
 from __future__ import annotations
 
+import os
 import struct
 from array import array
 from contextlib import suppress
@@ -285,7 +286,7 @@ def size_at(path: bytes, device: int, number: int) -> int:
 
     Compiled, its times are not asked for: after a look at them the kernel writes new ones with the next append, which costs as much again.
     """
-    there = system.port.look_up(path)
+    there = system.port.look_up(os.fsdecode(path))
     return there.st_size if there is not None and (there.st_dev, there.st_ino) == (device, number) else -1
 
 

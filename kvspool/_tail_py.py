@@ -12,8 +12,8 @@ Under the append lock (`_lock_py`), an append goes the short way only if
   looks cost more than the write. So they count for `FRESH` ns in a row of appends without a `GAP`;
 - the record has room in the segment, so that no new one begins.
 
-Otherwise it returns `SLOW`, and nothing counts as done: the long way (`journal.appender`) finds out what is true. That is also the answer if
-the write fails, or is cut short: the long way cuts off what is torn, and tries again, with all its errors.
+Otherwise it returns `SLOW`, and nothing counts as done: the long way (`journal.appender`) finds out what is true. That is also the
+answer if the write fails, or is cut short: the long way cuts off what is torn, and tries again, with all its errors.
 
 This source is also compiled, like `_frames_py`.
 """
@@ -61,7 +61,7 @@ class Tail:
     def __init__(self, memory: memoryview, lock: Any, lock_fd: int, seed: int, holder: memoryview) -> None:
         """Look at writable memory of `WORDS` words, of which `lock`, an AppendLock, has the first.
 
-        lock_fd: the journal's lock file. seed: of the checksums, from what tells this memory from any other. holder: the words that name us.
+        lock_fd: the journal's lock file. seed: of the checksums; it tells this memory from any other. holder: the words that name us.
         """
         if len(memory) < 8 * WORDS or not native.is_writable(memory) or len(holder) != 8 * HOLDER_WORDS:
             raise ValueError(f"the tail of a journal is {8 * WORDS} bytes that may be written to, and its holder {8 * HOLDER_WORDS}")

@@ -182,7 +182,11 @@ class Appender(Handle):
         return page
 
     def _tell(self) -> None:
-        """Under the append lock, when all went well: let the next append be one step."""
+        """Under the append lock, when all went well: let the next append be one step. Never raises an OSError: what was done counts."""
+        with suppress(OSError):
+            self._attach()
+
+    def _attach(self) -> None:
         segment, tail, room = self._segment, self.control.tail, self.room
         if segment is None or tail is None or not self.control.tell(segment.base):
             return

@@ -11,8 +11,8 @@ the segments say what is true.
 
 **Tail.** Where the journal ends stands in a file of our own beside it, too, which all writers map: see `_tail_py`. An append in one step
 changes that one alone. Its first word is the append lock, whose locked bytes lie in the lock file. The byte that older versions lock for
-each append is the lock's gate, so they and we exclude each other. `read` returns what both files say together; `write` says in the tail that
-the page counts, until `tell` takes that back. Where no such file can be mapped, each append locks the byte, and writes the page.
+each append is the lock's gate, so they and we exclude each other. `read` returns what both files say together; `write` says in the tail
+that the page counts, until `tell` takes that back. Where no such file can be mapped, each append locks the byte, and writes the page.
 
 A writer locks, shared, one more byte, whose place is made of the number of the tail's file. So nobody uses another file in its place, when
 it was removed, or replaced, before the last one who has it mapped closes it.
@@ -304,7 +304,8 @@ def parse(data: bytes) -> Page:
 
 
 def look(path: Path) -> Page:
-    """Return what a lock file that one may only read says, with the tail; NOTHING if there is none, or it is not of this run of the machine."""
+    """Return what a lock file that one may only read says, with the tail; NOTHING if there is none, or it is of an earlier run of the
+    machine."""
     page, boot_id = last_word(path), system.port.boot_id()
     return _with_tail(page, _tail_at(path, boot_id)) if page.boot == boot_id else NOTHING
 

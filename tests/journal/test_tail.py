@@ -503,8 +503,8 @@ def test_the_tail_belongs_to_its_owner_alone(log: Journal) -> None:
 
 @pytest.mark.parametrize("name", ["btrfs", "nfs4", "unknown"])
 def test_where_memory_is_not_shared_safely_each_append_goes_the_long_way(tmp_path: Path, name: str) -> None:
-    with mock.patch.object(filesystems, "of", lambda path: name), create(tmp_path / "log", "kvj", allow_unsafe_fs=True) as log, the_long_way() as long:
-        with kvspool.open(log.path) as other:
+    with mock.patch.object(filesystems, "of", lambda path: name), create(tmp_path / "log", "kvj", allow_unsafe_fs=True) as log:
+        with kvspool.open(log.path) as other, the_long_way() as long:
             for number in range(0, 10, 2):
                 assert log.append(value(number)) == number
                 assert other.append(value(number + 1)) == number + 1
