@@ -30,7 +30,7 @@ cdef class Tail:
     cdef int process
     cdef bytearray room
     cdef readonly bint is_busy
-    cdef readonly bint is_closed
+    cdef readonly bint is_open
     cdef int format
     cdef Py_ssize_t item_bytes
     cdef int fd

@@ -76,7 +76,6 @@ class Tail:
         self.process = native.process_id()
         self.room = bytearray(512)
         self.is_busy = False
-        self.is_closed = False
         self.format = 0
         self.item_bytes = 0
         self.fd = -1  # of the last segment
@@ -87,6 +86,7 @@ class Tail:
         self.left_at = 0  # when the last append ended
         self.looked_at = 0  # when it was in place, by the clock that never goes back
         self.limit = 0  # bytes that the segment doesn't come to by the short way; 0: there is none
+        self.is_open = True
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
@@ -112,7 +112,7 @@ class Tail:
 
     def found(self) -> tuple[int, int, int, int] | None:
         """Return the base of the last segment, its end, the next sequence and the latest timestamp; None if they are told elsewhere."""
-        if self.is_closed:
+        if not self.is_open:
             return None
         count = native.load(self.words, COUNT)
         at = self.copy(count)
@@ -124,27 +124,27 @@ class Tail:
 
     def tell_elsewhere(self) -> None:
         """Say that the page of the lock file counts from now on."""
-        if not self.is_closed:
+        if self.is_open:
             native.store(self.words, COUNT, native.load(self.words, COUNT) | ELSEWHERE)
 
     def tell(self, base: int, end: int, sequence: int, latest: int) -> None:
         """Say where the journal ends."""
-        if not self.is_closed:
+        if self.is_open:
             self.publish(base, end, sequence, latest)
 
     def is_told(self) -> bool:
         """Return whether the words count, and no append is under way."""
-        return not self.is_closed and native.load(self.words, COUNT) & (ELSEWHERE | WRITING) == 0
+        return self.is_open and native.load(self.words, COUNT) & (ELSEWHERE | WRITING) == 0
 
     def sign(self) -> None:
         """Note that we have the append lock, for who waits for it."""
-        if not self.is_closed:
+        if self.is_open:
             for at in range(HOLDER_WORDS):
                 native.store(self.words, HOLDER + at, native.load(self.holder, at))
 
     def signed_by(self) -> tuple[int, int, int, int]:
         """Return the words of who had the append lock last; zeros if that isn't known."""
-        if self.is_closed:
+        if not self.is_open:
             return 0, 0, 0, 0
         words = self.words
         return native.load(words, HOLDER), native.load(words, HOLDER + 1), native.load(words, HOLDER + 2), native.load(words, HOLDER + 3)
@@ -156,7 +156,7 @@ class Tail:
         another handle has the append lock. Nothing was done then that counts."""
         if self.is_busy:  # compiled, by another thread; otherwise a signal handler is in the midst of it
             return BUSY if native.is_one_step() else SLOW
-        if self.limit == 0 or native.process_id() != self.process:
+        if self.limit == 0 or not self.is_open or native.process_id() != self.process:
             return SLOW
         size = self.most(value, key, type)
         if size < 0:
@@ -224,7 +224,7 @@ class Tail:
         native.store(self.words, COUNT, count | WRITING)
         if not native.write_at(self.fd, self.room, size, end):
             return SLOW
-        if self.is_closed:  # by a destructor in another thread: the record is there, and the next writer finds it
+        if not self.is_open:  # by a destructor in another thread: the record is there, and the next writer finds it
             return sequence
         self.publish(self.base, end + size, sequence + 1, latest)
         self.left_at = native.monotonic()
@@ -267,9 +267,10 @@ class Tail:
 
     def close(self) -> None:
         """Forget the memory. Nothing goes the short way any more."""
-        self.is_closed = True
-        self.detach()
-        self.lock.close()
+        if self.is_open:
+            self.is_open = False
+            self.detach()
+            self.lock.close()
         self.words = native.no_words()
         self.data = native.no_bytes()
         self.owner = None
