@@ -162,13 +162,11 @@ class Journal(Handle):
         TimeUnknown, or the system's OSError (no space, no permission): nothing was written then. If only the flush fails: NotDurable.
         """
         if timestamp is None and self._appender is not None:
-            codec = RAW
-            if value.__class__ is not bytes:
-                value, codec = encode(value, self._codec)
+            data, codec = (value, RAW) if value.__class__ is bytes else encode(value, self._codec)
             tail = self._tail
-            sequence = BUSY if tail is None else tail.append(value, key, type, codec)
+            sequence = BUSY if tail is None else tail.append(data, key, type, codec)
             if sequence == BUSY:
-                sequence = self._append_one(value, key, type, codec, self.timeout if timeout is None else timeout)
+                sequence = self._append_one(data, key, type, codec, self.timeout if timeout is None else timeout)
             if sequence >= 0:
                 if durable or self.durability != "memory":
                     self._settle_durability(range(sequence, sequence + 1), self.timeout if timeout is None else timeout, durable)

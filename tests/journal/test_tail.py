@@ -129,6 +129,16 @@ def test_a_record_that_has_no_room_or_no_place_goes_the_long_way(tmp_path: Path)
     assert values(log)[:100] == [value(number) for number in range(100)]
 
 
+def test_a_value_keeps_its_codec_whichever_way_it_goes(tmp_path: Path) -> None:
+    with create(tmp_path / "log", "kvj", segment_bytes=200) as log, create(tmp_path / "other", "kvj") as other, the_long_way() as long:
+        told: list[Any] = [one for number in range(20) for one in (f"text {number}", {"number": number}, b"bytes %d" % number)]
+        for one in told:
+            log.append(one)
+        assert 5 < long.call_count < 60
+        other.append_many(told)
+        assert [(record.codec, record.value) for record in log.read()] == [(record.codec, record.value) for record in other.read()]
+
+
 def test_a_journal_with_a_total_size_keeps_to_it(tmp_path: Path) -> None:
     with create(tmp_path / "log", "fflg", segment_bytes=10_000, total_bytes=30_000) as log:
         for number in range(2000):
@@ -248,9 +258,8 @@ def test_a_stopped_owner_of_the_lock_is_waited_for_and_named_and_a_killed_one_re
     read_end, write_end = os.pipe()
 
     def hold() -> None:
-        with reopened(log) as other, other.appending(5):
-            os.write(write_end, b"!")
-            signal.pause()
+        with reopened(log) as other:
+            other.under_lock(5, lambda *_: (os.write(write_end, b"!"), signal.pause()))
 
     wait = start(hold)
     os.read(read_end, 1)
@@ -563,9 +572,12 @@ def test_a_failed_append_under_the_lock_leaves_the_next_one_right(log: Journal) 
     class Stop(Exception):
         pass
 
-    with pytest.raises(Stop), log.appending(1):
+    def stop(*_: object) -> None:
         raise Stop
-    with pytest.raises(KvspoolError), log.appending(1):
-        log.append(value(1))
+
+    with pytest.raises(Stop):
+        log.under_lock(1, stop)
+    with pytest.raises(KvspoolError):
+        log.under_lock(1, lambda *_: log.append(value(1)))
     assert log.append(value(1)) == 1
     assert values(log) == [value(0), value(1)]
