@@ -41,3 +41,4 @@ cdef class AppendLock:
     cpdef int free(self) except -1
     cdef int leave(self) except -1
     cpdef object close(self)
+    cdef int let_go(self) except -1

@@ -82,9 +82,9 @@ class AppendLock:
             is_ours = (self.is_inside or self.pass_gate()) and self.take_word()
         finally:
             if not is_ours:
-                self.taken_by = None
-                self.is_taken = False
-                self.leave()
+                if self.is_inside and native.load(self.words, self.at) & ~WAITERS == self.own:
+                    native.exchange(self.words, self.at, 0)  # a handler's exception came when we had it
+                self.let_go()
         return is_ours
 
     def take_word(self) -> bool:
@@ -152,20 +152,24 @@ class AppendLock:
         del owner
 
     def free(self) -> None:
-        """Free the lock that `take` took, and wake one waiter."""
+        """Free the lock that `take` took, and wake one waiter. After an exception out of a signal handler: call it once more."""
         if self.is_taken:
-            try:
+            before = 0
+            if self.is_inside:  # not so if an exception out of a signal handler came into an earlier call, past the gate
                 before = native.exchange(self.words, self.at, 0)
-            finally:
-                self.taken_by = None
-                self.is_taken = False
-                self.leave()
+            self.let_go()
             if before & WAITERS:
                 native.wake_word(self.words, self.at)
 
+    def let_go(self) -> None:
+        """Leave, and know that we have no lock; what a handler's exception keeps from happening here happens at the next `free`."""
+        self.leave()
+        self.taken_by = None
+        self.is_taken = False
+
     def leave(self) -> None:
-        """Let others through the gate; a compiled handle only has a share of it, which it keeps."""
-        if self.is_inside and not native.is_one_step():
+        """Let others through the gate, whether we know that we are past it or not; a compiled handle keeps its share."""
+        if not native.is_one_step():
             self.is_inside = False
             native.unlock(self.fd, self.gate)
 
