@@ -15,6 +15,7 @@ cdef class AppendLock:
     cdef uint64_t *words
     cdef Py_ssize_t at
     cdef readonly int fd
+    cdef int64_t gate
     cdef readonly uint64_t own
     cdef readonly bint is_inside
     cdef readonly bint is_taken

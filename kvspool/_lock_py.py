@@ -44,11 +44,11 @@ SPINS = 40  # looks at a word that another process owns, before sleeping
 class AppendLock:
     """The lock of one handle on one word. Threads that share it exclude each other before they call `take`."""
 
-    def __init__(self, control: memoryview, at: int, fd: int, generation: int) -> None:
+    def __init__(self, control: memoryview, at: int, fd: int, generation: int, gate: int = GATE) -> None:
         """Look at word `at` of writable memory; `fd`, an open file description of its own, is for the bytes of the file.
 
-        generation: a random number, so that no two handles use the same one for the same slot. Raises ValueError for memory that can't
-        have the word, or may only be read.
+        generation: a random number, so that no two handles use the same one for the same slot. gate: the byte in place of GATE. Raises
+        ValueError for memory that can't have the word, or may only be read.
         """
         if at < 0 or len(control) < 8 * at + 8 or not native.is_writable(control):
             raise ValueError(f"the append lock is word {at} of memory that may be written to")
@@ -56,6 +56,7 @@ class AppendLock:
         self.words: Any = native.words_at(control)
         self.at = at
         self.fd = fd
+        self.gate = gate
         self.own = (generation << 16) & WORD & ~(SLOT | WAITERS)  # the word while this handle has the lock
         self.is_inside = False  # past the gate
         self.is_taken = False
@@ -95,17 +96,17 @@ class AppendLock:
 
     def pass_gate(self) -> bool:
         """Take a share of the gate, or all of it in the interpreted twin; and a slot, if there is none yet. False if that can't be."""
-        if not native.try_gate(self.fd, GATE):
+        if not native.try_gate(self.fd, self.gate):
             return False
         if self.own & SLOT == 0 and not self.find_slot():
-            native.unlock(self.fd, GATE)
+            native.unlock(self.fd, self.gate)
             return False
         self.is_inside = True
         return True
 
     def is_gate_open(self) -> bool:
         """Return whether this handle could pass the gate; only an interpreted one can't, while compiled handles may write."""
-        return native.is_one_step() or not native.has_sharers(self.fd, GATE)
+        return native.is_one_step() or not native.has_sharers(self.fd, self.gate)
 
     def find_slot(self) -> bool:
         """Lock the byte of a free slot, which stays locked until the descriptor is closed; False if every slot is taken."""
@@ -174,7 +175,7 @@ class AppendLock:
         """Let others through the gate; a compiled handle only has a share of it, which it keeps."""
         if not native.is_one_step() and self.fd >= 0:
             self.is_inside = False
-            native.unlock(self.fd, GATE)
+            native.unlock(self.fd, self.gate)
 
     def close(self) -> None:
         """Forget the memory and the descriptor, which the caller closes: that frees the slot."""

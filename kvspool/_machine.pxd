@@ -40,7 +40,9 @@ cdef extern from *:
     #include <sched.h>
     #include <semaphore.h>
     #include <stdint.h>
+    #include <sys/stat.h>
     #include <sys/syscall.h>
+    #include <sys/sysmacros.h>
     #include <time.h>
     #include <unistd.h>
     #ifndef F_OFD_SETLK
@@ -171,6 +173,19 @@ cdef extern from *:
         if (request.l_type == F_UNLCK) return -1;
         return request.l_start > at ? request.l_start : at;
     }
+    static inline int kv_write_at(int fd, const uint8_t *data, size_t length, int64_t at) {
+        return pwrite(fd, data, length, at) == (ssize_t)length;
+    }
+    static inline int64_t kv_size_at(const char *path, uint64_t device, uint64_t number) {
+        struct statx there;
+        if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_INO | STATX_SIZE, &there) != 0) return -1;
+        if (makedev(there.stx_dev_major, there.stx_dev_minor) != device || there.stx_ino != number) return -1;
+        return there.stx_size;
+    }
+    static inline int kv_has_name(int fd) {
+        struct statx found;
+        return statx(fd, "", AT_EMPTY_PATH, STATX_NLINK, &found) == 0 && found.stx_nlink > 0;
+    }
     static inline int kv_lock(int fd, int64_t at) { return kv_set_lock(fd, at, F_WRLCK); }
     static inline int kv_share(int fd, int64_t at) { return kv_set_lock(fd, at, F_RDLCK); }
     static inline int kv_unlock(int fd, int64_t at) { return kv_set_lock(fd, at, F_UNLCK); }
@@ -204,6 +219,9 @@ cdef extern from *:
     void kv_spin(const uint64_t *at, uint64_t value, int64_t ns) noexcept nogil
     int sem_post(sem_t *semaphore) noexcept nogil
     int sem_close(sem_t *semaphore) noexcept nogil
+    int kv_write_at(int fd, const uint8_t *data, size_t length, int64_t at) noexcept nogil
+    int64_t kv_size_at(const char *path, uint64_t device, uint64_t number) noexcept nogil
+    int kv_has_name(int fd) noexcept nogil
     int kv_lock(int fd, int64_t at) noexcept nogil
     int kv_share(int fd, int64_t at) noexcept nogil
     int kv_unlock(int fd, int64_t at) noexcept nogil
@@ -318,6 +336,14 @@ cdef inline uint64_t exchange(uint64_t *words, Py_ssize_t at, uint64_t value) no
 
 cdef inline bint swap(uint64_t *words, Py_ssize_t at, uint64_t expected, uint64_t value) noexcept:
     return kv_swap(words + at, expected, value)
+
+
+cdef inline int64_t signed(uint64_t word) noexcept:
+    return <int64_t>word
+
+
+cdef inline uint64_t unsigned(int64_t number) noexcept:
+    return <uint64_t>number
 
 
 cdef inline object new_pair(object kind, object first, object second):
@@ -455,6 +481,21 @@ cdef inline int unlock(int fd, int64_t at) except -1:
         if errno != EINTR:
             raise OSError(errno, "could not unlock")
     return 0
+
+
+cdef inline bint write_at(int fd, const uint8_t *data, Py_ssize_t length, int64_t at) noexcept:
+    cdef bint is_whole
+    with nogil:
+        is_whole = kv_write_at(fd, data, length, at)
+    return is_whole
+
+
+cdef inline int64_t size_at(bytes path, uint64_t device, uint64_t number) noexcept:
+    return kv_size_at(PyBytes_AS_STRING(path), device, number)
+
+
+cdef inline bint has_name(int fd) noexcept:
+    return kv_has_name(fd)
 
 
 cdef inline sem_t *semaphore_of(object semaphore) except NULL:

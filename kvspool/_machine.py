@@ -11,6 +11,7 @@ word is never torn.
 
 from __future__ import annotations
 
+import os
 import struct
 from array import array
 from contextlib import suppress
@@ -193,6 +194,16 @@ def swap(words: memoryview, at: int, expected: int, value: int) -> bool:
     return True
 
 
+def signed(word: int) -> int:
+    """Return the number in two's complement that a word is."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+def unsigned(number: int) -> int:
+    """Return the word that a signed number is in two's complement."""
+    return number & 0xFFFFFFFFFFFFFFFF
+
+
 def new_pair(kind: Any, first: Any, second: Any) -> Any:
     """Return an object of a NamedTuple of two fields, without a call of its `__new__`."""
     return tuple.__new__(kind, (first, second))
@@ -339,6 +350,29 @@ def has_sharers(fd: int, at: int) -> bool:
 def unlock(fd: int, at: int) -> None:
     """Release the lock on byte `at`."""
     system.port.unlock(fd, at)
+
+
+def write_at(fd: int, data: bytearray, length: int, at: int) -> bool:
+    """Write the first `length` bytes of `data` at byte `at` of a file, and return whether all of them were; other threads run meanwhile."""
+    try:
+        system.port.write(fd, memoryview(data)[:length], at)
+    except OSError:
+        return False
+    return True
+
+
+def size_at(path: bytes, device: int, number: int) -> int:
+    """Return the size of the file that a path leads to; -1 if it is none, or not the file with this number on this device.
+
+    Compiled, its times are not asked for: after a look at them the kernel writes new ones with the next append, which costs as much again.
+    """
+    there = system.port.look_up(os.fsdecode(path))
+    return there.st_size if there is not None and (there.st_dev, there.st_ino) == (device, number) else -1
+
+
+def has_name(fd: int) -> bool:
+    """Return whether a name stands for an open file."""
+    return system.port.status(fd).st_nlink > 0
 
 
 def semaphore_of(semaphore: Any) -> Any:
