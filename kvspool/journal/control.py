@@ -187,10 +187,8 @@ class Control(Handle):
             if name not in filesystems.SAFE or name in filesystems.KILLING:
                 return None
             return locks.wait_for(lambda: self._try_tail(path), timeout, lambda: f"writers use a file that {path} no longer is; close them")
-        except LockTimeout:
+        except (LockTimeout, NotAFile):
             raise
-        except NotAFile:
-            return None
         except OSError as error:
             if error.errno in UNFIT:
                 return None
