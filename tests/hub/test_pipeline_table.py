@@ -390,6 +390,7 @@ def run_killed(work: Callable[[Path], None], folder: Path, nth: int) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize(("work", "after"), [(commit, 8), (replace, 8), (compact_all, 6)], ids=lambda one: getattr(one, "__name__", ""))
 def test_killed_at_any_step_it_shows_a_whole_version_and_goes_on(tmp_path: Path, work: Callable[[Path], None], after: int) -> None:
     with Table(tmp_path / "before" / "out") as table:
@@ -415,6 +416,7 @@ def test_killed_at_any_step_it_shows_a_whole_version_and_goes_on(tmp_path: Path,
     assert work is compact_all or list(range(6)) in shown and list(range(8)) in shown
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_killed_at_any_step_of_the_first_batch_it_has_it_once(tmp_path: Path) -> None:
     with Table(tmp_path / "before" / "out") as table:
         table.begin("q", "job", 0, "append")
