@@ -272,7 +272,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 def golden(name: str) -> bytes:
     """Return the bytes of a file of the golden log."""
     content = bytearray(format.control_bytes(CAPACITY))
-    for line in tomllib.loads((GOLDENS / "spool-1.toml").read_text(encoding="utf-8"))[name].splitlines():
+    for line in tomllib.loads((GOLDENS / "spool-2.toml").read_text(encoding="utf-8"))[name].splitlines():
         at, _, row = line.partition(":")
         if row:
             raw = bytes.fromhex(row)
