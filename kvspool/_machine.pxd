@@ -206,7 +206,6 @@ cdef extern from *:
     void kv_sleep(int64_t ns) noexcept nogil
     void kv_add_one(uint64_t *at) noexcept nogil
     void kv_wait_count(const uint64_t *at, uint64_t goal, int64_t ns) noexcept nogil
-    int sched_yield() noexcept nogil
     void kv_fence() noexcept nogil
     uint32_t *kv_zero
     void kv_prefetch(const uint8_t *at, uint64_t length) noexcept nogil

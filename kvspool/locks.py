@@ -49,9 +49,9 @@ def wait_for(
     return got
 
 
-def acquire(fd: int, byte: int, timeout: float, holder: Callable[[], str], rest: Callable[[float], None] | None = None) -> None:
+def acquire(fd: int, byte: int, timeout: float, holder: Callable[[], str]) -> None:
     """Lock a byte, waiting up to `timeout` seconds; see `wait_for`."""
-    wait_for(lambda: system.port.try_lock(fd, byte) or None, timeout, holder, rest)
+    wait_for(lambda: system.port.try_lock(fd, byte) or None, timeout, holder)
 
 
 def give_back(file: Descriptor, process: int) -> None:
@@ -77,7 +77,22 @@ def give_back_file(file: Descriptor, process: int) -> None:
             system.port.unlock_all(fd)
 
 
-class held(Handle):
+class _Hold(Handle):
+    """A lock that is held inside a `with` block, and released at its end whatever a signal handler raises there."""
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._release()
+        except BaseException:  # out of a signal handler, perhaps before the lock was released
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        """Release the lock, unless that was done. It may be called again."""
+        raise NotImplementedError
+
+
+class held(_Hold):
     """Hold a byte's lock of a descriptor inside the `with` block; see `acquire`.
 
     An exception out of a signal handler may keep `__exit__` from running at all. The lock is then released when this object is collected,
@@ -86,14 +101,11 @@ class held(Handle):
 
     _is_held = False
 
-    def __init__(
-        self, file: Descriptor, byte: int, timeout: float, holder: Callable[[], str], rest: Callable[[float], None] | None = None
-    ) -> None:
+    def __init__(self, file: Descriptor, byte: int, timeout: float, holder: Callable[[], str]) -> None:
         self._file = file
         self._byte = byte
         self._timeout = timeout
         self._holder = holder
-        self._rest = rest
         self._process = system.port.process_id()
         self._token = object()  # of this hold
 
@@ -101,15 +113,8 @@ class held(Handle):
         self._is_held = True  # as far as we know, until it was released
         self._file.holds[self._byte] = self._token
         try:
-            acquire(self._file.number, self._byte, self._timeout, self._holder, self._rest)
+            acquire(self._file.number, self._byte, self._timeout, self._holder)
         except BaseException:  # out of a signal handler, perhaps after the lock was taken
-            self._release()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._release()
-        except BaseException:  # out of a signal handler, perhaps before the lock was released
             self._release()
             raise
 
@@ -125,7 +130,7 @@ class held(Handle):
             self._release()
 
 
-class appending(Handle):
+class appending(_Hold):
     """Hold an append lock inside the `with` block, waiting up to `timeout` seconds; see `wait_for`, and `held` for interrupts.
 
     file: the descriptor of a lock whose owner may close it without closing the lock.
@@ -145,13 +150,6 @@ class appending(Handle):
         try:
             wait_for(lambda: self._lock.take(self._token) or None, self._timeout, self._holder, partial(rest, self._lock))
         except BaseException:  # out of a signal handler, perhaps after the lock was taken
-            self._release()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._release()
-        except BaseException:  # out of a signal handler, perhaps before the lock was released
             self._release()
             raise
 
