@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from kvspool import Spool, locks
@@ -60,6 +62,17 @@ def _run(function: Callable[[], Any], seconds: int, write_end: int) -> None:
     with open(write_end, "wb") as pipe:
         pipe.write(answer)
     os._exit(0)
+
+
+def addresses() -> int:
+    """Return the size of this process's address space in bytes."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+
+
+def bound_addresses(more: int) -> None:
+    """Let this process's address space grow by that many bytes at most, whatever it has already: much, behind many other tests."""
+    size = addresses() + more
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import struct
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from children import Died, in_child, start
+from children import Died, bound_addresses, in_child, start
 from faults import FILE_CALLS, FailingPort, RecordingPort
 
 import kvspool
@@ -570,8 +569,7 @@ def limited(function: Callable[[], Any]) -> Any:
     """Return what a function returns in a process that can't take much more memory."""
 
     def run() -> Any:
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MORE_MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        bound_addresses(MORE_MEMORY)
         return function()
 
     return in_child(run, seconds=90)

@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 import append_lock
 import pytest
 from broken import KillingPort, MeanwhilePort, RestartedPort, UnflushedPort, failing
-from children import Died, in_child, start
+from children import Died, bound_addresses, in_child, start
 
 import kvspool
 from kvspool import _fflg_py, system
@@ -443,7 +442,7 @@ def test_no_flipped_bit_hangs_kills_or_asks_for_memory_and_no_sequence_comes_twi
     }
 
     def try_all() -> tuple[int, int]:
-        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        bound_addresses(512 << 20)
         found = silent = 0
         with system.replaced(UnflushedPort()):
             for name in segments:
@@ -492,7 +491,7 @@ def test_a_damaged_size_in_the_midst_of_a_large_segment_ends_nothing_but_its_seg
     made_elsewhere(tmp_path / "log", {f"{0:016x}": huge, f"{3:016x}": header(3) + entries(b"d")})
 
     def read() -> list[Any]:
-        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        bound_addresses(512 << 20)
         with kvspool.open(tmp_path / "log") as log:
             assert log.follow(on_gap="yield", timeout=0.05).poll()[0].value == b"a"
             return items(log)

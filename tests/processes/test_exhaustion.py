@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import in_child, start
+from children import addresses, in_child, start
 
 import kvspool
 import shard
@@ -292,11 +292,6 @@ def remove(path: Path) -> None:
     path.rmdir()
 
 
-def memory() -> int:
-    """Return the bytes of this process's address space."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-
-
 def test_little_memory_to_map_a_log(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "large", capacity="48MiB") as log:
         log.append_many([value_of(at) for at in range(20)])
@@ -304,7 +299,7 @@ def test_little_memory_to_map_a_log(tmp_path: Path) -> None:
 
     def use() -> None:
         held = descriptors()
-        with limit(resource.RLIMIT_AS, memory() + (16 << 20)):
+        with limit(resource.RLIMIT_AS, addresses() + (16 << 20)):
             refused(errno.ENOMEM, lambda: kvspool.open(tmp_path / "large"))
             refused(errno.ENOMEM, lambda: kvspool.create(tmp_path / "made", capacity="48MiB"))
             with kvspool.open(tmp_path / "small") as small:
@@ -312,7 +307,7 @@ def test_little_memory_to_map_a_log(tmp_path: Path) -> None:
         assert descriptors() == held
         assert sorted(os.listdir(tmp_path)) == ["large", "small"]
         with kvspool.open(tmp_path / "large") as log:
-            with limit(resource.RLIMIT_AS, memory() + (16 << 20)):
+            with limit(resource.RLIMIT_AS, addresses() + (16 << 20)):
                 refused(errno.ENOMEM, lambda: log.append(b"a writer maps the ring once more"))
                 assert account(log.read()) == (20, 20)
             assert log.append(value_of(20)) == 20
@@ -329,7 +324,7 @@ def test_little_memory_to_read_a_large_record(tmp_path: Path) -> None:
         with kvspool.create(tmp_path / "log", capacity="140MiB") as log, log.reader("reader") as reader:
             log.append_many(values)
             hoard: list[bytes] = []  # all of the memory that was freed before and has room for a large value
-            with limit(resource.RLIMIT_AS, memory()), suppress(MemoryError):
+            with limit(resource.RLIMIT_AS, addresses()), suppress(MemoryError):
                 while True:
                     hoard.append(bytes(large))
             readings: list[Iterator[Record]] = [log.read(), log.follow(timeout=0), reader.read()]
@@ -339,7 +334,7 @@ def test_little_memory_to_read_a_large_record(tmp_path: Path) -> None:
                 failures.append(0)
                 while len(got) < len(values):
                     is_short = failures[-1] <= len(got)  # so that each large record is tried without memory, too
-                    with limit(resource.RLIMIT_AS, memory() + (large // 2 if is_short else 3 * large)):
+                    with limit(resource.RLIMIT_AS, addresses() + (large // 2 if is_short else 3 * large)):
                         try:
                             got.append(next(reading).value)
                         except MemoryError:

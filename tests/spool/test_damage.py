@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from children import Died, in_child
+from children import Died, bound_addresses, in_child
 
 import kvspool
 from kvspool import Gap, Record, errors
@@ -138,8 +137,7 @@ def bounded(path: Path, cases: Iterable[tuple[str, Callable[[], None]]], judge: 
     name_of_case = path.with_suffix(".case")
 
     def run() -> Counter[str]:
-        size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
+        bound_addresses(MEMORY)
         counts: Counter[str] = Counter()
         fd = os.open(name_of_case, os.O_WRONLY | os.O_CREAT, 0o600)
         for name, damage in cases:
