@@ -11,28 +11,14 @@ cdef int BLOCK
 cdef uint64_t AHEAD
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
-cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, SEAT_WORDS, SEATS
+cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, RINGS, WATCHES, SLEEPS
 cdef Py_ssize_t MOVED, DROPPED, KEPT, PINS
 cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO
 cdef int64_t SYNC_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, LOOK_EVERY, MOST_AHEAD, SLICE, LONGEST_SLEEP, LONGEST_GATHER
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, LOOK_EVERY, MOST_AHEAD, SLICE, BLIND, LONGEST_SLEEP, LONGEST_GATHER
 cdef int WAITS, DONE, LEADS, LATE, FAILED
-
-
-cdef class Bell:
-    cdef native.sem_t *semaphore
-    cdef public int sleepers
-    cdef readonly bint is_closed
-    cdef object owner
-    cdef readonly Py_ssize_t number
-    cdef readonly uint64_t taken
-
-    cpdef void ring(self) noexcept
-    cpdef void sleep(self, int64_t ns) except *
-    cpdef void close(self) except *
-    cdef void give_back(self) except *
 
 
 cdef class Ring:
@@ -70,8 +56,10 @@ cdef class Ring:
     @cython.locals(tail=uint64_t)
     cpdef uint64_t tail(self) except? 0
     cdef int check_position(self, uint64_t position) except -1
-    cpdef uint64_t ask_for_bell(self, Py_ssize_t seat) except? 0
-    cpdef uint64_t take_bell(self) except? 0
+    cpdef uint64_t ask_for_bell(self, Py_ssize_t way) except? 0
+    @cython.locals(asked=uint64_t)
+    cpdef bint ring_bell(self) except -1
+    cpdef void rouse(self) except *
     cdef bint has_moved(self) noexcept
     @cython.locals(owner=object)
     cpdef object wait_word(self, Py_ssize_t at, uint64_t expected, int64_t longest)
@@ -103,6 +91,7 @@ cdef class FrameReader(Ring):
     cdef readonly int stop
     cdef uint32_t[1] state
     cdef public Py_ssize_t edge
+    cdef bint is_woken
 
     cpdef object move(
         self, object data, object control, uint32_t seed, uint64_t position, uint64_t sequence
@@ -119,7 +108,10 @@ cdef class FrameReader(Ring):
     cpdef list fetch(self, uint64_t end, int64_t limit, object make, list out=*)
     @cython.locals(tail=uint64_t, edge=uint64_t)
     cpdef uint64_t edge_now(self) except? 0
-    cpdef list sleep_and_fetch(self, uint64_t end, Bell bell, int64_t ns, int64_t limit, object make, list out)
+    cpdef list sleep_and_fetch(self, uint64_t end, int64_t spin, int64_t ns, int64_t limit, object make, list out)
+    @cython.locals(owner=object, seen=uint64_t)
+    cpdef void sleep(self, uint64_t end, int64_t ns) except *
+    cpdef void wake(self) except *
     @cython.locals(owner=object, words="uint64_t *", until=int64_t, left=int64_t, seen=uint64_t)
     cpdef bint spin(self, int64_t ns) except -1
     @cython.locals(
@@ -140,19 +132,19 @@ cdef class Batch:
     cdef public int64_t left
     cdef FrameReader reader
     cdef object pair
-    cdef Bell bell
+    cdef int64_t spin
     cdef int64_t longest
     cdef int64_t most
     cdef object make
     cdef int64_t dozed
 
-    cpdef int lie_down(self, FrameReader reader, object pair, Bell bell, int64_t ns, int64_t most, object make) except -1
+    cpdef int lie_down(self, FrameReader reader, object pair, int64_t spin, int64_t ns, int64_t most, object make) except -1
     @cython.locals(dozed=int64_t)
     cpdef int64_t rise(self) except -1
-    @cython.locals(began=int64_t, most=int64_t, items=list)
-    cdef bint doze(self, FrameReader reader, Bell bell) except -1
+    @cython.locals(began=int64_t, left=int64_t, most=int64_t, items=list)
+    cdef bint doze(self, FrameReader reader) except -1
     @cython.locals(is_closed=bint)
-    cdef bint is_disturbed(self, FrameReader reader, Bell bell) except -1
+    cdef bint is_disturbed(self, FrameReader reader) except -1
     cpdef list clear(self)
     @cython.locals(at=Py_ssize_t)
     cpdef object take(self, object refill)
@@ -177,7 +169,6 @@ cdef class FrameWriter(Ring):
     cdef readonly bint is_one_step
     cdef public int64_t look_at
     cdef public uint64_t bell
-    cdef readonly list bells
     cdef uint64_t published
     cdef Py_ssize_t mark_at
     cdef readonly uint64_t end
@@ -200,7 +191,6 @@ cdef class FrameWriter(Ring):
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
     cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
     cpdef object locked(self, object work)
-    @cython.locals(seat=Py_ssize_t, asked=uint64_t, bell=Bell)
     cpdef void ring(self) except *
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +31,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sleeping(system.Port):
-    """Says when somebody sleeps on inotify; there are no semaphores to sleep on."""
+    """Says when somebody sleeps on inotify."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,9 +41,6 @@ class Sleeping(system.Port):
         if timeout:
             self.asleep.set()
         return super().wait_readable(fd, timeout)
-
-    def make_semaphore(self, name: str, mode: int) -> Any:
-        raise OSError(errno.ENOSPC, "no semaphores")
 
 
 @pytest.fixture
@@ -193,18 +189,17 @@ def test_closing_a_follower_that_sleeps_on_inotify_ends_it_quietly(sleeping: Sle
     assert next(follower.items, None) is None
 
 
-def wait_in_seat(log: Spool) -> None:
-    """Return when a follower has asked to be woken in its seat."""
+def await_sleeper(log: Spool) -> None:
+    """Return when a follower has asked to be woken."""
     assert log._pair is not None
-    begin, end = frames.WANTED * 8 + 1, frames.WANTED * 8 + 1 + frames.SEATS
-    while not any(log._pair.control[begin:end]):
+    while not log._pair.control[frames.WANTED * 8 + frames.SLEEPS]:
         pass
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])
 @pytest.mark.parametrize("spin", [0.0, 3600.0])
 @pytest.mark.parametrize("of_reader", [False, True])
-def test_closing_ends_a_follower_of_a_spool_that_sleeps_in_a_seat_or_spins(
+def test_closing_ends_a_follower_of_a_spool_that_sleeps_or_spins(
     tmp_path: Path, of_reader: bool, spin: float, is_quiet: bool
 ) -> None:
     with kvspool.create(tmp_path / "log") as log:
@@ -212,7 +207,7 @@ def test_closing_ends_a_follower_of_a_spool_that_sleeps_in_a_seat_or_spins(
         follower = Follower(source.follow(spin=spin))
         log.append(b"first")
         if not spin:
-            wait_in_seat(log)
+            await_sleeper(log)
         while not follower.got:
             pass
         (follower.items if is_quiet else source).close()

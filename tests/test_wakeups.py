@@ -183,11 +183,6 @@ second = Watcher()
 second.watch(os.path.join(path, "spool.dat"), CHANGED, 0)
 print(first.is_blind, second.is_blind)
 
-class Seatless(system.Port):
-    def make_semaphore(self, name, mode):
-        raise OSError(28, "none left")
-
-system.port = Seatless()
 with kvspool.open(path) as log:
     followers = [log.follow(limit=20) for _ in range(3)]
     got = [[] for _ in followers]

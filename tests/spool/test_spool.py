@@ -400,33 +400,6 @@ def test_a_follower_waits_for_a_record_and_is_woken(log: Spool) -> None:
     thread.join()
 
 
-def test_a_follower_sleeps_on_inotify_and_the_bell_wakes_it(log: Spool) -> None:
-    asleep = threading.Event()
-    sleeps: list[float] = []
-
-    class Sleeping(system.Port):
-        def make_semaphore(self, name: str, mode: int) -> Any:
-            raise OSError(errno.ENOSPC, "no semaphores here")
-
-        def wait_readable(self, fd: int, timeout: float) -> bool:
-            asleep.set()
-            return super().wait_readable(fd, 60.0)  # only the bell may wake
-
-        def sleep(self, seconds: float) -> None:
-            sleeps.append(seconds)
-            super().sleep(seconds)
-
-    got: list[Record] = []
-    with system.replaced(Sleeping()), closing(log.follow(limit=1)) as following:
-        thread = threading.Thread(target=lambda: got.extend(following))
-        thread.start()
-        assert asleep.wait(30)
-        log.append(b"ding")
-        thread.join()
-    assert values(got) == [b"ding"]
-    assert sleeps == []
-
-
 def test_a_follower_ends_quietly_after_its_timeout_and_can_go_on(log: Spool) -> None:
     log.append(b"a")
     with closing(log.follow(timeout=0.01)) as following:
