@@ -1,7 +1,7 @@
 """Every state in which a killed process can leave what it shares, from one run of what it does.
 
-What outlives a SIGKILL is what the process shared with others: files, the bytes that are mapped included, their names, and semaphores,
-which are files too. Locks go with the process. So an operation runs once, traced, and before each of its opcodes, the libraries' too, all
+What outlives a SIGKILL is what the process shared with others: files, the bytes that are mapped included, and their names. Locks go
+with the process. So an operation runs once, traced, and before each of its opcodes, the libraries' too, all
 that it shares is compared with what it was. Whenever it differs another state has begun; there is none between two of them that a kill
 before any opcode could leave.
 
@@ -55,7 +55,7 @@ class State:
     """What a killed process leaves.
 
     directories: permission bits by name; names: by the name of a file, which one it is; files: by that, those too that have no name any
-    more, since others may have them open. Names are relative, but for semaphores. said: what the operation had acknowledged when the
+    more, since others may have them open. said: what the operation had acknowledged when the
     state ended.
     """
 

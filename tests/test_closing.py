@@ -51,26 +51,28 @@ def sleeping() -> Iterator[Sleeping]:
 
 
 class Case(NamedTuple):
-    """What is followed or read, and the call that closes the handle it comes from."""
+    """What is followed or read, the call that closes the handle it comes from, and the spool whose followers sleep on its word."""
 
     source: Any
     close: Callable[[], None]
+    spool: Spool | None = None
 
 
 def spool(path: Path) -> Case:
     log = kvspool.create(path, capacity=65536)
     log.append(b"first")
-    return Case(log, log.close)
+    return Case(log, log.close, log)
 
 
 def spool_reader(path: Path) -> Case:
-    reader = spool(path).source.reader("reader")
-    return Case(reader, reader.close)
+    log = spool(path).source
+    reader = log.reader("reader")
+    return Case(reader, reader.close, log)
 
 
 def log_of_a_spool_reader(path: Path) -> Case:
     log = spool(path).source
-    return Case(log.reader("reader"), log.close)
+    return Case(log.reader("reader"), log.close, log)
 
 
 def journal(path: Path, form: str) -> Case:
@@ -166,9 +168,18 @@ class Follower(threading.Thread):
         return not self.is_alive()
 
 
-def test_closing_the_handle_ends_a_follower_that_sleeps_on_inotify(sleeping: Sleeping, case: Case) -> None:
+def await_sleeper(log: Spool) -> None:
+    """Return when a follower has asked to be woken: what it does next is to sleep."""
+    while not log._live().control[frames.WANTED * 8 + frames.SLEEPS]:
+        pass
+
+
+def test_closing_the_handle_ends_a_follower_that_sleeps(sleeping: Sleeping, case: Case) -> None:
     follower = Follower(case.source.follow())
-    assert sleeping.asleep.wait(DEADLINE)
+    if case.spool is None:
+        assert sleeping.asleep.wait(DEADLINE)
+    else:
+        await_sleeper(case.spool)
     case.close()
     assert follower.has_ended()
     assert isinstance(follower.error, Closed) and "closed" in str(follower.error)
@@ -178,22 +189,18 @@ def test_closing_the_handle_ends_a_follower_that_sleeps_on_inotify(sleeping: Sle
             next(follower.items)
 
 
-def test_closing_a_follower_that_sleeps_on_inotify_ends_it_quietly(sleeping: Sleeping, case: Case) -> None:
+def test_closing_a_follower_that_sleeps_ends_it_quietly(sleeping: Sleeping, case: Case) -> None:
     follower = Follower(case.source.follow())
-    assert sleeping.asleep.wait(DEADLINE)
+    if case.spool is None:
+        assert sleeping.asleep.wait(DEADLINE)
+    else:
+        await_sleeper(case.spool)
     follower.items.close()
     assert follower.has_ended()
     assert follower.error is None
     assert next(follower.items, None) is None
     case.close()
     assert next(follower.items, None) is None
-
-
-def await_sleeper(log: Spool) -> None:
-    """Return when a follower has asked to be woken."""
-    assert log._pair is not None
-    while not log._pair.control[frames.WANTED * 8 + frames.SLEEPS]:
-        pass
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import posix_ipc
 import pytest
 from children import Died, start
 
@@ -48,6 +49,29 @@ def await_sleeper(log: Spool) -> None:
     while not word(log, frames.WANTED) & ASLEEP:
         assert time.monotonic() < deadline, "the reader never asked to be woken"
         time.sleep(0.001)
+
+
+def sleepers_of(log: Spool, count: int, limit: int) -> list[Any]:
+    """Start processes that follow a log from now on, and return the functions that wait for what they got; all of them sleep."""
+    name = f"/kvspool.test.{os.getpid()}"
+    ready = posix_ipc.Semaphore(name, posix_ipc.O_CREX, initial_value=0)
+    try:
+
+        def follow() -> list[bytes]:
+            following = log.follow("latest", limit=limit)
+            ready.release()
+            return [record.value for record in following]
+
+        sleepers = [start(follow, 60) for _ in range(count)]
+        for _ in sleepers:
+            ready.acquire(30)
+    finally:
+        ready.close()
+        posix_ipc.unlink_semaphore(name)
+    for sleeper in sleepers:
+        await_state(sleeper.pid, "S")
+    await_sleeper(log)
+    return sleepers
 
 
 def await_state(pid: int, state: str) -> None:
@@ -262,11 +286,8 @@ def test_a_signal_handler_may_take_records_from_the_iterator_that_dozes(patient:
 def test_one_append_wakes_every_sleeping_reader_whatever_their_number(patient: None, log: Spool) -> None:
     readers = [kvspool.open(log.path) for _ in range(20)]
     followings = [one.follow("latest", limit=2) for one in readers]
-    sleepers = [start(lambda one=one: [record.value for record in one.follow("latest", limit=2)], 60) for one in readers[:4]]
+    sleepers = sleepers_of(log, 4, limit=2)
     threads = [in_thread(following) for following in followings]
-    for sleeper in sleepers:
-        await_state(sleeper.pid, "S")  # type: ignore[attr-defined]
-    await_sleeper(log)
     rings = word(log, frames.RINGS)
     log.append(b"first")
     assert word(log, frames.RINGS) == rings + 1
@@ -277,21 +298,18 @@ def test_one_append_wakes_every_sleeping_reader_whatever_their_number(patient: N
         thread.join()
         assert [record.value for record in got] == [b"first", b"second"]
     for sleeper in sleepers:
-        sleeper()
+        assert sleeper() == [b"first", b"second"]
     for one in readers:
         one.close()
 
 
-def test_killed_sleepers_cost_one_wake_up_and_stopped_ones_too(log: Spool) -> None:
-    sleepers = [start(lambda: [record.value for record in log.follow("latest", limit=51)], 60) for _ in range(3)]
-    for sleeper in sleepers:
-        await_state(sleeper.pid, "S")  # type: ignore[attr-defined]
-    await_sleeper(log)
+def test_killed_and_stopped_sleepers_cost_one_wake_up(log: Spool) -> None:
+    sleepers = sleepers_of(log, 3, limit=51)
     for sleeper in sleepers[:2]:
-        os.kill(sleeper.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(sleeper.pid, signal.SIGKILL)
         with pytest.raises(Died, match="SIGKILL"):
             sleeper()
-    stopped = sleepers[2].pid  # type: ignore[attr-defined]
+    stopped = sleepers[2].pid
     os.kill(stopped, signal.SIGSTOP)
     await_state(stopped, "T")
     rings = word(log, frames.RINGS)
