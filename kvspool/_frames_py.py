@@ -565,7 +565,7 @@ class FrameReader(Ring):
         Compiled, this is one step: a reader waits for all that happens between the wake-up and the record.
         """
         if self.position >= end:
-            if not self.spin(spin):
+            if not self.spin(spin) and not self.closed:
                 self.sleep(end, ns)
             if self.closed:  # by another thread meanwhile
                 return out

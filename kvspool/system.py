@@ -33,7 +33,7 @@ _HANDLE, _HANDLE_BYTES = struct.Struct("@Ii"), 128  # struct file_handle, and th
 _SYSCALL, _TIMESPEC = ctypes.CDLL(None).syscall, struct.Struct("@qq")
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221}.get(os.uname().machine)
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-_PAUSE = 0.0001  # seconds between two looks at a word that can't be slept on
+_PAUSE = 0.001  # seconds between two looks at a word that cannot be slept on
 _AT_CWD, _EXCHANGE = -100, 2  # of renameat2
 PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # how every file is opened
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 MODELS = Path(__file__).parent
 PROTOCOL = ["HEAD_LATE", "NO_RECHECK", "CHECK_EARLY", "NO_FENCE", "PLAIN_TAIL", "ONE_MARK"]
-WAKEUPS = ["NO_SECOND_LOOK", "NO_FENCE_READER", "NO_FENCE_WRITER", "TORN_EXCHANGE"]
+WAKEUPS = ["NO_SECOND_LOOK", "NO_FENCE_READER", "NO_FENCE_WRITER", "LATE_RINGS", "NO_COUNT", "WAKE_ONE"]
 
 
 def search(folder: Path, model: str, *defined: str) -> str:
