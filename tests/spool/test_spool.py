@@ -409,20 +409,6 @@ def test_a_follower_ends_quietly_after_its_timeout_and_can_go_on(log: Spool) -> 
         assert values(following) == [b"b"]
 
 
-@pytest.mark.parametrize("instances", [True, False])
-def test_a_follower_without_inotify_gets_every_record_all_the_same(log: Spool, instances: bool) -> None:
-    port = BlindPort(instances=instances)
-    got: queue.Queue[bytes] = queue.Queue()
-    with system.replaced(port), closing(log.follow(limit=20)) as following:
-        thread = threading.Thread(target=lambda: [got.put(record.value) for record in following])
-        thread.start()
-        for at in range(20):
-            log.append(b"%d" % at)
-            assert got.get(timeout=30) == b"%d" % at
-        thread.join()
-    assert port.refused == 1
-
-
 def test_a_follower_that_is_dropped_gives_its_descriptor_back_without_a_warning(log: Spool, open_files: Callable[[], set[str]]) -> None:
     log.append(b"x")
     held = open_files()
