@@ -7,17 +7,17 @@ from kvspool._lock_c cimport AppendLock
 
 cdef uint64_t DATA_START, HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
 cdef uint32_t PAD, NO_KEY
-cdef int BLOCK
+cdef int BLOCK, ERA_BITS
 cdef uint64_t AHEAD
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, RINGS, WATCHES, SLEEPS
 cdef Py_ssize_t MOVED, DROPPED, KEPT, PINS
-cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO
+cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO, HEAD_ECHO
 cdef int64_t SYNC_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, LOOK_EVERY, MOST_AHEAD, SLICE, BLIND, LONGEST_SLEEP, LONGEST_GATHER
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, OUTDATED, LOOK_EVERY, MOST_AHEAD, SLICE, BLIND, LONGEST_SLEEP, LONGEST_GATHER
 cdef int WAITS, DONE, LEADS, LATE, FAILED
 
 
@@ -167,6 +167,7 @@ cdef class FrameWriter(Ring):
     cdef uint64_t *holder
     cdef int process
     cdef readonly bint is_one_step
+    cdef int64_t era
     cdef public int64_t look_at
     cdef public uint64_t bell
     cdef uint64_t published
@@ -188,13 +189,13 @@ cdef class FrameWriter(Ring):
     cdef public int64_t clock
 
     @cython.locals(now=int64_t, sequence=int64_t)
-    cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
+    cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*) except? -9
     cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
     cpdef object locked(self, object work)
     cpdef void ring(self) except *
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0
-    @cython.locals(at=Py_ssize_t)
+    @cython.locals(at=Py_ssize_t, head=uint64_t)
     cdef void sign(self) noexcept
     @cython.locals(changed=uint64_t)
     cpdef bint admits(self, uint64_t end) except -1
@@ -265,8 +266,8 @@ cdef class Single:
     cdef public object _writer
     cdef public bint is_durable
 
-    @cython.locals(sequence=int64_t)
-    cdef int64_t append_at_once(self, FrameWriter writer, bytes key, bytes value, uint32_t type, int64_t timestamp) except? -9
+    @cython.locals(writer=FrameWriter, sequence=int64_t)
+    cdef int64_t append_at_once(self, object value, object key, object type, object timestamp, object durable) except? -9
 
 
 @cython.final

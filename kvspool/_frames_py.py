@@ -43,6 +43,7 @@ MOST_POSITION = 0xFFFFF80000000000  # so far from 2^64 that no sum of a position
 EVICTED = 1 << 32  # added to the generation of a commit that writers wait no more for
 BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
 NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
+ERA_BITS = 32  # a sequence without its lower bits is its era: every recovery lets the log go on in a later one
 AHEAD = 4096  # bytes of the ring that the processor is told of before they are needed
 
 # Words of the control block; `spool.format` declares them and asserts that they agree.
@@ -82,7 +83,8 @@ BUCKETS = 64  # of a series; there are three, one behind the other: seconds, min
 INDEX = 8192
 INDEX_WORDS = 3
 
-ECHO = 64  # word of the page before the ring
+ECHO = 64  # words of the page before the ring: the tail, and the head
+HEAD_ECHO = 65
 
 SYNC_LOCK = 1  # the byte of the control block that the process locks that flushes
 
@@ -105,6 +107,7 @@ LOOK = -3
 NO_ROOM = -4
 MOVED_ON = -5
 UNSETTLED = -6
+OUTDATED = -7
 
 # What `come` found.
 WAITS = 0
@@ -814,7 +817,7 @@ class FrameWriter(Ring):
             raise ValueError("a writer needs memory that it may write to; this is read-only")
         if len(holder) != HOLDER_WORDS * 8:
             raise ValueError(f"the words that name a holder have {HOLDER_WORDS * 8} bytes, not {len(holder)}")
-        self.front_owner: Any = memoryview(bytearray(8 * ECHO + 8)) if front is None else front
+        self.front_owner: Any = memoryview(bytearray(8 * HEAD_ECHO + 8)) if front is None else front
         self.front: Any = native.words_at(self.front_owner)
         self.lock = lock
         self.keeper = keeper
@@ -823,6 +826,7 @@ class FrameWriter(Ring):
         self.holder: Any = native.words_at(holder)
         self.process = native.process_id()
         self.is_one_step = native.is_one_step()
+        self.era = -1  # whose keys the value names that is being appended; -1: it names none
         self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
         self.bell = 0
         self.published = 0
@@ -843,11 +847,12 @@ class FrameWriter(Ring):
         self.counted = 0
         self.clock = 0
 
-    def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
+    def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int = -1) -> int:
         """Lock, append one record, publish, unlock; return its sequence. Nothing was done if that is BUSY, FORKED, LOOK, NO_ROOM,
-        MOVED_ON or UNSETTLED.
+        MOVED_ON, UNSETTLED or OUTDATED.
 
-        timestamp -1 means now. Raises TooLarge, Poisoned, Corruption.
+        timestamp -1 means now. era: of the keys that the value names, -1 if it names none; OUTDATED if the log is in another one, see
+        `ERA_BITS`. Raises TooLarge, Poisoned, Corruption.
         """
         self.check_open()
         if native.process_id() != self.process:
@@ -857,6 +862,7 @@ class FrameWriter(Ring):
             return LOOK
         if not self.lock.take():
             return BUSY
+        self.era = era
         try:
             sequence = self.append_locked(key, value, type, codec, now if timestamp < 0 else timestamp, now)
         finally:
@@ -872,6 +878,8 @@ class FrameWriter(Ring):
         if native.load(self.control, PENDING) != 0:
             return UNSETTLED
         self.begin()
+        if self.era >= 0 and self.next_sequence >> ERA_BITS != self.era:
+            return OUTDATED
         if self.keeps_unread and not self.admits(self.end_of_value(self.end, key, value)):
             return NO_ROOM
         self.clock = now
@@ -947,11 +955,14 @@ class FrameWriter(Ring):
         return self.next_sequence
 
     def sign(self) -> None:
-        """Under the lock: write down who holds it, unless the last holder was this handle too."""
+        """Under the lock: write down who holds it, unless the last holder was this handle too; finish what that one may have left."""
         if native.load(self.control, HOLDER) == self.holder[0]:
             return
         for at in range(HOLDER_WORDS):
             native.store(self.control, HOLDER + at, self.holder[at])
+        head = Ring.bounded_head(self, native.load(self.control, HEAD), native.load(self.control, TAIL))
+        if native.load(self.front, HEAD_ECHO) < head:  # the last holder was killed between these two stores
+            native.store(self.front, HEAD_ECHO, head)
 
     def admits(self, end: int) -> bool:
         """Under the lock, after `begin`: return whether frames up to `end` overwrite nothing that a durable reader has yet to read.
@@ -1188,6 +1199,7 @@ class FrameWriter(Ring):
             native.store(self.control, HEAD, before)
             native.store(self.control, MIN_SEQ, least_before)
             return False
+        native.store(self.front, HEAD_ECHO, head)  # nothing takes the head back now, and nothing is overwritten yet
         return True
 
     def has_pins(self) -> bool:
@@ -1389,19 +1401,21 @@ class Single:
         Reentered; PermissionError where one may only read. Nothing was written then. A log that was deleted is noticed within a second:
         LogVanished. If only the flush fails, the record was appended: NotDurable, or Poisoned with a note, says so.
         """
-        writer = self._writer
-        if isinstance(writer, FrameWriter) and native.is_bytes(value) and are_plain(key, type, timestamp):
-            if not durable and not self.is_durable:
-                sequence = self.append_at_once(writer, key, value, type, -1 if timestamp is None else timestamp)
-                if sequence >= 0:
-                    return sequence
+        sequence = self.append_at_once(value, key, type, timestamp, durable)
+        if sequence >= 0:
+            return sequence
         return self.append_slowly(value, key, type, timestamp, timeout, durable)
 
-    def append_at_once(self, writer: FrameWriter, key: bytes | None, value: bytes, type: int, timestamp: int) -> int:
+    def append_at_once(self, value: Any, key: Any, type: Any, timestamp: Any, durable: Any) -> int:
         """Append a record in one step and wake who waits for it; see `FrameWriter.append`. BUSY where that takes more than one."""
+        if not isinstance(self._writer, FrameWriter) or durable or self.is_durable:
+            return BUSY
+        writer = self._writer
         if not writer.is_one_step:
             return BUSY
-        sequence = writer.append(key, value, type, 0, timestamp)
+        if not native.is_bytes(value) or not are_plain(key, type, timestamp):
+            return BUSY
+        sequence = writer.append(key, value, type, 0, -1 if timestamp is None else timestamp)
         if sequence >= 0 and writer.bell != 0:
             self.ring(writer)
         return sequence

@@ -12,6 +12,8 @@ cdef extern from "Python.h":
         pass
     PyThreadState *PyEval_SaveThread() noexcept
     void PyEval_RestoreThread(PyThreadState *thread) noexcept
+    void Py_INCREF(object value) noexcept
+    void PyTuple_SET_ITEM(object pair, Py_ssize_t at, object value) noexcept
 
 
 cdef extern from "_crc32c.h":
@@ -60,6 +62,7 @@ cdef extern from *:
     static inline int kv_swap(uint64_t *at, uint64_t expected, uint64_t value) {
         return __atomic_compare_exchange_n(at, &expected, value, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
     }
+    static inline PyObject *kv_new_pair(PyObject *kind) { return ((PyTypeObject *)kind)->tp_alloc((PyTypeObject *)kind, 2); }
     static inline void kv_relax(void) { kv_pause(); }
     static inline void kv_sleep(int64_t ns) {
         struct timespec longest = {ns / 1000000000, ns % 1000000000};
@@ -144,6 +147,7 @@ cdef extern from *:
     void kv_store_release(uint64_t *at, uint64_t value) noexcept nogil
     uint64_t kv_exchange(uint64_t *at, uint64_t value) noexcept nogil
     int kv_swap(uint64_t *at, uint64_t expected, uint64_t value) noexcept nogil
+    object kv_new_pair(object kind)
     void kv_relax() noexcept nogil
     void kv_sleep(int64_t ns) noexcept nogil
     void kv_add_one(uint64_t *at) noexcept nogil
@@ -256,6 +260,15 @@ cdef inline uint64_t exchange(uint64_t *words, Py_ssize_t at, uint64_t value) no
 
 cdef inline bint swap(uint64_t *words, Py_ssize_t at, uint64_t expected, uint64_t value) noexcept:
     return kv_swap(words + at, expected, value)
+
+
+cdef inline object new_pair(object kind, object first, object second):
+    pair = kv_new_pair(kind)
+    Py_INCREF(first)
+    PyTuple_SET_ITEM(pair, 0, first)
+    Py_INCREF(second)
+    PyTuple_SET_ITEM(pair, 1, second)
+    return pair
 
 
 cdef inline void pause() noexcept:

@@ -135,6 +135,11 @@ def swap(words: memoryview, at: int, expected: int, value: int) -> bool:
     return True
 
 
+def new_pair(kind: Any, first: Any, second: Any) -> Any:
+    """Return an object of a NamedTuple of two fields, without a call of its `__new__`."""
+    return tuple.__new__(kind, (first, second))
+
+
 def add_one(words: memoryview, at: int) -> None:
     """Add one to word `at`. At once when compiled; here two who do it at the same moment may count as one."""
     words[at] = (words[at] + 1) & 0xFFFFFFFFFFFFFFFF

@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import kvspool
 from kvspool import Record, Spool, SpoolStats, disk, system
@@ -30,9 +30,10 @@ from kvspool.record import Codec
 from kvspool.spool.cursor import Isolation
 from kvspool.spool.spool import TIMEOUT
 from shard import descriptors, route
-from shard._hash import group, hash_column
+from shard._hash import Spread, group, hash_column
 from shard.errors import AppendedToSomeShards, ConflictingShardSets, TooFewDescriptors
 from shard.merge import FollowingMerge, Merge
+from shard.place import Place
 from shard.producers import ShardProducer
 
 if TYPE_CHECKING:
@@ -51,25 +52,18 @@ class ShardRecord(Record, frozen=True, gc=False):
     shard: int = 0
 
 
-class Place(NamedTuple):
-    """Where a record went: its shard, and its sequence there."""
-
-    shard: int
-    sequence: int
-
-
-class ShardSet(Handle):
+class ShardSet(Spread, Handle):
     """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`; may be used by threads, and survives a fork."""
 
     def __init__(self, root: Path, prefix: str, shards: list[Log]) -> None:
         """Take over the open logs of a complete set, in order."""
+        # Writers without keys start at different shards, or all would queue for the first one.
+        turn = int.from_bytes(system.port.random(2), "little") & (len(shards) - 1)
+        super().__init__(shards, all(isinstance(log, Spool) for log in shards), turn)
         self.root = root
         self.prefix = prefix
-        self.shards = shards
         self.bits = len(shards).bit_length() - 1
         self._iterations = Iterations()
-        # Writers without keys start at different shards, or all would queue for the first one.
-        self._turn = int.from_bytes(system.port.random(2), "little")
 
     @classmethod
     def create(
@@ -137,20 +131,8 @@ class ShardSet(Handle):
 
     # Writing.
 
-    def shard_of(self, key: bytes | None) -> int:
-        """Return the shard of a key. Records without a key (None) take turns; an empty key is a key."""
-        if key is None:
-            self._turn += 1
-            return self._turn & (len(self.shards) - 1)
-        return route.shard_of(key, self.bits)
-
-    def append(
-        self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None, durable: bool = False
-    ) -> Place:
-        """Append one record to its key's shard and return where it went; see `kvspool.Spool.append`."""
-        if key is not None and not isinstance(key, bytes):
-            raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
-        shard = self.shard_of(key)
+    def append_slowly(self, shard: int, value: Any, key: bytes | None, type: int, timestamp: int | None, durable: bool) -> Place:
+        """Append to a shard what takes more than one step, or raise for the arguments; see `append`."""
         try:
             return Place(shard, self.shards[shard].append(value, key=key, type=type, timestamp=timestamp, durable=durable))
         except OSError as error:
@@ -178,8 +160,6 @@ class ShardSet(Handle):
             raise ValueError(f"{len(values)} values, but {len(keys)} keys")
         parts: dict[int, tuple[list[Any], list[bytes | None]]] = {}
         for value, key in zip(values, keys, strict=True):
-            if key is not None and not isinstance(key, bytes):
-                raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
             part = parts.setdefault(self.shard_of(key), ([], []))
             part[0].append(value)
             part[1].append(key)
