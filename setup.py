@@ -21,8 +21,9 @@ def twin(package: str, stem: str) -> Extension:
     )
 
 
+LOOPS = ("_chunks", "_fflg", "_fixed", "_frames", "_kvj", "_lock", "_sej", "_tail")
 extensions = cythonize(
-    [*(twin("kvspool", stem) for stem in ("_chunks", "_fflg", "_fixed", "_frames", "_kvj", "_lock", "_sej")), twin("shard", "_hash")],
+    [*(twin("kvspool", stem) for stem in LOOPS), twin("shard", "_hash")],
     build_dir="build",
     force=True,  # it doesn't see that a .pxd under the other name has changed
     compiler_directives={

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Single,
         crc32c,
         measure,
+        measure_columns,
     )
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "Single",
     "crc32c",
     "measure",
+    "measure_columns",
 ]
 TWIN = choose(globals(), [name for name in __all__ if name != "TWIN"])

@@ -15,6 +15,7 @@ cdef class AppendLock:
     cdef uint64_t *words
     cdef Py_ssize_t at
     cdef readonly int fd
+    cdef int64_t gate
     cdef readonly uint64_t own
     cdef readonly bint is_inside
     cdef readonly bint is_taken
@@ -26,6 +27,7 @@ cdef class AppendLock:
     @cython.locals(own=uint64_t)
     cdef bint take_word(self) noexcept
     cdef bint pass_gate(self) except -1
+    cpdef bint is_gate_open(self) except -1
     @cython.locals(slot=uint64_t, _try=uint64_t)
     cdef bint find_slot(self) except -1
     @cython.locals(_look=int)
@@ -36,7 +38,7 @@ cdef class AppendLock:
     cdef bint is_alive(self, uint64_t word) noexcept
     @cython.locals(seen=uint64_t, owner=object)
     cpdef object rest(self, int64_t ns)
-    @cython.locals(before=uint64_t)
     cpdef int free(self) except -1
+    cdef bint free_word(self) noexcept
     cdef int leave(self) except -1
     cpdef object close(self)

@@ -44,11 +44,11 @@ SPINS = 40  # looks at a word that another process owns, before sleeping
 class AppendLock:
     """The lock of one handle on one word. Threads that share it exclude each other before they call `take`."""
 
-    def __init__(self, control: memoryview, at: int, fd: int, generation: int) -> None:
+    def __init__(self, control: memoryview, at: int, fd: int, generation: int, gate: int = GATE) -> None:
         """Look at word `at` of writable memory; `fd`, an open file description of its own, is for the bytes of the file.
 
-        generation: a random number, so that no two handles use the same one for the same slot. Raises ValueError for memory that can't
-        have the word, or may only be read.
+        generation: a random number, so that no two handles use the same one for the same slot. gate: the byte in place of GATE. Raises
+        ValueError for memory that can't have the word, or may only be read.
         """
         if at < 0 or len(control) < 8 * at + 8 or not native.is_writable(control):
             raise ValueError(f"the append lock is word {at} of memory that may be written to")
@@ -56,6 +56,7 @@ class AppendLock:
         self.words: Any = native.words_at(control)
         self.at = at
         self.fd = fd
+        self.gate = gate
         self.own = (generation << 16) & WORD & ~(SLOT | WAITERS)  # the word while this handle has the lock
         self.is_inside = False  # past the gate
         self.is_taken = False
@@ -74,16 +75,14 @@ class AppendLock:
             raise Closed("this handle of the log was closed; open it again")
         if self.is_taken:
             return False
-        self.is_taken = True  # first: a signal handler that appends in the middle of this is refused
-        self.taken_by = token
         is_ours = False
         try:
+            self.is_taken = True  # first: a signal handler that appends in the middle of this is refused
+            self.taken_by = token
             is_ours = (self.is_inside or self.pass_gate()) and self.take_word()
         finally:
             if not is_ours:
-                self.taken_by = None
-                self.is_taken = False
-                self.leave()
+                self.free()
         return is_ours
 
     def take_word(self) -> bool:
@@ -97,13 +96,17 @@ class AppendLock:
 
     def pass_gate(self) -> bool:
         """Take a share of the gate, or all of it in the interpreted twin; and a slot, if there is none yet. False if that can't be."""
-        if not native.try_gate(self.fd, GATE):
+        if not native.try_gate(self.fd, self.gate):
             return False
         if self.own & SLOT == 0 and not self.find_slot():
-            native.unlock(self.fd, GATE)
+            native.unlock(self.fd, self.gate)
             return False
         self.is_inside = True
         return True
+
+    def is_gate_open(self) -> bool:
+        """Return whether this handle could pass the gate; only an interpreted one can't, while compiled handles may write."""
+        return native.is_one_step() or not native.has_sharers(self.fd, self.gate)
 
     def find_slot(self) -> bool:
         """Lock the byte of a free slot, which stays locked until the descriptor is closed; False if every slot is taken."""
@@ -137,9 +140,11 @@ class AppendLock:
         """Sleep until the owner frees the word, `ns` at most; it may end early. Other threads run meanwhile."""
         if self.fd < 0:
             return
-        seen = native.load(self.words, self.at)
-        if seen == 0 or not self.is_inside:  # an interpreted writer holds the gate, which wakes nobody
+        if not self.is_inside:  # an interpreted writer holds the gate, which wakes nobody
             native.sleep(min(ns, LONGEST_DOZE))
+            return
+        seen = native.load(self.words, self.at)
+        if seen == 0:
             return
         if seen & WAITERS == 0:
             if not native.swap(self.words, self.at, seen, seen | WAITERS):
@@ -151,22 +156,26 @@ class AppendLock:
         del owner
 
     def free(self) -> None:
-        """Free the lock that `take` took, and wake one waiter."""
+        """Free the lock that `take` took, and wake one waiter. Frees nothing that another handle owns, whatever came in between.
+
+        If a signal handler raises in the middle of this, call it again.
+        """
         if self.is_taken:
-            try:
-                before = native.exchange(self.words, self.at, 0)
-            finally:
-                self.taken_by = None
-                self.is_taken = False
-                self.leave()
-            if before & WAITERS:
+            if self.free_word():
                 native.wake_word(self.words, self.at)
+            self.leave()
+            self.taken_by = None
+            self.is_taken = False
+
+    def free_word(self) -> bool:
+        """Free the word if it names this handle with its present generation; return whether others may sleep on it."""
+        return not native.swap(self.words, self.at, self.own, 0) and native.swap(self.words, self.at, self.own | WAITERS, 0)
 
     def leave(self) -> None:
         """Let others through the gate; a compiled handle only has a share of it, which it keeps."""
-        if self.is_inside and not native.is_one_step():
+        if not native.is_one_step() and self.fd >= 0:
             self.is_inside = False
-            native.unlock(self.fd, GATE)
+            native.unlock(self.fd, self.gate)
 
     def close(self) -> None:
         """Forget the memory and the descriptor, which the caller closes: that frees the slot."""

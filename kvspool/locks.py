@@ -126,12 +126,16 @@ class held(Handle):
 
 
 class appending(Handle):
-    """Hold an append lock inside the `with` block, waiting up to `timeout` seconds; see `wait_for`, and `held` for interrupts."""
+    """Hold an append lock inside the `with` block, waiting up to `timeout` seconds; see `wait_for`, and `held` for interrupts.
+
+    file: the descriptor of a lock whose owner may close it without closing the lock.
+    """
 
     _token: object = None  # of this hold
 
-    def __init__(self, lock: AppendLock, timeout: float, holder: Callable[[], str]) -> None:
+    def __init__(self, lock: AppendLock, timeout: float, holder: Callable[[], str], file: Descriptor | None = None) -> None:
         self._lock = lock
+        self._file = file
         self._timeout = timeout
         self._holder = holder
         self._process = system.port.process_id()
@@ -153,7 +157,8 @@ class appending(Handle):
 
     def _release(self) -> None:
         # A later hold, and that of the parent of a forked child, must not be released.
-        if self._lock.taken_by is self._token and self._process == system.port.process_id():
+        is_ours = self._lock.taken_by is self._token and self._process == system.port.process_id()
+        if is_ours and not (self._file is not None and self._file.is_closed):
             self._lock.free()
 
     def __del__(self) -> None:

@@ -78,7 +78,8 @@ class ShardSet(Spread, Handle):
     ) -> ShardSet:
         """Make a set of 2^bits shards under `root` and open it; `root` is made too, but not its parent.
 
-        prefix, bits: see `route`. options: those of `kvspool.create`, for each shard: `capacity`, say, or `format="sej"`. A set that an
+        prefix, bits: see `route`. options: those of `kvspool.create`, for each shard: `capacity`, say, or `format="sej"`; but `prefill` is
+        False by default, since the rings of a set may be many and large. A set that an
         earlier call left incomplete is completed. Raises LogExists if it is there in full, unless `exist_ok`; ValueError for a bad prefix
         or bits; ConflictingShardSets if the prefix has another number of shards already; TooFewDescriptors to open all of them, which are
         there then.
@@ -96,7 +97,7 @@ class ShardSet(Spread, Handle):
         for name in names:
             # It may be there: left by an earlier call, or made by another process at this moment.
             with suppress(LogExists), descriptors.for_logs(base, len(names)):
-                kvspool.create(base / name, **options).close()
+                kvspool.create(base / name, **{"prefill": False, **options}).close()
         return cls.open(base, prefix=prefix, timeout=timeout)
 
     @classmethod

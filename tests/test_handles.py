@@ -55,7 +55,7 @@ def classes() -> list[Any]:
         module, _, stem = name.rpartition(".")
         found.append(getattr(importlib.import_module(module), stem))
     frames = ("Ring", "FrameReader", "FrameWriter", "FrameSurvey", "FlushGroup", "Batch", "Items")
-    for stem, names in (("_frames", frames), ("_lock", ("AppendLock",)), ("_chunks", ("Ends",))):
+    for stem, names in (("_frames", frames), ("_lock", ("AppendLock",)), ("_tail", ("Tail",)), ("_chunks", ("Ends",))):
         for twin in ("py", "c"):
             with suppress(ImportError):
                 loops = importlib.import_module(f"kvspool.{stem}_{twin}")

@@ -499,7 +499,7 @@ def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
 
 @contextmanager
 def _appending(pair: Pair, file: Descriptor, timeout: float) -> Iterator[None]:
-    with locks.appending(pair.append_lock_by(file.number), timeout, lambda: "another process appends"):
+    with locks.appending(pair.append_lock_by(file.number), timeout, lambda: "another process appends", file):
         yield
 
 

@@ -194,7 +194,17 @@ class Spool(Single, Handle):
         ring is published at once; more than that becomes visible, and safe, in pieces. An error that comes after some pieces is
         AppendedInPart, or has its attribute `appended`: the sequences that are stored; see `kvspool.errors`.
         """
-        return self.append_prepared(self.prepare(values, keys, type, timestamp), timeout, durable)
+        listed: Any = values if values.__class__ is list else list(values)
+        listed_keys: Any = keys if keys is None or keys.__class__ is list else list(keys)
+        writer = self._writer
+        if writer is not None and writer.is_one_step and not durable and not self.is_durable:
+            _check(None, type, timestamp)
+            appended = writer.append_many(listed_keys, listed, type, -1 if timestamp is None else timestamp)
+            if appended is not None:
+                if writer.bell:
+                    self.ring(writer)
+                return appended
+        return self.append_prepared(self.prepare(listed, listed_keys, type, timestamp), timeout, durable)
 
     def prepare(
         self, values: Iterable[Any], keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
@@ -789,7 +799,13 @@ class Spool(Single, Handle):
         """Say who took the append lock last: a hint, since it may have changed hands meanwhile."""
         reader = pair.reader(0, 0)
         words = [reader.word(frames.HOLDER + 2 + at) for at in range(4)]
-        return f"{self.path} is locked by {holders.describe(words)}"
+        who = holders.describe(words)
+        if not pair.append_lock.is_gate_open():
+            return (
+                f"handles of the compiled kvspool have {self.path} open; the last writer was {who}. This process runs the interpreted one, "
+                f"which appends only while they are closed: build its extension (python setup.py build_ext --inplace), or install a wheel"
+            )
+        return f"{self.path} is locked by {who}"
 
     def refuse_larger(self, content: int) -> None:
         """Raise TooLarge for a record with so many bytes of key and value that it can't be one of this log."""

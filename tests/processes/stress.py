@@ -67,7 +67,7 @@ def write(path: Path, life: int, seed: int, pipe: int) -> None:
     noise = random.Random(seed)
     number = 0
     log = kvspool.open(path, timeout=60)
-    target = log.writer() if life % 2 else log  # every other writer keeps the lock as long as it may
+    target = log.writer() if life % 2 else log  # every other one by a writer object
     while not stopped:
         count = noise.choice((1, 1, 1, 2, 5, 40))
         os.write(pipe, ENTRY.pack(INTENT, life, number, count, 0))

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from children import Died, in_child, start
+from faults import TouchingPort
 
 import kvspool
 import shard
@@ -54,6 +55,15 @@ def names(root: Path) -> list[str]:
 
 
 # Making and opening.
+
+
+def test_the_rings_of_a_set_are_brought_into_memory_only_when_asked(tmp_path: Path) -> None:
+    port = TouchingPort(1 << 40)
+    with system.replaced(port):
+        shard.create(tmp_path / "root", prefix="p", bits=1, capacity=SMALL).close()
+        assert port.touched == []
+        shard.create(tmp_path / "root", prefix="q", bits=1, capacity=SMALL, prefill=True).close()
+        assert port.touched == [(4096, 8192)] * 2
 
 
 def test_create_makes_a_log_for_each_shard_and_the_root_for_its_owner_alone(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +19,10 @@ from children import Died, in_child, start
 from rings import Ring, lock_twin
 
 import kvspool
-from kvspool import Spool, _lock_py, errors
+from kvspool import Spool, _lock_py, errors, locks, system
 from kvspool import _frames_py as frames
-from kvspool._lock_py import SLOT, SLOTS_AT, WAITERS
+from kvspool._lock_py import SLOT, SLOTS_AT, STEP, WAITERS
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Closed
 
 MakeRing = Callable[..., Ring]
@@ -351,6 +355,37 @@ def test_owners_in_two_pid_namespaces_with_equal_pids_are_told_apart(log: Spool)
         os.close(ends[1][0])
 
 
+def test_sixteen_writers_and_sixty_four_readers_all_come_to_their_end(log: Spool) -> None:
+    each = 5  # all fit into the ring
+    writers = [start(lambda: [kvspool.open(log.path, timeout=60).append(b"x") for _ in range(each)]) for _ in range(16)]
+    readers = [
+        start(lambda: [record.sequence for record in kvspool.open(log.path).follow(0, limit=16 * each, timeout=60)]) for _ in range(64)
+    ]
+    given = sorted(sequence for writer in writers for sequence in writer())
+    assert given == list(range(16 * each))
+    assert all(reader() == given for reader in readers)
+
+
+def test_a_handle_that_is_closed_in_another_thread_while_one_waits_ends_both(log: Spool, owner: Any) -> None:
+    waiting = threading.Event()
+    ends: list[type[BaseException]] = []
+
+    def wait() -> None:
+        waiting.set()
+        with pytest.raises((errors.LockTimeout, Closed)) as caught:
+            other.append(b"never", timeout=0.5)
+        ends.append(caught.type)
+
+    other = kvspool.open(log.path)
+    other._live()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    waiting.wait()
+    other.close()
+    thread.join()
+    assert len(ends) == 1
+
+
 def test_a_log_that_was_copied_while_it_was_being_written_is_appended_to(log: Spool, owner: Any, tmp_path: Path) -> None:
     import shutil
 
@@ -363,3 +398,135 @@ def test_the_bytes_of_slots_are_those_that_the_format_names(log: Spool) -> None:
     from kvspool.spool import format
 
     assert (format.GATE, format.WRITER_LOCKS) == (0, SLOTS_AT) == (_lock_py.GATE, 65536)
+
+
+# What only a fault brings about.
+
+
+def test_a_handle_that_was_interrupted_frees_nobody_elses_lock(ring: Ring) -> None:
+    """A signal handler raised before the attempt came to the word; `locks.appending` frees the lock then."""
+    owner, other = ring.append_lock(), ring.append_lock()
+    assert owner.take()
+    said = word(ring)
+    assert not other.take()
+    other.free()
+    assert word(ring) == said
+    owner.free()
+    assert owner.take()
+    ring.words[frames.LOCK] = said + 9 * STEP  # as if another handle had it now
+    owner.free()
+    assert word(ring) == said + 9 * STEP
+
+
+def test_an_owner_of_whom_the_kernel_says_nothing_is_taken_for_alive(make_ring: MakeRing, compiled: ModuleType) -> None:
+    ring = make_ring(compiled)
+    owner, waiter = ring.append_lock(), ring.append_lock()
+    assert waiter.take()
+    waiter.free()
+    assert owner.take()
+    only_a_name = os.open(f"/proc/self/fd/{ring.lock_file}", os.O_PATH)
+    os.dup2(only_a_name, waiter.fd)  # the kernel refuses to look at a lock through it
+    os.close(only_a_name)
+    said = word(ring)
+    assert not waiter.take()
+    assert word(ring) == said
+
+
+def test_an_exception_out_of_a_signal_handler_at_any_opcode_leaves_the_lock_to_others(make_ring: MakeRing) -> None:
+    """Interpreted, where a handler may run between any two opcodes of the lock; the holder tries once more to free it."""
+    ring = make_ring(frames)
+    other = ring.append_lock()
+    codes = {function.__code__ for function in vars(_lock_py.AppendLock).values() if hasattr(function, "__code__")}
+    codes.add(locks.appending.__enter__.__code__)
+    at = 0
+    while True:
+        at += 1
+        holding = locks.appending(ring.append_lock(), 0, lambda: "nobody")
+        if not interrupted_at_opcode(at, codes, holding):
+            break
+        del holding  # an exception after the last step of `__enter__` keeps the lock until then
+        assert other.take(), f"the lock is stuck after an exception at opcode {at}"
+        other.free()
+        ring.kill()
+        other = ring.append_lock()
+    assert at > 100
+
+
+class Interrupt(Exception):
+    """What the handler raises."""
+
+
+def interrupted_at_opcode(number: int, codes: set[Any], holding: Any) -> bool:
+    """Hold the lock for a moment; raise Interrupt before the given opcode of these functions, and return whether there was one."""
+    left = number
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code not in codes:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if not left:
+                raise Interrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with holding:
+            pass
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_lock_that_is_forgotten_after_its_file_was_closed_leaves_the_next_file_alone(make_ring: MakeRing, tmp_path: Path) -> None:
+    ring = make_ring(frames)
+    path = tmp_path / "lock"
+    path.touch()
+    file = Descriptor(path, os.O_RDWR)
+    number = file.number
+    holding = locks.appending(_lock_py.AppendLock(ring.control, frames.LOCK, number, 1), 0, lambda: "nobody", file)
+    holding.__enter__()  # and the block never ends
+    file.close()
+    with Descriptor(path, os.O_RDWR) as again, Descriptor(path, os.O_RDWR) as other:
+        assert again == number
+        assert system.port.try_lock(again, _lock_py.GATE)
+        del holding
+        gc.collect()
+        assert not system.port.try_lock(other, _lock_py.GATE), "the lock of the file that has the number now"
+
+
+def test_an_interpreted_writer_is_told_that_compiled_handles_keep_it_out(log: Spool, compiled: ModuleType) -> None:
+    log.append(b"x")
+    if kvspool._frames.TWIN != "compiled":
+        pytest.skip("the log is open in this twin")
+    code = (
+        "import sys, kvspool, pytest\n"
+        "with kvspool.open(sys.argv[1], timeout=0) as log:\n"
+        "    with pytest.raises(kvspool.errors.LockTimeout, match='compiled kvspool.*build_ext'):\n"
+        "        log.append(b'y')\n"
+    )
+    subprocess.run([sys.executable, "-c", code, log.path], env={**os.environ, "KVSPOOL_NO_EXTENSIONS": "1"}, check=True, timeout=60)
+
+
+def test_a_child_that_is_forked_in_the_midst_of_an_append_neither_owns_nor_frees_the_lock(log: Spool) -> None:
+    log.append(b"first")
+
+    def append_in_a_child(writer: Any) -> bool:
+        def child() -> str:
+            with pytest.raises(errors.LockTimeout):
+                log.append(b"of the child", timeout=0)
+            return "refused"
+
+        assert in_child(child) == "refused"
+        with kvspool.open(log.path, timeout=0) as other, pytest.raises(errors.LockTimeout):
+            other.append(b"the parent has the lock still")
+        return True
+
+    assert log._locked(append_in_a_child, 1.0)
+    assert in_child(lambda: log.append(b"of the child")) == 1
+    assert log.append(b"of the parent") == 2
