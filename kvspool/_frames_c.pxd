@@ -12,28 +12,14 @@ cdef uint64_t AHEAD, STEP, WRITTEN_AHEAD
 cdef object NO_ITEM
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
-cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, SEAT_WORDS, SEATS
+cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, RINGS, WATCHES, SLEEPS
 cdef Py_ssize_t MOVED, DROPPED, KEPT, PINS
 cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO, HEAD_ECHO
 cdef int64_t SYNC_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, OUTDATED, LOOK_EVERY, MOST_AHEAD, SLICE, LONGEST_SLEEP, LONGEST_GATHER
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, OUTDATED, LOOK_EVERY, MOST_AHEAD, SLICE, BLIND, LONGEST_SLEEP, LONGEST_GATHER
 cdef int WAITS, DONE, LEADS, LATE, FAILED
-
-
-cdef class Bell:
-    cdef native.sem_t *semaphore
-    cdef public int sleepers
-    cdef readonly bint is_closed
-    cdef object owner
-    cdef readonly Py_ssize_t number
-    cdef readonly uint64_t taken
-
-    cpdef void ring(self) noexcept
-    cpdef void sleep(self, int64_t ns) except *
-    cpdef void close(self) except *
-    cdef void give_back(self) except *
 
 
 cdef class Ring:
@@ -71,8 +57,10 @@ cdef class Ring:
     @cython.locals(tail=uint64_t)
     cpdef uint64_t tail(self) except? 0
     cdef int check_position(self, uint64_t position) except -1
-    cpdef uint64_t ask_for_bell(self, Py_ssize_t seat) except? 0
-    cpdef uint64_t take_bell(self) except? 0
+    cpdef uint64_t ask_for_bell(self, Py_ssize_t way) except? 0
+    @cython.locals(asked=uint64_t)
+    cpdef bint ring_bell(self) except -1
+    cpdef void rouse(self) except *
     cdef bint has_moved(self) noexcept
     @cython.locals(owner=object)
     cpdef object wait_word(self, Py_ssize_t at, uint64_t expected, int64_t longest)
@@ -106,6 +94,7 @@ cdef class FrameReader(Ring):
     cdef object time
     cdef uint64_t time_before
     cdef public Py_ssize_t edge
+    cdef bint is_woken
 
     cpdef object move(
         self, object data, object control, uint32_t seed, uint64_t position, uint64_t sequence
@@ -132,7 +121,10 @@ cdef class FrameReader(Ring):
     cdef object step(self, uint64_t end, object make)
     @cython.locals(tail=uint64_t, edge=uint64_t)
     cpdef uint64_t edge_now(self) except? 0
-    cpdef list sleep_and_fetch(self, uint64_t end, Bell bell, int64_t ns, int64_t limit, object make, list out)
+    cpdef list sleep_and_fetch(self, uint64_t end, int64_t spin, int64_t ns, int64_t limit, object make, list out)
+    @cython.locals(owner=object, seen=uint64_t)
+    cpdef void sleep(self, uint64_t end, int64_t ns) except *
+    cpdef void wake(self) except *
     @cython.locals(owner=object, words="uint64_t *", until=int64_t, left=int64_t, seen=uint64_t)
     cpdef bint spin(self, int64_t ns) except -1
     @cython.locals(
@@ -158,21 +150,22 @@ cdef class Batch:
     cdef FrameReader reader
     cdef object pair
     cdef uint64_t end
-    cdef Bell bell
+    cdef bint is_running
+    cdef int64_t spin
     cdef int64_t longest
     cdef int64_t most
     cdef object make
     cdef int64_t dozed
 
     cpdef int run(self, object reader, uint64_t end, int64_t most, object make) except -1
-    cpdef int lie_down(self, FrameReader reader, object pair, Bell bell, int64_t ns, int64_t most, object make) except -1
+    cpdef int lie_down(self, FrameReader reader, object pair, int64_t spin, int64_t ns, int64_t most, object make) except -1
     @cython.locals(dozed=int64_t)
     cpdef int64_t rise(self) except -1
     cdef bint is_filled(self, list items) except -1
-    @cython.locals(began=int64_t, most=int64_t, items=list)
-    cdef bint doze(self, FrameReader reader, Bell bell) except -1
+    @cython.locals(began=int64_t, left=int64_t, most=int64_t, items=list)
+    cdef bint doze(self, FrameReader reader) except -1
     @cython.locals(is_closed=bint)
-    cdef bint is_disturbed(self, FrameReader reader, Bell bell) except -1
+    cdef bint is_disturbed(self, FrameReader reader) except -1
     cpdef list clear(self)
     @cython.locals(at=Py_ssize_t, reader=FrameReader, item=object)
     cpdef object take(self, object refill)
@@ -202,7 +195,6 @@ cdef class FrameWriter(Ring):
     cdef int64_t era
     cdef public int64_t look_at
     cdef public uint64_t bell
-    cdef readonly list bells
     cdef uint64_t published
     cdef Py_ssize_t mark_at
     cdef readonly uint64_t end
@@ -229,7 +221,6 @@ cdef class FrameWriter(Ring):
     @cython.locals(longest=int64_t, stored=uint64_t, first=uint64_t)
     cpdef object append_bulk(self, Bulk bulk)
     cpdef object locked(self, object work)
-    @cython.locals(seat=Py_ssize_t, asked=uint64_t, bell=Bell)
     cpdef void ring(self) except *
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0

@@ -62,8 +62,7 @@ CAME = 53
 BEGAN = 54
 GOAL = 55
 WANTED = 56
-SEAT_WORDS = 57  # + seat
-SEATS = 6
+RINGS = 58
 HOLDER = 64
 HOLDER_WORDS = 6
 PENDING = 70  # in the cache line of the holder's words, which each append looks at
@@ -121,69 +120,13 @@ LATE = 3
 FAILED = 4
 
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
+WATCHES = 0  # byte of WANTED: a reader watches by inotify
+SLEEPS = 1  # and this one: a reader sleeps on RINGS
 MOST_AHEAD = 86_400_000_000_000  # ns that a caller's timestamp may lie after the clock
 SLICE = 50_000  # ns that a reader looks at the tail without a break
+BLIND = 5_000_000  # ns that a reader sleeps at once where writers may not wake it
 LONGEST_SLEEP = 2_000_000  # ns until a look whether who flushes is done: one that was killed wakes nobody
 LONGEST_GATHER = 100_000  # ns that a flush waits for those whom the one before has woken
-
-
-class Bell:
-    """A semaphore: a reader sleeps on it, a writer posts it.
-
-    `number` is the reader's seat; `taken` says for the how many-th reader there it was made, and belongs to the writer that keeps the bell.
-    """
-
-    def __init__(self, semaphore: Any, number: int, taken: int) -> None:
-        """Take over a semaphore that the port has opened. Raises OSError if it was removed meanwhile."""
-        self.sleepers = 0
-        self.is_closed = True  # as long as there is nothing to close
-        self.owner: Any = None
-        self.number = number
-        self.taken = taken
-        self.semaphore = native.semaphore_of(semaphore)
-        self.owner = semaphore
-        self.is_closed = False
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        refuse_copy(self)
-
-    def ring(self) -> None:
-        """Wake who sleeps here; the next to come, if nobody does."""
-        if not self.is_closed and self.owner is not None:
-            native.post(self.semaphore)
-
-    def sleep(self, ns: int) -> None:
-        """Sleep until somebody rings, `ns` at most; or until a signal comes, whose handler may raise."""
-        if self.is_closed or self.owner is None:
-            return
-        self.sleepers += 1
-        try:
-            native.sleep_on(self.semaphore, ns)
-        finally:
-            self.sleepers -= 1
-            if self.is_closed and self.sleepers == 0:
-                self.give_back()
-
-    def close(self) -> None:
-        """Let go of the semaphore. Who sleeps on it in another thread is woken: its memory goes when he is awake."""
-        if self.is_closed or self.owner is None:
-            return
-        if self.sleepers != 0:
-            native.post(self.semaphore)
-            self.is_closed = True
-        else:
-            self.is_closed = True
-            self.give_back()
-
-    def __del__(self) -> None:
-        if not getattr(self, "is_closed", True):
-            self.close()
-
-    def give_back(self) -> None:
-        """Let go of the memory."""
-        native.let_go(self.semaphore)
-        self.semaphore = native.no_semaphore()
-        self.owner.close()
 
 
 class Ring:
@@ -283,25 +226,35 @@ class Ring:
         if position & 7 or position > MOST_POSITION:
             raise Corruption("the control block says that the log ends where no frame can: it is damaged")
 
-    def ask_for_bell(self, seat: int) -> int:
-        """Set the flag that makes the next writer wake `seat` (0: who watches by inotify), and return the tail as it is after that.
+    def ask_for_bell(self, way: int) -> int:
+        """Ask the next writer to wake readers that watch by inotify (WATCHES) or sleep on `rings` (SLEEPS); return the tail after that.
 
-        Each seat has a byte of its own, so that readers who ask at once don't undo each other's asking.
+        Each way has a byte of its own, so that readers that ask at the same time don't undo each other's request.
         """
         self.check_writable()
-        if not 0 <= seat <= SEATS:
-            raise IndexError(f"there are the seats 0 to {SEATS}, and none with the number {seat}")
-        self.flags[WANTED * 8 + seat] = 1
+        if not WATCHES <= way <= SLEEPS:
+            raise IndexError(f"readers are woken in the ways {WATCHES} and {SLEEPS}; none has the number {way}")
+        if self.flags[WANTED * 8 + way] == 0:
+            self.flags[WANTED * 8 + way] = 1
         native.fence()
         return native.load(self.control, TAIL)
 
-    def take_bell(self) -> int:
-        """After a store that readers wait for: return the word of who asked to be woken, and clear it. The memory must be writable."""
+    def ring_bell(self) -> bool:
+        """After a store that readers wait for: wake sleepers, and return whether others watch by inotify. The memory must be writable."""
         self.check_writable()
         native.fence()
         if native.load(self.control, WANTED) == 0:
-            return 0
-        return native.exchange(self.control, WANTED, 0)
+            return False
+        asked = native.exchange(self.control, WANTED, 0)
+        if asked > 0xFF:
+            self.rouse()
+        return asked & 0xFF != 0
+
+    def rouse(self) -> None:
+        """Wake all readers that sleep on `rings`, and keep those awake that are about to. The memory must be writable."""
+        self.check_writable()
+        native.add_one(self.control, RINGS)
+        native.wake_all(self.control, RINGS)
 
     def has_moved(self) -> bool:
         """Return whether the log may lie in new files. It must be open."""
@@ -500,6 +453,7 @@ class FrameReader(Ring):
         self.time: Any = 0  # the timestamp of the record before: those of one batch share the object
         self.time_before = 0
         self.edge = TAIL
+        self.is_woken = False
 
     def move(self, data: memoryview, control: memoryview, seed: int, position: int, sequence: int) -> None:
         """Go on in the memory of the log's new files; what was copied out already stays in `items`."""
@@ -690,20 +644,44 @@ class FrameReader(Ring):
         return edge if edge < tail else tail
 
     def sleep_and_fetch(
-        self, end: int, bell: Bell, ns: int, limit: int, make: Callable[..., Any] | None, out: list[Any]
+        self, end: int, spin: int, ns: int, limit: int, make: Callable[..., Any] | None, out: list[Any]
     ) -> list[Any]:
-        """Fetch what there is; but if there was nothing behind `end`, and still isn't, sleep on `bell` first, for up to `ns`.
+        """Fetch the records that are there. If none is there after `end`, first look for `spin` ns, then sleep up to `ns`, for new ones.
 
-        One step where it is compiled: what stands between the bell and the record is what a reader waits for.
+        Compiled, this is one step: a reader waits for all that happens between the wake-up and the record.
         """
         if self.position >= end:
-            self.ask_for_bell(bell.number)
-            if self.edge_now() == end:
-                bell.sleep(ns)
-                if self.closed:  # by another thread meanwhile
-                    return out
+            if not self.spin(spin) and not self.closed:
+                self.sleep(end, ns)
+            if self.closed:  # by another thread meanwhile
+                return out
             end = self.edge_now()
         return self.fetch(end, limit, make, out)
+
+    def sleep(self, end: int, ns: int) -> None:
+        """Sleep until a writer rings, up to `ns`, unless there is something after `end`; or until a signal, whose handler may raise."""
+        self.check_open()
+        seen = native.load(self.control, RINGS)  # before the looks: a wake-up after them ends the sleep, even before it begins
+        if self.may_store:
+            self.ask_for_bell(SLEEPS)
+        if self.is_woken or self.edge_now() != end:
+            self.is_woken = False
+            return
+        if not self.may_store or self.has_moved():  # no writer rings, or none rings here any more
+            ns = min(ns, BLIND)
+        owner = self.owner  # keeps the memory while another thread closes
+        native.wait_word(self.control, RINGS, seen, ns)
+        del owner
+        native.check_signals()
+
+    def wake(self) -> None:
+        """End the sleep of the thread that reads here, or its next one. Any thread may call this."""
+        self.is_woken = True
+        if not self.closed and self.may_store:  # otherwise it sleeps for a moment only
+            try:
+                self.rouse()
+            except Closed:
+                pass
 
     def spin(self, ns: int) -> bool:
         """Look for up to `ns` whether there is something to fetch, and return whether there is."""
@@ -712,7 +690,7 @@ class FrameReader(Ring):
         owner = self.owner  # another thread may close us meanwhile
         words = self.control
         until = native.monotonic() + ns
-        while not self.closed:
+        while not self.closed and not self.is_woken and ns > 0:
             seen = native.load(words, self.edge)
             if seen > self.position:
                 return True
@@ -831,7 +809,7 @@ class Batch:
     """What was copied out and is not handed out yet: the `items` from `at` on.
 
     left: how many may be handed out; -1: no end. While nothing but records comes, the batch *runs*: it copies the next ones out by itself
-    when all are handed out. A follower's batch *dozes*, too: that is one step from the last record to the bell, and from there to the next.
+    when all are handed out. A follower's batch *dozes*: one step leads from the last record to the sleep, one from the wake-up to the next.
     """
 
     def __init__(self, left: int) -> None:
@@ -841,7 +819,8 @@ class Batch:
         self.reader: FrameReader | None = None
         self.pair: Any = None
         self.end = NOTHING
-        self.bell: Bell | None = None
+        self.is_running = False
+        self.spin = 0
         self.longest = 0
         self.most = 0
         self.make: Callable[..., Any] | None = None
@@ -857,16 +836,17 @@ class Batch:
         can be interrupted, since a record would be lost then, or the reader is of the other twin.
         """
         if native.is_one_step() and isinstance(reader, FrameReader):
-            self.bell = None
+            self.is_running = True
             self.end = end
             self.most = most
             self.make = make
             self.reader = reader
 
-    def lie_down(self, reader: FrameReader, pair: Any, bell: Bell, ns: int, most: int, make: Callable[..., Any] | None) -> None:
-        """Doze from now on where nothing is left: on the bell of these files, for up to `ns`; the rest is as for `sleep_and_fetch`."""
+    def lie_down(self, reader: FrameReader, pair: Any, spin: int, ns: int, most: int, make: Callable[..., Any] | None) -> None:
+        """Doze from now on where nothing is left, for up to `ns`; the rest is as for `sleep_and_fetch`."""
+        self.is_running = False
         self.pair = pair
-        self.bell = bell
+        self.spin = spin
         self.longest = ns
         self.most = most
         self.make = make
@@ -875,7 +855,7 @@ class Batch:
     def rise(self) -> int:
         """Neither run nor doze any more, and return for how many ns the last doze lasted, if it was in vain."""
         self.reader = None
-        self.pair = self.bell = self.make = None
+        self.pair = self.make = None
         dozed = self.dozed
         self.dozed = 0
         return dozed
@@ -887,14 +867,15 @@ class Batch:
             self.at = 0
         return self.at < len(self.items) and self.left != 0
 
-    def doze(self, reader: FrameReader, bell: Bell) -> bool:
+    def doze(self, reader: FrameReader) -> bool:
         """Sleep until there is something to hand out; False if that took too long or anything else is the matter: then look what it is."""
         began = native.monotonic()
         self.dozed = 0
-        while self.dozed < self.longest and not self.is_disturbed(reader, bell):
+        while self.dozed < self.longest and not self.is_disturbed(reader):
+            left = self.longest - self.dozed
             most = self.most if self.left < 0 or self.left > self.most else self.left
             items = self.clear()
-            reader.sleep_and_fetch(reader.edge_now(), bell, self.longest - self.dozed, most, self.make, items)
+            reader.sleep_and_fetch(reader.edge_now(), min(self.spin, left), left, most, self.make, items)
             if self.is_filled(items):
                 self.dozed = 0
                 return True
@@ -903,9 +884,9 @@ class Batch:
             self.dozed = native.monotonic() - began
         return False
 
-    def is_disturbed(self, reader: FrameReader, bell: Bell) -> bool:
-        """Return whether somebody closed anything, or the log lies in new files; or this is a forked child, where the bell is closed."""
-        is_closed = self.left == 0 or self.reader is not reader or reader.closed or bell.is_closed
+    def is_disturbed(self, reader: FrameReader) -> bool:
+        """Return whether anything was closed, or the log may lie in new files."""
+        is_closed = self.left == 0 or self.reader is not reader or reader.closed
         return is_closed or reader.has_moved() or self.pair.is_closed
 
     def clear(self) -> list[Any]:
@@ -922,14 +903,14 @@ class Batch:
             reader = self.reader
             if reader is None:
                 return refill()
-            if self.bell is None:
+            if self.is_running:
                 item = self.next_of(reader)
                 if item is NO_ITEM:
                     return refill()
                 if self.left > 0:
                     self.left -= 1
                 return item
-            if not self.doze(reader, self.bell):
+            if not self.doze(reader):
                 return refill()
         at = self.at
         self.at = at + 1
@@ -967,7 +948,7 @@ class FrameWriter(Ring):
 
     Everything here happens under the append lock. `append` takes the lock itself if no other handle holds it, and is one step for threads
     and signal handlers in the compiled twin (`is_one_step`). The other methods are for the work that `locked` does. `bell` has
-    a byte set for each seat that asked to be woken before a publication, and that `ring` could not wake: `bells` has those that it can.
+    a byte set for each way in which readers asked to be woken before a publication; the caller wakes those that watch by inotify.
     """
 
     def __init__(
@@ -1007,7 +988,6 @@ class FrameWriter(Ring):
         self.era = -1  # whose keys the value names that is being appended; -1: it names none
         self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
         self.bell = 0
-        self.bells: list[Any] = [None] * (SEATS + 1)
         self.published = 0
         self.mark_at = 0
         self.end = 0
@@ -1137,17 +1117,10 @@ class FrameWriter(Ring):
         self.published = self.end  # frames that were put, and not published, never will be
 
     def ring(self) -> None:
-        """Wake who asked and sleeps on a known bell; the others stay in `bell`. Not under the lock: who wakes may run at once."""
-        if self.closed:
-            return
-        for seat in range(1, SEATS + 1):
-            asked = 0xFF  # a word, which is shifted: compiled, the number would be one of 32 bits
-            asked <<= 8 * seat
-            if self.bell & asked and self.bells[seat] is not None:
-                bell = self.bells[seat]
-                if bell.taken == native.load(self.control, SEAT_WORDS + seat):
-                    self.bell &= ~asked
-                    bell.ring()
+        """Wake the readers that asked and sleep. Not under the lock: a woken reader may run at once, on this processor."""
+        if self.bell > 0xFF and not self.closed:
+            self.bell &= 0xFF
+            self.rouse()
 
     def begin(self) -> int:
         """Under the lock: load where the log ends, and return its next sequence. Raises Moved where new files may have taken its place."""

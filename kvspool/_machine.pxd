@@ -38,7 +38,6 @@ cdef extern from *:
     #include <linux/futex.h>
     #include <pthread.h>
     #include <sched.h>
-    #include <semaphore.h>
     #include <stdint.h>
     #include <sys/stat.h>
     #include <sys/syscall.h>
@@ -103,26 +102,6 @@ cdef extern from *:
         struct timespec t;
         clock_gettime(CLOCK_MONOTONIC, &t);
         return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-    }
-    /* By the clock that nobody sets, where libc can do that: one that is set back would make the sleep longer. */
-    #if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 30)
-    #define KV_SLEEP_CLOCK CLOCK_MONOTONIC
-    #define kv_timed_wait(semaphore, until) sem_clockwait(semaphore, CLOCK_MONOTONIC, until)
-    #else
-    #define KV_SLEEP_CLOCK CLOCK_REALTIME
-    #define kv_timed_wait(semaphore, until) sem_timedwait(semaphore, until)
-    #endif
-    static inline int kv_sleep_on(sem_t *semaphore, int64_t ns) {
-        struct timespec until;
-        clock_gettime(KV_SLEEP_CLOCK, &until);
-        ns += until.tv_nsec;
-        until.tv_sec += ns / 1000000000;
-        until.tv_nsec = ns % 1000000000;
-        return kv_timed_wait(semaphore, &until) == 0 ? 0 : errno;
-    }
-    static inline sem_t *kv_open_semaphore(const char *name) {
-        sem_t *semaphore = sem_open(name, 0);
-        return semaphore == SEM_FAILED ? NULL : semaphore;
     }
     static inline void kv_spin(const uint64_t *at, uint64_t value, int64_t ns) {
         int64_t until = kv_monotonic() + ns;
@@ -210,14 +189,8 @@ cdef extern from *:
     uint32_t *kv_zero
     void kv_prefetch(const uint8_t *at, uint64_t length) noexcept nogil
     int64_t kv_now() noexcept nogil
-    ctypedef struct sem_t:
-        pass
     int64_t kv_monotonic() noexcept nogil
-    int kv_sleep_on(sem_t *semaphore, int64_t ns) noexcept nogil
-    sem_t *kv_open_semaphore(const char *name) noexcept nogil
     void kv_spin(const uint64_t *at, uint64_t value, int64_t ns) noexcept nogil
-    int sem_post(sem_t *semaphore) noexcept nogil
-    int sem_close(sem_t *semaphore) noexcept nogil
     int kv_write_at(int fd, const uint8_t *data, size_t length, int64_t at) noexcept nogil
     int64_t kv_size_at(const char *path, uint64_t device, uint64_t number) noexcept nogil
     int kv_has_name(int fd) noexcept nogil
@@ -495,35 +468,6 @@ cdef inline int64_t size_at(bytes path, uint64_t device, uint64_t number) noexce
 
 cdef inline bint has_name(int fd) noexcept:
     return kv_has_name(fd)
-
-
-cdef inline sem_t *semaphore_of(object semaphore) except NULL:
-    cdef bytes name = semaphore.name.encode()
-    cdef sem_t *found = kv_open_semaphore(name)
-    if found == NULL:
-        raise OSError(errno, "could not open a semaphore", semaphore.name)
-    return found
-
-
-cdef inline sem_t *no_semaphore() noexcept:
-    return NULL
-
-
-cdef inline void let_go(sem_t *semaphore) noexcept:
-    sem_close(semaphore)
-
-
-cdef inline void post(sem_t *semaphore) noexcept:
-    sem_post(semaphore)
-
-
-cdef inline int sleep_on(sem_t *semaphore, int64_t ns) except -1:
-    cdef int failed
-    with nogil:
-        failed = kv_sleep_on(semaphore, ns)
-    if failed == EINTR:
-        PyErr_CheckSignals()
-    return 0
 
 
 cdef inline int spin(object owner, const uint64_t *words, Py_ssize_t at, uint64_t value, int64_t ns) except -1:

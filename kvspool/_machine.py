@@ -1,9 +1,9 @@
-"""What the loops over frames need from the machine: words, copies, fences, checksum, clocks, one lock byte, semaphores.
+"""What the loops over frames need from the machine: words, copies, fences, checksum, clocks, one lock byte, futexes.
 
 This is the interpreted form. `_machine.pxd` has the same functions as inline C, and the compiled twin of
 `_frames_py.py` uses those; here a *pointer* is a memoryview (or any object that slices and indexes alike, so that a test
-can record every store). Locks, clocks, process id, and posts to and waits for a semaphore go through the port in `system`; in the
-compiled twin they are direct system calls, which is why fault injection runs on the interpreted one.
+can record every store). Locks, clocks, process id, and sleeps and wake-ups on a word go through the port in `system`; in the compiled
+twin they are direct system calls, which is why fault injection runs on the interpreted one.
 
 Words are aligned 64-bit little-endian. CPython moves an item of a `memoryview("Q")` with one 8-byte copy, so a
 word is never torn.
@@ -14,17 +14,13 @@ from __future__ import annotations
 import os
 import struct
 from array import array
-from contextlib import suppress
 from functools import cache
 from typing import Any
-
-import posix_ipc
 
 from kvspool import system
 from kvspool.errors import Closed
 
 _HEAD = struct.Struct("<QQQI")
-_PAUSE = 100_000  # ns between two looks at a word
 
 
 def bytes_at(view: memoryview) -> memoryview:
@@ -248,21 +244,18 @@ def prefetch(data: memoryview, at: int, length: int) -> None:
 
 
 def wait_word(words: memoryview, at: int, expected: int, longest: int) -> None:
-    """Sleep until word `at` is no longer `expected` and its waker says so, or for `longest` ns; it may end early.
-
-    The C form sleeps in the kernel, on the word itself (a futex). Here it is looked at every tenth of a millisecond.
-    """
-    while longest > 0 and words[at] == expected:
-        system.port.sleep(min(longest, _PAUSE) / 1e9)
-        longest -= _PAUSE
+    """Sleep while word `at` is `expected`, in its low half, until another process wakes us; `longest` ns at most, and it may end early."""
+    system.port.wait_word(words, at, expected & 0xFFFFFFFF, longest / 1e9)
 
 
 def wake_word(words: memoryview, at: int) -> None:
-    """Wake the one that has slept longest in `wait_word` on word `at`. Here nobody is: whoever sleeps looks by himself."""
+    """Wake the one that has slept longest in `wait_word` on word `at`."""
+    system.port.wake_word(words, at, 1)
 
 
 def wake_all(words: memoryview, at: int) -> None:
-    """Wake all who sleep in `wait_word` on word `at`. Here nobody is: whoever sleeps looks by himself."""
+    """Wake all that sleep in `wait_word` on word `at`."""
+    system.port.wake_word(words, at, 0x7FFFFFFF)
 
 
 def is_bytes(value: object) -> bool:
@@ -373,31 +366,6 @@ def size_at(path: bytes, device: int, number: int) -> int:
 def has_name(fd: int) -> bool:
     """Return whether a name stands for an open file."""
     return system.port.status(fd).st_nlink > 0
-
-
-def semaphore_of(semaphore: Any) -> Any:
-    """Return the pointer to a semaphore that the port has opened; it stays good until `let_go`."""
-    return semaphore
-
-
-def no_semaphore() -> Any:
-    """Return the pointer to no semaphore."""
-    return None
-
-
-def let_go(semaphore: Any) -> None:
-    """Give back what `semaphore_of` returned; the port's own semaphore stays open."""
-
-
-def post(semaphore: Any) -> None:
-    """Add one to the value of a semaphore. What goes wrong there is nobody's business: who sleeps wakes by himself in the end."""
-    with suppress(OSError, posix_ipc.Error):
-        system.port.post_semaphore(semaphore)
-
-
-def sleep_on(semaphore: Any, ns: int) -> None:
-    """Take one from the value of a semaphore; sleep for that, `ns` at most, or until a signal comes, whose handler runs then."""
-    system.port.wait_semaphore(semaphore, ns / 1e9)
 
 
 def spin(owner: object, words: memoryview, at: int, value: int, ns: int) -> None:

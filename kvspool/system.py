@@ -17,7 +17,6 @@ import mmap
 import os
 import resource
 import select
-import signal
 import struct
 import sys
 import threading
@@ -26,13 +25,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import posix_ipc
 from inotify_simple import INotify
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid (which must be 0 for these locks).
 _FLOCK = struct.Struct("@hhqqi4x")
 _HANDLE, _HANDLE_BYTES = struct.Struct("@Ii"), 128  # struct file_handle, and the most bytes that follow it
-_LONGEST_WAIT = 0.05  # seconds that a signal has to wait
+_SYSCALL, _TIMESPEC = ctypes.CDLL(None).syscall, struct.Struct("@qq")
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221}.get(os.uname().machine)
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_PAUSE = 0.001  # seconds between two looks at a word that cannot be slept on
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the module mmap doesn't name
 _AT_CWD, _EXCHANGE = -100, 2  # of renameat2
 PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # how every file is opened
@@ -295,43 +296,20 @@ class Port:
         """Return the events that wait on an inotify descriptor; there must be at least one."""
         return os.read(fd, 65536)
 
-    def make_semaphore(self, name: str, mode: int) -> posix_ipc.Semaphore:
-        """Return a new semaphore with this name and the value 0; one that has the name already is removed."""
-        self.remove_semaphore(name)
-        return posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=mode, initial_value=0)
+    def wait_word(self, words: memoryview, at: int, expected: int, timeout: float) -> None:
+        """Sleep while the low half of word `at` is `expected`, until `wake_word` or a signal, `timeout` seconds at most."""
+        futex = _futex(words, at)
+        if futex is None:
+            self.sleep(min(timeout, _PAUSE))
+            return
+        seconds, rest = divmod(max(0, round(timeout * 1e9)), 1_000_000_000)
+        _SYSCALL(_SYS_FUTEX, ctypes.byref(futex), _FUTEX_WAIT, ctypes.c_uint32(expected), _TIMESPEC.pack(seconds, rest), None, 0)
 
-    def open_semaphore(self, name: str) -> posix_ipc.Semaphore | None:
-        """Return the semaphore with this name; None if there is none, or it isn't ours to use."""
-        try:
-            return posix_ipc.Semaphore(name)
-        except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
-            return None
-
-    def wait_semaphore(self, semaphore: posix_ipc.Semaphore, timeout: float) -> None:
-        """Take one from the semaphore's value; sleep for that, `timeout` seconds at most, and never long.
-
-        Signals wait meanwhile: posix_ipc puts an exception of its own in the place of the one that a handler raised, and Ctrl-C was lost.
-        """
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            semaphore.acquire(min(timeout, _LONGEST_WAIT))
-        except (posix_ipc.BusyError, posix_ipc.SignalError):
-            pass
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    def post_semaphore(self, semaphore: posix_ipc.Semaphore) -> None:
-        """Add one to the semaphore's value, and so wake who sleeps on it."""
-        semaphore.release()
-
-    def remove_semaphore(self, name: str) -> bool:
-        """Remove a semaphore's name; False if there was none. Who has it open goes on with it."""
-        try:
-            posix_ipc.unlink_semaphore(name)
-        except posix_ipc.ExistentialError:
-            return False
-        return True
+    def wake_word(self, words: memoryview, at: int, most: int) -> None:
+        """Wake up to `most` threads, of any process, that sleep in `wait_word` on word `at`."""
+        futex = _futex(words, at)
+        if futex is not None:
+            _SYSCALL(_SYS_FUTEX, ctypes.byref(futex), _FUTEX_WAKE, ctypes.c_int(most), None, None, 0)
 
     # Time, identity, entropy.
 
@@ -402,6 +380,14 @@ class Port:
     def mounts(self) -> str:
         """Return the kernel's table of the mounted file systems."""
         return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+
+
+def _futex(words: memoryview, at: int) -> ctypes.c_uint32 | None:
+    """Return the low half of word `at` for the kernel; None if it may only be read, is no memory, or the processor is unknown."""
+    try:
+        return ctypes.c_uint32.from_buffer(words, 8 * at) if _SYS_FUTEX is not None else None
+    except (TypeError, ValueError):
+        return None
 
 
 port = Port()

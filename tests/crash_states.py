@@ -1,7 +1,7 @@
 """Every state in which a killed process can leave what it shares, from one run of what it does.
 
-What outlives a SIGKILL is what the process shared with others: files, the bytes that are mapped included, their names, and semaphores,
-which are files too. Locks go with the process. So an operation runs once, traced, and before each of its opcodes, the libraries' too, all
+What outlives a SIGKILL is what the process shared with others: files, the bytes that are mapped included, and their names. Locks go
+with the process. So an operation runs once, traced, and before each of its opcodes, the libraries' too, all
 that it shares is compared with what it was. Whenever it differs another state has begun; there is none between two of them that a kill
 before any opcode could leave.
 
@@ -29,17 +29,16 @@ import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Self
 from unittest import mock
 
-from kvspool import _frames_py, _lock_py
-from kvspool.spool import durability, format, pair
+from kvspool import _frames_py, _lock_py, iteration
+from kvspool.spool import durability, pair
 
-SEMAPHORES = "/dev/shm"
 _TRACE_ME, _SINGLE_STEP = 0, 9  # of ptrace
 HARMLESS = ("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "PUSH_NULL", "PRECALL", "KW_NAMES", "COPY", "SWAP", "RESUME", "NOP")
 HARMLESS += ("POP_JUMP", "JUMP", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS")
@@ -56,7 +55,7 @@ class State:
     """What a killed process leaves.
 
     directories: permission bits by name; names: by the name of a file, which one it is; files: by that, those too that have no name any
-    more, since others may have them open. Names are relative, but for semaphores. said: what the operation had acknowledged when the
+    more, since others may have them open. said: what the operation had acknowledged when the
     state ended.
     """
 
@@ -110,11 +109,10 @@ def _choices(words: list[Any], most: int, choose: random.Random) -> list[list[An
 
 
 class Shared:
-    """Looks at everything below a directory, and at the semaphores of the log with this id, as quickly as can be."""
+    """Looks at everything below a directory, as quickly as can be."""
 
-    def __init__(self, root: Path, log_id: str = "") -> None:
+    def __init__(self, root: Path) -> None:
         self._root = str(root)
-        self._semaphores = [f"{SEMAPHORES}/sem.kvspool.{log_id}.{number}" for number in format.SEATS] if log_id else []
         self._entries: list[tuple[str, int, int, int]] = []
         self._open: dict[int, tuple[int, mmap.mmap | None]] = {}  # by inode; open to the end, so that no number is given out twice
         self._contents: dict[int, bytes] = {}  # of all that had a name once
@@ -162,10 +160,6 @@ class Shared:
                 entries.append((path, found.st_ino, found.st_mode, 0 if is_directory else found.st_size))
                 if is_directory:
                     directories.append(path)
-        for path in self._semaphores:
-            with suppress(FileNotFoundError):
-                found = os.lstat(path)
-                entries.append((path, found.st_ino, found.st_mode, found.st_size))
         return entries
 
     def _content(self, path: str, number: int, size: int) -> bytes:
@@ -216,6 +210,7 @@ def traced(operation: Callable[[], Any], on_opcode: Callable[[FrameType], None],
 def interpreted() -> Iterator[None]:
     """Let every log that is opened inside the `with` block use the interpreted twin, whose stores are opcodes of their own."""
     places = [(pair, "FrameReader"), (pair, "FrameWriter"), (pair, "FrameSurvey"), (durability, "FlushGroup")]
+    places += [(iteration, "Batch"), (iteration, "Items")]
     with ExitStack() as stack, mock.patch.object(pair, "AppendLock", _lock_py.AppendLock):
         for module, name in places:
             stack.enter_context(mock.patch.object(module, name, getattr(_frames_py, name)))
@@ -253,10 +248,10 @@ class States:
 class Run(States):
     """A run, traced. opcodes: how many it had."""
 
-    def __init__(self, operation: Callable[[], Any], root: Path, said: Callable[[], Any] = lambda: None, log_id: str = "") -> None:
+    def __init__(self, operation: Callable[[], Any], root: Path, said: Callable[[], Any] = lambda: None) -> None:
         """Run it. `said` tells what it has acknowledged, at any moment."""
         self.opcodes = 0
-        with Shared(root, log_id) as shared:
+        with Shared(root) as shared:
             self.states = [shared.state()]
             is_due = True
 
@@ -319,7 +314,6 @@ class Copy:
         self.root = root
         self._files: dict[int, int] = {}  # a descriptor of each
         self._descriptors = os.open("/proc/self/fd", os.O_RDONLY)
-        self._semaphores: set[str] = set()
 
     def become(self, state: State) -> Path:
         """Take on a state; return the directory."""
@@ -328,15 +322,9 @@ class Copy:
         for name, mode in state.directories.items():
             os.mkdir(f"{building}/{name}")
             os.chmod(f"{building}/{name}", mode)
-        semaphores = {name for name in state.names if name.startswith("/")}
-        for name in self._semaphores - semaphores:
-            Path(name).unlink(missing_ok=True)
-        self._semaphores = semaphores
         for name, number in state.names.items():
             path = f"{building}/{name}"
-            if name in semaphores:
-                Path(name).write_bytes(state.files[number].content)
-            elif number in self._files and os.fstat(self._files[number]).st_nlink:
+            if number in self._files and os.fstat(self._files[number]).st_nlink:
                 os.link(str(self._files[number]), path, src_dir_fd=self._descriptors)
             else:
                 self._let_go(number)
@@ -363,7 +351,5 @@ class Copy:
         for number in list(self._files):
             self._let_go(number)
         os.close(self._descriptors)
-        for name in self._semaphores:
-            Path(name).unlink(missing_ok=True)
         if self.root.exists():
             shutil.rmtree(self.root)

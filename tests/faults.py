@@ -150,15 +150,12 @@ class ClockPort(Port):
 
 
 class BlindPort(Port):
-    """The kernel has no semaphore, and no inotify instance (`instances`) or no watch left to give."""
+    """The kernel has no inotify instance (`instances`) or no watch left to give."""
 
     def __init__(self, *, instances: bool) -> None:
         super().__init__()
         self.instances = instances
         self.refused = 0
-
-    def make_semaphore(self, name: str, mode: int) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def inotify(self) -> Any:
         if self.instances:

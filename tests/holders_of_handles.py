@@ -16,7 +16,7 @@ import kvspool
 
 ROOT = Path(kvspool.__file__).parent.parent
 PACKAGES = ("kvspool", "shard", "hub")
-MAKERS = {"open", "map", "make_semaphore", "open_semaphore", "eventfd", "socket", "private_memory"}
+MAKERS = {"open", "map", "eventfd", "socket", "private_memory"}
 MAKERS |= {"Lock", "RLock", "Condition", "Semaphore", "Event", "Thread", "ThreadPoolExecutor", "mmap", "watcher", "inotify"}
 OWNERS = {"port", "os", "threading", "socket", "mmap", "concurrent", "futures", "flight", "system"}
 

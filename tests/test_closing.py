@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +31,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sleeping(system.Port):
-    """Says when a thread sleeps on inotify; there are no semaphores to sleep on."""
+    """Says when somebody sleeps on inotify."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,9 +42,6 @@ class Sleeping(system.Port):
             self.asleep.set()
         return super().wait_readable(fd, timeout)
 
-    def make_semaphore(self, name: str, mode: int) -> Any:
-        raise OSError(errno.ENOSPC, "no semaphores")
-
 
 @pytest.fixture
 def sleeping() -> Iterator[Sleeping]:
@@ -55,26 +51,28 @@ def sleeping() -> Iterator[Sleeping]:
 
 
 class Case(NamedTuple):
-    """An iteration, and the call that closes the handle it comes from."""
+    """What is followed or read, the call that closes the handle it comes from, and the spool whose followers sleep on its word."""
 
     source: Any
     close: Callable[[], None]
+    spool: Spool | None = None
 
 
 def spool(path: Path) -> Case:
     log = kvspool.create(path, capacity=65536)
     log.append(b"first")
-    return Case(log, log.close)
+    return Case(log, log.close, log)
 
 
 def spool_reader(path: Path) -> Case:
-    reader = spool(path).source.reader("reader")
-    return Case(reader, reader.close)
+    log = spool(path).source
+    reader = log.reader("reader")
+    return Case(reader, reader.close, log)
 
 
 def log_of_a_spool_reader(path: Path) -> Case:
     log = spool(path).source
-    return Case(log.reader("reader"), log.close)
+    return Case(log.reader("reader"), log.close, log)
 
 
 def journal(path: Path, form: str) -> Case:
@@ -170,9 +168,18 @@ class Follower(threading.Thread):
         return not self.is_alive()
 
 
-def test_closing_the_handle_ends_a_follower_that_sleeps_on_inotify(sleeping: Sleeping, case: Case) -> None:
+def await_sleeper(log: Spool) -> None:
+    """Return when a follower has asked to be woken: what it does next is to sleep."""
+    while not log._live().control[frames.WANTED * 8 + frames.SLEEPS]:
+        pass
+
+
+def test_closing_the_handle_ends_a_follower_that_sleeps(sleeping: Sleeping, case: Case) -> None:
     follower = Follower(case.source.follow())
-    assert sleeping.asleep.wait(DEADLINE)
+    if case.spool is None:
+        assert sleeping.asleep.wait(DEADLINE)
+    else:
+        await_sleeper(case.spool)
     case.close()
     assert follower.has_ended()
     assert isinstance(follower.error, Closed) and "closed" in str(follower.error)
@@ -182,9 +189,12 @@ def test_closing_the_handle_ends_a_follower_that_sleeps_on_inotify(sleeping: Sle
             next(follower.items)
 
 
-def test_closing_a_follower_that_sleeps_on_inotify_ends_it_quietly(sleeping: Sleeping, case: Case) -> None:
+def test_closing_a_follower_that_sleeps_ends_it_quietly(sleeping: Sleeping, case: Case) -> None:
     follower = Follower(case.source.follow())
-    assert sleeping.asleep.wait(DEADLINE)
+    if case.spool is None:
+        assert sleeping.asleep.wait(DEADLINE)
+    else:
+        await_sleeper(case.spool)
     follower.items.close()
     assert follower.has_ended()
     assert follower.error is None
@@ -193,18 +203,10 @@ def test_closing_a_follower_that_sleeps_on_inotify_ends_it_quietly(sleeping: Sle
     assert next(follower.items, None) is None
 
 
-def wait_in_seat(log: Spool) -> None:
-    """Return when a follower has asked to be woken in its seat."""
-    assert log._pair is not None
-    begin, end = frames.WANTED * 8 + 1, frames.WANTED * 8 + 1 + frames.SEATS
-    while not any(log._pair.control[begin:end]):
-        pass
-
-
 @pytest.mark.parametrize("is_quiet", [False, True])
 @pytest.mark.parametrize("spin", [0.0, 3600.0])
 @pytest.mark.parametrize("of_reader", [False, True])
-def test_closing_ends_a_follower_of_a_spool_that_sleeps_in_a_seat_or_spins(
+def test_closing_ends_a_follower_of_a_spool_that_sleeps_or_spins(
     tmp_path: Path, of_reader: bool, spin: float, is_quiet: bool
 ) -> None:
     with kvspool.create(tmp_path / "log") as log:
@@ -212,7 +214,7 @@ def test_closing_ends_a_follower_of_a_spool_that_sleeps_in_a_seat_or_spins(
         follower = Follower(source.follow(spin=spin))
         log.append(b"first")
         if not spin:
-            wait_in_seat(log)
+            await_sleeper(log)
         while not follower.got:
             pass
         (follower.items if is_quiet else source).close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -121,12 +120,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def semaphores(template: Path) -> list[str]:
-    """Return the semaphores of our log; other logs of this machine have theirs."""
-    with kvspool.open(template / "log") as log:
-        return [name for name in os.listdir("/dev/shm") if log.log_id.hex() in name]
-
-
 OPENERS: dict[str, Callable[[Path], Any]] = {"log": kvspool.open, "keyed": kvspool.open, "shards": shard.open, "hub": hub.open}
 ACKNOWLEDGED = {"log": [b"one", b"two", b"three"], "keyed": [{"key": 0}], "shards": [b"one"], "hub": [b"one"]}
 
@@ -176,10 +169,9 @@ def test_a_call_that_fails_is_told_and_costs_nothing(
             break
         failed.add(port.failed)
         at = f"call {nth}, {port.failed}"
-        # Where a follower can't have a seat or a watch it looks by itself: that costs latency only.
+        # Where a follower can't have a watch it looks by itself: that costs latency only.
         assert told or operation is follow, f"{at}: nobody was told"
         assert open_files() == held, at
-        assert semaphores(template) == [], at
         names = {path.name for path in root.rglob("*")}
         if not every:  # when nothing can be removed any more, something lies about
             assert not {name for name in names if name.endswith(".new")}, at

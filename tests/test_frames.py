@@ -11,7 +11,6 @@ import time
 import tomllib
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from ctypes import CDLL, addressof, c_char_p, c_size_t, c_uint32, create_string_buffer
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -19,12 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import posix_ipc
 import pytest
 from children import in_child
 from rings import HOLDER, SEED, Ring, Watched
 
-from kvspool import _frames, _frames_py, _machine, system
+from kvspool import _frames, _frames_py, _machine
 from kvspool import _frames_py as frames
 from kvspool.errors import Closed, Corruption, Poisoned, TooLarge
 from kvspool.record import Gap, Record
@@ -455,41 +453,31 @@ def test_a_reader_that_asked_is_rung_for_once(twin: ModuleType, make_ring: MakeR
     writer = ring.writer()
     writer.append(None, b"x", 0, 0, 7)
     assert not writer.bell
-    for seat in (0, 3, 6):
-        assert ring.reader(0, 0).ask_for_bell(seat) == ring.mark()[0]
-    assert ring.words[frames.WANTED] == 1 | 1 << 24 | 1 << 48
+    rings = ring.words[frames.RINGS]
+    for way in (frames.WATCHES, frames.SLEEPS):
+        assert ring.reader(0, 0).ask_for_bell(way) == ring.mark()[0]
+    assert ring.words[frames.WANTED] == 1 | 1 << 8
     writer.append(None, b"x", 0, 0, 7)
-    assert writer.bell == 1 | 1 << 24 | 1 << 48
+    assert writer.bell == 1, "the caller wakes those that watch by inotify"
     assert ring.words[frames.WANTED] == 0
+    assert ring.words[frames.RINGS] == rings + 1
     writer.bell = 0
     writer.append(None, b"x", 0, 0, 7)
     assert not writer.bell
+    assert ring.words[frames.RINGS] == rings + 1
 
 
-@pytest.fixture
-def semaphores() -> Iterator[list[Any]]:
-    """One for each seat, and one that nobody has."""
-    made = [system.port.make_semaphore(f"/kvspool.test.{os.getpid()}.{seat}", 0o600) for seat in range(frames.SEATS + 1)]
-    yield made
-    for semaphore in made:
-        posix_ipc.unlink_semaphore(semaphore.name)
-        with suppress(posix_ipc.ExistentialError):  # a bell has closed its own
-            semaphore.close()
-
-
-@pytest.mark.parametrize("seat", range(1, frames.SEATS + 1))
-def test_a_writer_rings_the_bell_of_each_seat_and_no_other(
-    twin: ModuleType, make_ring: MakeRing, semaphores: list[Any], seat: int
-) -> None:
+def test_a_reader_sleeps_only_if_nothing_came_since_it_looked_and_nobody_woke_it(twin: ModuleType, make_ring: MakeRing) -> None:
     ring = make_ring(twin)
-    writer = ring.writer()
-    for each in range(1, frames.SEATS + 1):
-        ring.reader(0, 0).ask_for_bell(each)
-    writer.bells[seat] = twin.Bell(semaphores[seat], seat, ring.words[frames.SEAT_WORDS + seat])
-    writer.append(None, b"x", 0, 0, 7)
-    assert [semaphore.value for semaphore in semaphores] == [int(each == seat) for each in range(frames.SEATS + 1)]
-    assert writer.bell == sum(1 << 8 * each for each in range(1, frames.SEATS + 1) if each != seat)
-    writer.bells[seat] = None
+    reader = ring.reader(0, 0)
+    end = reader.edge_now()
+    hours = 3600 * 10**9
+    reader.wake()
+    reader.sleep(end, hours)  # it was woken before it slept
+    ring.writer().append(None, b"x", 0, 0, 7)
+    reader.sleep(end, hours)
+    assert ring.words[frames.WANTED] == 1 << 8 * frames.SLEEPS, "it asked before it looked"
+    assert [record.value for record in reader.sleep_and_fetch(end, 0, hours, 9, Record, [])] == [b"x"]
 
 
 # The order of the stores (interpreted twin: the compiled one is made of the same source).

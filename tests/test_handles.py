@@ -54,7 +54,7 @@ def classes() -> list[Any]:
     for name in PUBLIC:
         module, _, stem = name.rpartition(".")
         found.append(getattr(importlib.import_module(module), stem))
-    frames = ("Bell", "Ring", "FrameReader", "FrameWriter", "FrameSurvey", "FlushGroup", "Batch", "Items")
+    frames = ("Ring", "FrameReader", "FrameWriter", "FrameSurvey", "FlushGroup", "Batch", "Items")
     for stem, names in (("_frames", frames), ("_lock", ("AppendLock",)), ("_tail", ("Tail",)), ("_chunks", ("Ends",))):
         for twin in ("py", "c"):
             with suppress(ImportError):

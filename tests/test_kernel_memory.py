@@ -96,7 +96,7 @@ def test_whatever_stores_refuses_read_only_memory(twin: ModuleType) -> None:
         twin.FrameWriter(data, control, SEED, None, memoryview(bytes(40)))
     reader = makers(twin)["FrameReader"](data.toreadonly(), control.toreadonly())
     assert reader.mark() == (0, 0, 0)
-    for store in (lambda: reader.ask_for_bell(1), reader.take_bell):
+    for store in (lambda: reader.ask_for_bell(1), reader.ring_bell, reader.rouse):
         with pytest.raises(ValueError, match="read-only"):
             store()
     survey = makers(twin)["FrameSurvey"](data.toreadonly(), control.toreadonly())
@@ -111,7 +111,7 @@ def test_whatever_stores_refuses_read_only_memory(twin: ModuleType) -> None:
     assert not any(control)
 
 
-def test_a_number_that_is_no_words_seats_or_blocks_is_refused(twin: ModuleType, make_ring: MakeRing) -> None:
+def test_a_number_that_is_no_words_ways_or_blocks_is_refused(twin: ModuleType, make_ring: MakeRing) -> None:
     ring = make_ring(twin, CAPACITY)
     reader, words = ring.reader(0, 0), len(ring.control) // 8
     assert reader.word(words - 1) == 0
@@ -123,7 +123,7 @@ def test_a_number_that_is_no_words_seats_or_blocks_is_refused(twin: ModuleType, 
         lambda: reader.entry(-1),
         lambda: reader.entry(1),
         lambda: reader.ask_for_bell(-1),
-        lambda: reader.ask_for_bell(7),
+        lambda: reader.ask_for_bell(2),
     ):
         with pytest.raises(IndexError):
             call()
@@ -158,14 +158,9 @@ def test_columns_without_room_for_the_limit_are_refused(twin: ModuleType, make_r
 def test_an_object_whose_init_never_ran_touches_no_memory(twin: ModuleType) -> None:
     for name in ("FrameReader", "FrameSurvey", "FlushGroup", "FrameWriter"):
         one = getattr(twin, name).__new__(getattr(twin, name))
-        for method, arguments in (("word", (0,)), ("mark", ()), ("head", ()), ("entry", (0,)), ("take_bell", ())):
+        for method, arguments in (("word", (0,)), ("mark", ()), ("head", ()), ("entry", (0,)), ("ring_bell", ()), ("rouse", ())):
             with pytest.raises((Closed, AttributeError)):
                 getattr(one, method)(*arguments)
-    bell = twin.Bell.__new__(twin.Bell)
-    if twin is not frames:
-        bell.ring()
-        bell.sleep(1)
-        bell.close()
 
 
 def test_a_writer_is_not_closed_in_the_middle_of_an_append(twin: ModuleType, make_ring: MakeRing) -> None:
@@ -271,7 +266,6 @@ def close_among_threads(handle: kvspool.Spool) -> None:
         lambda: handle.append(b"new"),
         lambda: handle.append_many([{"n": 1}, {"m": 2}]),
         lambda: handle.records_from(3),
-        handle.clear_seats,
         handle.sync,
     ]
     assert_only_closed(handle.close, verbs)

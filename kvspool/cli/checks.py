@@ -24,7 +24,7 @@ from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedPair
 from kvspool.journal import Journal
 from kvspool.journal import files as journals
 from kvspool.record import Gap
-from kvspool.spool import Spool, making
+from kvspool.spool import making
 from kvspool.wakeups import CHANGED, Watcher
 
 LEAST_FREE = 1 << 30  # bytes; below that the next log may not fit
@@ -77,7 +77,6 @@ def of_log(path: Path, found: list[ModuleType]) -> Iterator[Check]:
             return
         with plugins.opened(path, found) as log:
             yield from _sync_errors(log.stats())
-            yield from _seats(log)
             yield from _records(log)
     except LogNotFound:
         yield Check("log", "warn", f"nothing lies at {path}", f"kvspool create {path}")
@@ -278,17 +277,6 @@ def _sync_errors(stats: Any) -> Iterator[Check]:
         if getattr(one, "sync_error", 0):
             found = f"{one.path}: a flush to disk failed: {os.strerror(one.sync_error)}"
             yield Check("disk", "fail", found, "it takes no more records; copy what it holds to a new log on a sound disk")
-
-
-def _seats(log: plugins.Log) -> Iterator[Check]:
-    """Remove the semaphores that killed readers of one log left; a log of several logs has none, its followers sleep on inotify."""
-    if isinstance(log, Spool):
-        try:
-            left = log.clear_seats()
-        except PermissionError:
-            return  # who may only read has no seat either
-        found = f"removed the semaphores of {len(left)} killed readers" if left else "no semaphore of a killed reader"
-        yield Check("seats", "ok", found)
 
 
 def _records(log: plugins.Log) -> Iterator[Check]:

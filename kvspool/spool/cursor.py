@@ -22,16 +22,17 @@ from kvspool.errors import Closed, LogVanished
 from kvspool.handles import Handle
 from kvspool.iteration import Iteration, OnGap
 from kvspool.record import Gap, Record
-from kvspool.spool import search, seats
+from kvspool.spool import search
 from kvspool.spool.format import CONTROL_FILE, SYNCED, SYNCED_SEQ
-from kvspool.wakeups import BLIND_POLL, CHANGED, POLL, Watcher
+from kvspool.wakeups import CHANGED, POLL
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import Bell, FrameReader
+    from kvspool._frames_py import FrameReader
     from kvspool.eventloops import LoopWatcher
     from kvspool.keyed import Keys
     from kvspool.spool.keys import KeyTable
     from kvspool.spool.pair import Pair
+    from kvspool.wakeups import Watcher
 
 T = TypeVar("T", bound=Sized)
 Isolation = Literal["appended", "synced"]  # what a reader sees: all that was appended, or only what is on disk
@@ -292,9 +293,9 @@ class Reading(Iteration[Cursor]):
 
 
 class Following(Reading):
-    """Like Reading, and sleeps where nothing is there; ends after `timeout` seconds without a record (None: never).
+    """Like Reading, and sleeps on the word `rings` where nothing is there; ends after `timeout` seconds without a record.
 
-    Before it goes to sleep it looks for `spin` seconds whether something comes: that takes a core, and saves the wake-up.
+    timeout: None: never. Before it sleeps it looks for a record for `spin` seconds: that takes a core, and saves the wake-up.
     """
 
     def __init__(
@@ -306,9 +307,6 @@ class Following(Reading):
         make: Callable[..., Any] | None = Record,
         spin: float = 0.0,
     ) -> None:
-        self._watcher: Watcher | None = None
-        self._seat: seats.Seat | None = None
-        self._bed_of: Pair | None = None  # the files whose writers will wake us
         super().__init__(cursor, limit, on_gap, make)
         if not 0 <= spin < float("inf"):
             raise ValueError(f"spin is a number of seconds, not {spin}")
@@ -318,6 +316,7 @@ class Following(Reading):
     def _next_batch(self, most: int) -> list[Any]:
         """Return the next records as soon as there are any; nothing once the timeout has passed, or another thread has closed us."""
         dozed = self._batch.rise()
+        self.waker = self._reader  # for another thread that closes us from here on
         batch = self._fetch(most)
         if not batch and dozed and not self.is_over:
             refuse_vanished(self.cursor.pair)
@@ -326,82 +325,18 @@ class Following(Reading):
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
             if left <= 0:
                 break
-            if self._spin and self._spin_for(min(self._spin, left)):
-                batch = self._fetch(most) if not self.is_over else []
-            elif (seat := self._take_seat()) is None:
-                batch = self._watch_and_fetch(left, most)
-            elif not self.is_over:  # closed by another thread from here on, it wakes the seat
-                batch = self._take(self._sleep_and_fetch, self._bed_of, seat.bell, round(left * 1e9), most)
+            batch = self._take(self._reader.sleep_and_fetch, round(min(self._spin, left) * 1e9), round(left * 1e9), most, self._make)
             if not batch and not self.is_over:
                 refuse_vanished(self.cursor.pair)
         if batch and not isinstance(batch[0], Gap):
             self._lie_down()
         return batch
 
-    def _spin_for(self, seconds: float) -> bool:
-        """Look for up to `seconds` whether there is something to fetch, or the iteration is over; return whether that is so."""
-        until = system.port.monotonic() + seconds
-        while not self.is_over:
-            left = until - system.port.monotonic()
-            if left <= 0:
-                return False
-            if self._reader.spin(round(min(left, BLIND_POLL) * 1e9)):
-                break
-        return True
-
     def _lie_down(self) -> None:
         """Let the next records come without a step of Python between, where nothing else has to be done for them."""
-        seat = self._seat
-        if seat is not None and seat.is_ours and self._bed_of is self.cursor.pair and self._make is Record and not self._spin:
+        if self._make is Record:
             longest = POLL if self._timeout is None else min(POLL, self._timeout)
-            self._batch.lie_down(self._reader, self.cursor.pair, seat.bell, round(longest * 1e9), BATCH, Record)
-
-    def _take_seat(self) -> seats.Seat | None:
-        """Return the seat to sleep in, if there is one. One from before a fork is the parent's; before a resize, the old files'."""
-        if self._bed_of is not self.cursor.pair:
-            self._leave_bed()
-            self._bed_of = self.cursor.pair
-        if self._seat is None or not self._seat.is_ours:
-            self._seat = seats.take(self.cursor.pair) if self._watcher is None and self.cursor.pair.can_ask else None
-            if self._seat is not None:
-                self.waker = self._seat
-        return self._seat
-
-    def _watch_and_fetch(self, left: float, most: int) -> list[Any]:
-        """Sleep on inotify, unless something comes before, and fetch; a reader that may not ask for the bell looks all the time."""
-        pair = self.cursor.pair
-        if self._watcher is None:
-            watcher = Watcher()
-            watch(watcher, pair, 0)
-            self._watcher = self.waker = watcher
-        ask(self.cursor)
-        batch = self._fetch(most)
-        if batch or self.is_over:
-            return batch
-        if self.cursor.pair is pair:  # otherwise the log was resized: sleep at the new one
-            self._watcher.wait(left if pair.can_ask else min(left, BLIND_POLL))
-        return self._fetch(most) if not self.is_over else []
-
-    def _sleep_and_fetch(self, end: int, pair: Pair, bell: Bell, ns: int, most: int, items: list[Any]) -> list[Any]:
-        """Sleep on the bell of these files, unless something comes before, and fetch; only fetch if the log was resized meanwhile."""
-        if self.cursor.pair is not pair:
-            return self._reader.fetch(end, most, self._make, items)
-        return self._reader.sleep_and_fetch(end, bell, ns, most, self._make, items)
-
-    def _leave_bed(self) -> None:
-        self.waker = None
-        if self._watcher is not None:
-            self._watcher.close()
-        if self._seat is not None:
-            self._seat.leave()
-        self._watcher = self._seat = None
-
-    def _release(self) -> None:
-        super()._release()
-        if self._watcher is not None:
-            self._watcher.close()
-        if self._seat is not None:
-            self._seat.leave()
+            self._batch.lie_down(self._reader, self.cursor.pair, round(self._spin * 1e9), round(longest * 1e9), BATCH, Record)
 
 
 def watch(watcher: Watcher | LoopWatcher, pair: Pair, key: object) -> None:
@@ -412,7 +347,7 @@ def watch(watcher: Watcher | LoopWatcher, pair: Pair, key: object) -> None:
 def ask(cursor: Cursor) -> None:
     """Ask the next writer to wake who watches by inotify. Look once more after asking and before sleeping."""
     if cursor.pair.can_ask:
-        cursor.reader.ask_for_bell(0)
+        cursor.reader.ask_for_bell(frames.WATCHES)
 
 
 def refuse_vanished(pair: Pair) -> None:

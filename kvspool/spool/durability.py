@@ -25,14 +25,12 @@ import weakref
 from contextlib import suppress
 from typing import Any, Protocol
 
-import posix_ipc
-
 from kvspool import _frames_py as frames
 from kvspool import system
-from kvspool._frames import Bell, FlushGroup
+from kvspool._frames import FlushGroup
 from kvspool.errors import KvspoolError, LockTimeout, Poisoned, Reentered
 from kvspool.handles import Handle
-from kvspool.spool import checkpoints, format, seats
+from kvspool.spool import checkpoints, format
 from kvspool.spool.pair import Pair
 
 SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
@@ -47,7 +45,6 @@ class Flusher(Handle):
         self._group = FlushGroup(pair.ring, pair.control, pair.seed)
         self._guard = threading.RLock()
         self._boot_id = system.port.boot_id()
-        self._bells: list[Bell | None] = [None] * (frames.SEATS + 1)
 
     def sync(self, timeout: float) -> int:
         """Put everything that was appended so far on disk, and what readers have committed.
@@ -116,10 +113,9 @@ class Flusher(Handle):
 
     def _ring(self) -> None:
         """Wake the readers who wait for what is on disk now. One that misses it looks by himself, so nothing that fails here matters."""
-        wanted = self._group.take_bell()
-        if wanted:
-            with suppress(OSError, posix_ipc.Error):
-                seats.wake(self.pair, wanted, self._bells)
+        if self._group.ring_bell():
+            with suppress(OSError):
+                self.pair.wake()
 
     def _flush_file(self, fd: int, data: bytes = b"", at: int = 0) -> None:
         """Write `data` at `at` of a file, and flush the file. A failure poisons the log; OSError if this process may not write there."""

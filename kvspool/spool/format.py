@@ -40,7 +40,6 @@ GATE = appendlock.GATE  # compiled writers hold it shared; an interpreted one ex
 SYNC_LOCK = frames.SYNC_LOCK  # one process flushes for all who wait: SYNCED, and CHECKPOINTS of spool.dat
 ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair, resize
 KEYS_LOCK = 3  # who adds to the key table
-SEAT_LOCKS = 512  # + seat: the reader that sleeps there
 READER_LOCKS = 1024  # + slot: the durable reader that is open
 WRITER_LOCKS = appendlock.SLOTS_AT  # + slot: the handle that writes, see LOCK
 
@@ -120,9 +119,10 @@ class Control(NamedTuple):
     came: Annotated[int, "Q", "counts, roughly, those who came to wait for a flush; this and the next two are hints"]
     began: Annotated[int, "Q", "`came` as it was when the last flush began; sync lock"]
     goal: Annotated[int, "Q", "what `came` will be once all whom that flush woke are back; sync lock"]
-    wanted: Annotated[int, "Q", "byte 0: a reader sleeps on inotify; 1..6: on that seat's semaphore; who publishes or syncs wakes"]
+    wanted: Annotated[int, "Q", "byte 0: a reader watches by inotify; byte 1: a reader sleeps on `rings`; who publishes or syncs wakes"]
     bell: Annotated[int, "Q", "a writer wakes by writing a byte here through the file, which inotify sees"]
-    seats: Annotated[bytes, "48s", "6 words: how often each seat was taken, so that a writer knows a new semaphore"]
+    rings: Annotated[int, "Q", "counts, roughly, how often sleeping readers were woken; they sleep on its low half (a futex)"]
+    wanted_reserved: Annotated[bytes, "40s", "zeros"]
     holder_id_low: Annotated[int, "Q", "who last held the append lock: random id of the handle"]
     holder_id_high: Annotated[int, "Q", ""]
     holder_pid: Annotated[int, "Q", "process id"]
@@ -272,11 +272,8 @@ DATA_START = PAGE
 
 SYNCED = (CONTROL_AT + CONTROL.offset("synced")) // 8
 SYNCED_SEQ = (CONTROL_AT + CONTROL.offset("synced_seq")) // 8
-SEATS = range(1, frames.SEATS + 1)
-SEAT_WORDS = frames.SEAT_WORDS  # + seat
 BELL_AT = CONTROL_AT + CONTROL.offset("bell")
 
-assert (SEAT_WORDS + SEATS[0]) * 8 == CONTROL_AT + CONTROL.offset("seats")
 assert HEADER.size == DATA_HEADER.size == 128
 assert CHECKPOINT.size == 80
 assert MOVES.size == 64 and MOVES_AT == 640
@@ -309,6 +306,7 @@ for _word, _name in (
     (frames.BEGAN, "began"),
     (frames.GOAL, "goal"),
     (frames.WANTED, "wanted"),
+    (frames.RINGS, "rings"),
     (frames.HOLDER, "holder_id_low"),
     (frames.PENDING, "pending"),
     (frames.LOCK, "lock"),

@@ -419,7 +419,7 @@ class _Turns(Reading):
 
 
 def _noting(places: dict[int, Place], reader: FrameReader, record: Callable[..., Record]) -> Callable[..., Record]:
-    """Return `record`, which also notes the place behind each one. No method: an iterator that is dropped must leave its seat at once."""
+    """Return `record`, which also notes the place behind each one. No method: a dropped iterator must release its place at once."""
 
     def note(sequence: int, *fields: Any) -> Record:
         places[sequence] = (reader.position, sequence + 1)

@@ -31,13 +31,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import posix_ipc
 
 from kvspool import _frames_py as frames
 from kvspool import _machine, disk, holders, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, NameNotDurable, Poisoned, SpoolFull
-from kvspool.spool import epochs, format, restored, search, seats, slots
+from kvspool.spool import epochs, format, restored, search, slots
 from kvspool.spool import pair as pairs
 from kvspool.spool.durability import Flusher
 from kvspool.spool.pair import Pair
@@ -201,8 +200,9 @@ class _Resizing:
                 if self.old.is_in_place():
                     old_words[frames.MOVED] = 0
                 raise
-            with suppress(OSError, posix_ipc.Error):
-                seats.wake(self.old, frames.NOTHING, [None] * (frames.SEATS + 1))  # everybody sleeps on at the new one
+            self.reader.rouse()  # all readers sleep on at the new one
+            with suppress(OSError):
+                self.old.wake()
             disk.flush_directory(path.parent, done=f"{path} was resized to {self.capacity} bytes")
             self.words[frames.MOVED] = 0
         return done

@@ -25,7 +25,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import posix_ipc
 
 from kvspool import _frames_py as frames
 from kvspool import forks, holders, ledger, locks, producers, system
@@ -52,7 +51,7 @@ from kvspool.iteration import Iterations, OnGap
 from kvspool.keyed import Keys, Packer
 from kvspool.producers import Booking, ColumnPieces, Producer, ProducerStats
 from kvspool.record import Codec, Record, check_codec, decode, encode
-from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, seats, times, views
+from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, times, views
 from kvspool.spool.appending import Appending, Batch, Outdated, Prepared, Row, RowBatch
 from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
@@ -517,13 +516,6 @@ class Spool(Single, Handle):
             **_recovered(pair),
         )
 
-    def clear_seats(self) -> list[int]:
-        """Remove the semaphores that killed readers left behind, before the next one that follows does it; return their seats.
-
-        Raises LogVanished, MismatchedPair; PermissionError where one may only read.
-        """
-        return seats.clear(self._live())
-
     def verify(self, progress: Progress | None = None) -> VerifyReport:
         """Check every record that is there now against its checksum, while others go on; see `VerifyReport`.
 
@@ -795,13 +787,13 @@ class Spool(Single, Handle):
         return work(writer)
 
     def ring(self, writer: FrameWriter) -> None:
-        """Wake who asked. The records are stored by now, so nothing that goes wrong here is the caller's: a sleeper looks by himself."""
-        wanted, writer.bell = writer.bell, 0
+        """Wake the readers that watch by inotify. The records are stored, so errors are ignored: readers look by themselves, later."""
+        writer.bell = 0
         pair = self._pair
         if pair is not None:
-            with pair.in_use() as is_open, suppress(OSError, posix_ipc.Error):
+            with pair.in_use() as is_open, suppress(OSError):
                 if is_open:
-                    seats.wake(pair, wanted, writer.bells)
+                    pair.wake()
 
     def _describe_holder(self, pair: Pair) -> str:
         """Say who took the append lock last: a hint, since it may have changed hands meanwhile."""

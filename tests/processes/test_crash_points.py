@@ -32,7 +32,7 @@ import kvspool
 import shard
 from kvspool import Codec, Gap, Spool, _frames, arrow, errors, holders, system
 from kvspool import _frames_py as frames
-from kvspool.spool import format, seats
+from kvspool.spool import format
 from kvspool.spool.appending import Row
 from kvspool.spool.pair import Pair
 
@@ -68,8 +68,6 @@ class Case:
 
     said: what it has acknowledged. The directory holds `log`, with which most have to do.
     """
-
-    log_id = ""  # whose semaphores belong to the state
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -276,16 +274,13 @@ class Import(Append):
 
 
 class AppendForWaiting(Append):
-    """Two readers wait, in a seat and by inotify."""
+    """Two readers wait, asleep on the word and by inotify."""
 
     def prepare(self) -> None:
         super().prepare()
         self.pair = Pair(self.root / "log")
-        self.log_id = self.pair.header.log_id.hex()
-        self.seat = seats.take(self.pair)
-        assert self.seat is not None
-        for number in (0, self.seat.number):
-            self.pair.reader(0, 0).ask_for_bell(number)
+        for way in (frames.WATCHES, frames.SLEEPS):
+            self.pair.reader(0, 0).ask_for_bell(way)
 
     def check(self, root: Path, said: int) -> None:
         super().check(root, said)
@@ -299,8 +294,6 @@ class AppendForWaiting(Append):
                 assert next(following).sequence == at
 
     def close(self) -> None:
-        if self.seat is not None:
-            self.seat.leave()
         self.pair.close()
 
 
@@ -427,23 +420,15 @@ class DeleteReader(Case):
 
 
 class Wait(Case):
-    """A follower sleeps in a seat, and leaves it."""
-
-    def prepare(self) -> None:
-        super().prepare()
-        with kvspool.open(self.root / "log") as log:
-            self.log_id = log._live().header.log_id.hex()
+    """A follower sleeps, and leaves."""
 
     def run(self) -> None:
         with kvspool.open(self.root / "log") as log, log.follow("latest", timeout=0.3) as following:
             assert list(following) == []
-            assert following._seat is not None
         self.said.append("left")
 
     def check(self, root: Path, said: int) -> None:
         with kvspool.open(root / "log", timeout=0) as log:
-            assert log.clear_seats() == [] or not said
-            assert not any(self.log_id in name for name in os.listdir("/dev/shm"))
             with log.follow("latest", timeout=0.001) as following:
                 assert list(following) == []
                 assert log.append(b"after") == next(following).sequence == 50
@@ -701,7 +686,7 @@ def start(memory: Path) -> Iterator[Callable[[type[Case]], Case]]:
 
 def run(case: Case) -> Run:
     with interpreted():
-        return Run(case.run, case.root, lambda: len(case.said), case.log_id)
+        return Run(case.run, case.root, lambda: len(case.said))
 
 
 @pytest.mark.parametrize("kind", [*APPENDS, *READERS, *OTHERS], ids=lambda kind: kind.__name__)
@@ -747,7 +732,7 @@ class Killer:
     def __call__(self, frame: FrameType) -> None:
         self.left -= 1
         if self.left == 0:
-            with Shared(self.case.root, self.case.log_id) as shared:
+            with Shared(self.case.root) as shared:
                 state = shared.state()
             os.write(self.pipe, pickle.dumps((len(self.case.said), state.directories, state.names, state.files)))
             os.kill(os.getpid(), signal.SIGKILL)
@@ -787,7 +772,7 @@ def test_a_process_that_is_truly_killed_leaves_the_state_that_it_saw_and_no_lock
             with open(read_end, "rb") as pipe:
                 said, *seen = pickle.loads(pipe.read())
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-            with Shared(case.root, case.log_id) as shared:
+            with Shared(case.root) as shared:
                 assert shared.state() == State(*seen)
             case.check(case.root, said)
 

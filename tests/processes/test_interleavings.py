@@ -158,7 +158,7 @@ def test_a_read_against_what_runs_over_it(make: Callable[..., Pair], count: int)
 def test_a_followers_asking_against_a_publication(make: Callable[..., Pair]) -> None:
     pair = make()
     following = pair.a.follow(pair.next, timeout=0)
-    assert list(following) == []  # it has its seat by now
+    assert list(following) == []
 
     def check(items: Any, others: list[Any]) -> None:
         (sequence,) = others

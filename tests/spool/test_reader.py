@@ -215,15 +215,14 @@ def test_what_is_closed_is_free_although_a_child_that_is_just_being_forked_has_t
     try:
         with spool.reader("r"):
             pass
-        for byte in (format.READER_LOCKS, *(format.SEAT_LOCKS + seat for seat in format.SEATS)):
-            assert not system.port.is_locked(spool._live().lock_file_fd, byte)
+        assert not system.port.is_locked(spool._live().lock_file_fd, format.READER_LOCKS)
         assert system.port.locked_from(spool._live().data_fd, 0, 1 << 20) < 0
     finally:
         for fd in copies:
             os.close(fd)
 
 
-def test_an_iterator_that_is_dropped_leaves_its_seat_at_once(spool: Spool) -> None:
+def test_an_iterator_that_is_dropped_releases_its_place_at_once(spool: Spool) -> None:
     with spool.reader("r") as reader:
         gc.collect()
         gc.disable()
@@ -231,10 +230,9 @@ def test_an_iterator_that_is_dropped_leaves_its_seat_at_once(spool: Spool) -> No
             for follow in (partial(spool.follow, "latest"), reader.follow):
                 following = follow(timeout=0.01)
                 list(following)
-                assert following._seat is not None
-                seat = weakref.ref(following._seat)
+                cursor = weakref.ref(following.cursor)
                 del following
-                assert seat() is None
+                assert cursor() is None
         finally:
             gc.enable()
 

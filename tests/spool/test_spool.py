@@ -400,33 +400,6 @@ def test_a_follower_waits_for_a_record_and_is_woken(log: Spool) -> None:
     thread.join()
 
 
-def test_a_follower_sleeps_on_inotify_and_the_bell_wakes_it(log: Spool) -> None:
-    asleep = threading.Event()
-    sleeps: list[float] = []
-
-    class Sleeping(system.Port):
-        def make_semaphore(self, name: str, mode: int) -> Any:
-            raise OSError(errno.ENOSPC, "no semaphores here")
-
-        def wait_readable(self, fd: int, timeout: float) -> bool:
-            asleep.set()
-            return super().wait_readable(fd, 60.0)  # only the bell may wake
-
-        def sleep(self, seconds: float) -> None:
-            sleeps.append(seconds)
-            super().sleep(seconds)
-
-    got: list[Record] = []
-    with system.replaced(Sleeping()), closing(log.follow(limit=1)) as following:
-        thread = threading.Thread(target=lambda: got.extend(following))
-        thread.start()
-        assert asleep.wait(30)
-        log.append(b"ding")
-        thread.join()
-    assert values(got) == [b"ding"]
-    assert sleeps == []
-
-
 def test_a_follower_ends_quietly_after_its_timeout_and_can_go_on(log: Spool) -> None:
     log.append(b"a")
     with closing(log.follow(timeout=0.01)) as following:
@@ -434,20 +407,6 @@ def test_a_follower_ends_quietly_after_its_timeout_and_can_go_on(log: Spool) -> 
         assert values(following) == []
         log.append(b"b")
         assert values(following) == [b"b"]
-
-
-@pytest.mark.parametrize("instances", [True, False])
-def test_a_follower_without_inotify_gets_every_record_all_the_same(log: Spool, instances: bool) -> None:
-    port = BlindPort(instances=instances)
-    got: queue.Queue[bytes] = queue.Queue()
-    with system.replaced(port), closing(log.follow(limit=20)) as following:
-        thread = threading.Thread(target=lambda: [got.put(record.value) for record in following])
-        thread.start()
-        for at in range(20):
-            log.append(b"%d" % at)
-            assert got.get(timeout=30) == b"%d" % at
-        thread.join()
-    assert port.refused == 1
 
 
 def test_a_follower_that_is_dropped_gives_its_descriptor_back_without_a_warning(log: Spool, open_files: Callable[[], set[str]]) -> None:

@@ -316,9 +316,6 @@ class Machine(system.Port):
         assert fd == self.directory
         self.life.settle(self.new)
 
-    def open_semaphore(self, name: str) -> None:
-        return None
-
 
 def boot_id(number: int) -> bytes:
     return number.to_bytes(16, "little")

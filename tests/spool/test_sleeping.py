@@ -1,10 +1,12 @@
-"""Seats: a reader of one log sleeps on a semaphore of its own; none is left behind that the next one can't use."""
+"""Readers of one log sleep on a word of it: one wake-up reaches all of them, and a killed one leaves nothing to clean up."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,13 +16,15 @@ from typing import Any
 
 import posix_ipc
 import pytest
-from children import Died, in_child, start
+from children import Died, start
 
 import kvspool
 from kvspool import Spool, errors, system
 from kvspool import _frames_py as frames
-from kvspool.cli import main
-from kvspool.spool import cursor, format, seats
+from kvspool._frames import TWIN
+from kvspool.spool import cursor
+
+ASLEEP = 1 << 8 * frames.SLEEPS  # in the word `wanted`
 
 
 @pytest.fixture
@@ -29,15 +33,8 @@ def log(tmp_path: Path) -> Iterator[Spool]:
         yield log
 
 
-def semaphores(log: Spool) -> set[int]:
-    """Return the seats whose semaphores the system has."""
-    prefix = f"sem.kvspool.{log.log_id.hex()}."
-    return {int(name.removeprefix(prefix)) for name in os.listdir("/dev/shm") if name.startswith(prefix)}
-
-
-def take(log: Spool) -> seats.Seat | None:
-    assert log._pair is not None
-    return seats.take(log._pair)
+def word(log: Spool, at: int) -> int:
+    return log._live().reader(0, 0).word(at)
 
 
 @pytest.fixture
@@ -46,12 +43,42 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cursor, "POLL", 60.0)
 
 
-def await_sleeper(log: Spool, seat: int = 1) -> None:
-    """Return when the reader in a seat has asked to be woken: what it does next is to sleep."""
-    assert log._pair is not None
+def await_sleeper(log: Spool) -> None:
+    """Return when a reader has asked to be woken: what it does next is to sleep."""
     deadline = time.monotonic() + 30
-    while not log._pair.control[frames.WANTED * 8 + seat]:
+    while not word(log, frames.WANTED) & ASLEEP:
         assert time.monotonic() < deadline, "the reader never asked to be woken"
+        time.sleep(0.001)
+
+
+def sleepers_of(log: Spool, count: int, limit: int) -> list[Any]:
+    """Start processes that follow a log from now on, and return the functions that wait for what they got; all of them sleep."""
+    name = f"/kvspool.test.{os.getpid()}"
+    ready = posix_ipc.Semaphore(name, posix_ipc.O_CREX, initial_value=0)
+    try:
+
+        def follow() -> list[bytes]:
+            following = log.follow("latest", limit=limit)
+            ready.release()
+            return [record.value for record in following]
+
+        sleepers = [start(follow, 60) for _ in range(count)]
+        for _ in sleepers:
+            ready.acquire(30)
+    finally:
+        ready.close()
+        posix_ipc.unlink_semaphore(name)
+    for sleeper in sleepers:
+        await_state(sleeper.pid, "S")
+    await_sleeper(log)
+    return sleepers
+
+
+def await_state(pid: int, state: str) -> None:
+    """Return when a process is in a state of the kernel: "S" asleep, "T" stopped."""
+    deadline = time.monotonic() + 30
+    while system.port.process_state(pid)[:1] != state:
+        assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
@@ -63,49 +90,17 @@ def in_thread(following: Iterator[Any]) -> tuple[threading.Thread, list[Any]]:
     return thread, got
 
 
-def test_six_readers_have_a_seat_and_the_seventh_sleeps_on_inotify(log: Spool) -> None:
-    taken = [take(log) for _ in range(6)]
-    assert [seat.number for seat in taken if seat] == list(format.SEATS)
-    assert semaphores(log) == set(format.SEATS)
-    assert take(log) is None
-    assert taken[2] is not None
-    taken[2].leave()
-    assert semaphores(log) == {1, 2, 4, 5, 6}
-    again = take(log)
-    assert again is not None and again.number == 3
-    for seat in (*taken, again):
-        assert seat is not None
-        seat.leave()
-    assert semaphores(log) == set()
-
-
-def test_a_sleeper_is_woken_by_the_post_alone(patient: None, log: Spool) -> None:
+@pytest.mark.parametrize("append", ["append", "append_many"])
+def test_a_sleeper_is_woken_by_the_ring_alone(patient: None, log: Spool, append: str) -> None:
     with closing(log.follow(limit=3)) as following:
         thread, got = in_thread(following)
         for at in range(3):
             await_sleeper(log)
-            log.append(b"%d" % at)
+            value = b"%d" % at
+            getattr(log, append)(value if append == "append" else [value])
         thread.join()
     assert [record.value for record in got] == [b"0", b"1", b"2"]
-    assert semaphores(log) == set()
-
-
-@pytest.mark.parametrize("append", ["append", "append_many"])
-def test_a_writer_that_knows_the_bell_needs_nothing_else_to_ring_it(patient: None, log: Spool, append: str) -> None:
-    class Deaf(system.Port):
-        def open_semaphore(self, name: str) -> Any:
-            raise AssertionError("it was open already")
-
-    with closing(log.follow(limit=3)) as following:
-        thread, got = in_thread(following)
-        await_sleeper(log)
-        log.append(b"first")
-        for _ in range(2):
-            await_sleeper(log)
-            with system.replaced(Deaf()):
-                getattr(log, append)(b"x" if append == "append" else [b"x"])
-        thread.join()
-    assert len(got) == 3
+    assert word(log, frames.WANTED) == 0, "the next append has nobody to wake"
 
 
 def test_a_sleeper_that_another_thread_closes_wakes_up_and_is_over(patient: None, log: Spool) -> None:
@@ -115,18 +110,7 @@ def test_a_sleeper_that_another_thread_closes_wakes_up_and_is_over(patient: None
     following.close()
     thread.join()
     assert got == []
-    assert semaphores(log) == set()
     assert log.append(b"goes on") == 0
-
-
-def test_a_writer_opens_the_new_semaphore_of_a_seat_that_was_taken_anew(patient: None, log: Spool) -> None:
-    for at in range(3):
-        with closing(log.follow("latest", limit=1)) as following:
-            thread, got = in_thread(following)
-            await_sleeper(log)
-            log.append(b"%d" % at)  # the same handle all the time, which knows the semaphore of before
-            thread.join()
-        assert [record.value for record in got] == [b"%d" % at]
 
 
 def dozing(log: Spool, **how: Any) -> tuple[cursor.Following, threading.Thread, list[Any]]:
@@ -161,21 +145,34 @@ def test_who_dozes_is_over_when_another_thread_closes_it(patient: None, log: Spo
     following.close()
     thread.join()
     assert [record.sequence for record in got] == [0, 1]
-    assert semaphores(log) == set()
+
+
+class Telling(system.Port):
+    """Says when the interpreted twin sleeps. The compiled one asks and sleeps in one step, in which no other thread runs Python."""
+
+    def __init__(self) -> None:
+        self.is_asleep = threading.Event()
+        if TWIN == "compiled":
+            self.is_asleep.set()
+
+    def wait_word(self, words: Any, at: int, expected: int, timeout: float) -> None:
+        self.is_asleep.set()
+        super().wait_word(words, at, expected, timeout)
 
 
 def test_who_dozes_is_told_exactly_what_was_overwritten_meanwhile(patient: None, log: Spool) -> None:
     following, thread, got = dozing(log, on_gap="yield", limit=4)
-    assert log._pair is not None
-    assert following._seat is not None
-    while not following._seat.bell.sleepers:  # it asks first, and looks once more
-        time.sleep(0.001)
-    log._pair.control[frames.WANTED * 8 + 1] = 0  # nobody wakes it before all of that is written
-    last = log.append_many([bytes(1000)] * 200)[-1]
-    first = log.stats().first_sequence
-    log._pair.control[frames.WANTED * 8 + 1] = 1
-    log.append(b"awake")
-    thread.join()
+    control = log._live().control
+    with system.replaced(Telling()) as port:
+        if TWIN != "compiled":  # a sleep that this port sees
+            log._live().reader(0, 0).rouse()
+        assert port.is_asleep.wait(30)  # type: ignore[attr-defined]
+        control[frames.WANTED * 8 + frames.SLEEPS] = 0  # nobody wakes it before all of that is written
+        last = log.append_many([bytes(1000)] * 200)[-1]
+        first = log.stats().first_sequence
+        control[frames.WANTED * 8 + frames.SLEEPS] = 1
+        log.append(b"awake")
+        thread.join()
     following.close()
     assert isinstance(got[2], kvspool.Gap)
     assert (got[2].first, got[2].last, got[2].reason) == (2, got[3].sequence - 1, "overrun")
@@ -286,83 +283,116 @@ def test_a_signal_handler_may_take_records_from_the_iterator_that_dozes(patient:
     assert (polled, taken, got) == ([b"2"], [b"3"], [b"0", b"1", b"4", b"5"])
 
 
-def test_closing_while_a_seat_is_taken_leaves_no_seat_taken(log: Spool) -> None:
-    handle = kvspool.open(log.path)
-
-    class Closing(system.Port):
-        def make_semaphore(self, name: str, mode: int) -> Any:
-            handle.close()  # as another thread would, just then
-            return super().make_semaphore(name, mode)
-
-    with closing(handle.follow()) as following, system.replaced(Closing()), pytest.raises(errors.Closed):
-        next(following)
-    seat = take(log)
-    assert seat is not None
-    assert seat.number == 1
-    seat.leave()
-
-
-def test_the_seat_of_a_killed_reader_is_free_and_its_semaphore_replaced(log: Spool) -> None:
-    def be_killed() -> None:
-        seat = take(log)
-        assert seat is not None and seat.number == 1
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(Exception, match="SIGKILL"):
-        in_child(be_killed, 30)
-    assert semaphores(log) == {1}
-    posix_ipc.Semaphore(f"/kvspool.{log.log_id.hex()}.1").release()  # a post that it never took
-    seat = take(log)
-    assert seat is not None and seat.number == 1
-    assert semaphores(log) == {1}
-    with pytest.raises(posix_ipc.BusyError):
-        posix_ipc.Semaphore(f"/kvspool.{log.log_id.hex()}.1").acquire(0)
-    seat.leave()
-    assert semaphores(log) == set()
+def test_one_append_wakes_every_sleeping_reader_whatever_their_number(patient: None, log: Spool) -> None:
+    readers = [kvspool.open(log.path) for _ in range(20)]
+    followings = [one.follow("latest", limit=2) for one in readers]
+    sleepers = sleepers_of(log, 4, limit=2)
+    threads = [in_thread(following) for following in followings]
+    rings = word(log, frames.RINGS)
+    log.append(b"first")
+    assert word(log, frames.RINGS) == rings + 1
+    while not all(len(got) == 1 for _, got in threads):
+        time.sleep(0.001)
+    log.append(b"second")
+    for thread, got in threads:
+        thread.join()
+        assert [record.value for record in got] == [b"first", b"second"]
+    for sleeper in sleepers:
+        assert sleeper() == [b"first", b"second"]
+    for one in readers:
+        one.close()
 
 
-def killed_in_their_seats(log: Spool, count: int) -> None:
-    """Leave the semaphores of so many readers behind, that were killed in their sleep."""
-    sleepers = [start(lambda: list(log.follow("latest")), 60) for _ in range(count)]
-    for number in range(1, count + 1):
-        await_sleeper(log, number)
-    for wait in sleepers:
-        os.kill(wait.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+def test_killed_and_stopped_sleepers_cost_one_wake_up(log: Spool) -> None:
+    sleepers = sleepers_of(log, 3, limit=51)
+    for sleeper in sleepers[:2]:
+        os.kill(sleeper.pid, signal.SIGKILL)
         with pytest.raises(Died, match="SIGKILL"):
-            wait()
+            sleeper()
+    stopped = sleepers[2].pid
+    os.kill(stopped, signal.SIGSTOP)
+    await_state(stopped, "T")
+    rings = word(log, frames.RINGS)
+    for at in range(50):
+        log.append(b"%d" % at)
+    assert word(log, frames.RINGS) == rings + 1
+    os.kill(stopped, signal.SIGCONT)
+    log.append(b"50")
+    assert sleepers[2]() == [b"%d" % at for at in range(51)]
 
 
-def test_whoever_takes_a_seat_removes_what_killed_readers_left_in_the_others(log: Spool) -> None:
-    killed_in_their_seats(log, 4)
-    assert semaphores(log) == {1, 2, 3, 4}
-    with closing(log.follow(timeout=0.001)) as following:
-        assert list(following) == []
-        assert semaphores(log) == {1}
-    assert semaphores(log) == set()
+@pytest.mark.parametrize("rings", [0, 1, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF])
+def test_whatever_the_words_say_no_record_is_lost(log: Spool, rings: int) -> None:
+    with closing(log.follow(limit=2)) as following:
+        words = log._live().control.cast("Q")
+        words[frames.WANTED] = 0xFFFFFFFFFFFFFFFF
+        words[frames.RINGS] = rings
+        thread, got = in_thread(following)
+        await_sleeper(log)
+        log.append(b"0")
+        await_sleeper(log)
+        words[frames.WANTED] = 0  # nobody is to be woken: then the sleeper looks by itself
+        log.append(b"1")
+        thread.join()
+        words.release()
+    assert [record.value for record in got] == [b"0", b"1"]
 
 
-def test_seats_are_cleared_of_the_dead_and_never_of_the_living(log: Spool) -> None:
-    stays = take(log)
-    assert stays is not None and stays.number == 1
-    wait = start(lambda: list(log.follow("latest")), 60)
-    await_sleeper(log, 2)
-    assert seats.clear(log._live()) == []
-    os.kill(wait.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-    with pytest.raises(Died, match="SIGKILL"):
-        wait()
-    assert semaphores(log) == {1, 2}
-    assert seats.clear(log._live()) == [2]
-    assert semaphores(log) == {1}
-    assert seats.clear(log._live()) == []
-    stays.leave()
+def test_a_reader_that_may_not_write_sleeps_for_a_moment_at_a_time(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kvspool.open(log.path) as reader:
+        pair = reader._live()
+        reader_of = pair.reader
+        ring, control = pair.ring, pair.control.toreadonly()
+        monkeypatch.setattr(pair, "reader", lambda *place: frames_of(reader_of(0, 0))(ring, control, pair.seed, *place))
+        with closing(reader.follow(limit=3)) as following:
+            thread, got = in_thread(following)
+            for at in range(3):
+                log.append(b"%d" % at)
+                while thread.is_alive() and len(got) <= at and at < 2:
+                    time.sleep(0.001)
+            thread.join()
+    assert [record.value for record in got] == [b"0", b"1", b"2"]
+    assert word(log, frames.WANTED) == 0
 
 
-def test_the_doctor_removes_what_killed_readers_left(log: Spool, capsys: pytest.CaptureFixture[str]) -> None:
-    killed_in_their_seats(log, 2)
-    assert semaphores(log) == {1, 2}
-    assert main(["doctor", str(log.path)]) == 0
-    assert "2 killed readers" in capsys.readouterr().out
-    assert semaphores(log) == set()
+def frames_of(reader: Any) -> Any:
+    return type(reader)
+
+
+OTHER_TWIN = """
+import sys, kvspool
+from kvspool import _frames
+from kvspool.spool import cursor
+cursor.POLL = 60.0
+with kvspool.open(sys.argv[1]) as log:
+    print(_frames.TWIN, flush=True)
+    if sys.argv[2] == "append":
+        log.append(b"record")
+    else:
+        print(next(log.follow("latest")).value, flush=True)
+"""
+
+
+@pytest.mark.parametrize("what", ["append", "follow"])
+def test_each_twin_wakes_the_other(patient: None, log: Spool, what: str) -> None:
+    environment = {**os.environ, "KVSPOOL_NO_EXTENSIONS": "1" if TWIN == "compiled" else ""}
+    command = [sys.executable, "-W", "ignore", "-c", OTHER_TWIN, str(log.path), what]
+    if what == "append":
+        with closing(log.follow("latest", limit=1)) as following:
+            thread, got = in_thread(following)
+            await_sleeper(log)
+            said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
+            thread.join()
+            assert [record.value for record in got] == [b"record"]
+    else:
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as other:
+            await_sleeper(log)
+            log.append(b"record")
+            said, _ = other.communicate(timeout=60)
+            assert other.returncode == 0
+            assert said.endswith("b'record'\n")
+    if said.startswith(TWIN):
+        pytest.skip("NOT PROVEN HERE: the compiled twin is not built")
 
 
 def test_a_reader_that_looks_before_it_sleeps_needs_no_bell(patient: None, log: Spool) -> None:
@@ -371,14 +401,14 @@ def test_a_reader_that_looks_before_it_sleeps_needs_no_bell(patient: None, log: 
         for at in range(50):
             log.append(b"%d" % at)
         thread.join()
-        assert following._seat is None, "it never slept"
+        assert word(log, frames.WANTED) == 0, "it never slept"
     assert [record.value for record in got] == [b"%d" % at for at in range(50)]
 
 
 def test_a_reader_that_looked_in_vain_goes_to_sleep_and_ends_in_time(log: Spool) -> None:
     with closing(log.follow(timeout=0.02, spin=0.001)) as following:
         assert list(following) == []
-        assert following._seat is not None
+        assert word(log, frames.WANTED) & ASLEEP
     with pytest.raises(ValueError, match="spin"):
         log.follow(spin=-1)
 
@@ -392,33 +422,18 @@ def test_a_reader_that_looks_is_over_when_another_thread_closes_it(log: Spool) -
     assert got == []
 
 
-def test_a_forked_child_takes_a_seat_of_its_own_and_leaves_its_parents_alone(log: Spool) -> None:
+def test_a_forked_child_sleeps_and_wakes_as_its_parent_does(patient: None, log: Spool) -> None:
     log.append(b"first")
-    with closing(log.follow(timeout=0.001)) as following:
-        assert [record.value for record in following] == [b"first"]
-        assert following._seat is not None and following._seat.number == 1
-
-        def follow_too() -> int:
-            assert list(following) == []
-            assert following._seat is not None
-            number = following._seat.number
-            following.close()
-            return number
-
-        assert in_child(follow_too, 30) == 2
-        assert semaphores(log) == {1}
-        assert take_number_in_child(log) == 2, "the parent's seat is still locked"
-    assert semaphores(log) <= {2}
-
-
-def take_number_in_child(log: Spool) -> int:
-    def number() -> int:
-        seat = take(log)
-        assert seat is not None
-        seat.leave()
-        return seat.number
-
-    return int(in_child(number, 30))  # type: ignore[call-overload]
+    with closing(log.follow(limit=3)) as following:
+        assert next(following).value == b"first"  # it dozes from now on
+        child = start(lambda: [record.value for record in following], 60)
+        await_sleeper(log)
+        thread, got = in_thread(following)
+        log.append(b"second")
+        await_sleeper(log)
+        log.append(b"third")
+        thread.join()
+        assert child() == [record.value for record in got] == [b"second", b"third"]
 
 
 def test_readers_in_other_processes_are_all_woken(log: Spool, tmp_path: Path) -> None:
@@ -438,16 +453,3 @@ def test_readers_in_other_processes_are_all_woken(log: Spool, tmp_path: Path) ->
         assert wait() == [b"%d" % at for at in range(20)]
     os.close(ready)
     os.close(tell)
-    assert semaphores(log) == set()
-
-
-def test_without_the_right_to_a_semaphore_nobody_fails(log: Spool) -> None:
-    class Forbidden(system.Port):
-        def open_semaphore(self, name: str) -> None:
-            return None
-
-    with closing(log.follow(timeout=0)) as following:
-        assert list(following) == []
-        with system.replaced(Forbidden()):
-            log.append(b"x")
-        assert [record.value for record in following] == [b"x"]
