@@ -22,7 +22,7 @@ def twin(package: str, stem: str) -> Extension:
 
 
 extensions = cythonize(
-    [*(twin("kvspool", stem) for stem in ("_chunks", "_fflg", "_fixed", "_frames", "_kvj", "_sej")), twin("shard", "_hash")],
+    [*(twin("kvspool", stem) for stem in ("_chunks", "_fflg", "_fixed", "_frames", "_kvj", "_sej", "_wakeups")), twin("shard", "_hash"), twin("shard", "_merge")],
     build_dir="build",
     force=True,  # it doesn't see that a .pxd under the other name has changed
     compiler_directives={

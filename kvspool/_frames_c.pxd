@@ -122,6 +122,7 @@ cdef class FrameReader(Ring):
     cpdef list fetch(self, uint64_t end, int64_t limit, object make, list out=*)
     @cython.locals(tail=uint64_t, edge=uint64_t)
     cpdef uint64_t edge_now(self) except? 0
+    cpdef bint has_more(self) except -1
     cpdef list sleep_and_fetch(self, uint64_t end, Bell bell, int64_t ns, int64_t limit, object make, list out)
     @cython.locals(owner=object, words="uint64_t *", until=int64_t, left=int64_t, seen=uint64_t)
     cpdef bint spin(self, int64_t ns) except -1

@@ -378,7 +378,7 @@ class Port:
         return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
 
 
-port = Port()
+port = REAL = Port()
 
 
 @contextmanager

@@ -334,6 +334,9 @@ class Cursor:
         """Return an iteration that hands Gaps out."""
         return Reading(self, None, "yield", make)
 
+    frames = None  # there is no memory to look at
+    is_plain = False
+
     @property
     def files(self) -> object:
         """Return what is watched: another one in each segment."""
