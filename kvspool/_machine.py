@@ -204,7 +204,7 @@ def wait_events(fd: int, seconds: float) -> bytes:
     return system.port.read_events(fd) if system.port.wait_readable(fd, seconds) else b""
 
 
-def half_of(data: bytes, at: int) -> int:
+def half_of(data: memoryview | bytes, at: int) -> int:
     """Return the int32 at byte `at`, which may lie at any address."""
     return int.from_bytes(data[at : at + 4], "little", signed=True)
 
