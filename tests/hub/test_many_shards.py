@@ -19,6 +19,7 @@ import kvspool
 from hub import HubRoot
 from kvspool import system
 from kvspool.cli import main
+from kvspool.spool.pair import Pair
 from kvspool.wakeups import CHANGED, Watcher
 from shard import merge
 
@@ -189,6 +190,61 @@ def test_where_no_wake_up_comes_the_looks_take_a_part_of_the_time_alone(root: Hu
         following.timeout, began, slow.looking = 60, slow.time, 0.0
         assert list(following) == []
     assert 5 <= slow.looking <= (slow.time - began) / merge.REST
+
+
+class Ticking(Stopped):
+    """A clock that also moves a bit with each look at it."""
+
+    def monotonic(self) -> float:
+        self.time += 0.001
+        return self.time
+
+
+def test_a_poll_of_silent_shards_costs_few_calls_however_many_there_are(root: HubRoot) -> None:
+    class Waking(Ticking):
+        """Appends a record after ten polls."""
+
+        polls = -1
+
+        def wait_readable(self, fd: int, timeout: float) -> bool:
+            self.polls += 1
+            if self.polls == 10:
+                log.append(b"enough")
+            return super().wait_readable(fd, timeout)
+
+    with system.replaced(Waking()) as port, kvspool.open(root.path / "c7.3.002") as log, closing(root.follow()) as following:
+        following.timeout = 0
+        assert list(following) == []
+        following.timeout = None
+        assert isinstance(port, Waking)
+        port.calls.clear()
+        port.polls = 0
+        assert next(following).data == b"enough"
+    assert len(port.calls) < 2 * SHARDS  # where each poll looked at each shard, ten polls took ten times as many
+
+
+def test_a_record_whose_wake_up_was_lost_is_found_by_the_next_poll(root: HubRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (root.path / "c0.3.000" / "spool.ctl").exists():
+        pytest.skip("the kernel itself reports a write to a journal")
+    with system.replaced(Ticking()), closing(root.follow(timeout=1)) as following:
+        assert list(following) == []
+        monkeypatch.setattr(Pair, "wake", lambda self: None)
+        for number in range(CLIENTS):
+            with root.client(f"c{number}") as shards:
+                shards.append(b"unheard")
+            assert [record.client for record in following] == [f"c{number}"]
+
+
+def test_a_removed_client_is_noticed_by_an_event_and_not_by_a_poll(root: HubRoot) -> None:
+    with system.replaced(Ticking()), closing(root.follow(timeout=0.4)) as following:
+        with root.client("c4") as shards:
+            for log in shards.shards:
+                log.append(b"last")
+        assert len(list(following)) == 1 << BITS
+        for path in root.path.glob("c4.*"):
+            shutil.rmtree(path)
+        assert list(following) == []
+        assert len(following.sources) == SHARDS - (1 << BITS)
 
 
 def test_a_removed_client_leaves_no_watch_and_no_descriptor(root: HubRoot, open_files: Callable[[], set[str]]) -> None:
