@@ -109,7 +109,9 @@ cdef class FollowingLoops(Merging):
     cdef object _look_at_mute(self, double now)
     @cython.locals(now=double)
     cdef object _rest(self, double since)
-    @cython.locals(began=double, ended=double, source=Source)
+    @cython.locals(source=Source)
     cdef bint _look_for_missed(self, double now) except -1
+    @cython.locals(began=double, ended=double)
+    cdef object _seek(self)
     @cython.locals(until=double, source=Source)
     cdef object _take_turns(self)

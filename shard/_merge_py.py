@@ -18,7 +18,7 @@ from kvspool.errors import Closed, Corruption, FormatError, Unrecovered
 from kvspool.handles import close_all, refuse_copy
 from kvspool.iteration import OnGap, check
 from kvspool.journal.cursor import Cursor as JournalCursor
-from kvspool.record import Gap
+from kvspool.record import Codec, Gap
 from kvspool.spool.cursor import Cursor as SpoolCursor
 from shard import descriptors
 
@@ -44,7 +44,7 @@ def placed(kind: Callable[..., Any], *place: Any) -> Callable[..., Any]:
     if len(place) == 1:
         only = place[0]
 
-        def of_one(sequence: int, timestamp: int, type: int, key: Any, value: bytes, codec: int, key_table: Any = UNSET) -> Any:
+        def of_one(sequence: int, timestamp: int, type: int, key: Any, value: bytes, codec: int = Codec.RAW, key_table: Any = UNSET) -> Any:
             if key_table is not UNSET:
                 return kind(sequence, timestamp, type, key, value, codec, only, key_table=key_table)
             return kind(sequence, timestamp, type, key, value, codec, only)
@@ -52,7 +52,7 @@ def placed(kind: Callable[..., Any], *place: Any) -> Callable[..., Any]:
         return of_one
     first, second = place
 
-    def of_two(sequence: int, timestamp: int, type: int, key: Any, value: bytes, codec: int, key_table: Any = UNSET) -> Any:
+    def of_two(sequence: int, timestamp: int, type: int, key: Any, value: bytes, codec: int = Codec.RAW, key_table: Any = UNSET) -> Any:
         if key_table is not UNSET:
             return kind(sequence, timestamp, type, key, value, codec, first, second, key_table=key_table)
         return kind(sequence, timestamp, type, key, value, codec, first, second)
@@ -391,6 +391,7 @@ class FollowingLoops(Merging):
     def drop(self, key: Hashable) -> None:
         source = self.sources[key]
         Merging.drop(self, key)
+        self._must_seek = 0.0  # another log may be in its place
         if self._watcher is not None:
             self._watcher.unwatch(source)
 
@@ -527,6 +528,8 @@ class FollowingLoops(Merging):
                 self.notice(key)
             elif unlinked and key in unlinked and key.is_silent:
                 self.look_after(key)
+        if self._must_seek == 0:
+            self._seek()
 
     def _look_at_all(self, now: float) -> None:
         """Look at everything at once: events were lost, or there will be none."""
@@ -535,7 +538,7 @@ class FollowingLoops(Merging):
             if self._armed().is_blind:
                 self.look_at_each(self._silent())
             else:
-                self.seek()
+                self._seek()
                 for source in self._silent():
                     self._stir(source)  # those that were asked may have rung
                 self.look_at_new()
@@ -569,13 +572,16 @@ class FollowingLoops(Merging):
         self.look_at([source for source in self.sources.values() if source.is_silent and source.has_more()])
         if self._is_lost and now >= self._may_look:
             self._look_at_all(now)
-        if now >= self._must_seek:
-            began = self._now()
-            self.seek()
-            ended = self._now()
-            self._must_seek = ended + min(LONGEST_REST, (ended - began) / PART)
         self._take_turns()
+        if now >= self._must_seek:
+            self._seek()
         return len(self._ready) > 0
+
+    def _seek(self) -> None:
+        began = self._now()
+        self.seek()
+        ended = self._now()
+        self._must_seek = ended + min(LONGEST_REST, (ended - began) / PART)
 
     def _take_turns(self) -> None:
         """Look after some of the silent logs, and the next ones the next time."""
