@@ -5,8 +5,9 @@ So over logs that were written before, the order is that of the timestamps; whil
 one comes after it, whatever its timestamp. Within one log the order is always that of its sequences.
 
 **Cost.** A record costs the logarithm of the number of logs that have something; a wake-up costs the logs that changed, however many
-others are silent. Twice a second a look at the memory of all spools finds records whose wake-up was lost. Everything else that is looked
-for without a wake-up, new logs and removed ones, takes a thousandth of the time at most; where wake-ups can't be had, a fifth.
+others are silent. Twice a second a look at the memory of all spools finds records whose wake-up was lost. All other looks without a
+wake-up, at journals and for new and removed logs, take turns: they get a thousandth of the time. Where the kernel gives no wake-ups, looks
+at everything take a fifth of the time at most.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Merge(Merging, Iterator[Any], Handle):
 class FollowingMerge(FollowingLoops, Merge):
     """Like Merge, and sleeps on one inotify descriptor where nothing is there; ends after `timeout` seconds without a record.
 
-    A log that falls silent is asked once to wake us, and not looked at again before it does; see **Cost** for the looks behind the
-    wake-ups. Where no wake-up will come, because the kernel has no watch left, its queue overflowed, or we may not write to a log and so
+    A log that falls silent is asked once to wake us, and is read again when it does; the module says which looks back the wake-ups up.
+    Where no wake-up will come, because the kernel has no watch left, its queue overflowed, or we may not write to a log and so
     can't ask, all are looked at as often as `BLIND_POLL` says; and not for more than a part of our time, however many there are.
     """
 
