@@ -82,7 +82,7 @@ class ReaderFigures(msgspec.Struct, frozen=True):
 
 
 class HubFigures(msgspec.Struct, frozen=True):
-    """A hub. source: where the figures come from; troubles: what keeps a server from its work, or is damaged, a sentence each."""
+    """A hub. source: where the figures come from; troubles: failures of the server and damaged shards, a sentence each."""
 
     source: str
     clients: list[ClientFigures]

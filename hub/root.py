@@ -160,7 +160,8 @@ class HubRoot(Handle):
     def add_shards(self, merge: Merge, open_cursor: OpenCursor, *, is_bounded: bool) -> None:
         """Add every shard to the merge that it doesn't read yet.
 
-        A shard that can't be opened stops no other: the merge raises its error once, and goes on. A follower reads it when it was mended.
+        A shard that can't be opened stops no other: the merge raises its error once, and goes on. A follower reads it when it was mended,
+        and raises the error of another shard that took its place.
         """
         self._check_open()
         following = merge if isinstance(merge, FollowingRoot) else None
@@ -172,7 +173,7 @@ class HubRoot(Handle):
                         log = self.open_log(key, path, may_be_gone=not is_bounded)
                         cursor = None if log is None else open_cursor(key, path, log)
                     except UNREADABLE as error:
-                        merge.refuse(key, error)
+                        merge.refuse(key, error, _identity(path))
                         continue
                     if cursor is not None:
                         if following is not None:
@@ -332,6 +333,14 @@ class HubRoot(Handle):
 
     def __repr__(self) -> str:
         return f"<HubRoot {self.path}{' closed' if self.closed else ''}>"
+
+
+def _identity(path: Path) -> str:
+    """Return what tells a shard from a later one at the same path; nothing if it was removed just now."""
+    try:
+        return system.port.identity(path)
+    except OSError:
+        return ""
 
 
 def _checked_start(start: str | datetime) -> str | datetime:

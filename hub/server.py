@@ -289,7 +289,7 @@ class HubServer(Handle):
     def take_in(
         self, caller: Standing, connection: Connection, opening: wire.Opening, reader: Any, writer: Any, is_over: Callable[[], bool]
     ) -> None:
-        """Serve one call of a shipper. is_over: whether it is gone. Raises HubError for what is refused as a whole."""
+        """Serve one call of a shipper. is_over: whether it is gone. Raises HubError for a call that is refused as a whole."""
         guard = Admission(caller, connection, self.meters, self.space, self.store, is_over)
         try:
             guard.begin(opening.client, opening.bits)

@@ -6,17 +6,17 @@ cimport kvspool._machine as native
 
 cdef uint64_t DATA_START, HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
 cdef uint32_t PAD, NO_KEY
-cdef int BLOCK
+cdef int BLOCK, ERA_BITS
 cdef uint64_t AHEAD
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, SEAT_WORDS, SEATS
 cdef Py_ssize_t MOVED, DROPPED, KEPT, PINS
-cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, ASKED, RELEASED, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO
+cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, ASKED, RELEASED, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO, HEAD_ECHO
 cdef int64_t APPEND_LOCK, SYNC_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, LOOK_EVERY, MOST_AHEAD, QUANTUM, SLICE, LONGEST_SLEEP, LONGEST_GATHER
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, OUTDATED, LOOK_EVERY, MOST_AHEAD, QUANTUM, SLICE, LONGEST_SLEEP, LONGEST_GATHER
 cdef int WAITS, DONE, LEADS, LATE, FAILED, TURNS
 
 
@@ -181,6 +181,7 @@ cdef class FrameWriter(Ring):
     cdef readonly bint is_one_step
     cdef readonly bint is_held
     cdef readonly bint is_kept
+    cdef int64_t era
     cdef int64_t kept_since
     cdef uint64_t gave_way
     cdef public int64_t look_at
@@ -205,10 +206,10 @@ cdef class FrameWriter(Ring):
     cdef public int64_t clock
 
     @cython.locals(now=int64_t, sequence=int64_t)
-    cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
+    cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*) except? -9
     @cython.locals(_turn=int, sequence=int64_t)
-    cpdef int64_t append_soon(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
-    cpdef int64_t append_kept(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except? -9
+    cpdef int64_t append_soon(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*) except? -9
+    cpdef int64_t append_kept(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*) except? -9
     cdef int64_t append_alone(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
     cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
     cpdef object locked(self, object work, bint keep=*)
@@ -222,7 +223,7 @@ cdef class FrameWriter(Ring):
     cpdef void ring(self) except *
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
     cpdef uint64_t begin(self) except? 0
-    @cython.locals(at=Py_ssize_t)
+    @cython.locals(at=Py_ssize_t, head=uint64_t)
     cdef void sign(self) noexcept
     @cython.locals(changed=uint64_t)
     cpdef bint admits(self, uint64_t end) except -1

@@ -43,6 +43,7 @@ MOST_POSITION = 0xFFFFF80000000000  # so far from 2^64 that no sum of a position
 EVICTED = 1 << 32  # added to the generation of a commit that writers wait no more for
 BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
 NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
+ERA_BITS = 32  # a sequence without its lower bits is its era: every recovery lets the log go on in a later one
 AHEAD = 4096  # bytes of the ring that the processor is told of before they are needed
 
 # Words of the control block; `spool.format` declares them and asserts that they agree.
@@ -84,7 +85,8 @@ BUCKETS = 64  # of a series; there are three, one behind the other: seconds, min
 INDEX = 8192
 INDEX_WORDS = 3
 
-ECHO = 64  # word of the page before the ring
+ECHO = 64  # words of the page before the ring: the tail, and the head
+HEAD_ECHO = 65
 
 APPEND_LOCK = 0  # the byte of the control block that writers lock
 SYNC_LOCK = 1  # and the one that who flushes locks
@@ -108,6 +110,7 @@ LOOK = -3
 NO_ROOM = -4
 MOVED_ON = -5
 UNSETTLED = -6
+OUTDATED = -7
 
 # What `come` found.
 WAITS = 0
@@ -874,7 +877,7 @@ class FrameWriter(Ring):
             raise ValueError("a writer needs memory that it may write to; this is read-only")
         if len(holder) != HOLDER_WORDS * 8:
             raise ValueError(f"the words that name a holder have {HOLDER_WORDS * 8} bytes, not {len(holder)}")
-        self.front_owner: Any = memoryview(bytearray(8 * ECHO + 8)) if front is None else front
+        self.front_owner: Any = memoryview(bytearray(8 * HEAD_ECHO + 8)) if front is None else front
         self.front: Any = native.words_at(self.front_owner)
         self.lock_fd = lock_fd
         self.keeper = keeper
@@ -885,6 +888,7 @@ class FrameWriter(Ring):
         self.is_one_step = native.is_one_step()
         self.is_held = False
         self.is_kept = False
+        self.era = -1  # whose keys the value names that is being appended; -1: it names none
         self.kept_since = 0  # by the clock
         self.gave_way = NOTHING  # `released` as it was after this one gave way to another writer; NOTHING: it didn't, or has waited
         self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
@@ -908,11 +912,12 @@ class FrameWriter(Ring):
         self.counted = 0
         self.clock = 0
 
-    def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
+    def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int = -1) -> int:
         """Lock, append one record, publish, unlock; return its sequence. Nothing was done if that is BUSY, FORKED, LOOK, NO_ROOM,
-        MOVED_ON or UNSETTLED.
+        MOVED_ON, UNSETTLED or OUTDATED.
 
-        timestamp -1 means now. Raises TooLarge, Poisoned, Corruption.
+        timestamp -1 means now. era: of the keys that the value names, -1 if it names none; OUTDATED if the log is in another one, see
+        `ERA_BITS`. Raises TooLarge, Poisoned, Corruption.
         """
         self.check_open()
         if native.process_id() != self.process:
@@ -925,6 +930,7 @@ class FrameWriter(Ring):
         if timestamp < 0:
             timestamp = now
         self.is_held = True
+        self.era = era
         try:
             if self.is_kept:
                 sequence = self.append_locked(key, value, type, codec, timestamp, now)
@@ -938,20 +944,20 @@ class FrameWriter(Ring):
             self.ring()
         return sequence
 
-    def append_soon(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
+    def append_soon(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int = -1) -> int:
         """Append as `append` does; where others hold the lock, let them run and try again a few times before it returns BUSY."""
         for _turn in range(TURNS):
-            sequence = self.append(key, value, type, codec, timestamp)
+            sequence = self.append(key, value, type, codec, timestamp, era)
             if sequence != BUSY:
                 return sequence
             native.let_run()
         return BUSY
 
-    def append_kept(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> int:
+    def append_kept(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int = -1) -> int:
         """Append one record under the lock that is kept, and keep it unless another writer asks; BUSY if it isn't kept. See `append`."""
         if not self.is_kept:
             return BUSY
-        return self.append(key, value, type, codec, timestamp)
+        return self.append(key, value, type, codec, timestamp, era)
 
     def append_alone(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, now: int) -> int:
         """Do the work of `append`, with the writer held against every other thread; `now` is the clock."""
@@ -969,6 +975,8 @@ class FrameWriter(Ring):
         if native.load(self.control, PENDING) != 0:
             return UNSETTLED
         self.begin()
+        if self.era >= 0 and self.next_sequence >> ERA_BITS != self.era:
+            return OUTDATED
         if self.keeps_unread and not self.admits(self.end_of_value(self.end, key, value)):
             return NO_ROOM
         self.clock = now
@@ -1092,11 +1100,14 @@ class FrameWriter(Ring):
         return self.next_sequence
 
     def sign(self) -> None:
-        """Under the lock: write down who holds it, unless the last holder was this handle too."""
+        """Under the lock: write down who holds it, unless the last holder was this handle too; finish what that one may have left."""
         if native.load(self.control, HOLDER) == self.holder[0]:
             return
         for at in range(HOLDER_WORDS):
             native.store(self.control, HOLDER + at, self.holder[at])
+        head = Ring.bounded_head(self, native.load(self.control, HEAD), native.load(self.control, TAIL))
+        if native.load(self.front, HEAD_ECHO) < head:  # the last holder was killed between these two stores
+            native.store(self.front, HEAD_ECHO, head)
 
     def admits(self, end: int) -> bool:
         """Under the lock, after `begin`: return whether frames up to `end` overwrite nothing that a durable reader has yet to read.
@@ -1333,6 +1344,7 @@ class FrameWriter(Ring):
             native.store(self.control, HEAD, before)
             native.store(self.control, MIN_SEQ, least_before)
             return False
+        native.store(self.front, HEAD_ECHO, head)  # nothing takes the head back now, and nothing is overwritten yet
         return True
 
     def has_pins(self) -> bool:

@@ -116,6 +116,7 @@ def _next_of_spool(cursor: Cursor, most: int, coded: bool, room: int) -> pa.Reco
     while True:
         room = min(room, cursor.reader.capacity)
         end = cursor.reader.tail() if cursor.end is None else cursor.end[0]
+        table = cursor.key_table if coded else None
         is_large = most >= LARGE_BATCH and end - cursor.reader.position >= LARGE
         gathered = _Batch(most if is_large else min(most, BATCH), room, _large_pages if is_large else pa.allocate_buffer, coded)
         found = cursor.advance(gathered.from_ring(cursor.reader))
@@ -125,7 +126,13 @@ def _next_of_spool(cursor: Cursor, most: int, coded: bool, room: int) -> pa.Reco
             room, most = cursor.reader.stored, 1  # a single record that is larger than the room for a batch
             continue
         batch = gathered.finish()
-        return _without_keys(batch, cursor, cursor.key_table) if coded and cursor.key_table is not None else batch
+        if table is None or not batch.num_rows:
+            return batch
+        table.look()
+        if cursor.key_table is not table:  # recovered, or resized, meanwhile: the indexes may be of other keys
+            cursor.go_to(batch.column("sequence")[0].as_py())
+            continue
+        return _without_keys(batch, cursor, table)
 
 
 def _without_keys(batch: pa.RecordBatch, cursor: Cursor, key_table: KeyTable) -> pa.RecordBatch:
@@ -136,7 +143,6 @@ def _without_keys(batch: pa.RecordBatch, cursor: Cursor, key_table: KeyTable) ->
     is_keyed = pc.equal(batch.column("codec"), Codec.KEYED)
     if not pc.any(is_keyed).as_py():
         return batch
-    key_table.look()
     values, sequences = batch.column("value").to_pylist(), batch.column("sequence")
     for row in pc.indices_nonzero(is_keyed).to_pylist():
         sequence = sequences[row].as_py()

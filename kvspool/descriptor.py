@@ -2,7 +2,7 @@
 
 A signal handler may raise an exception between any two steps of Python code. A bare number is lost if that happens after the system has
 opened the file, and closed twice if it happens after the system has closed it; the second close hits whatever file has the number by then.
-So a number never stands alone: the system's answer goes into an object of C that closes it, within one call that no handler can interrupt.
+So a number is never kept alone: the system's answer goes into an object of C that closes it, within one call that no handler can interrupt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvspool import system
 from kvspool.errors import Closed, NotAFile
 
 _NO_FILE = os.O_PATH | os.O_DIRECTORY  # flags of callers that want no regular file, or only its name
-_OTHER_KINDS = (errno.ENXIO, errno.EISDIR, errno.ENODEV)  # what the kernel says of a socket, a FIFO, a directory, a device
+_OTHER_KINDS = (errno.ENXIO, errno.EISDIR, errno.ENODEV)  # the kernel's errors for a socket, a FIFO, a directory, a device
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",

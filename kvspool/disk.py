@@ -1,14 +1,14 @@
 """Small files, read and replaced whole, and the names in a directory, put on disk.
 
 **A flush of a directory that fails** after a name was made, changed or removed can mean two things. Where the operation can be undone,
-it is: so `make_directory` and `put_in_place` leave nothing behind, and the next attempt flushes again. Where it can't, NameNotDurable
+it is: so `make_directory` and `put_in_place` leave nothing, and the next attempt flushes again. Where it can't, NameNotDurable
 says what was done (`done`). An operation passes `done` to its last flush only; an earlier one that fails raises the plain OSError.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -59,13 +59,16 @@ def make_directory(path: Path, mode: int = 0o700) -> bool:
     return True
 
 
-def put_in_place(building: Path, path: Path) -> None:
-    """Rename a complete file or directory, its new name on disk when this returns. If the flush fails it gets its old name back.
+def put_in_place(building: Path, path: Path, release: Callable[[], None] | None = None) -> None:
+    """Rename a complete file or directory, its new name on disk when this returns. If anything fails it gets its old name back.
 
-    Raises the system's OSError; NameNotDurable if it couldn't get its old name back either.
+    release: called under the new name, before the flush. Raises the system's OSError, or what `release` raises; NameNotDurable in place of
+    an OSError if it couldn't get its old name back either.
     """
     system.port.rename(building, path)
     try:
+        if release is not None:
+            release()
         flush_directory(path.parent)
     except BaseException as error:
         try:

@@ -43,6 +43,7 @@
     |-- NotDurable              the records were appended, but are not known to be on disk
     |   `-- Unsettled           the same of a queue's entries, put or taken
     |-- NameNotDurable          an operation was done, but a crash of the machine may undo it (also OSError)
+    |-- TimeUnknown             a segment that can't be read may have the latest time of its journal (also OSError)
     `-- GapError                records were lost before they could be read
 
 **A batch that is stored in part.** Large batches are published in pieces, so an error can come after some of them. `appended_by(error)`
@@ -55,6 +56,7 @@ through untouched, with a note that names the file. `exit_code` is what the comm
 
 from __future__ import annotations
 
+import os
 import queue
 from typing import TYPE_CHECKING, Any
 
@@ -364,10 +366,24 @@ class NameNotDurable(KvspoolError, OSError):
 
     def __init__(self, done: str, directory: str, cause: OSError) -> None:
         super().__init__(
-            f"{done}, but a crash of the machine may undo it: the flush of the directory {directory} failed ({cause}); "
+            f"{done}, but a crash of the machine may undo it: the directory {directory} was not flushed ({cause}); "
             f"don't do it again: check the disk, then run `sync {directory}`"
         )
         self.done, self.directory, self.errno = done, directory, cause.errno
+
+
+class TimeUnknown(KvspoolError, OSError):
+    """The system doesn't read a segment that may have the latest time of its journal: an append could get an earlier time.
+
+    Nothing was appended. Make the segment readable again, or move it away. `path` is the file, `errno` and `__cause__` say why.
+    """
+
+    def __init__(self, path: os.PathLike[str], cause: OSError) -> None:
+        super().__init__(
+            f"{os.fspath(path)} can't be read ({cause.strerror}), and no segment after it has a time: nothing was appended, since records "
+            "would get times before those in it. Make it a readable file again, or move it away"
+        )
+        self.path, self.errno = os.fspath(path), cause.errno
 
 
 class Unsettled(NotDurable):

@@ -1,7 +1,7 @@
-"""On which file system a path lies, and whether processes share memory and locks there.
+"""The file system of a path, and whether processes share memory and locks there.
 
 **btrfs** needs new blocks for a store through a mapping, reserved or not: on a full disk the kernel kills the process that stores, or
-keeps it for minutes. `chattr +C` only helps until metadata runs out or somebody makes a snapshot. So spools and queues, which are
+keeps it for minutes. `chattr +C` only helps until metadata runs out or a user makes a snapshot. So spools and queues, which are
 written through mappings, are refused there, and spools are opened for reading only, unless the caller takes the risk. Journals are written
 by `write`, which reports the full disk as an error.
 """
@@ -49,9 +49,9 @@ def kills(path: Path) -> bool:
 
 
 def killing(path: Path, done: str) -> UnsafeFilesystem:
-    """Return the error for what is refused where `kills` says so; `done` says what happened, or that nothing did."""
+    """Return the error for an operation that is refused where `kills` says so; `done`: the result so far, in words."""
     return UnsafeFilesystem(
-        f"{path} lies on {of(path)}, where a store to a mapped file kills its process when the disk is full, though the space is reserved. "
+        f"{path} is on {of(path)}, where a store to a mapped file kills its process when the disk is full, though the space is reserved. "
         f"{done}; use a journal (format=\"kvj\"), or ext4, xfs or tmpfs. To take the risk, pass allow_unsafe_fs=True or set {ALLOWED}=1"
     )
 
@@ -67,6 +67,6 @@ def refuse_unsafe(directory: Path) -> None:
     name = of(directory)
     if name not in SAFE and not are_unsafe_allowed():
         raise UnsafeFilesystem(
-            f"{directory} lies on {name}, where processes don't reliably share memory and locks; use a local disk or tmpfs, "
+            f"{directory} is on {name}, where processes don't reliably share memory and locks; use a local disk or tmpfs, "
             "or pass allow_unsafe_fs=True if you know that they do"
         )

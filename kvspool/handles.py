@@ -29,7 +29,7 @@ class Handle:
 
 
 class Closable(Protocol):
-    """What is open until `close`."""
+    """An object that is open until `close`."""
 
     def close(self) -> None:
         """Close it."""

@@ -136,7 +136,7 @@ class Iteration(Iterator[Any], Generic[C], Handle):
     def _copied_out(self, fetch: Callable[[int], list[Any]], most: int) -> list[Any]:
         """Return the result of `fetch(most)`; nothing if the iteration is closed, also by another thread meanwhile.
 
-        That thread leaves the log to this one, which releases it after the call: nobody reads from a descriptor that was closed.
+        That thread leaves the log to this one, which releases it after the call: no thread reads from a descriptor that was closed.
         """
         self._calls += 1
         try:
@@ -177,7 +177,7 @@ class Iteration(Iterator[Any], Generic[C], Handle):
             raise Closed(self._why)
 
     def _release(self) -> None:
-        """Release what the iteration holds. It may be released already."""
+        """Release the iteration's files. They may be released already."""
         self.cursor.close()
 
     def __enter__(self) -> Self:

@@ -40,9 +40,11 @@ class Keys(msgspec.Struct, dict=True):
     """Where the keys of a log's keyed values are looked up; a record has it with it.
 
     It is no part of the record: all compare equal, none has anything to be encoded, and a pickled one is a copy of its `names`.
+    era: of the log, while its table was looked at. A recovery may lose keys, so an index can name another key in a later era.
     """
 
     def __post_init__(self) -> None:
+        self.era = 0
         self.names: dict[int, str] = {}
         self.refresh: Callable[[], None] | None = None
 
@@ -74,9 +76,14 @@ def keys_of(names: dict[int, str]) -> Keys:
 
 
 class Packer:
-    """Writes values for one log. `intern(keys)` adds keys to its table if it can, and returns the indexes of all keys that are there."""
+    """Writes values for one log. `intern(keys)` adds keys to its table if it can, and returns the indexes of all keys that are there.
 
-    def __init__(self, intern: Intern) -> None:
+    keys: the names of these indexes.
+    """
+
+    def __init__(self, intern: Intern, keys: Keys | None = None) -> None:
+        self.keys = Keys() if keys is None else keys
+        self.era = self.keys.era
         self._intern = intern
         self._known: Mapping[str, int] = {}
         self._shapes: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # of maps with string keys only: their keys, and what is written

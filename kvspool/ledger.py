@@ -14,7 +14,7 @@ published, so that it survives the death of the machine if one of them does.
 
 **Recovery.** After a crash of the machine whoever recovers the log takes what it lost out of the accounts first: see `restarted`.
 An account may name a whole batch while a later one is there in part. It is believed only if the later one is durable and, where the
-account's other place still tells where the whole one lies, all of that is there.
+account's other place still says where the whole one is, all of that is there.
 """
 
 from __future__ import annotations

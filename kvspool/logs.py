@@ -122,7 +122,9 @@ def create(
     `sync_interval` seconds (default: 1) and a flush; "disk", when the call returns. See `kvspool.spool.durability`.
 
     Raises LogExists, UnsafeFilesystem (a network file system, or a spool on btrfs, unless `allow_unsafe_fs`), ValueError, or the system's
-    OSError (no space, no permission); nothing is left behind then.
+    OSError (no space, no permission): nothing is left then, except a hidden directory that a note of the error names, and files of a
+    journal that can't be removed, or whose directory was there before. NameNotDurable: the log is there and complete, but a crash of the
+    machine may undo it.
     """
     system.refuse_unfit_host()
     target = Path(os.path.abspath(path))
@@ -177,7 +179,7 @@ def create(
         sync_interval=0 if sync_interval is None else round(sync_interval * 1e9),
         allow_unsafe_fs=allow_unsafe_fs,
     )
-    return Spool(made, timeout)
+    return Spool(made, timeout, is_new=True)
 
 
 def resize(

@@ -405,6 +405,8 @@ class Booking:
 class ColumnPieces:
     """Rows of record batches, for a log that takes columns. `put` and `end` are for a spool: see `kvspool.spool.appending.Batch`."""
 
+    packed = None  # no value names keys of the log's table
+
     def __init__(self, pieces: Pieces, codec: int) -> None:
         self.pieces = pieces
         self.codec = codec

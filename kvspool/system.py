@@ -65,7 +65,7 @@ class Port:
         return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
     def limit_threads(self, most: int) -> None:
-        """Set what `thread_limit` returns; bounds nobody who is root."""
+        """Set what `thread_limit` returns; root is not bounded by it."""
         soft = resource.RLIM_INFINITY if most == sys.maxsize else most
         resource.setrlimit(resource.RLIMIT_NPROC, (soft, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
 

@@ -162,7 +162,7 @@ class Merging:
         self._most = MOST_AHEAD
         self._taken = 0
         self._orders = 0
-        self._refused: dict[Hashable, str] = {}  # why a log can't be read
+        self._refused: dict[Hashable, tuple[str, str]] = {}  # which log can't be read, and why
         self._failures: list[Exception] = []  # to be raised by the next calls
         self._is_closed = False
         self._why = ""  # the iteration ended, if its handle was closed
@@ -181,10 +181,14 @@ class Merging:
         if self._is_closed:  # another thread may have closed the others just before
             source.reading.close()
 
-    def refuse(self, key: Hashable, error: Exception) -> None:
-        """Let the next call raise the error of a log that can't be read, once for each reason; the other logs go on."""
-        if self._refused.get(key) != str(error):
-            self._refused[key] = str(error)
+    def refuse(self, key: Hashable, error: Exception, identity: str = "") -> None:
+        """Let the next call raise the error of a log that can't be read, once for each reason; the other logs go on.
+
+        identity: of a log that is no source yet. It raises the same error again for another log that took its place.
+        """
+        reason = (identity, str(error))
+        if self._refused.get(key) != reason:
+            self._refused[key] = reason
             self._failures.append(error)
 
     def drop(self, key: Hashable) -> None:

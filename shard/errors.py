@@ -23,7 +23,7 @@ class ShardError(KvspoolError):
 
 
 class TooFewDescriptors(KvspoolError, OSError):
-    """No file descriptor is left for one of many logs. The message says how many they need; what was opened for the call is closed.
+    """No file descriptor is left for one of many logs. The message says how many they need; files that were opened for the call are closed.
 
     `errno` is the system's: EMFILE, the limit of the process, or ENFILE, that of the machine.
     """

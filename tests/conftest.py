@@ -22,6 +22,7 @@ settings.load_profile("kvspool")
 
 
 # What speaks over the network, and what is made of it, has no loops of two twins: one run of it is enough, where there are two.
+# The bench measures the compiled twin.
 OF_THE_NETWORK = (
     "access access_cli authentication certificates connection gate hub_admin hub_backend hub_consumers hub_crash_points hub_disk "
     "hub_machine hub_memory hub_protocol hub_retention hub_shards "
@@ -29,7 +30,7 @@ OF_THE_NETWORK = (
     "systemd"
 )
 if os.environ.get("KVSPOOL_NO_EXTENSIONS") and importlib.util.find_spec("kvspool._frames_c") is not None:
-    collect_ignore_glob = ["test_flights.py", "test_fuzz.py", *(f"hub/test_{name}.py" for name in OF_THE_NETWORK.split())]
+    collect_ignore_glob = ["test_bench*.py", "test_flights.py", "test_fuzz.py", *(f"hub/test_{name}.py" for name in OF_THE_NETWORK.split())]
 
 
 def pytest_collection_finish() -> None:
@@ -129,3 +130,12 @@ def left_open(open_files: Callable[[], set[str]]) -> Callable[..., set[str]]:
         return left
 
     return call_and_look
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Finalise no leftovers of earlier tests during an interrupt."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

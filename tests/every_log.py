@@ -26,7 +26,7 @@ KINDS = ("spool", "resized", *FORMATS, "queue")
 
 
 def make(kind: str, path: Path) -> None:
-    """Make a log of a kind with records, a durable reader, a producer and settings; nobody has it open then."""
+    """Make a log of a kind with records, a durable reader, a producer and settings; no handle of it stays open."""
     if kind == "queue":
         with queue.create(path, chunk_bytes=4096) as made:
             made.put_many([b"x" * 1000] * 9)

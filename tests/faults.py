@@ -96,6 +96,18 @@ class RecordingPort(Port):
         return noted
 
 
+class CountingPort(Port):
+    """Counts the bytes that are read from files."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        data = super().read(fd, size, at)
+        self.count += len(data)
+        return data
+
+
 class ClockPort(Port):
     """A wall clock that says what it is told, then repeats its last time."""
 

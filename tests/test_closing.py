@@ -36,7 +36,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sleeping(system.Port):
-    """Says when somebody sleeps on inotify; there are no semaphores to sleep on."""
+    """Says when a thread sleeps on inotify; there are no semaphores to sleep on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def sleeping() -> Iterator[Sleeping]:
 
 
 class Case(NamedTuple):
-    """What is followed or read, and the call that closes the handle it comes from."""
+    """An iteration, and the call that closes the handle it comes from."""
 
     source: Any
     close: Callable[[], None]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from faults import FailingPort
+from faults import FILE_CALLS, FailingPort
 from trees import tree
 
 import kvspool
@@ -207,7 +207,7 @@ def test_a_creation_that_fails_at_any_call_leaves_nothing_behind(
     nth = 0
     while True:
         nth += 1
-        port = FailingPort(nth, number)
+        port = FailingPort(nth, number, (*FILE_CALLS, "boot_id", "random", "names", "look_up"))
         try:
             with system.replaced(port):
                 log = kvspool.create(tmp_path / "log", capacity=4096)
@@ -223,8 +223,36 @@ def test_a_creation_that_fails_at_any_call_leaves_nothing_behind(
             for name in names:
                 shutil.rmtree(tmp_path / name)
         assert open_files() <= held, f"call {nth}, {port.failed}"
-    assert {"open", "write", "allocate", "set_mode", "flush", "make_directory", "rename", "map", "close"} <= set(failures)
+    assert {"open", "write", "allocate", "set_mode", "flush", "make_directory", "rename", "map", "close", "boot_id"} <= set(failures)
     assert leftovers == []
+
+
+def test_a_creation_on_a_disk_that_fails_from_some_call_on_names_what_is_left(tmp_path: Path) -> None:
+    left = set()
+    for nth in range(1, 100):
+        root = tmp_path / f"{nth}"
+        root.mkdir()
+        port = FailingPort(nth, errno.EIO, (*FILE_CALLS, "remove", "remove_directory", "boot_id"), every=True)
+        try:
+            with system.replaced(port):
+                log = kvspool.create(root / "log", capacity=4096)
+        except OSError as error:
+            names = os.listdir(root)
+            left |= {"log" if name == "log" else "hidden" for name in names}
+            said = "\n".join(getattr(error, "__notes__", ["nothing was left behind"]))
+            assert isinstance(error, errors.NameNotDurable) == (names == ["log"]), port.failed
+            assert ("it is complete" in said) == (names == ["log"]), port.failed
+            assert ("nothing was left behind" in said) == (names == []), port.failed
+            assert all(str(root / name) in said for name in names), port.failed
+            if names == ["log"]:
+                kvspool.open(root / "log").close()
+            else:
+                kvspool.create(root / "log", capacity=4096).close()
+            assert os.listdir(root) == ["log"]
+        else:
+            log.close()
+            break
+    assert port.left > 0 and left == {"log", "hidden"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")

@@ -24,15 +24,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 KVSPOOL = Path(sys.executable).with_name("kvspool")
-CLIENTS = 4
-RECORDS = 1_000_000  # of each client
-RESUMED = 10_000_000  # records that are there when an outage ends
 LARGE = 2000  # bytes of the records that the old kind of hub was measured with
-LARGE_RECORDS = 200_000
 OLD_BATCHES = 32, 512  # records in a request to it
-LATENCIES = 3000
 BATCH = 1 << 20  # bytes
 spawn = multiprocessing.get_context("spawn")
+
+
+class Size(NamedTuple):
+    """How much is measured. records: of each client; resumed: records that are there when an outage ends; large: records of 2000 bytes;
+    latencies: of single records; warm_ups: rounds that don't count."""
+
+    clients: int = 4
+    records: int = 1_000_000
+    resumed: int = 10_000_000
+    large: int = 200_000
+    latencies: int = 3000
+    warm_ups: int = 1
+
+
+SHORT = Size(1, 10_000, 10_000, 10_000, 20, 0)
 
 
 class Run(NamedTuple):
@@ -267,41 +277,42 @@ class Sources:
 # Cases.
 
 
-def cases(folder: Path, rounds: int, wanted: Callable[[str], bool]) -> Iterator[dict[str, object]]:
+def cases(folder: Path, rounds: int, wanted: Callable[[str], bool], size: Size) -> Iterator[dict[str, object]]:
     """Yield the results of the cases that are wanted."""
     pki = folder / "pki"
     names = ["--name", "localhost", "--name", "127.0.0.1"]
     subprocess.run([str(KVSPOOL), "hub", "certificate", "init", str(pki), *names], check=True, stdout=subprocess.DEVNULL)
     for name, case in (("ingest", ingest), ("disk", disk), ("latency", latency), ("resume", resume)):
         if wanted(f"hub {name}"):
-            yield from case(folder, pki, rounds)
+            yield from case(folder, pki, rounds, size)
 
 
-def ingest(folder: Path, pki: Path, rounds: int) -> Iterator[dict[str, object]]:
+def ingest(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[str, object]]:
     """Four clients with records of 100 bytes, over TLS."""
-    sources = Sources(folder, CLIENTS, RECORDS)
-    found = [(sources.shipped(folder, pki), sources.put(pki), sources.put(pki, folder / "kept")) for _ in range(rounds + 1)][1:]
+    sources = Sources(folder, size.clients, size.records)
+    found = [(sources.shipped(folder, pki), sources.put(pki), sources.put(pki, folder / "kept")) for _ in range(rounds + size.warm_ups)]
+    found = found[size.warm_ups :]
     sources.remove()
     for floor, name in ((1, "Flight DoPut, kept nowhere"), (2, "Flight DoPut, buffers written to files")):
-        yield compared(f"hub ingest: {CLIENTS} clients, TLS", "M/s", name, [(one[0], one[floor]) for one in found])
+        yield compared(f"hub ingest: {size.clients} clients, TLS", "M/s", name, [(one[0], one[floor]) for one in found])
 
 
-def disk(folder: Path, pki: Path, rounds: int) -> Iterator[dict[str, object]]:
+def disk(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[str, object]]:
     """One client with records of 2000 bytes, plain, each batch on disk before it is acknowledged."""
-    sources = Sources(folder, 1, LARGE_RECORDS, LARGE)
-    for size in OLD_BATCHES:
-        pairs = [(sources.shipped(folder, None, "disk"), asked(folder, size)) for _ in range(rounds + 1)][1:]
-        yield compared("hub disk: 2000 bytes, plain", "k/s", f"old kind of hub, {size} a flush", pairs)
+    sources = Sources(folder, 1, size.large, LARGE)
+    for batch in OLD_BATCHES:
+        pairs = [(sources.shipped(folder, None, "disk"), asked(folder, batch, size.large)) for _ in range(rounds + size.warm_ups)]
+        yield compared("hub disk: 2000 bytes, plain", "k/s", f"old kind of hub, {batch} a flush", pairs[size.warm_ups :])
     sources.remove()
 
 
-def asked(folder: Path, size: int) -> Run:
-    """Send records to a hub of the old kind, `size` in a request; the next one when that is acknowledged."""
+def asked(folder: Path, size: int, most: int) -> Run:
+    """Send records to a hub of the old kind, `most` of them, `size` in a request; the next one when that is acknowledged."""
     file = folder / "old.jnl"
     with started(_old, str(file)) as (port, pid), socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         value = b"x" * LARGE
-        count = min(LARGE_RECORDS, size * 1000) // size * size
+        count = min(most, size * 1000) // size * size
         start, before = time.perf_counter(), time.process_time()
         for first in range(0, count, size):
             data = b"".join(struct.pack(">QI", offset, LARGE) + value for offset in range(first, first + size))
@@ -314,14 +325,14 @@ def asked(folder: Path, size: int) -> Run:
     return run
 
 
-def resume(folder: Path, pki: Path, rounds: int) -> Iterator[dict[str, object]]:
+def resume(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[str, object]]:
     """One client that comes back after an outage, beside TLS alone and the disk alone."""
-    sources = Sources(folder, 1, RESUMED)
-    shipped = [sources.shipped(folder, pki) for _ in range(rounds + 1)][1:]
-    bare = [sources.put(pki) for _ in range(rounds + 1)][1:]
-    wrote = [written(folder, RESUMED) for _ in range(rounds + 1)][1:]
+    sources = Sources(folder, 1, size.resumed)
+    shipped = [sources.shipped(folder, pki) for _ in range(rounds + size.warm_ups)][size.warm_ups :]
+    bare = [sources.put(pki) for _ in range(rounds + size.warm_ups)][size.warm_ups :]
+    wrote = [written(folder, size.resumed) for _ in range(rounds + size.warm_ups)][size.warm_ups :]
     sources.remove()
-    name = f"hub resume: {RESUMED / 1e6:g} M records, TLS"
+    name = f"hub resume: {size.resumed / 1e6:g} M records, TLS"
     yield compared(name, "M/s", "Flight DoPut, kept nowhere", list(zip(shipped, bare, strict=True)))
     yield compared(name, "M/s", "os.write of as many bytes", list(zip(shipped, wrote, strict=True)))
 
@@ -338,23 +349,23 @@ def written(folder: Path, records: int) -> Run:
     return Run(records / seconds, seconds, time.process_time() - before, 0.0)
 
 
-def _follow(path: Path, ready: Any, latencies: Any) -> None:
+def _follow(path: Path, count: int, ready: Any, latencies: Any) -> None:
     import kvspool
-    from kvspool.errors import LogNotFound
+    from kvspool.errors import LogNotFound, NotALog
 
     while True:
         try:
             log = kvspool.open(path)
             break
-        except LogNotFound:
+        except (LogNotFound, NotALog):  # its directory may be there already
             time.sleep(0.01)
     with log:
-        following = log.follow("latest", limit=LATENCIES)
+        following = log.follow("latest", limit=count)
         ready.set()
         latencies.put([-int(record.value) + time.monotonic_ns() for record in following])
 
 
-def latency(folder: Path, pki: Path, rounds: int) -> Iterator[dict[str, object]]:
+def latency(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[str, object]]:
     """The time from an append at the client to a reader of the hub's journal, at one record a millisecond, over TLS."""
     import kvspool
 
@@ -368,18 +379,18 @@ def latency(folder: Path, pki: Path, rounds: int) -> Iterator[dict[str, object]]
             shipper = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             stack.callback(lambda shipper=shipper: (shipper.terminate(), shipper.wait()))
             ready, latencies = spawn.Event(), spawn.Queue()
-            reader = spawn.Process(target=_follow, args=(folder / "hub" / "slow", ready, latencies), daemon=True)
+            reader = spawn.Process(target=_follow, args=(folder / "hub" / "slow", size.latencies, ready, latencies), daemon=True)
             reader.start()
             if not ready.wait(60):
                 raise SystemExit("nothing came to the hub")
             time.sleep(0.2)
-            for _ in range(LATENCIES):
+            for _ in range(size.latencies):
                 time.sleep(0.001)
                 log.append(b"%d" % time.monotonic_ns())
             found.append(sorted(latencies.get(timeout=60)))
             reader.join()
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        rate = statistics.median(one[int(LATENCIES * share)] for one in found) / 1000
+        rate = statistics.median(one[int(size.latencies * share)] for one in found) / 1000
         yield {
             "case": f"hub latency: append to store, {name}", "unit": "us", "rate": rate, "floor": "bar for p50", "floor_rate": 5000,
             "ratio": rate / 5000,

@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     HubRoot.open(arguments.root).close()
     _raise_descriptors()
     size = arguments.memory or memory.half_of_all()
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a line for each call of a flood; what a hub has to say is in its own log
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a line for each call of a flood; the hub's messages are in its own log
     _bound_memory(size)
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -21,16 +21,18 @@ class KeyTables:
     def __init__(self, path: str | None) -> None:
         """Take the path of the log, the shard set or the root; None for a source on other hosts."""
         self._path = None if path is None else Path(path)
-        self._known: dict[tuple[str, int], Keys] = {}
-        self._cursors: list[tuple[Spool, Cursor]] = []  # that keep the tables open, which are looked at again for a key that is new
+        self._known: dict[tuple[str, int], Cursor | None] = {}  # that keep the tables open, which are looked at again for a key that is new
+        self._logs: list[Spool] = []
 
     def of(self, topic: str, partition: int) -> Keys:
         """Return the keys of a shard; those of a log without a table know no name. Raises KvspoolError for one that can't be opened."""
         key = topic, partition
         if key not in self._known:
             path = self._find(topic, partition)
-            self._known[key] = Keys() if path is None else self._keys(path)
-        return self._known[key]
+            self._known[key] = None if path is None else self._open(path)
+        cursor = self._known[key]
+        table = None if cursor is None else cursor.key_table  # another one after a recovery of the log
+        return Keys() if table is None else table.keys
 
     def _find(self, topic: str, partition: int) -> Path | None:
         if self._path is None:
@@ -40,14 +42,10 @@ class KeyTables:
         found = route.scan(self._path).get(topic)
         return None if found is None else dict(found.paths(self._path)).get(partition)
 
-    def _keys(self, path: Path) -> Keys:
+    def _open(self, path: Path) -> Cursor | None:
         log = open_shard(path, TIMEOUT)
         if not isinstance(log, Spool):
             log.close()
-            return Keys()
-        cursor = log.cursor("latest")
-        self._cursors.append((log, cursor))
-        if cursor.key_table is None:
-            return Keys()
-        cursor.key_table.look()
-        return cursor.key_table.keys
+            return None
+        self._logs.append(log)
+        return log.cursor("latest")

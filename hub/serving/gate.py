@@ -137,8 +137,8 @@ class Connection(Handle):
     def allowance(self, limits: Limits) -> int:
         """Return how many bytes of the client may be passed on at once.
 
-        One that has yet to be authenticated is only made to wait: its first batch comes right behind the headers that say who it is. It may
-        send `_FIRST_BYTES` at once and the rest slowly, since each call that it begins takes 15 bytes of it, and some KiB of memory.
+        One that has yet to be authenticated is only made to wait: its first batch arrives right after the headers that name the client. It
+        may send `_FIRST_BYTES` at once and the rest slowly, since each call that it begins takes 15 bytes of it, and some KiB of memory.
         """
         if self.name is not None:
             return CHUNK

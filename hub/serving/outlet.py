@@ -91,7 +91,7 @@ class Outlet(Handle):
         is_over: IsOver = lambda: False,
         cut: Callable[[], object] = lambda: None,
     ) -> flight.FlightDataStream:
-        """Return the stream of what a ticket asks for.
+        """Return the stream that a ticket asks for.
 
         sent: called with the bytes of each batch that the caller was sent. is_over: whether the caller is gone. cut: cuts its connection.
         """

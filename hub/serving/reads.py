@@ -116,5 +116,5 @@ class Stream:
 
 
 def gone() -> HubFull:
-    """Return the error that ends a call whose client is gone; nobody gets it."""
+    """Return the error that ends a call whose client is gone; no client gets it."""
     return HubFull("the client is gone")

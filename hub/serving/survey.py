@@ -112,7 +112,7 @@ class Survey(Handle):
                 self._logs.popitem()[1][1].close()
 
     def _since(self, since: str, may_read: MayRead, is_over: IsOver) -> tuple[str, list[ShardState]]:
-        """Return a new token, and what has changed since the other one. Raises HubFull if the caller is gone."""
+        """Return a new token, and the changes since the other one. Raises HubFull if the caller is gone."""
         while not self._looking.acquire(timeout=POLL):
             if is_over():
                 raise gone()

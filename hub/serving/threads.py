@@ -4,7 +4,7 @@ A flood of calls gets threads from gRPC quicker than Python can refuse them: eac
 can be started, gRPC refuses the call itself (RESOURCE_EXHAUSTED), in microseconds. So `follow` lets this process have as many threads as
 its calls take, and `SPARE` more, but never more than it was started with.
 
-The kernel counts all threads of a user, and bounds nobody who is root. `look` therefore counts what other processes of the user have, and
+The kernel counts all threads of a user, and never bounds root. `look` therefore counts what other processes of the user have, and
 gives the bound up where threads that can't be seen here, such as those of another container, take it up.
 """
 

@@ -319,7 +319,7 @@ class _Work:
         return sum(len(item.values) for item in self.origin.read(self.begun, self.sequence) if isinstance(item, Rows))
 
     def _survey(self, end: int | None, left: int | None) -> None:
-        """Raise NotKept if a record that is going to be copied has what the target has no room for.
+        """Raise NotKept if a record that is to be copied has a field that the target has no room for.
 
         Damage ends the survey: the copy ends there, too, with the records before it.
         """

@@ -140,7 +140,7 @@ def any_key(rows: Rows, kind: str = "keys") -> bool:
 
 
 def latest(rows: Rows, last: int, target: Room) -> int:
-    """Return the latest timestamp in a target, behind some rows; one that is ordered gives the present one to what has none."""
+    """Return the latest timestamp in a target, after some rows; one that is ordered gives the present one to what has none."""
     if target.is_ordered and NO_TIME in rows.timestamps:
         last = max(last, system.port.now())
     return max(last, max(rows.timestamps))

@@ -60,7 +60,7 @@ class Target(ABC):
         """Give everything back."""
 
     def too_late(self, rows: Rows) -> int | None:
-        """Return the sequence of the first record whose time the target refuses, since it lies too far ahead; None if there is none."""
+        """Return the sequence of the first record whose time is too far ahead for the target; None if there is none."""
         return None
 
     def refuse_unfit(self, rows: Rows) -> None:
@@ -129,7 +129,7 @@ class JournalTarget(Target, Handle):
 
 
 class SpoolTarget(Target, Handle):
-    """A spool. is_lossy: the oldest records of the copy may make room for the later ones, and times that lie too far ahead become the
+    """A spool. is_lossy: the oldest records of the copy may make room for the later ones, and times too far ahead become the
     present one; since: the sequence of the first of them."""
 
     format = "spool"

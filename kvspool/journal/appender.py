@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -108,14 +108,15 @@ class Appender(Handle):
         self._on_roll = on_roll
         self._accounts = accounts
         self._identity = system.port.identity(segments.directory)
-        self._renewals = 0  # of the lock file, at the last look whether the journal lies where it lay
+        self._renewals = 0  # of the lock file, at the last check that the journal is still in its place
         control.enter(timeout)
         self.under_lock(timeout, lambda page: None)
 
     def under_lock(self, timeout: float, work: Callable[[Page], T]) -> T:
         """Hold the append lock while `work` runs, with the end of the journal, whose last segment is open; return its result.
 
-        The lock is released whatever a signal handler raises, and wherever.
+        The lock is released whatever a signal handler raises, and wherever. A context manager could not promise that: an exception at the
+        beginning of its `__exit__` passes by the release.
         """
         self._refuse_reentry()
         self._is_busy = True
@@ -125,23 +126,6 @@ class Appender(Handle):
             try:
                 self._leave()
             except BaseException:  # a handler's, perhaps before the lock was released
-                self._leave()
-                raise
-
-    @contextmanager
-    def locked(self, timeout: float) -> Iterator[Page]:
-        """Hold the append lock inside the `with` block, as `under_lock`.
-
-        An exception that a signal handler raises at the very end of the block may keep the lock until that exception is forgotten.
-        """
-        self._refuse_reentry()
-        self._is_busy = True
-        try:
-            yield self._enter(timeout)
-        finally:
-            try:
-                self._leave()
-            except BaseException:
                 self._leave()
                 raise
 
@@ -297,7 +281,7 @@ class Appender(Handle):
             self._cut(segment, found, size)
         if found.latest == NO_TIME and not is_told:
             page = self._timed(page)
-        # What a restart took away may have been read: times don't go back behind it.
+        # Records lost in a restart may have been read: later ones get no earlier time.
         page = page._replace(last_timestamp=max(page.last_timestamp, found.latest))
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
             return self._begin(page)

@@ -101,8 +101,7 @@ class Archiver:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep every other archiver of the journal out."""
-        with self.journal.appending(self._timeout):
-            pass  # the lock file is there, and the end in order
+        self.journal.under_lock(self._timeout, lambda *_: None)  # the lock file is there then, and the end in order
         control = Control(self.journal.format.lock_file(self.journal.path), None)
         try:
             locks.acquire(control.fd, ADMIN, self._timeout, lambda: f"another process archives {self.journal.path}; try again later")
@@ -208,14 +207,19 @@ class Archiver:
     def _take_the_place(self, old: Path, was: os.stat_result, new: Path, temporary: Path | None = None) -> int | None:
         """Let the new form be there, then remove the old one, on disk; returns the bytes of the new one. None: the old one is another one
         than that which was read."""
-        with self.journal.appending(self._timeout):
+
+        def change(*_: object) -> bool:
             if not _is_still(old, was):
-                return None
+                return False
             if temporary is not None:
                 system.port.rename(temporary, new)
                 disk.flush_directory(new.parent)
             system.port.remove(old)
             disk.flush_directory(new.parent, done=f"{new} took the place of {old.name}")
+            return True
+
+        if not self.journal.under_lock(self._timeout, change):
+            return None
         status = system.port.look_up(new)
         return None if status is None else status.st_size
 

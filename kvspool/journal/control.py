@@ -98,7 +98,7 @@ class Control(Handle):
         return None
 
     def _renew(self) -> None:
-        """Have the file that the name stands for now; whatever comes in between, one of the two is open."""
+        """Open the file that has the name now; one of the two is open at any moment, also after an exception."""
         file = self._open()
         self._must_enter = True
         self._file, file = file, self._file

@@ -14,6 +14,7 @@ from kvspool.errors import KvspoolError
 from kvspool.journal.segments import Segments
 
 if TYPE_CHECKING:
+    from kvspool.journal.appender import Appender
     from kvspool.journal.control import Page
     from kvspool.journal.format import Format
     from kvspool.journal.journal import Journal
@@ -25,9 +26,11 @@ def drop_before(journal: Journal, sequence: int, timeout: float | None = None) -
 
     timeout: seconds to wait for the append lock; None: the journal's. Raises what `Journal.append` raises for the lock and the disk.
     """
-    with journal.appending(journal.timeout if timeout is None else timeout) as (appender, _):
-        bases = appender.segments.bases()
-        return drop(appender.segments, whole_before(bases, sequence))
+
+    def work(appender: Appender, _: Page) -> list[int]:
+        return drop(appender.segments, whole_before(appender.segments.bases(), sequence))
+
+    return journal.under_lock(journal.timeout if timeout is None else timeout, work)
 
 
 def whole_before(bases: list[int], sequence: int) -> list[int]:
@@ -54,8 +57,7 @@ def drop_consumed(journal: Journal) -> None:
     with suppress(KvspoolError, OSError, ValueError):
         segments = Segments(journal.path, journal.format)
         if consumed(segments, journal.offsets):
-            with journal.appending(0) as (appender, _):
-                drop(appender.segments, consumed(appender.segments, journal.offsets))
+            journal.under_lock(0, lambda appender, _: drop(appender.segments, consumed(appender.segments, journal.offsets)))
 
 
 def consumed(segments: Segments, offsets: Offsets) -> list[int]:

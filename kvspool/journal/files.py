@@ -60,8 +60,8 @@ def create(
             if directory not in (path, form.sidecar(path)):
                 _make(directory, mode, made, is_ours=True)
         journal = _opened(path, form, chosen, timeout)
-        with journal.appending(timeout):
-            return journal
+        journal.under_lock(timeout, lambda *_: None)  # makes the lock file and the first segment
+        return journal
     except BaseException:
         for directory in reversed(made):
             _remove(directory)

@@ -125,9 +125,12 @@ class FixedJournal(Journal):
         """
         if minimum < 0:
             raise ValueError(f"a position is not negative: {minimum}")
-        with self.appending(self.timeout if timeout is None else timeout) as (appender, page):
+
+        def work(appender: Appender, page: Page) -> int:
             self._prune(appender, page, minimum)
             return self.oldest()
+
+        return self.under_lock(self.timeout if timeout is None else timeout, work)
 
     def rewind(self, size: int, *, timeout: float | None = None) -> None:
         """Take back the items from the position `size` on, so that the next one gets that position; on disk when it returns.
@@ -137,7 +140,8 @@ class FixedJournal(Journal):
         """
         if size < 0:
             raise ValueError(f"a position is not negative: {size}")
-        with self.appending(self.timeout if timeout is None else timeout) as (appender, page):
+
+        def work(appender: Appender, page: Page) -> None:
             if size > page.next_sequence:
                 message = f"the journal has no {size} items to be left; the next one is {page.next_sequence}"
                 raise OutOfRange(message, *self._where(size))
@@ -146,6 +150,8 @@ class FixedJournal(Journal):
                 raise Pruned(f"the items from {size} on are gone already; the oldest one is {oldest}", *self._where(size))
             if size < page.next_sequence:
                 self._rewind(appender, page, size)
+
+        self.under_lock(self.timeout if timeout is None else timeout, work)
 
     def open_for_sync(self, lower: int, upper: int, *, timeout: float | None = None) -> range:
         """Have nothing but what lies in the positions `lower` to `upper`, both of them included; on disk when it returns.
@@ -162,7 +168,8 @@ class FixedJournal(Journal):
         """
         if not 0 <= lower <= upper:
             raise ValueError(f"positions from 0 on, the lower one first: not {lower} and {upper}")
-        with self.appending(self.timeout if timeout is None else timeout) as (appender, page):
+
+        def work(appender: Appender, page: Page) -> range:
             if page.next_sequence <= lower:
                 page = self._begin_at(appender, page, lower)
             elif self.oldest() > upper:
@@ -172,6 +179,8 @@ class FixedJournal(Journal):
                 if page.next_sequence > upper + 1:
                     page = self._rewind(appender, page, upper + 1)
             return range(self.oldest(), page.next_sequence)
+
+        return self.under_lock(self.timeout if timeout is None else timeout, work)
 
     def _prune(self, appender: Appender, page: Page, minimum: int) -> None:
         first = min(minimum, page.next_sequence)

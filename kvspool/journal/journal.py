@@ -17,7 +17,7 @@ from __future__ import annotations
 import builtins
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 from types import NoneType
@@ -155,8 +155,8 @@ class Journal(Handle):
         timestamp earlier than the latest one of the journal becomes that one, so that they never decrease.
         timeout: seconds to wait for the lock. durable: return when the record is on disk.
 
-        Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, Poisoned, Corruption, Closed, Reentered, or
-        the system's OSError (no space, no permission): nothing was written then. If only the flush fails: NotDurable.
+        Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, Poisoned, Corruption, Closed, Reentered,
+        TimeUnknown, or the system's OSError (no space, no permission): nothing was written then. If only the flush fails: NotDurable.
         """
         return self.append_many(
             [value], keys=None if key is None else [key], type=type, timestamp=timestamp, timeout=timeout, durable=durable
@@ -290,7 +290,7 @@ class Journal(Handle):
         return Producer(producing.JournalProducing(self), name)
 
     def producers(self) -> list[ProducerStats]:
-        """Return what the journal remembers of its producers, by name. Raises Closed."""
+        """Return the figures of the journal's producers, by name. Raises Closed."""
         self._refuse_closed()
         return producers.listing(producing.JournalProducing(self)) if self.format.has_producers else []
 
@@ -337,14 +337,6 @@ class Journal(Handle):
         with self._thread_lock:
             appender = self._open_appender(timeout)
             return appender.under_lock(timeout, lambda page: work(appender, page))
-
-    @contextmanager
-    def appending(self, timeout: float) -> Iterator[tuple[Appender, Page]]:
-        """Hold the append lock inside the `with` block, and have the end of the journal; see `Appender.locked`."""
-        with self._thread_lock:
-            appender = self._open_appender(timeout)
-            with appender.locked(timeout) as page:
-                yield appender, page
 
     def _open_appender(self, timeout: float) -> Appender:
         self._refuse_closed()
@@ -773,8 +765,7 @@ class Journal(Handle):
 
     def set_retention(self, retention: Retention | None, timeout: float | None = None) -> None:
         """Keep other rules in the journal's settings, on disk; every handle goes by them from its next new segment on."""
-        with self.appending(self.timeout if timeout is None else timeout):
-            self._change_settings(retention=retention)
+        self.under_lock(self.timeout if timeout is None else timeout, lambda *_: self._change_settings(retention=retention))
 
     def trim(
         self,
@@ -901,10 +892,13 @@ class Journal(Handle):
         timeout: seconds to wait for the lock. Raises LockTimeout, Corruption, Poisoned, Closed, or the system's OSError.
         """
         if not self.log_id:
-            with self.appending(self.timeout if timeout is None else timeout):
-                if not self.log_id:  # another handle may have been quicker
-                    self._change_settings(id=settings.new_id())
+            self.under_lock(self.timeout if timeout is None else timeout, self._begin_id)
         return self.log_id
+
+    def _begin_id(self, *_: object) -> None:
+        """Under the append lock: give a journal without an id one."""
+        if not self.log_id:  # another handle may have been quicker
+            self._change_settings(id=settings.new_id())
 
     def _change_settings(self, **changes: Any) -> None:
         """Under the append lock: store the settings, those of a journal that has none too, with other fields; on disk."""
@@ -958,7 +952,7 @@ class Journal(Handle):
             appender.close()
 
     def close(self) -> None:
-        """Give locks and files back. Puts on disk what the level "os" has not come to.
+        """Release locks and files. Flushes the records that the level "os" has not flushed yet.
 
         Iterations raise Closed, those that wait in other threads at once; a `cursor` goes on.
         """

@@ -94,8 +94,8 @@ class JournalProducing(Handle):
         self._log.append_booked(rows.batch if isinstance(rows, ListedRows) else _rows(rows), booking, timeout, durable)
 
     def change(self, change: Callable[[producers.Place, int], int], timeout: float | None = None) -> int:
-        with self._log.appending(self._log.timeout if timeout is None else timeout) as (appender, page):
-            return change(self.place(appender.control), page.next_sequence)
+        timeout = self._log.timeout if timeout is None else timeout
+        return self._log.under_lock(timeout, lambda appender, page: change(self.place(appender.control), page.next_sequence))
 
     def place(self, control: Control) -> Place:
         """Return where an account is kept, for who holds the append lock."""

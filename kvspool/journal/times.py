@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from kvspool.errors import Corruption, MissingExtra
+from kvspool.errors import Corruption, MissingExtra, TimeUnknown
 from kvspool.record import NO_TIME
 
 if TYPE_CHECKING:
@@ -39,17 +39,24 @@ def time_at(format: Format, segment: Segment, position: int, sequence: int, *, i
 
 
 def latest_time(segments: Segments) -> int:
-    """Return the latest timestamp of the last segment that has one, NO_TIME if none has. A segment that can't be read counts as one
-    without."""
+    """Return the latest timestamp of the last segment that has one, NO_TIME if none has.
+
+    A segment that is damaged, or needs a missing package, counts as one without. Raises TimeUnknown for one that the system doesn't read:
+    its records are there, and may be later than those of the segments before it.
+    """
     if not segments.format.has_timestamps:
         return NO_TIME
     try:
         for base in reversed(segments.bases()):
-            with suppress(Corruption, MissingExtra):
+            try:
                 segment = segments.get(base)
                 latest = NO_TIME if segment is None else _latest_in(segments, segment)
-                if latest != NO_TIME:
-                    return latest
+            except (Corruption, MissingExtra):
+                continue
+            except OSError as error:
+                raise TimeUnknown(segments.path_of(base), error) from error
+            if latest != NO_TIME:
+                return latest
         return NO_TIME
     finally:
         segments.close()

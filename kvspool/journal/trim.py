@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from kvspool.journal.retention import Retention
 from kvspool.journal.times import time_at
 
 if TYPE_CHECKING:
+    from kvspool.journal.appender import Appender
+    from kvspool.journal.control import Page
     from kvspool.journal.journal import Journal
     from kvspool.journal.offsets import Offsets
     from kvspool.journal.segments import Segments
@@ -267,11 +270,14 @@ def _remove(
     elsewhere: Elsewhere,
 ) -> list[PlannedSegment]:
     """Remove what goes, a few at a time; who wants to append gets in between, and who commits is heard."""
+
+    def remove(batch: int, _: Appender, page: Page) -> list[PlannedSegment]:
+        return Trim(journal.segments_apart(), journal.offsets, page.next_sequence, retention, before, kept, elsewhere).remove(batch)
+
     removed: list[PlannedSegment] = []
     while True:
         batch = AT_ONCE if most is None else min(AT_ONCE, most - len(removed))
-        with journal.appending(timeout) as (_, page):
-            some = Trim(journal.segments_apart(), journal.offsets, page.next_sequence, retention, before, kept, elsewhere).remove(batch)
+        some = journal.under_lock(timeout, partial(remove, batch))
         removed += some
         if len(some) < batch or len(removed) == most:
             return removed

@@ -150,7 +150,7 @@ class ChunkQueue(Handle):
         The rest: see `open`.
 
         Raises LogExists, UnsafeFilesystem (a network file system or btrfs, unless `allow_unsafe_fs`), ValueError, what `open` does, or
-        the system's OSError.
+        the system's OSError. The empty queue may be there after an OSError: `exist_ok` opens it.
         """
         system.refuse_unfit_host()
         target = Path(os.path.abspath(path))

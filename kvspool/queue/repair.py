@@ -3,7 +3,7 @@
 **What it does.** Pointers that can't be true are set to what the entries say; an entry that ends behind the tail-ptr is cut off, with what
 is behind it; references that lead nowhere, or back, are led on to the chunk with the next id if nothing else leads to it, and end the chain
 otherwise. If the header leads nowhere, the chain begins at the chunk that none refers to. At last everything is
-written anew and flushed.
+rewritten and flushed.
 
 **What it doesn't do.** No file that has entries is removed: what can't be part of the chain is renamed to `<name>.<id>.lost`. It can't know
 what the format has no word for: an entry whose bytes were changed stays as it is.

@@ -3,6 +3,9 @@
 **Whole or not at all.** A batch is put only if there is room for all of it. Up to a quarter of the ring is published at once. A larger
 batch is published in pieces, so an error may come after some of them; what is stored then is known here.
 
+**Keys.** Values of codec KEYED name keys by their index, which can be another key's after a recovery. So a batch knows of which era its
+indexes are, and is `Outdated` under the append lock if the log is in another one by then. It is packed anew and appended then.
+
 **In a row.** The records of a batch have sequences without others in between. While a batch waits for room no lock is held, so others may
 append after its first pieces. Then the rest of the batch is not appended.
 """
@@ -13,12 +16,20 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
+from kvspool import _frames_py as frames
+from kvspool import keyed
+from kvspool._frames import measure
 from kvspool.errors import Pinned, TooLarge
+from kvspool.record import Codec
 
 if TYPE_CHECKING:
     from kvspool._frames import FrameWriter
 
 Kept = Callable[[int], AbstractContextManager[bool]]  # accounts for records from a sequence on; False: none may be appended
+
+
+class Outdated(Exception):
+    """The log was recovered after the values of a batch were packed. Nothing was appended; see `Appending.pack_anew`."""
 
 
 class Batch(Protocol):
@@ -27,6 +38,10 @@ class Batch(Protocol):
     @property
     def rows(self) -> int:
         """Return how many records there are."""
+
+    @property
+    def packed(self) -> keyed.Keys | None:
+        """Return the keys that values of codec KEYED name; None if there is no such value."""
 
     def put(self, writer: FrameWriter) -> None:
         """Under the append lock: put all of them, unpublished at the end."""
@@ -41,7 +56,7 @@ class Batch(Protocol):
 class Prepared(NamedTuple):
     """A batch that can be appended: encoded, checked, one byte of `codecs` for each value; timestamp -1 means now.
 
-    stored: bytes of the ring that it takes, but for a pad.
+    stored: bytes of the ring that it takes, but for a pad. packed: the keys that values of codec KEYED name; None: there is no such value.
     """
 
     keys: list[bytes | None] | None
@@ -50,13 +65,18 @@ class Prepared(NamedTuple):
     codecs: bytes
     timestamp: int
     stored: int = 0
+    packed: keyed.Keys | None = None
 
     @property
     def rows(self) -> int:
         return len(self.values)
 
+    def packed_anew(self, packer: keyed.Packer) -> Self:
+        values = [_packed_anew(*each, self.packed, packer) for each in zip(self.values, self.codecs, strict=True)]
+        return self._replace(values=values, packed=packer.keys, stored=measure(self.keys, values)[1])
+
     def put(self, writer: FrameWriter) -> None:
-        writer.put_many(*self)
+        writer.put_many(self.keys, self.values, self.type, self.codecs, self.timestamp, self.stored)
 
     def end(self, writer: FrameWriter) -> int:
         return int(writer.end_of_many(writer.end, self.keys, self.values))
@@ -79,14 +99,19 @@ class Row(NamedTuple):
 class RowBatch:
     """Rows as they are, each with its type, codec and timestamp."""
 
-    def __init__(self, rows: list[Row]) -> None:
+    def __init__(self, rows: list[Row], packed: keyed.Keys | None = None) -> None:
         self._rows = rows
+        self.packed = packed
         self.keys = [row.key for row in rows]
         self.values = [row.value for row in rows]
 
     @property
     def rows(self) -> int:
         return len(self._rows)
+
+    def packed_anew(self, packer: keyed.Packer) -> RowBatch:
+        rows = [row._replace(value=_packed_anew(row.value, row.codec, self.packed, packer)) for row in self._rows]
+        return RowBatch(rows, packer.keys)
 
     def put(self, writer: FrameWriter) -> None:
         for row in self._rows:
@@ -96,7 +121,11 @@ class RowBatch:
         return int(writer.end_of_many(writer.end, self.keys, self.values))
 
     def since(self, number: int) -> RowBatch:
-        return RowBatch(self._rows[number:])
+        return RowBatch(self._rows[number:], self.packed)
+
+
+def _packed_anew(value: bytes, codec: int, keys: keyed.Keys | None, packer: keyed.Packer) -> bytes:
+    return value if keys is None or codec != Codec.KEYED else packer.pack(keyed.unpack(value, keys))
 
 
 class Appending:
@@ -113,14 +142,16 @@ class Appending:
         """Under the append lock: put what is missing of the batch and publish it; return its sequences.
 
         False if there is no room yet: `pinned` says whether a view is why. A producer's batch of which a part is stored does not go on
-        here: by now that part is accounted for, and the producer goes on. Raises TooLarge for a batch for which there never is room, Pinned
-        if others have appended since a part of this one was stored.
+        here: by now that part is accounted for, and the producer goes on. Raises Outdated; TooLarge for a batch for which there never is
+        room, Pinned if others have appended since a part of this one was stored.
         """
         self.pinned = None
         first = writer.begin()
         if self.stored and self._kept is not None:
             return self.stored
         batch = self._left(first)
+        if batch.packed is not None and batch.packed.era != first >> frames.ERA_BITS:
+            raise Outdated
         if writer.keeps_unread or writer.has_pins():
             end = batch.end(writer)
             if not writer.admits(end):
@@ -140,6 +171,12 @@ class Appending:
             self.pinned = error
             return False
         return self.stored
+
+    def pack_anew(self, packer: keyed.Packer) -> int:
+        """After Outdated: pack the values with the keys of now; return the bytes of key and value of the largest record."""
+        assert isinstance(self._batch, (Prepared, RowBatch))  # others have `packed` None
+        self._batch = batch = self._batch.packed_anew(packer)
+        return measure(batch.keys, batch.values)[0]
 
     def _left(self, first: int) -> Batch:
         """Return what comes at sequence `first`."""

@@ -29,6 +29,8 @@ from kvspool.wakeups import BLIND_POLL, CHANGED, LINKS, POLL, Watcher
 if TYPE_CHECKING:
     from kvspool._frames_py import Bell, FrameReader
     from kvspool.eventloops import LoopWatcher
+    from kvspool.keyed import Keys
+    from kvspool.spool.keys import KeyTable
     from kvspool.spool.pair import Pair
 
 T = TypeVar("T", bound=Sized)
@@ -41,7 +43,7 @@ class Cursor(Handle):
     """Moves a FrameReader over the log, and turns what it can't read into Gaps.
 
     `end` is where a bounded read stops: a position and the sequence that stands there; None to go on for ever. `lost` counts
-    the sequences that lay in Gaps. `key_table` is the log's, if it has one; `count_gap` is called for each Gap. With the isolation
+    the sequences that lay in Gaps; `count_gap` is called for each Gap. With the isolation
     "synced" no record is read that is not on disk; a Gap may well reach behind those that are.
     """
 
@@ -50,7 +52,6 @@ class Cursor(Handle):
     ) -> None:
         self.pair = pair
         self._is_synced = check_isolation(isolation) == "synced"
-        self.key_table = pair.key_table
         self.count_gap = pair.count_gap
         self.reader: FrameReader = pair.reader(*start)
         if self._is_synced:
@@ -59,6 +60,11 @@ class Cursor(Handle):
         self.lost = 0
         self._reason = reason  # of the gap that a frame later than expected would show
         self._overruns = 0  # in a row
+
+    @property
+    def key_table(self) -> KeyTable | None:
+        """Return the log's key table, if it has one; see `Pair.key_table`."""
+        return self.pair.key_table
 
     @property
     def sequence(self) -> int:
@@ -117,7 +123,6 @@ class Cursor(Handle):
         _, ring, control = successor.memory
         reader.move(ring, control, successor.seed, position, reader.sequence)
         self.pair = successor
-        self.key_table = successor.key_table
         self.count_gap = successor.count_gap
         self._reason = "overrun"
         return True
@@ -235,8 +240,11 @@ class Reading(Iteration[Cursor]):
 
     def __init__(self, cursor: Cursor, limit: int | None, on_gap: OnGap, make: Callable[..., Any] | None = Record) -> None:
         super().__init__(cursor, limit, on_gap)
-        self._key_table = None if make is None else cursor.key_table
-        self._make = make if self._key_table is None or make is None else partial(make, key_table=self._key_table.keys)
+        table = cursor.key_table
+        self._make = self._make_bare = make
+        self._keys: Keys | None = None
+        if table is not None and make is not None:
+            self._use(table.keys)
         self._reader = cursor.reader
 
     @property
@@ -253,9 +261,30 @@ class Reading(Iteration[Cursor]):
         """
         items = self._batch.clear()
         got = self.cursor.advance(take, *rest, items)
-        if self.cursor.key_table is not None and self._key_table is not None:
-            self.cursor.key_table.look()  # now, so that the records can be decoded when the log is closed
+        if self._keys is not None:
+            got = self._with_keys(got, items)
         return [got] if isinstance(got, Gap) else items
+
+    def _use(self, keys: Keys) -> None:
+        """Let the keys of the records that come next be looked up there."""
+        self._keys = keys
+        self._make = partial(self._make_bare or Record, key_table=keys)
+
+    def _with_keys(self, got: list[Any] | Gap, items: list[Any]) -> list[Any] | Gap:
+        """Look keys up now, so that the records can be decoded when the log is closed. If the log was recovered meanwhile, copy the
+        records out once more: their indexes may be of keys that the table has lost.
+        """
+        while (table := self.cursor.key_table) is not None:
+            table.look()
+            if table.keys is self._keys and not table.is_outdated:
+                break
+            self._use(table.keys)
+            if items:
+                first, count = items[0].sequence, len(items)
+                items.clear()
+                self.cursor.go_to(first)
+                got = self.cursor.advance(self._reader.fetch, count, self._make, items)
+        return got
 
 
 class Following(Reading):

@@ -7,7 +7,7 @@
 
     spool.ctl    0 HEADER   128 EPOCHS   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   576 ASKED   640 MOVES
                  4096 RATES   8704 GAPS   12288 SLOTS   28672 KEY TABLE   65536 INDEX
-    spool.dat    0 HEADER   512 ECHO   1024 CHECKPOINTS   4096 ring
+    spool.dat    0 HEADER   512 ECHOES   1024 CHECKPOINTS   4096 ring
 
 Integers are little-endian; each word that changes is 8 bytes, aligned, and stored at once. Words that different parties change lie in
 different cache lines. Who may change what stands with each record below. A file is never truncated or shrunk.
@@ -163,6 +163,7 @@ class Echo(NamedTuple):
     """What spool.dat knows of spool.ctl, so that an older copy of spool.ctl is noticed."""
 
     echo: Annotated[int, "Q", "`tail`, stored after it; larger than `tail`: spool.ctl is older; 0: none was stored; writers, append lock"]
+    head_echo: Annotated[int, "Q", "`head`, in the same way; stored before a byte of a frame that `head` has passed is overwritten"]
 
 
 class Slot(NamedTuple):
@@ -282,6 +283,7 @@ assert (MOVES.offset("dropped"), MOVES.offset("kept"), MOVES.offset("pins")) == 
     (at - frames.MOVED) * 8 for at in (frames.DROPPED, frames.KEPT, frames.PINS)
 )
 assert EPOCH.size == 64
+assert ECHO.offset("head_echo") == (frames.HEAD_ECHO - frames.ECHO) * 8
 assert FRAME.size == frames.HEADER
 assert SLOT.size == frames.SLOT_COMMITS * 8 == 128
 assert COMMIT.size == frames.COMMIT_WORDS * 8 == 32

@@ -13,6 +13,9 @@ records that name it, or a later one, are undecodable.
 
 **Closed.** An older copy of the control block may lack keys that records name. No index is ever given to a second key, so `used` is CLOSED
 then, and the table takes no more keys; see `lost_keys`.
+
+**Eras.** A key that no kept record names may be lost without that, and its index given to another key. So a KeyTable is valid for one era:
+until a recovery, after which the numbers of the log go on at a later multiple of 2^32. It never learns keys of another era.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool.keyed import LONGEST_KEY, Keys
 from kvspool.spool import format
@@ -29,11 +33,14 @@ CLOSED = (1 << 64) - 1  # in place of `used`: no key is added any more
 
 
 class KeyTable:
-    """The table of one log, as one handle knows it: a private copy, looked at anew where something is missing."""
+    """The table of one log, as one handle knows it in one era: a private copy, looked at anew where something is missing."""
 
-    def __init__(self, region: Any, log_id: bytes) -> None:
-        """Look at the table in `region`, all of its bytes."""
+    def __init__(self, region: Any, log_id: bytes, control: Any = None) -> None:
+        """Look at the table in `region`, all of its bytes. control: the words of the control block; None: nobody changes the log."""
+        self._control = control
+        self.era = 0
         self.keys = Keys()
+        self.era = self.keys.era = self._era_now()
         self.keys.refresh = self.refresh
         self.indexes: dict[str, int] = {}  # of published keys
         self.is_full = False  # or damaged: no key can be added
@@ -48,9 +55,28 @@ class KeyTable:
         """Let go of the memory; what is known stays known."""
         self._words = None  # first: a thread that finds words has got the region already
         self._region = None
+        self._control = None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Return whether the log is in another era by now, which needs another KeyTable."""
+        return self._era_now() != self.era
+
+    def _era_now(self) -> int:
+        """Return the era of the control block's next sequence. A mark that changes meanwhile is of a later publication."""
+        words = self._control
+        if words is None:
+            return self.era
+        mark = frames.MARKS if words[frames.MARKS] == words[frames.TAIL] else frames.MARKS + frames.MARK_WORDS
+        return int(words[mark + 1] >> frames.ERA_BITS)
 
     def go_on(self, older: KeyTable) -> None:
-        """Take over from the table of the files that the log lay in before it was resized: whoever looks keys up there finds ours too."""
+        """Take over from the table of the files that the log lay in before it was resized: whoever looks keys up there finds ours too.
+
+        Not if the log was recovered since.
+        """
+        if older.era != self.era:
+            return
         older.keys.names.update(self.keys.names)
         self.keys = older.keys
         self.keys.refresh = self.refresh
@@ -79,7 +105,10 @@ class KeyTable:
         if words is None:
             return
         used = words[0]
-        for key, index, end in self._sound(region):
+        found = list(self._sound(region))
+        if self.is_outdated:
+            return
+        for key, index, end in found:
             self.keys.names[index] = key
             if end <= HEAD + used:
                 self.indexes.setdefault(key, index)
@@ -100,7 +129,7 @@ class KeyTable:
     def add(self, keys: list[str], flush: Callable[[], None]) -> None:
         """Under the key lock: add the keys that are not there yet, as far as there is room. `flush` puts spool.ctl on disk."""
         self.refresh()
-        if self.is_full:
+        if self.is_full or self.is_outdated:
             return
         region = self._region
         at, index = start = self._next

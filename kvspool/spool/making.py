@@ -1,6 +1,6 @@
-"""The hidden directory in which a spool is made before it gets its name, and what remains of makers that died.
+"""The hidden directory in which a spool is made before it gets its name, and leftovers of makers that died.
 
-`.NAME.ID.new` lies beside NAME. Its maker holds an flock on the directory itself until the spool has its name, or the directory is gone.
+`.NAME.ID.new` is beside NAME. Its maker holds an flock on the directory itself until the spool has its name, or the directory is gone.
 The kernel frees that lock when the maker dies, and not while it is stopped. So a directory whose lock is free is a dead maker's, or one
 that its maker has yet to lock: that one looks at the name once more after it has the lock, and begins again with another ID if it is gone.
 """
@@ -48,7 +48,7 @@ class Making(Handle):
 def directory(path: Path, discard: Callable[[Path], None]) -> Iterator[Making]:
     """Give a new directory for the spool that will be at `path`, locked inside the `with` block.
 
-    discard: removes it if the block raises. Raises the system's OSError.
+    discard: removes it if the block raises; a note of that error names a directory that stays. Raises the system's OSError.
     """
     while True:
         id = system.port.random(16)
@@ -56,24 +56,33 @@ def directory(path: Path, discard: Callable[[Path], None]) -> Iterator[Making]:
         system.port.make_directory(building, 0o700)
         try:
             lock = _locked(building)
-        except BaseException:
-            discard(building)
+        except BaseException as error:
+            _give_up(building, discard, error)
             raise
         if lock is not None:
             break
-        discard(building)  # somebody looked whether its maker lives
+        discard(building)  # another process checked whether its maker lives
     made = Making(building, id, lock)
     try:
         yield made
-    except BaseException:
-        discard(building)
+    except BaseException as error:
+        _give_up(building, discard, error)
         raise
     finally:
-        made.release()
+        with suppress(OSError):  # it is closed all the same; the block has released it if it succeeded
+            made.release()
+
+
+def _give_up(building: Path, discard: Callable[[Path], None], error: BaseException) -> None:
+    """Remove a directory whose maker failed with `error`, which gets a note if that fails, too."""
+    try:
+        discard(building)
+    except OSError as why:
+        error.add_note(f"{building} can't be removed ({why.strerror}): the next create of the same log tries again")
 
 
 def remove_dead(path: Path, discard: Callable[[Path], None]) -> None:
-    """Remove what makers of the spool at `path` left that died. What can't be removed stays, for `kvspool doctor` to name."""
+    """Remove leftovers of dead makers of the spool at `path`. Those that can't be removed stay; `kvspool doctor` names them."""
     with suppress(PermissionError):  # of a parent that we may write to and not list
         for name in system.port.names(path.parent):
             found = _NAME.fullmatch(name)
@@ -83,7 +92,7 @@ def remove_dead(path: Path, discard: Callable[[Path], None]) -> None:
 
 
 def unfinished(parent: Path) -> Iterator[Unfinished]:
-    """Yield what lies in a directory of logs that are being made or resized, or whose maker died."""
+    """Yield the hidden directories of logs that are being made or resized, or whose maker died."""
     for name in sorted(system.port.names(parent)):
         found = _NAME.fullmatch(name)
         if found is not None and os.path.isdir(parent / name):

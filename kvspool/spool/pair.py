@@ -66,8 +66,8 @@ def create(
 
     capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; the directory can be entered by all
     who may read them. policy: its place in `format.POLICIES`. reader_expiry: ns, 0 for never. durability: its place in
-    `format.DURABILITIES`; sync_interval: ns, 0 for not given. Raises LogExists, or the system's OSError (no space, no permission), and
-    leaves nothing behind then.
+    `format.DURABILITIES`; sync_interval: ns, 0 for not given. Raises LogExists, or the system's OSError (no space, no permission): nothing
+    is left then, or a hidden directory that a note names and the next call removes. NameNotDurable: the log is there, and complete.
     """
     making.remove_dead(path, discard)
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
@@ -96,18 +96,20 @@ def create(
     try:
         with making.directory(path, discard) as made:
             fill(made.path, header._replace(log_id=made.id), mode)
-            # Opened first: once the log can be seen, nothing but a broken disk can fail.
+            # Opened first: once other processes can see the log, only the disk can fail, and NameNotDurable says so.
             pair = Pair(made.path, allow_unsafe_fs=allow_unsafe_fs)
             try:
                 _publish(made, path)
             except BaseException:
-                pair.close()
+                with suppress(OSError):  # the first error counts; the files are closed all the same
+                    pair.close()
                 raise
             pair.path = path
             return pair
     except OSError as error:
-        left = "it is complete" if isinstance(error, NameNotDurable) else "nothing was left behind"
-        error.add_note(f"while creating the spool {path} of {capacity} bytes; {left}")
+        is_clean = not getattr(error, "__notes__", None)  # otherwise a note names the directory that stays
+        left = "; it is complete" if isinstance(error, NameNotDurable) else "; nothing was left behind" if is_clean else ""
+        error.add_note(f"while creating the spool {path} of {capacity} bytes{left}")
         raise
 
 
@@ -126,15 +128,10 @@ def fill(building: Path, header: format.Header, mode: int, epoch: format.Epoch |
 
 def _publish(made: making.Making, path: Path) -> None:
     try:
-        disk.put_in_place(made.path, path)
+        disk.put_in_place(made.path, path, made.release)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise LogExists(f"{path} exists already; kvspool.open opens it") from error
-        raise
-    try:
-        made.release()
-    except BaseException:
-        system.port.rename(path, made.path)
         raise
 
 
@@ -198,7 +195,7 @@ class Pair(Handle):
         self.is_closed = False
         self._guard = threading.RLock()  # a signal handler may come in the middle
         self._users: list[int] = []  # threads, each as often as it is in use
-        self.key_table: KeyTable | None = None
+        self._key_table: KeyTable | None = None
         self._memory: Memory | None = None
         self._words = _NO_WORDS
         self._successor: Pair | None = None
@@ -256,7 +253,21 @@ class Pair(Handle):
         self._memory = Memory(data[: format.DATA_START], data[format.DATA_START :], control)
         self._words = control.cast("Q")
         if self.header.codec == Codec.KEYED:
-            self.key_table = KeyTable(control[format.KEYS_AT : format.INDEX_AT], self.header.log_id)
+            self._key_table = self._open_key_table(control)
+
+    def _open_key_table(self, control: memoryview) -> KeyTable:
+        return KeyTable(control[format.KEYS_AT : format.INDEX_AT], self.header.log_id, control.cast("Q"))
+
+    @property
+    def key_table(self) -> KeyTable | None:
+        """Return the key table, if the log has one: another object after a recovery, which may have lost keys."""
+        table, memory = self._key_table, self._memory
+        if table is not None and memory is not None and table.is_outdated:
+            # No lock: two threads that look at once may open it twice.
+            self._key_table = self._open_key_table(memory.control)
+            table.close()
+            table = self._key_table
+        return table
 
     @property
     def memory(self) -> Memory:
@@ -588,8 +599,8 @@ class Pair(Handle):
 
     def _release(self) -> None:
         """Close the descriptors and unmap, except what a view of the memory still needs."""
-        if self.key_table is not None:
-            self.key_table.close()
+        if self._key_table is not None:
+            self._key_table.close()
         self._memory = None
         self._words = _NO_WORDS
         while self._maps:

@@ -32,6 +32,7 @@ from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, check_is
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
+    from kvspool.keyed import Keys
     from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.pair import Pair
     from kvspool.spool.search import Place
@@ -357,9 +358,17 @@ class _Turns(Reading):
     def _belong_to(self, owner: Reader) -> None:
         self._owner = owner
         self._places = {}
+        self._note()
+        self._turn = owner._turn = object()
+
+    def _note(self) -> None:
         self._record = self._make or Record
         self._make = _noting(self._places, self._reader, self._record)
-        self._turn = owner._turn = object()
+
+    def _use(self, keys: Keys) -> None:
+        super()._use(keys)
+        if hasattr(self, "_places"):  # otherwise `_belong_to` follows
+            self._note()
 
     def _take(self, take: Callable[..., list[Any]], *rest: Any) -> list[Any]:
         self._places.clear()

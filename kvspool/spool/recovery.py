@@ -1,7 +1,7 @@
 """After a crash of the machine: find out from the frames what the log holds, and make the control block say so.
 
 **A restored control block.** An older copy of spool.ctl beside a newer spool.dat is the same case: the control block can't be believed,
-and the frames can. Its epoch may name this start of the machine; the `echo` of the tail in spool.dat tells then, see `restored`. A pair
+and the frames can. Its epoch may name this start of the machine; the echoes of tail and head in spool.dat tell then, see `restored`. A pair
 that was copied or restored together agrees, and is used as it is.
 
 **What a crash leaves.** Pages reach the disk in any order and at any moment. So the control block may be ahead of the ring or behind
@@ -20,7 +20,8 @@ over what is kept behind it: a writer that makes room would pass over that. Othe
 every sound frame from `min_seq` on stands where it belongs, which is what the next checkpoint says.
 
 **Numbers.** The next sequence is a multiple of 2**32, at least 2**31 after the last one known: a reader may have seen records that
-the crash took, and no number is ever given to two.
+the crash took, and no number is ever given to two. It is a later multiple than any earlier recovery's, so open handles notice: keys that
+they know may be lost, see `keys`.
 
 **Keys.** Where the control block may be an older copy its key table may have lost keys that records name; see `lost_keys`.
 
@@ -243,6 +244,7 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
     """Find out what the log holds, without changing anything. echo: where the last publication ended, if only the control block is old."""
     which, checkpoint = checkpoints.newest(memory.front, memory.header)
     published = None if echo is None else restored.checkpoint(memory, echo)
+    given_out = checkpoint.next_seq  # by a recovery, perhaps, without a record that tells
     checkpoint = published or checkpoint
     found, pads = _survey(memory, checkpoint)
     left: list[Run] = []
@@ -268,9 +270,9 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
         case = case._replace(name="as it was published", is_cut=False)
     tail = checkpoint.tail if case.ends == "checkpoint" else end
     kept, rejected = _sort(memory, runs, pads, case, tail, checkpoint)
-    next_sequence = next_multiple(max([checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])]))
+    known = max([given_out, checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])])
+    next_sequence = next_multiple(known)
     first = kept[0] if kept else Run(tail, tail, next_sequence, 0, 0, 0)
-    known = max([checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])])
     return Findings(
         case,
         "none" if which is None else "AB"[which],
@@ -497,7 +499,7 @@ def _place_of(survey: FrameSurvey, found: Findings, sequence: int) -> int:
 def recover(memory: Memory, boot_id: bytes, now: int, *, is_forced: bool = False, echo: int | None = None) -> Findings | None:
     """Make the control block true in this start of the machine; None if only the end of another one's work was left to do.
 
-    Call it under the admin, sync and append locks. `is_forced`: from the beginning, whatever the epoch says. echo: see `examine`.
+    Call it under the admin, sync, key and append locks. `is_forced`: from the beginning, whatever the epoch says. echo: see `examine`.
     Raises the system's OSError; the log is poisoned then.
     """
     with poisoning(memory):
@@ -544,7 +546,7 @@ def _recover(memory: Memory, boot_id: bytes, now: int, is_forced: bool, echo: in
     memory.flush_data()
     words = memory.control.cast("Q")
     words[frames.SYNC_ERROR] = 0
-    restored.store(memory, words[frames.TAIL])
+    restored.put_right(memory)
     epochs.store(memory.control, log_id, slot, epoch._replace(state=format.TRUE))
     return found
 
@@ -640,6 +642,7 @@ def exclusively(pair: Pair, timeout: float) -> Iterator[None]:
     with (
         locks.held(pair.lock, format.ADMIN_LOCK, timeout, lambda: f"{pair.path} is being recovered or looked after by another process"),
         locks.held(pair.lock, format.SYNC_LOCK, timeout, lambda: f"{pair.path} is being flushed by another process"),
+        locks.held(pair.lock, format.KEYS_LOCK, timeout, lambda: f"{pair.path}: another process adds keys"),
         locks.held(pair.lock, format.APPEND_LOCK, timeout, lambda: f"{pair.path} is locked by another process"),
     ):
         yield

@@ -1,10 +1,10 @@
 """Put a log in order on a person's word: after a flush that failed, or when its control block is damaged.
 
 **What it does.** Under all locks it looks whether the control block says where the log ends; if not, the log is recovered from its frames
-as after a crash of the machine. Every page of both files is written to disk anew: after a flush that failed the kernel takes
+as after a crash of the machine. Every page of both files is rewritten to disk: after a flush that failed the kernel takes
 them for written, and a flush of its own would report success that never was. Only when that has succeeded is a checkpoint written that
 speaks of it, and only when that is on disk is the log free of its `sync_error`, and takes records again. So after a crash of the machine
-at any moment, what a recovery finds is what was on disk before the repair, or all of it.
+at any moment, a recovery finds the state before the repair, or all of the repair.
 
 **Killed**, it leaves a poisoned log, and can be run again: before it changes a control block it poisons the log.
 
@@ -67,7 +67,7 @@ def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairR
 
 
 def mend(memory: recovery.Memory, boot_id: bytes, now: int) -> recovery.Findings | None:
-    """Under all locks: do what a repair does; returns what was found if the control block had to be made anew.
+    """Under all locks: repair the log; return the findings if the control block had to be recreated.
 
     Raises the system's OSError; the log is poisoned then.
     """
@@ -77,7 +77,7 @@ def mend(memory: recovery.Memory, boot_id: bytes, now: int) -> recovery.Findings
             _write_anew(memory, boot_id)
         return None
     words = memory.control.cast("Q")
-    words[frames.SYNC_ERROR] = words[frames.SYNC_ERROR] or errno.EIO  # who has it open must not append to what is half recovered
+    words[frames.SYNC_ERROR] = words[frames.SYNC_ERROR] or errno.EIO  # open handles must not append to a log that is half recovered
     return recovery.recover(memory, boot_id, now, is_forced=True, echo=echo)
 
 

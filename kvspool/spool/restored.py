@@ -1,12 +1,16 @@
-"""An older copy of spool.ctl beside a newer spool.dat: noticed by the echo of the tail in spool.dat, and confirmed by the frames.
+"""An older copy of spool.ctl beside a newer spool.dat: noticed by the echoes of tail and head in spool.dat, confirmed by the frames.
 
 Nothing was lost with the old control block, and no page is missing as after a crash of the machine. The echo says where the last
 publication ended, so the log is what lies in the ring before it. Frames after it were never published.
 
+**The head.** A writer that was killed before its first publication may have overwritten frames that an older control block with the same
+tail still counts. The echo of the head tells: each writer stores it before it overwrites what the head has passed.
+
 **Damage.** An echo with a flipped bit must cost nothing. It is believed only if frames confirm it: a sound frame ends there, with a
 sequence that the control block doesn't know. Where no frame is newer than the control block the echo is wrong, and is put right.
+An echo of the head is believed only if a sound frame begins there, and one before it is overwritten or damaged.
 
-**Interrupted.** Until a recovery is done the echo has the mark UNDER_WAY, which makes it larger than any tail that the recovery stores.
+**Interrupted.** Until a recovery is done the echo of the tail has the mark UNDER_WAY, which says that the recovery must be run again.
 """
 
 from __future__ import annotations
@@ -25,31 +29,34 @@ UNDER_WAY = 1  # added to the echo, as every position is a multiple of 8
 def is_behind(front: memoryview, control: memoryview) -> bool:
     """Return whether the control block seems to be older than the data.
 
-    Writers store the tail first and its echo after it. So the echo, loaded first, is never ahead of the tail.
+    Writers store tail and head first and each echo after it. So the echoes, loaded first, are never ahead.
     """
-    echo = front.cast("Q")[frames.ECHO]
-    return bool(echo > control.cast("Q")[frames.TAIL])
+    tail, head = _echoes(front)
+    words = control.cast("Q")
+    return bool(tail > words[frames.TAIL] or head > words[frames.HEAD] or tail & UNDER_WAY)
 
 
 def confirm(memory: Memory) -> int | None:
-    """Under all locks, where the control block seems to be older: return the echo, marked; None if the echo was wrong and is right now."""
-    echo = memory.front.cast("Q")[frames.ECHO]
+    """Under all locks, where the control block seems to be older: return where the log ends, marked; None if the echoes were wrong and
+    are right now.
+    """
+    echo, _ = _echoes(memory.front)
     if echo & UNDER_WAY:
-        return int(echo)
+        return echo
     known = _next_known(memory.control.cast("Q"))
-    if known is not None:
-        found = checkpoint(memory, echo)
-        newest = _newest(memory) if found is None else found.next_seq - 1
-        if newest < known:
-            store(memory, memory.control.cast("Q")[frames.TAIL])
+    if known is not None and not _is_newer(memory, echo, known):
+        if not _is_overwritten(memory):
+            put_right(memory)
             return None
-    store(memory, echo | UNDER_WAY)
-    return int(echo | UNDER_WAY)
+        echo = memory.control.cast("Q")[frames.TAIL]
+    memory.write_front((echo | UNDER_WAY).to_bytes(8, "little"), format.ECHO_AT)
+    return echo | UNDER_WAY
 
 
-def store(memory: Memory, echo: int) -> None:
-    """Overwrite the echo."""
-    memory.write_front(echo.to_bytes(format.ECHO.size, "little"), format.ECHO_AT)
+def put_right(memory: Memory) -> None:
+    """Let the echoes say what the control block does."""
+    words = memory.control.cast("Q")
+    memory.write_front(format.ECHO.pack(format.Echo(words[frames.TAIL], words[frames.HEAD])), format.ECHO_AT)
 
 
 def checkpoint(memory: Memory, echo: int) -> format.Checkpoint | None:
@@ -57,7 +64,13 @@ def checkpoint(memory: Memory, echo: int) -> format.Checkpoint | None:
     tail = echo & ~7
     if not 0 < tail <= frames.MOST_POSITION:
         return None
-    runs = _runs(memory, max(0, tail - memory.header.capacity), tail)
+    lowest = max(0, tail - memory.header.capacity)
+    _, head = _echoes(memory.front)
+    runs = _runs(memory, head, tail) if head >= lowest else []
+    if runs and runs[0][0] == head:
+        runs = [run for run in runs if run[2] >= runs[0][2]]  # others are left over from earlier laps
+    else:
+        runs = _runs(memory, lowest, tail)
     last = next((run for run in reversed(runs) if run[1] == tail), None)
     if last is None:
         return None
@@ -67,6 +80,39 @@ def checkpoint(memory: Memory, echo: int) -> format.Checkpoint | None:
         if end <= start and high < first:
             start, first = earlier, low
     return format.Checkpoint(0, start, first, tail, sequence + 1, timestamp, tail, b"", 0, 0)
+
+
+def _echoes(front: memoryview) -> tuple[int, int]:
+    """Return the echoes of tail and head."""
+    words = front.cast("Q")
+    return words[frames.ECHO], words[frames.HEAD_ECHO]
+
+
+def _is_newer(memory: Memory, echo: int, known: int) -> bool:
+    """Return whether the frames confirm an echo of the tail: one has a sequence that the control block doesn't know."""
+    if echo <= memory.control.cast("Q")[frames.TAIL]:
+        return False
+    found = checkpoint(memory, echo)
+    return (_newest(memory) if found is None else found.next_seq - 1) >= known
+
+
+def _is_overwritten(memory: Memory) -> bool:
+    """Return whether the frames confirm the echo of the head: a frame begins there, and the frames that it gave up are not whole."""
+    _, head = _echoes(memory.front)
+    words = memory.control.cast("Q")
+    found = checkpoint(memory, words[frames.TAIL])
+    return found is not None and words[frames.HEAD] < head == found.head and not _is_whole(memory, words[frames.HEAD], found)
+
+
+def _is_whole(memory: Memory, position: int, found: format.Checkpoint) -> bool:
+    """Return whether only sound frames lie between a position and the head of a checkpoint, each older than the frame at the head."""
+    reader = memory.ring_reader()
+    reader.position = position
+    while reader.find(found.head) is not None or reader.stop == frames.JUMPED:
+        reader.sequence = max(reader.sequence, reader.sequence_found)
+    is_whole = reader.stop == frames.END and reader.sequence <= found.min_seq
+    reader.close()
+    return is_whole
 
 
 def _newest(memory: Memory) -> int:

@@ -85,7 +85,7 @@ def salvage(
             policy=found.policy,
             reader_expiry=found.reader_expiry,
         )
-        with Spool(made) as log:
+        with Spool(made, is_new=True) as log:
             if made.key_table is not None:
                 made.key_table.add(list(found.keys.names.values()), lambda: system.port.flush_data(made.control_fd))
             copy = _Copy(log, found, progress or (lambda done, all: None))

@@ -108,7 +108,7 @@ def _at_or_after(reader: FrameReader, sequence: int, timestamp: int) -> Place:
         return tail, next_sequence
     if expected <= found < frames.NOTHING:
         return position, found
-    # On damage the walk ended early; the reader goes on from there and reports what it passes over: exactly, from `expected` on.
+    # On damage the walk ended early; the reader goes on from there and reports exactly the records that it passes over, from `expected` on.
     return (position, expected or sequence) if expected or sequence else _earliest(reader)
 
 

@@ -49,11 +49,11 @@ from kvspool.errors import (
 )
 from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
-from kvspool.keyed import Packer
+from kvspool.keyed import Keys, Packer
 from kvspool.producers import Booking, ColumnPieces, Producer, ProducerStats
 from kvspool.record import Codec, Record, check_codec, decode, encode
 from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, seats, times, views
-from kvspool.spool.appending import Appending, Batch, Prepared, Row, RowBatch
+from kvspool.spool.appending import Appending, Batch, Outdated, Prepared, Row, RowBatch
 from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
 from kvspool.spool.pair import Pair
@@ -120,21 +120,28 @@ class Spool(Single, Handle):
     """
 
     def __init__(
-        self, pair: Pair, timeout: float = TIMEOUT, durability: format.Durability | None = None, sync_interval: float | None = None
+        self,
+        pair: Pair,
+        timeout: float = TIMEOUT,
+        durability: format.Durability | None = None,
+        sync_interval: float | None = None,
+        *,
+        is_new: bool = False,
     ) -> None:
         """Take over open files; `timeout` is how long a writer waits for another one, in seconds.
 
-        durability, sync_interval: in place of what the log's header says.
+        durability, sync_interval: in place of what the log's header says. is_new: this call of `create` made the log, so that there is
+        nothing to recover, and nothing can fail here any more.
         """
         super().__init__()
         self.path = pair.path
         self.timeout = timeout
-        self.recovery = _settled(pair, timeout)
+        self.recovery = None if is_new else _settled(pair, timeout)
         self._pair: Pair | None = pair
         self._log_id = pair.header.log_id  # of these files
         self._origin = pair.origin
         self._codec = Codec(pair.header.codec)
-        self._pack = Packer(self._intern).pack if self._codec == Codec.KEYED else None
+        self._packer = self._new_packer(pair)
         self.durability = durability or format.DURABILITIES[pair.header.durability]
         self.sync_interval = sync_interval or pair.header.sync_interval / 1e9 or SYNC_INTERVAL
         self.is_durable = self.durability == "disk"
@@ -152,23 +159,27 @@ class Spool(Single, Handle):
         self, value: Any, key: bytes | None, type: int, timestamp: int | None, timeout: float | None, durable: bool
     ) -> int:
         """Append what needs more than one step; see `append`."""
+        packer = None
         if value.__class__ is bytes:
             codec = 0
         else:
-            value, codec = encode(value, self._codec, self._pack)
+            packer = self._packer
+            value, codec = encode(value, self._codec, None if packer is None else packer.pack)
         if key is not None or type or timestamp is not None:
             _check(key, type, timestamp)
         writer = self._writer
         if writer is not None and writer.is_one_step:
             append = writer.append_soon if durable or self.is_durable else writer.append
-            sequence = append(key, value, type, codec, -1 if timestamp is None else timestamp)
+            era = -1 if packer is None else packer.era
+            sequence = append(key, value, type, codec, -1 if timestamp is None else timestamp, era)
             if sequence >= 0:
                 if writer.bell:
                     self.ring(writer)
                 if durable or self.is_durable:
                     self._flush(range(sequence, sequence + 1), timeout)
                 return sequence
-        batch = Prepared([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp)
+        packed = None if packer is None else packer.keys
+        batch = Prepared([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp, packed=packed)
         return self.append_prepared(batch, timeout, durable)[0]
 
     def append_many(
@@ -196,14 +207,16 @@ class Spool(Single, Handle):
         values = list(values)  # ours: nobody can change it while we wait for the lock
         keys = None if keys is None else list(keys)
         _check(None, type, timestamp)
-        codecs = None
+        codecs = packed = None
         longest, stored = measure(keys, values)
         if longest < 0:
             _check_keys(keys, values)
-            values, codecs = _encode_all(values, self._codec, self._pack)
+            packer = self._packer
+            packed = None if packer is None else packer.keys
+            values, codecs = _encode_all(values, self._codec, None if packer is None else packer.pack)
             longest, stored = measure(keys, values)
         self.refuse_larger(longest)
-        return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored)
+        return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored, packed)
 
     def append_prepared(
         self, batch: Prepared, timeout: float | None = None, durable: bool = False, keep: Keep | None = None
@@ -218,16 +231,17 @@ class Spool(Single, Handle):
         """
         for row in rows:
             _check(row.key, row.type, None if row.timestamp < 0 else row.timestamp)
-        batch = RowBatch([self._repacked(row) for row in rows])
+        packer = self._packer
+        batch = RowBatch([self._repacked(row, packer) for row in rows], None if packer is None else packer.keys)
         self.refuse_larger(measure(batch.keys, batch.values)[0])
         return self._write(batch, timeout, False)
 
-    def _repacked(self, row: Row) -> Row:
+    def _repacked(self, row: Row, packer: Packer | None) -> Row:
         if row.codec != Codec.KEYED:
             return row
-        if self._pack is None:
+        if packer is None:
             return row._replace(codec=Codec.MSGPACK)
-        return row._replace(value=encode(decode(row.value, Codec.MSGPACK, None), self._codec, self._pack)[0])
+        return row._replace(value=encode(decode(row.value, Codec.MSGPACK, None), self._codec, packer.pack)[0])
 
     def producer(self, name: str) -> Producer:
         """Return a producer: what appends numbered batches, each record of which is stored once, whatever dies; see `kvspool.producers`.
@@ -435,7 +449,8 @@ class Spool(Single, Handle):
     def decode(self, value: bytes, codec: int = Codec.KEYED) -> Any:
         """Return what a stored value of this log means, as `read_values` and `read_arrow` give it: what `Record.data` would be.
 
-        Raises Undecodable.
+        Keyed values are decoded with the keys that the log has now, which may have lost some since the value was read; see
+        `kvspool.spool.keys`. Raises Undecodable.
         """
         table = self._live().key_table
         return decode(value, codec, None, msgspec.UNSET if table is None else table.keys)
@@ -715,7 +730,14 @@ class Spool(Single, Handle):
         pause = locks.FIRST_PAUSE
         left = timeout
         while True:
-            appended = self._locked(appending.attempt, left, keep)
+            try:
+                appended = self._locked(appending.attempt, left, keep)
+            except Outdated:
+                self._packer = packer = self._new_packer(self._live())
+                assert packer is not None
+                self.refuse_larger(appending.pack_anew(packer))
+                left = max(0.0, deadline - system.port.monotonic())
+                continue
             if isinstance(appended, range):
                 return appended
             pair = self._live()
@@ -805,13 +827,23 @@ class Spool(Single, Handle):
         if _stored(content) > format.largest_frame(self.capacity):
             raise TooLarge(_too_large(content, self.capacity))
 
-    def _intern(self, keys: list[str]) -> dict[str, int]:
-        """Add keys to the key table, as far as there is room, and return the indexes of all that are there."""
+    def _new_packer(self, pair: Pair) -> Packer | None:
+        """Return what packs values with the key table as it is now; None if the log has none."""
+        table = pair.key_table
+        return None if table is None else Packer(partial(self._intern, table.keys), table.keys)
+
+    def _intern(self, known: Keys, keys: list[str]) -> dict[str, int]:
+        """Add keys to the key table, as far as there is room, and return the indexes of all that are there.
+
+        Return none if the log was recovered after the table became `known`: keys stay in the values then, until they are packed anew.
+        """
         with self._thread_lock:
             writer = self._open_writer()
             flusher = self._open_flusher()
             pair, table = flusher.pair, flusher.pair.key_table
             assert table is not None
+            if table.era != known.era:
+                return {}
             table.look()
             if not table.is_full and any(key not in table.indexes for key in keys):
                 writer.give_up()  # the append lock is never held across a flush
@@ -821,7 +853,9 @@ class Spool(Single, Handle):
                     if is_ours and not restored.is_behind(pair.front, pair.control):
                         table.add(keys, flusher.flush_control)
                 if not is_ours and self._live() is not pair:
-                    return self._intern(keys)
+                    return self._intern(known, keys)
+            if table.keys is not known:  # of other files: since a fork, say
+                known.names.update(table.keys.names)
             return table.indexes
 
 

@@ -5,7 +5,7 @@ would give this time to every record after it, for good. So such a time is refus
 leaves room for clocks that are set wrong, and a log whose last time is a day ahead is right again a day later.
 
 Resize and salvage keep the times that a spool has. A journal keeps those of records that come from another log: by a copy, by
-`append_batch`, or from a client of a hub, whose own log has refused times that lie ahead.
+`append_batch`, or from a client of a hub, whose own log has refused times ahead of the clock.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def check(timestamp: int) -> None:
 
 
 def refuse_ahead(timestamp: int) -> None:
-    """Raise ValueError for a time that lies more than a day after the clock."""
+    """Raise ValueError for a time more than a day after the clock."""
     if timestamp > latest():
         raise ValueError(
-            f"timestamp {timestamp} lies more than a day after this machine's clock ({_shown(system.port.now())}): times in a log never "
+            f"timestamp {timestamp} is more than a day after this machine's clock ({_shown(system.port.now())}): times in a log never "
             "decrease, so all later records would get it. Leave it out, or set the clock if that is wrong"
         )
 

@@ -167,6 +167,6 @@ def _problems(pair: Pair) -> list[str]:
             found.append(f"{name}: the checksum of its header doesn't match")
     if pair.key_table is not None and not pair.key_table.is_whole():
         known = len(pair.key_table.indexes)
-        found.append(f"the key table has lost what came after key {known}: records that name later ones can't be decoded")
+        found.append(f"the key table has lost all keys after {known}: records that name later ones can't be decoded")
     lost = [slot for slot in slots.Slots(pair.control, pair.header.log_id).taken() if slot.newest() is None]
     return found + [f"the durable reader {slot.name!r} (slot {slot.number}) has lost its place; delete it" for slot in lost]

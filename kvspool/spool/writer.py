@@ -54,7 +54,8 @@ class Writer(Burst, Handle):
         batch = self._live().prepare([value], [key], type, timestamp)
         frames = self.frames
         if frames is not None:
-            sequence = frames.append_kept(key, batch.values[0], type, batch.codecs[0], batch.timestamp)
+            era = -1 if batch.packed is None else batch.packed.era
+            sequence = frames.append_kept(key, batch.values[0], type, batch.codecs[0], batch.timestamp, era)
             if sequence >= 0:
                 if frames.bell:
                     self.ring()

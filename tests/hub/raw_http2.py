@@ -1,4 +1,4 @@
-"""A client of HTTP/2 that does what no library of gRPC lets one do: calls without messages, in bursts, and answers that nobody reads."""
+"""A client of HTTP/2 that does what no library of gRPC lets one do: calls without messages, in bursts, and answers that stay unread."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RawClient:
 
 
 def ticket(content: bytes) -> bytes:
-    """Return the message that asks DoGet for what a ticket names."""
+    """Return the message that asks DoGet for the records that a ticket names."""
     assert len(content) < 128
     return b"\x0a" + bytes([len(content)]) + content
 

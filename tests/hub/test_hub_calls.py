@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import CountingPort
 from processes_of_a_hub import ServeCommand
 from pyarrow import flight
 from raw_http2 import RawClient, ticket
@@ -128,7 +129,7 @@ def test_a_flood_of_calls_cuts_the_connections_of_its_principal_and_no_others(
         assert "a flood of calls" in hub.kill()
 
 
-def as_somebody(root: Path) -> list[str]:
+def as_another_user(root: Path) -> list[str]:
     """Return a command that runs another one as a user who is not root, since the kernel bounds no threads of root."""
     if os.geteuid():
         return []
@@ -141,7 +142,7 @@ def as_somebody(root: Path) -> list[str]:
 
 
 def test_the_kernel_bounds_the_threads_of_a_flood_of_calls(tmp_path: Path) -> None:
-    before = as_somebody(tmp_path / "root")
+    before = as_another_user(tmp_path / "root")
     with ServeCommand(tmp_path / "root", "--anonymous", "--least-free", "1MiB", before=before) as hub:
         pid, is_over, most = hub.process.pid, threading.Event(), [0]
 
@@ -335,7 +336,7 @@ def test_the_bound_on_threads_is_given_up_where_unseen_threads_take_it(monkeypat
     assert port.bounds == [threads.OWN + threads.SPARE + threads.STEP, sys.maxsize]
 
 
-# Streams that nobody reads.
+# Streams that no client reads.
 
 RECORD = 8 << 20
 
@@ -356,26 +357,14 @@ def large(root: Path) -> Iterator[Path]:
     yield root
 
 
-class Counting(system.Port):
-    """Counts the bytes that are read from files."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def read(self, fd: int, size: int, at: int) -> bytes:
-        data = super().read(fd, size, at)
-        self.count += len(data)
-        return data
-
-
 def test_streams_that_nobody_reads_hold_bounded_memory_and_end_with_their_connections(large: Path) -> None:
     streams = 40
     with (
-        system.replaced(Counting()) as port,
+        system.replaced(CountingPort()) as port,
         HubServer(large, most_unread=2 * RECORD) as server,
         RawClient(server.location) as client,
     ):
-        assert isinstance(port, Counting)
+        assert isinstance(port, CountingPort)
         client.call("DoGet", ticket(b'{"client": "jfk"}'), streams)
         until(lambda: len(server.calls) == streams)
         until(lambda: server.outlet.reads.held >= 2 * RECORD)

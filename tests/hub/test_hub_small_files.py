@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -117,6 +118,23 @@ def test_one_bad_shard_is_reported_and_all_others_go_on(
         assert main(["hub", "clients", str(root)]) == Corruption.exit_code
         said = capsys.readouterr()
         assert "good" in said.out and "bad shard 0" in said.err
+
+
+def test_a_follower_reports_a_new_shard_with_the_same_damage_again_and_only_once(root: Path) -> None:
+    no_utf8(root / "bad" / settings.NAME)
+    with hub.open(root) as opened, opened.client("good") as good:
+        following = opened.follow(timeout=60)
+        with pytest.raises(Corruption, match="is not UTF-8"):
+            next(following)
+        assert next(following).value == b"a record"
+        shutil.copytree(root / "bad", root.parent / "copy")
+        shutil.rmtree(root / "bad")
+        (root.parent / "copy").rename(root / "bad")
+        with pytest.raises(Corruption, match="is not UTF-8"):
+            next(following)
+        following.notice(None)  # a look at everything
+        good.append(b"another", key=b"k")
+        assert next(following).value == b"another"
 
 
 SMALL: dict[str, tuple[bytes, int, Callable[[Path], object], type[Exception]]] = {

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from faults import CountingPort
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import flight
@@ -606,26 +607,14 @@ def test_the_gap_that_is_told_names_no_path() -> None:
 # What it costs to say what there is.
 
 
-class Counting(system.Port):
-    """Counts the bytes that are read from files."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def read(self, fd: int, size: int, at: int) -> bytes:
-        data = super().read(fd, size, at)
-        self.count += len(data)
-        return data
-
-
 def test_no_large_record_is_read_to_list_flights_or_to_count_what_is_stored(root: Path, server: HubServer) -> None:
     shards, few = 8, 32 << 10
     for number in range(shards):
         with kvspool.create(root / f"client{number}", format="kvj", segment_bytes="1MiB") as log:
             log.append(b"x" * (4 << 20), timestamp=1)
             log.append(b"small", timestamp=2)
-    with dial(server.location) as client, system.replaced(Counting()) as port:
-        assert isinstance(port, Counting)
+    with dial(server.location) as client, system.replaced(CountingPort()) as port:
+        assert isinstance(port, CountingPort)
         assert len(list(client.list_flights())) == shards
         server.store.count()
         server.status()

@@ -184,6 +184,29 @@ def test_keyed_values_of_spools_are_read_with_their_key_tables_also_new_keys(tmp
         assert (good.to_pylist()[0]["late"], bad.num_rows) == (True, 0)
 
 
+def test_keyed_values_are_read_with_the_keys_that_their_log_has_after_a_recovery(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    decoder = Decoder(plan_of("keyed", "alpha int, beta int, delta int", path=path))
+
+    def last() -> dict[str, int]:
+        with kvspool.open(path) as log:
+            log.append({key: 7})
+            value = log.read_arrow(on_gap="skip").column("value").to_pylist()[-1]
+        good, bad = decoder.split(batch_of([value], partition=0))
+        assert bad.num_rows == 0
+        return {name: good.to_pylist()[0][name] for name in ("alpha", "beta", "delta")}
+
+    with kvspool.create(path, capacity="64KiB", codec="keyed") as log:
+        log.append({"alpha": 7})
+        copy = (path / "spool.ctl").read_bytes()
+        batch = log.prepare([{"beta": 7}])
+        assert decoder.split(batch_of(batch.values, partition=0))[0].to_pylist()[0]["beta"] == 7
+        log.append(b"published after the copy")
+    (path / "spool.ctl").write_bytes(copy)
+    for key in ("delta", "beta", "alpha"):
+        assert last() == {"alpha": None, "beta": None, "delta": None, key: 7}
+
+
 def test_keyed_values_without_a_table_are_plain_messagepack() -> None:
     packed = msgspec.msgpack.encode({"k": 7})
     good, bad = split(plan_of("keyed", "k int"), [packed, msgspec.msgpack.encode({0: 7})])

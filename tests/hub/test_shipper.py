@@ -11,6 +11,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
+import append_lock
 import pytest
 from children import start
 from processes_of_a_hub import Fault, HubProcess, Process, Proxy
@@ -342,7 +343,7 @@ def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(
         with shipping(tmp_path / "set", server.location) as shipper, kvspool.open(one.path, format="kvj") as other:
             shipper.lanes[0].log.timeout = 0.1  # type: ignore[union-attr]
             one.append(b"one")
-            with other.appending(10):
+            with append_lock.held(other):
                 eventually(lambda: shipper.status().lanes[0].error)
                 assert "no lock within" in shipper.status().lanes[0].error
                 two.append(b"two")

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import append_lock
 import pytest
 from broken import KillingPort, MeanwhilePort, RestartedPort, UnflushedPort, failing
 from children import Died, in_child, start
@@ -715,7 +716,7 @@ def test_a_trim_that_fails_is_not_the_commits_business(tmp_path: Path) -> None:
             port.remove = fail  # type: ignore[method-assign]
             assert reader.commit() == 2
         assert bases(tmp_path / "log") == [0, 1, 2]
-        with log.appending(1), kvspool.open(tmp_path / "log") as other, other.reader("b") as busy:
+        with append_lock.held(log), kvspool.open(tmp_path / "log") as other, other.reader("b") as busy:
             busy.seek(3)
             assert busy.commit() == 3
         reader.seek(3)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import append_lock
 import pytest
 from children import Died, in_child, start
 from faults import FILE_CALLS, FailingPort
@@ -241,7 +242,7 @@ def test_what_a_dead_rewind_has_left_is_not_handed_out(tmp_path: Path) -> None:
     with made(tmp_path / "log", 10, 3) as log, log.follow(timeout=0.05) as follower, log.follow(timeout=0.05) as beyond:
         take(follower, 2)
         take(beyond, 8)
-        with log.appending(5) as (appender, page):
+        with append_lock.held(log) as (appender, page):
             appender.control.write(page._replace(boot=NOWHERE))
             log._bounds.begin_rewind(6, 0o600)
         with pytest.raises(errors.Truncated, match="rewound to 6 items, of which 8"):

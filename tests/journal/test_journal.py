@@ -14,6 +14,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import append_lock
 import pytest
 from children import Died, in_child, start
 from faults import FailingPort
@@ -328,7 +329,7 @@ def test_killed_writers_lose_nothing_that_was_acknowledged(log: Journal, tmp_pat
 
 def test_a_writer_that_holds_the_lock_is_named(log: Journal) -> None:
     log.append(b"")
-    with reopened(log) as other, log.appending(5), pytest.raises(LockTimeout, match=rf"process {os.getpid()} .*last"):
+    with reopened(log) as other, append_lock.held(log), pytest.raises(LockTimeout, match=rf"process {os.getpid()} .*last"):
         in_child(lambda: None)
         other.append(b"", timeout=0.01)
 
@@ -345,7 +346,7 @@ def test_fork(log: Journal) -> None:
         with pytest.raises(LockTimeout):
             log.append(b"", timeout=0.01)
 
-    with log.appending(5):
+    with append_lock.held(log):
         in_child(while_locked)
     assert [next(reading).value, next(reading).value] == [b"child", b"parent"]
 

@@ -1,4 +1,4 @@
-"""Exceptions out of signal handlers, raised wherever Python runs one: they cost a journal no record, no lock and nobody's descriptor."""
+"""Exceptions out of signal handlers, raised wherever Python runs one: they cost a journal no record, no lock and no descriptor."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import gc
 import os
 import random
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cache
@@ -18,9 +17,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+from alarms import Interrupt, interrupted
 
 import kvspool
-from kvspool.journal import Journal
+from kvspool.journal import Journal, Retention
 
 FORMATS: dict[str, dict[str, Any]] = {
     "kvj": {"segment_bytes": 200},
@@ -31,10 +31,6 @@ FORMATS: dict[str, dict[str, Any]] = {
 BEFORE = [b"%08d" % at for at in range(10)]
 POINTS = 16  # of each operation
 PACKAGE = str(Path(kvspool.__file__).parent)
-
-
-class Interrupt(Exception):
-    """What the signal handler raises."""
 
 
 class Tracer:
@@ -48,6 +44,7 @@ class Tracer:
     def __init__(self, nth: int) -> None:
         self.nth = nth
         self.seen = 0
+        self.error: Interrupt | None = None
         self._before: dict[FrameType, int] = {}  # byte of the opcode that ran last
 
     def run(self, operation: Callable[[], Any]) -> bool:
@@ -56,7 +53,8 @@ class Tracer:
         sys.settrace(self._trace)
         try:
             operation()
-        except Interrupt:
+        except Interrupt as error:
+            self.error = error
             return True
         finally:
             sys.settrace(before)
@@ -203,8 +201,9 @@ def interrupted_at(nth: int, path: Path, operation: Callable[[Any], None], decoy
         assert isinstance(log, Journal)
         assert log.append(b"--first-") == other.append(b"--other-") - 1
         assert tracer.run(lambda: operation(log)) == (nth > 0)
+        tracer.error = None
         strangers = [os.open(decoy, os.O_RDONLY) for _ in range(4)]
-        theirs = other.append(b"other---")  # nobody holds the lock
+        theirs = other.append(b"other---")  # the lock is free
         assert log.append(b"same----") == theirs + 1  # and the handle works
         records = list(log.read())
         assert [record.sequence for record in records] == list(range(records[0].sequence, theirs + 2))
@@ -246,41 +245,39 @@ def test_a_journal_survives_an_exception_out_of_a_signal_handler_at_any_place(
     assert places > 20
 
 
-class Alarms:
-    """Raise Interrupt again and again inside the `with` block, after random times."""
-
-    def __init__(self, seed: int) -> None:
-        self._noise = random.Random(seed)
-        self._is_armed = False
-
-    def __enter__(self) -> Alarms:
-        self._handler = signal.signal(signal.SIGALRM, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._handler)
-
-    def interrupt(self, work: Callable[[], None]) -> None:
-        """Run work, which never ends, until it is interrupted."""
-        with suppress(Interrupt):
-            self._is_armed = True
-            signal.setitimer(signal.ITIMER_REAL, self._noise.uniform(5e-5, 2e-3), 0.01)
-            work()
-
-    def _handle(self, *_: object) -> None:
-        if self._is_armed:
-            self._is_armed = False
-            raise Interrupt
+def keep_settings(log: Any) -> None:
+    log.set_retention(Retention(max_bytes=1 << 30))
 
 
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """What earlier tests have left is not finalised in the midst of an interrupt."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+LATE = 40  # places at the end of an operation
+UNDER_LOCK = [("kvj", append), ("kvj", trim), ("kvj", keep_settings), ("fixed", rewind), ("fixed", prune)]
+
+
+@pytest.mark.parametrize(("name", "operation"), UNDER_LOCK, ids=[f"{name} {operation.__name__}" for name, operation in UNDER_LOCK])
+def test_the_append_lock_is_free_while_an_exception_from_the_end_of_an_operation_is_remembered(
+    tmp_path: Path, name: str, operation: Callable[[Any], None]
+) -> None:
+    start = made(tmp_path / "template", name)
+    places = count_places(start, tmp_path / "count", operation)
+    assert places > LATE
+    for nth in range(places - LATE, places + 1):
+        run = shutil.copytree(start, tmp_path / f"run{nth}")
+        with kvspool.open(run / "log") as log, kvspool.open(run / "log", timeout=0) as other:
+            log.append(b"--first-")
+            tracer = Tracer(nth)
+            assert tracer.run(lambda log=log: operation(log))  # type: ignore[misc]
+            assert tracer.error is not None, "with its traceback, which has what the frames had"
+            other.append(b"other---")
+            log.append(b"same----")
+
+
+def count_places(start: Path, run: Path, operation: Callable[[Any], None]) -> int:
+    shutil.copytree(start, run)
+    tracer = Tracer(0)
+    with kvspool.open(run / "log") as log:
+        log.append(b"--first-")
+        tracer.run(lambda: operation(log))
+    return tracer.seen
 
 
 @pytest.mark.timeout(120, method="thread")  # the alarm is ours
@@ -289,6 +286,7 @@ def test_appends_go_on_whatever_real_alarms_raise_in_between(no_collector: None,
     before = descriptors()
     limits = FORMATS[name] if name == "fixed" else {"segment_bytes": 10_000}
     acknowledged: list[int] = []
+    noise = random.Random(1)
     with kvspool.create(tmp_path / "log", format=name, **limits) as log, kvspool.open(log.path, timeout=0) as other:
 
         def work() -> None:
@@ -296,10 +294,10 @@ def test_appends_go_on_whatever_real_alarms_raise_in_between(no_collector: None,
                 sequence = log.append(b"acknowle")
                 acknowledged.append(sequence)
 
-        with Alarms(1) as alarms:
-            for _ in range(400):
-                alarms.interrupt(work)
-                other.append(b"-other--")
+        for _ in range(400):
+            with suppress(Interrupt), interrupted(noise.uniform(5e-5, 2e-3), 1.0):
+                work()
+            other.append(b"-other--")
         records = list(log.read())
     assert [record.sequence for record in records] == list(range(len(records)))
     assert acknowledged

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import append_lock
 import pytest
 from children import Died, in_child, start
 from faults import FailingPort
@@ -71,7 +72,7 @@ def test_every_truncation_of_the_last_200_bytes_with_writers_alive(tmp_path: Pat
             third.append(b"%010d" % 13)
             whole = segment(log, 0).read_bytes()
             for cut in range(1, 201):
-                with log.appending(1):
+                with append_lock.held(log):
                     with segment(log, 0).open("r+b") as file:
                         file.truncate(0)
                         file.write(whole[:-cut])
@@ -98,7 +99,7 @@ def test_garbage_behind_the_end_is_cut_by_whoever_comes_first_and_costs_no_recor
             kinds: list[bytes] = [chance.randbytes(size), bytes(size), b"\xff" * size, expected.to_bytes(8, "big") + chance.randbytes(size)]
             garbage = kinds[trial % 4]
             if expected:
-                with log.appending(1), segment(log, 0).open("ab") as file:
+                with append_lock.held(log), segment(log, 0).open("ab") as file:
                     file.write(garbage)
                     if not is_known:
                         log.control(1).write(log.control(1).read()._replace(boot=bytes(16)))
@@ -239,7 +240,7 @@ def test_a_journal_that_another_program_has_made(log: Journal) -> None:
 
 
 def test_a_repair_waits_for_writers_and_gives_up(log: Journal) -> None:
-    with kvspool.open(log.path, format="sej") as other, other.appending(1), pytest.raises(LockTimeout):
+    with kvspool.open(log.path, format="sej") as other, append_lock.held(other), pytest.raises(LockTimeout):
         log.repair(timeout=0.05)
     assert log.repair().verify.is_sound
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -12,10 +13,11 @@ from typing import Any
 
 import pytest
 from children import start
-from faults import ClockPort
+from faults import ClockPort, CountingPort
 
 import kvspool
 from kvspool import system
+from kvspool.errors import TimeUnknown
 from kvspool.journal import Batch, control
 from kvspool.journal.index import STRIDE
 from kvspool.record import NO_TIME
@@ -263,6 +265,86 @@ def test_an_older_segment_that_cannot_be_read_refuses_no_append(tmp_path: Path, 
         assert next(log.read(4)).value == b"after"
 
 
+class Unreadable(system.Port):
+    """Refuses to open a file, or to read from it."""
+
+    def __init__(self, path: Path, number: int, *, to_open: bool) -> None:
+        self._path, self._error, self._to_open = str(path), OSError(number, os.strerror(number)), to_open
+
+    def open(self, path: Any, flags: int, mode: int = 0o600) -> int:  # type: ignore[override]
+        if self._to_open and os.fspath(path) == self._path:
+            raise self._error
+        return system.Port.open(path, flags, mode)
+
+    def read(self, fd: int, size: int, at: int) -> bytes:
+        if not self._to_open and os.readlink(f"/proc/self/fd/{fd}") == self._path:
+            raise self._error
+        return super().read(fd, size, at)
+
+
+def three_segments(path: Path, format: str, newest: int) -> list[Path]:
+    """Make a journal of two segments whose records end at an hour and two hours, and one of `newest`, without a lock file."""
+    with create(path, format, 4096) as log:
+        for time in (HOUR, 2 * HOUR, newest):
+            log.append_batch(Batch([VALUE], timestamps=[time]))
+            count = len(log.bases())
+            while time != newest and len(log.bases()) == count:
+                log.append(VALUE, timestamp=time)
+        found = [log.format.segments_in(path) / log.format.name_of(base) for base in log.bases()]
+        lock = log.format.lock_file(path)
+    assert len(found) == 3
+    lock.unlink()
+    return found
+
+
+FAULTS = [(errno.EIO, False), (errno.EACCES, True), (errno.ELOOP, True), (errno.EMFILE, True)]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("number", "to_open"), FAULTS)
+def test_an_older_segment_that_the_system_does_not_read_refuses_no_append_after_one_with_a_time(
+    tmp_path: Path, format: str, number: int, to_open: bool
+) -> None:
+    path = three_segments(tmp_path / "log", format, 3 * HOUR)[1]
+    with kvspool.open(tmp_path / "log") as log, system.replaced(Unreadable(path, number, to_open=to_open)) as port:
+        port.now = lambda: HOUR  # type: ignore[method-assign]
+        sequence = log.append(b"after")
+        assert next(iter(log.read(sequence))).timestamp == 3 * HOUR
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("number", "to_open"), FAULTS)
+def test_an_append_is_refused_while_the_system_does_not_read_the_segment_with_the_latest_time(
+    tmp_path: Path, format: str, number: int, to_open: bool
+) -> None:
+    found = three_segments(tmp_path / "log", format, NO_TIME)
+    sizes = [path.stat().st_size for path in found]
+    with kvspool.open(tmp_path / "log") as log:
+        with system.replaced(Unreadable(found[1], number, to_open=to_open)), pytest.raises(TimeUnknown) as raised:
+            log.append(b"refused")
+        assert (raised.value.path, raised.value.errno) == (str(found[1]), number)
+        assert str(found[1]) in str(raised.value) and os.strerror(number) in str(raised.value)
+        assert [path.stat().st_size for path in found] == sizes
+        with system.replaced(ClockPort(HOUR)):
+            sequence = log.append(b"after")
+        assert next(iter(log.read(sequence))).timestamp == 2 * HOUR
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_append_is_refused_while_the_segment_with_the_latest_time_is_a_link(tmp_path: Path, format: str) -> None:
+    path = three_segments(tmp_path / "log", format, NO_TIME)[1]
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with kvspool.open(tmp_path / "log") as log:
+        with pytest.raises(TimeUnknown, match=path.name):
+            log.append(b"refused")
+        path.unlink()
+        (tmp_path / "elsewhere").rename(path)
+        with system.replaced(ClockPort(HOUR)):
+            sequence = log.append(b"after")
+        assert next(iter(log.read(sequence))).timestamp == 2 * HOUR
+
+
 def test_a_repair_that_leaves_the_last_segment_empty_keeps_the_latest_time(tmp_path: Path) -> None:
     with create(tmp_path / "log", "kvj", 4096) as log:
         log.append_many([VALUE] * 4, timestamp=HOUR)
@@ -292,17 +374,9 @@ def test_records_without_a_time_hide_no_others_from_a_look_up(tmp_path: Path, fo
 
 
 def test_a_journal_without_times_is_not_walked_at_each_open(tmp_path: Path) -> None:
-    class Counting(system.Port):
-        count = 0
-
-        def read(self, fd: int, size: int, at: int) -> bytes:
-            data = super().read(fd, size, at)
-            self.count += len(data)
-            return data
-
     with create(tmp_path / "log", "kvj", 1 << 20) as log:
         log.append_batch(Batch([VALUE] * 1500, timestamps=[NO_TIME] * 1500))
-    port = Counting()
+    port = CountingPort()
     with kvspool.open(tmp_path / "log") as log, system.replaced(port):
         log.append_batch(Batch([VALUE], timestamps=[NO_TIME]))
     assert port.count < 1 << 16

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import append_lock
 import pytest
 from children import Died, in_child, start
 from faults import FailingPort
@@ -154,7 +155,7 @@ def test_a_torn_end_while_a_writer_has_the_lock_is_none(log: Journal, monkeypatc
     from kvspool.journal import verify
 
     monkeypatch.setattr(verify, "PATIENCE", 0.2)
-    with log.appending(1):
+    with append_lock.held(log):
         with segment(log, 30).open("ab") as file:
             file.write((35).to_bytes(8, "big"))
         report = log.verify()

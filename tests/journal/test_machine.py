@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import append_lock
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -188,7 +189,7 @@ class Machine(RuleBasedStateMachine):
     @rule(tail=st.binary(min_size=1, max_size=7))
     def die_while_writing(self, tail: bytes) -> None:
         """A process that died in the midst of a write leaves a part of a frame."""
-        with self.log.appending(5) as (_, page):
+        with append_lock.held(self.log) as (_, page):
             path = self.log._segments.path_of(page.base)
         self.log.close()
         with path.open("ab") as file:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import CountingPort
 
 import kvspool
 from kvspool import system
@@ -17,22 +18,10 @@ FEW = 16 << 10  # bytes that one look at a log may read
 TIMES = [1_000_000_000 * number for number in (5, 6, 7, 8)]
 
 
-class Counting(system.Port):
-    """Counts the bytes that are read from files."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def read(self, fd: int, size: int, at: int) -> bytes:
-        data = super().read(fd, size, at)
-        self.count += len(data)
-        return data
-
-
 def bytes_read(work: Any) -> int:
-    with system.replaced(Counting()) as port:
+    with system.replaced(CountingPort()) as port:
         work()
-    assert isinstance(port, Counting)
+    assert isinstance(port, CountingPort)
     return port.count
 
 

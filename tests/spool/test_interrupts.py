@@ -3,59 +3,22 @@
 from __future__ import annotations
 
 import errno
-import gc
 import random
-import signal
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+from alarms import Interrupt, interrupted
 
 import kvspool
 import shard
 from kvspool import Spool, _frames, errors, system
 from kvspool.errors import Reentered
 from kvspool.spool import format
-
-
-class Interrupt(Exception):
-    """What the signal handler raises."""
-
-
-class interrupted:
-    """Raise Interrupt after so many seconds, wherever the code inside is then; and again, if that place swallows exceptions."""
-
-    def __init__(self, seconds: float, again: float = 0.002) -> None:
-        self.times = (seconds, again)
-
-    def __enter__(self) -> None:
-        self.before = signal.signal(signal.SIGALRM, self.handle)
-        signal.setitimer(signal.ITIMER_REAL, *self.times)
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self.before)
-
-    def handle(self, _: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            if frame.f_code in (interrupted.__enter__.__code__, interrupted.__exit__.__code__):
-                return  # the code inside has not begun, or is over
-            frame = frame.f_back
-        raise Interrupt
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """What earlier tests have left is not finalised in the midst of an interrupt."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.timeout(120, method="thread")  # the alarm is ours

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -242,6 +243,97 @@ def test_of_any_image_a_recovery_that_was_killed_gives_the_same_result_when_it_i
             if not epochs.is_true(control, again.header.log_id, BOOT):
                 recovery.recover(again, BOOT, 1)
             assert visible(again) == visible(once)
+
+
+def killed_at(disk: Any, stores: int, work: Callable[[Any], object]) -> bool:
+    """Do some work on a disk whose process is killed after so many stores; return whether it was."""
+    front, ring, control, left = disk.front, disk.ring, disk.control, [stores]
+    disk.front, disk.ring, disk.control = Killing(front, left), Killing(ring, left), Killing(control, left)
+    try:
+        work(disk)
+    except Killed:
+        return True
+    finally:
+        disk.front, disk.ring, disk.control = front, ring, control
+    return False
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("writers", [1, 2])
+@pytest.mark.parametrize("size", [40, 90, 300])
+def test_an_older_head_is_noticed_wherever_its_writer_or_its_recovery_is_killed(twin: ModuleType, size: int, writers: int) -> None:
+    def put(disk: Any, writer: int = 0, count: int = 900 // (size + 40)) -> None:
+        writer = disk.writer(bytes([writer]) * 48)
+        writer.begin()
+        writer.put_many(None, [b"u" * size] * count, 0, bytes(count), 7)
+
+    def recover(disk: Any) -> Any:
+        return recovery.recover_untrue(disk, bytes(16), 1)
+
+    whole = filled(_frames_py, laps=True)
+    published = records(whole)
+    stores, noticed, is_killed = 0, 0, True
+    while is_killed:
+        disk = whole.copy()
+        is_killed = killed_at(disk, stores, put)
+        if writers == 2:
+            put(disk, 1, 1)  # and this one is killed, too
+        disk.twin = twin
+        left = records(disk)
+        disk.control = memoryview(bytearray(whole.control))
+        restored = disk.copy()
+        found = recover(disk)
+        assert found is None or found.damaged == []
+        noticed += found is not None
+        got = records(disk)
+        assert left == got[len(got) - len(left) :] and got == published[-len(got) :]
+        stores += 1
+    assert 1 < noticed <= stores and len(left) == len(got) < len(published)
+    for stores in itertools.count():
+        again = restored.copy(_frames_py)
+        if not killed_at(again, stores, recover):
+            break
+        recover(again)
+        assert visible(again) == visible(disk)
+    assert stores > 20
+
+
+def test_numbers_never_go_back_beside_an_older_head(twin: ModuleType) -> None:
+    disk = filled(_frames_py, laps=True)
+    for boot in (b"1" * 16, BOOT):
+        recovery.recover(disk, boot, 1)
+    following = disk.reader(0, 0).mark()[1]
+    assert following == 2 * STRIDE
+    control = bytes(disk.control)
+    writer = disk.writer()
+    writer.begin()
+    writer.put_many(None, [b"u" * 40] * 4, 0, bytes(4), 7)
+    disk.control, disk.twin = memoryview(bytearray(control)), twin
+    assert recovery.recover_untrue(disk, BOOT, 1) is not None  # type: ignore[arg-type]
+    assert disk.reader(0, 0).mark()[1] > following
+
+
+def test_an_older_control_block_costs_no_record_before_leftovers_of_an_earlier_lap(twin: ModuleType) -> None:
+    disk = images.blank(4096)
+
+    def append(first: int, end: int) -> None:
+        writer = disk.writer()
+        for number in range(first, end):
+            writer.begin()
+            writer.put_many(None, [b"%032d" % number], 0, b"\0", 1)  # 64 bytes: the frames of each lap are in the same places
+            writer.publish()
+
+    append(0, 64)
+    earlier = bytes(disk.ring)
+    append(64, 120)
+    control = bytes(disk.control)
+    append(120, 128)
+    disk.ring[30 * 64 : 35 * 64] = earlier[30 * 64 : 35 * 64]  # as a crash of the machine leaves it
+    there = records(disk)
+    assert len(there) == 59
+    disk.control, disk.twin = memoryview(bytearray(control)), twin
+    assert recovery.recover_untrue(disk, bytes(16), 1) is not None  # type: ignore[arg-type]
+    assert records(disk) == there
 
 
 def test_a_log_that_is_opened_in_another_start_of_the_machine_goes_on_at_a_multiple_of_two_to_the_32(

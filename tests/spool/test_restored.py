@@ -60,7 +60,7 @@ def as_another_file(copy: Path, target: Path) -> None:
 
 
 def under_the_same_number(copy: Path, target: Path) -> None:
-    """Remove the file and make it anew: file systems give the number of the inode out again."""
+    """Remove the file and recreate it: file systems reuse the number of the inode."""
     target.unlink()
     shutil.copy2(copy, target)
 
@@ -80,6 +80,31 @@ def word(path: Path, at: int) -> int:
 
 def echo_of(log: Spool) -> int:
     return word(log.path / format.DATA_FILE, format.ECHO_AT)
+
+
+def echoes_of(log: Spool) -> tuple[int, int]:
+    return echo_of(log), word(log.path / format.DATA_FILE, format.ECHO_AT + 8)
+
+
+def ends_of(log: Spool) -> tuple[int, int]:
+    """Return tail and head, as the control block has them."""
+    path = log.path / format.CONTROL_FILE
+    return word(path, frames.TAIL * 8), word(path, frames.HEAD * 8)
+
+
+def put_and_be_killed(path: Path, values: list[bytes]) -> None:
+    """Put records without publishing them, in a process that is killed then."""
+
+    def put() -> None:
+        def work(writer: Any) -> None:
+            writer.begin()
+            writer.put_many(None, values, 0, bytes(len(values)), -1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        opened(path)._locked(work, 10.0)
+
+    with pytest.raises(Died):
+        in_child(put)
 
 
 @pytest.mark.parametrize(
@@ -117,17 +142,7 @@ def test_an_older_control_block_is_noticed_and_no_sequence_is_given_out_twice(
 def test_frames_that_a_killed_writer_did_not_publish_are_no_reason_to_recover(tmp_path: Path) -> None:
     with made(tmp_path / "log") as log:
         fill(log, 5)
-
-        def put_and_die() -> None:
-            def work(writer: Any) -> None:
-                writer.begin()
-                writer.put_many(None, [value(5)] * 20, 0, bytes(20), -1)
-                os.kill(os.getpid(), signal.SIGKILL)
-
-            opened(log.path)._locked(work, 10.0)
-
-        with pytest.raises(Died):
-            in_child(put_and_die)
+        put_and_be_killed(log.path, [value(5)] * 20)
     with opened(tmp_path / "log") as log:
         assert log.recovery is None
         assert log.append(value(5)) == 5
@@ -150,12 +165,13 @@ def test_a_writer_that_is_killed_before_it_stores_the_echo_is_no_reason_to_recov
 
 def test_a_data_file_without_an_echo_is_opened_as_it_is(tmp_path: Path) -> None:
     with made(tmp_path / "log") as log:
-        fill(log, 5)
+        fill(log, 300)
     fd = os.open(tmp_path / "log" / format.DATA_FILE, os.O_WRONLY)
-    os.pwrite(fd, bytes(8), format.ECHO_AT)
+    os.pwrite(fd, bytes(16), format.ECHO_AT)
     os.close(fd)
     with opened(tmp_path / "log") as log:
-        assert (log.recovery, log.append(b"")) == (None, 5)
+        assert (log.recovery, log.append(value(300))) == (None, 300)
+        assert echoes_of(log) == ends_of(log)
 
 
 @pytest.mark.parametrize("restore", [in_place, as_another_file, under_the_same_number])
@@ -278,21 +294,82 @@ def test_a_producers_batch_is_stored_once_after_an_older_control_block(tmp_path:
         assert kept(log) == list(range(10))
 
 
+SIZES = pytest.mark.parametrize("size", [506, 100, 3000])  # of records that a killed writer leaves; the log has some of 506 bytes
+
+
+def with_older_head(tmp_path: Path, size: int) -> list[int]:
+    """Make a log whose control block is from before a writer made room and was killed; return the sequences that were left."""
+    with made(tmp_path / "log") as log:
+        fill(log, 300)
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        before = ends_of(log)
+        put_and_be_killed(log.path, [b"never published" + bytes(size - 15)] * 4)
+        after = ends_of(log)
+        assert before[0] == after[0] and before[1] < after[1]
+        there = [record.sequence for record in log]
+    in_place(copy, tmp_path / "log" / format.CONTROL_FILE)
+    return there
+
+
+@SIZES
+def test_an_older_head_beside_the_same_tail_is_noticed(tmp_path: Path, size: int) -> None:
+    there = with_older_head(tmp_path, size)
+    with opened(tmp_path / "log") as log:
+        assert log.recovery is not None and (log.recovery.case, log.recovery.damaged_records) == ("as it was published", 0)
+        assert [(record.sequence, record.value) for record in log.read(on_gap="skip")] == [(number, value(number)) for number in there]
+        assert log.verify().is_sound and log.verify().records == len(there)
+        assert echoes_of(log) == ends_of(log)
+        assert log.append(b"new") > there[-1]
+    with opened(tmp_path / "log") as log:
+        assert log.recovery is None
+        assert log.verify().is_sound
+
+
+def test_repair_puts_an_older_head_right(tmp_path: Path) -> None:
+    there = with_older_head(tmp_path, 506)
+    report = kvspool.repair(tmp_path / "log")
+    assert report.recovery is not None and report.verify.is_sound
+    with opened(tmp_path / "log") as log:
+        assert (log.recovery, kept(log)) == (None, there)
+
+
+def test_a_user_who_may_only_read_is_refused_an_older_head(tmp_path: Path) -> None:
+    with_older_head(tmp_path, 506)
+    with system.replaced(SameStart()), pytest.raises(errors.Unrecovered, match=r"spool\.ctl is an older copy"):
+        opened(tmp_path / "log")
+
+
+def test_an_append_of_an_open_handle_passes_over_frames_that_an_older_head_still_counts(tmp_path: Path) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 300)
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        put_and_be_killed(log.path, [b"never published"] * 40)
+        there = [record.sequence for record in log]
+        in_place(copy, log.path / format.CONTROL_FILE)
+        assert log.append(value(300)) == 300
+        assert [record.value for record in log.read(on_gap="skip")] == [value(number) for number in [*there, 300]]
+        assert echoes_of(log) == ends_of(log)
+    with opened(tmp_path / "log") as log:
+        assert (log.recovery, log.verify().is_sound) == (None, True)
+
+
+@pytest.mark.parametrize("at", [0, 8], ids=["tail", "head"])
 @pytest.mark.parametrize("bit", [0, 1, 2, 3, *range(10, 18), 30, 63])
 @pytest.mark.parametrize("count", [20, 90])
-def test_a_flipped_bit_of_the_echo_costs_nothing(tmp_path: Path, count: int, bit: int) -> None:
+def test_a_flipped_bit_of_the_echo_costs_nothing(tmp_path: Path, count: int, bit: int, at: int) -> None:
     with made(tmp_path / "log") as log:
         for number in range(count):
             log.append(b"%06d" % number + bytes(1000 - 6 - 8))  # frames of 1024 bytes: positions differ by powers of two
         there = [record.sequence for record in log]
-        echo = echo_of(log)
+        echo = word(log.path / format.DATA_FILE, format.ECHO_AT + at)
     fd = os.open(tmp_path / "log" / format.DATA_FILE, os.O_WRONLY)
-    os.pwrite(fd, (echo ^ 1 << bit).to_bytes(8, "little"), format.ECHO_AT)
+    os.pwrite(fd, (echo ^ 1 << bit).to_bytes(8, "little"), format.ECHO_AT + at)
     os.close(fd)
     with opened(tmp_path / "log") as log:
         assert kept(log)[-len(there) :] == there
+        assert at == 0 or log.recovery is None
         assert log.append(b"new") >= count
-        assert echo_of(log) == word(log.path / format.CONTROL_FILE, frames.TAIL * 8)
+        assert echoes_of(log) == ends_of(log)
         assert log.verify().is_sound
 
 

@@ -1,4 +1,4 @@
-"""Times that a caller gives: one that lies too far ahead is refused, so that it can't become the time of all later records."""
+"""Times that a caller gives: one too far ahead is refused, so that it can't become the time of all later records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvspool.journal import Batch
 from kvspool.spool.appending import Row
 
 HOUR = 3600 * 10**9
-WORDS = r"lies more than a day after this machine's clock \(20\d\d-.*\): times in a log never decrease"
+WORDS = r"is more than a day after this machine's clock \(20\d\d-.*\): times in a log never decrease"
 
 
 @pytest.fixture

@@ -224,6 +224,7 @@ def test_a_pin_and_a_writer_see_each_other_at_every_store(make_ring: Callable[..
             data_fd=data,
         )
         got = writer.append(None, bytes(90), 0, 0, 7)
+        assert writer.front[_frames_py.HEAD_ECHO] <= ring.words[_frames_py.HEAD]  # also where the head went back
         if pinned:
             offset, content = pinned[0]
             assert bytes(ring.data[offset : offset + len(content)]) == content

@@ -42,6 +42,8 @@ import kvspool
 from kvspool import Gap, system
 from kvspool.errors import KvspoolError, LogNotFound
 from kvspool.journal import Journal
+from kvspool.journal.appender import Appender
+from kvspool.journal.control import Page
 from kvspool.journal.format import Before
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -253,13 +255,16 @@ class Life:
             self.trimmed.append((clock.clock, before))
             log.trim(before=before, force=True)
         else:
-            with log.appending(5) as (appender, page):
-                place = Before(page.next_sequence, page.base, page.end, clock.clock, page.last_timestamp)
-                data, _, _ = log.format.encode(kvspool.journal.Batch([self.value()]), 0, place)
-                assert appender._segment is not None
-                system.port.write(appender._segment.fd, bytes(data[: choose.randrange(len(data))]), page.end)
+            log.under_lock(5, self._tear)
             log.close()
             self.log = kvspool.open(self.root / "log")  # type: ignore[assignment]
+
+    def _tear(self, appender: Appender, page: Page) -> None:
+        """Under the append lock: write the beginning of a frame, as a writer that is killed."""
+        place = Before(page.next_sequence, page.base, page.end, self.port.clock, page.last_timestamp)
+        data, _, _ = appender.format.encode(kvspool.journal.Batch([self.value()]), 0, place)
+        assert appender._segment is not None
+        system.port.write(appender._segment.fd, bytes(data[: self.choose.randrange(len(data))]), page.end)
 
 
 class Wrong(Exception):

@@ -169,7 +169,7 @@ class Fflg(Bare):
     def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
         left = LAST_SEQUENCE - place.sequence
         if left <= 0:
-            raise TooLarge(f"no sequence is left behind {place.sequence - 1}; nothing was written")
+            raise TooLarge(f"no sequence is left after {place.sequence - 1}; nothing was written")
         data, count = _fflg.encode(batch.values, start, min(left, len(batch.values)), self.segment_bytes - place.end, AT_ONCE)
         if not count and place.end <= HEADER.size:
             raise TooLarge(f"a value of {len(batch.values[start])} bytes has no room in a segment of {self.segment_bytes}")
