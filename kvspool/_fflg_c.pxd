@@ -10,6 +10,8 @@ cdef int SIZE, WHOLE, SHORT
     end=Py_ssize_t, stop=Py_ssize_t, total=int64_t, size=int64_t, out=bytearray, data="uint8_t *", at=Py_ssize_t, row=Py_ssize_t, value=bytes
 )
 cpdef tuple encode(list values, Py_ssize_t start, Py_ssize_t most, int64_t room, int64_t enough)
+@cython.locals(size=Py_ssize_t)
+cdef Py_ssize_t put(uint8_t *data, Py_ssize_t at, bytes value) noexcept
 @cython.locals(data="const uint8_t *", length=int64_t, at=int64_t, size=int64_t, turn=Py_ssize_t, value=bytes)
 cpdef tuple scan(bytes content, uint64_t sequence, Py_ssize_t most, object make, list items)
 @cython.locals(data="const uint8_t *", length=int64_t, at=int64_t, size=int64_t)

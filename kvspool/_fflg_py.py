@@ -37,12 +37,16 @@ def encode(values: list[bytes], start: int, most: int, room: int, enough: int) -
     data = network.room_in(out)
     at = 0
     for row in range(start, end):
-        value = values[row]
-        size = len(value)
-        network.put_u32(data, at, size)
-        network.put_bytes(data, at + SIZE, value, size)
-        at += SIZE + size
+        at = put(data, at, values[row])
     return out, end - start
+
+
+def put(data: bytearray, at: int, value: bytes) -> int:
+    """Store one entry at a place that has room for it, and return where it ends."""
+    size = len(value)
+    network.put_u32(data, at, size)
+    network.put_bytes(data, at + SIZE, value, size)
+    return at + SIZE + size
 
 
 def scan(content: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> tuple[int, int, int, int]:

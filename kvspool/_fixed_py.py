@@ -32,11 +32,15 @@ def encode(values: list[bytes], start: int, count: int, size: int) -> bytearray:
     data = network.room_in(out)
     at = 0
     for row in range(start, start + count):
-        value = values[row]
-        network.put_bytes(data, at, value, size)
-        network.put_u32(data, at + size, checksums.crc32(network.bytes_in(value), 0, size))
-        at += size + CHECKSUM
+        at = put(data, at, size, values[row])
     return out
+
+
+def put(data: bytearray, at: int, size: int, value: bytes) -> int:
+    """Store one record at a place that has room for it, and return where it ends."""
+    network.put_bytes(data, at, value, size)
+    network.put_u32(data, at + size, checksums.crc32(network.bytes_in(value), 0, size))
+    return at + size + CHECKSUM
 
 
 def is_sound(data: bytes, at: int, size: int) -> bool:

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from kvspool._frames_py import (
         Batch,
         Bell,
-        Burst,
         FlushGroup,
         FrameReader,
         FrameSurvey,
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
         Single,
         crc32c,
         measure,
+        measure_columns,
     )
 
 __all__ = [
     "TWIN",
     "Batch",
     "Bell",
-    "Burst",
     "FlushGroup",
     "FrameReader",
     "FrameSurvey",
@@ -36,5 +35,6 @@ __all__ = [
     "Single",
     "crc32c",
     "measure",
+    "measure_columns",
 ]
 TWIN = choose(globals(), [name for name in __all__ if name != "TWIN"])

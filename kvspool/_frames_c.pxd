@@ -3,21 +3,23 @@ import cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cimport kvspool._machine as native
+from kvspool._lock_c cimport AppendLock
 
 cdef uint64_t DATA_START, HEADER, LOW, NOTHING, EVICTED, LARGEST, MOST_POSITION
 cdef uint32_t PAD, NO_KEY
 cdef int BLOCK, ERA_BITS
-cdef uint64_t AHEAD
+cdef uint64_t AHEAD, STEP, WRITTEN_AHEAD
+cdef object NO_ITEM
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
 cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, SEAT_WORDS, SEATS
 cdef Py_ssize_t MOVED, DROPPED, KEPT, PINS
-cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, ASKED, RELEASED, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO, HEAD_ECHO
-cdef int64_t APPEND_LOCK, SYNC_LOCK
+cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO, HEAD_ECHO
+cdef int64_t SYNC_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, OUTDATED, LOOK_EVERY, MOST_AHEAD, QUANTUM, SLICE, LONGEST_SLEEP, LONGEST_GATHER
-cdef int WAITS, DONE, LEADS, LATE, FAILED, TURNS
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, OUTDATED, LOOK_EVERY, MOST_AHEAD, SLICE, LONGEST_SLEEP, LONGEST_GATHER
+cdef int WAITS, DONE, LEADS, LATE, FAILED
 
 
 cdef class Bell:
@@ -70,10 +72,6 @@ cdef class Ring:
     cpdef uint64_t tail(self) except? 0
     cdef int check_position(self, uint64_t position) except -1
     cpdef uint64_t ask_for_bell(self, Py_ssize_t seat) except? 0
-    @cython.locals(seen=uint64_t)
-    cpdef uint64_t ask(self) except? 0
-    cpdef int wait_for_release(self, uint64_t seen, int64_t longest) except -1
-    cpdef void pass_on(self) noexcept
     cpdef uint64_t take_bell(self) except? 0
     cdef bint has_moved(self) noexcept
     @cython.locals(owner=object)
@@ -105,6 +103,8 @@ cdef class FrameReader(Ring):
     cdef public uint64_t sequence
     cdef readonly int stop
     cdef uint32_t[1] state
+    cdef object time
+    cdef uint64_t time_before
     cdef public Py_ssize_t edge
 
     cpdef object move(
@@ -113,13 +113,23 @@ cdef class FrameReader(Ring):
     @cython.locals(found=int)
     cdef bint next_frame(self, uint64_t end) noexcept
     cdef bint accept(self, uint32_t state) noexcept
+    cdef bint reaches_next(self, uint64_t end) noexcept
     @cython.locals(offset=uint64_t, length=uint64_t, state=uint32_t)
     cpdef tuple find(self, uint64_t end)
-    cdef uint32_t head_state(self) noexcept
     @cython.locals(
-        count=int64_t, at=Py_ssize_t, key_length=Py_ssize_t, key=bytes, value=bytes, tags=uint32_t
+        data="const uint8_t *", words="const uint64_t *", position=uint64_t, sequence=uint64_t, first=uint64_t, offset=uint64_t, size=uint64_t,
+        stop=int, at=uint64_t, is_plain=bint, lengths=uint64_t, tags=uint64_t, stored=uint64_t, content=uint64_t, state=uint32_t
     )
+    cpdef tuple check(self, uint64_t end, uint64_t limit)
+    cdef uint32_t head_state(self) noexcept
+    @cython.locals(count=int64_t, item=object)
     cpdef list fetch(self, uint64_t end, int64_t limit, object make, list out=*)
+    @cython.locals(
+        words="const uint64_t *", position=uint64_t, sequence=uint64_t, offset=uint64_t, room=uint64_t, at=uint64_t, lengths=uint64_t,
+        timestamp=uint64_t, tags=uint64_t, stored=uint64_t, state="uint32_t *", content=uint64_t, key_length=uint64_t, key=object, value=bytes,
+        stop=int
+    )
+    cdef object step(self, uint64_t end, object make)
     @cython.locals(tail=uint64_t, edge=uint64_t)
     cpdef uint64_t edge_now(self) except? 0
     cpdef bint has_more(self) except -1
@@ -127,8 +137,12 @@ cdef class FrameReader(Ring):
     @cython.locals(owner=object, words="uint64_t *", until=int64_t, left=int64_t, seen=uint64_t)
     cpdef bint spin(self, int64_t ns) except -1
     @cython.locals(
-        key_data="uint8_t *", value_data="uint8_t *", key_room=Py_ssize_t, value_room=Py_ssize_t, key_at=Py_ssize_t,
-        value_at=Py_ssize_t, count=Py_ssize_t, key_length=Py_ssize_t, value_length=Py_ssize_t, at=Py_ssize_t, state=uint32_t, most=Py_ssize_t
+        most=Py_ssize_t, sequence_column="native.number *", timestamp_column="native.number *", type_column="native.half *",
+        key_places="native.half *", value_places="native.half *", bits="uint8_t *", key_data="uint8_t *", value_data="uint8_t *",
+        codec_column="uint8_t *", has_codecs=bint, key_room=uint64_t, value_room=uint64_t, data="const uint8_t *", words="const uint64_t *",
+        control="const uint64_t *", capacity=uint64_t, seed=uint32_t, position=uint64_t, sequence=uint64_t, first=uint64_t, offset=uint64_t,
+        key_at=uint64_t, value_at=uint64_t, count=Py_ssize_t, stop=int, at=uint64_t, is_plain=bint, lengths=uint64_t, timestamp=uint64_t,
+        tags=uint64_t, stored=uint64_t, key_length=uint64_t, has_key=bint, value_length=uint64_t, state=uint32_t
     )
     cpdef Py_ssize_t gather(
         self, uint64_t end, Py_ssize_t limit, int64_t[::1] sequences, int64_t[::1] timestamps, int32_t[::1] types,
@@ -144,22 +158,26 @@ cdef class Batch:
     cdef public int64_t left
     cdef FrameReader reader
     cdef object pair
+    cdef uint64_t end
     cdef Bell bell
     cdef int64_t longest
     cdef int64_t most
     cdef object make
     cdef int64_t dozed
 
+    cpdef int run(self, object reader, uint64_t end, int64_t most, object make) except -1
     cpdef int lie_down(self, FrameReader reader, object pair, Bell bell, int64_t ns, int64_t most, object make) except -1
     @cython.locals(dozed=int64_t)
     cpdef int64_t rise(self) except -1
+    cdef bint is_filled(self, list items) except -1
     @cython.locals(began=int64_t, most=int64_t, items=list)
     cdef bint doze(self, FrameReader reader, Bell bell) except -1
     @cython.locals(is_closed=bint)
     cdef bint is_disturbed(self, FrameReader reader, Bell bell) except -1
     cpdef list clear(self)
-    @cython.locals(at=Py_ssize_t)
+    @cython.locals(at=Py_ssize_t, reader=FrameReader, item=object)
     cpdef object take(self, object refill)
+    cdef object next_of(self, FrameReader reader)
 
 
 @cython.final
@@ -168,9 +186,12 @@ cdef class Items:
     cdef object refill
 
 
+cdef class Bulk
+
+
 @cython.final
 cdef class FrameWriter(Ring):
-    cdef int lock_fd
+    cdef readonly AppendLock lock
     cdef object keeper
     cdef int data_fd
     cdef object front_owner
@@ -179,11 +200,7 @@ cdef class FrameWriter(Ring):
     cdef uint64_t *holder
     cdef int process
     cdef readonly bint is_one_step
-    cdef readonly bint is_held
-    cdef readonly bint is_kept
     cdef int64_t era
-    cdef int64_t kept_since
-    cdef uint64_t gave_way
     cdef public int64_t look_at
     cdef public uint64_t bell
     cdef readonly list bells
@@ -207,18 +224,12 @@ cdef class FrameWriter(Ring):
 
     @cython.locals(now=int64_t, sequence=int64_t)
     cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*) except? -9
-    @cython.locals(_turn=int, sequence=int64_t)
-    cpdef int64_t append_soon(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*) except? -9
-    cpdef int64_t append_kept(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*) except? -9
-    cdef int64_t append_alone(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
     cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
-    cpdef object locked(self, object work, bint keep=*)
-    cdef int release(self) except -1
-    cdef bint is_asked(self) noexcept
-    cdef int give_way(self, int64_t now) except -1
-    @cython.locals(seen=uint64_t)
-    cpdef int let_others(self) except -1
-    cpdef int give_up(self) except -1
+    @cython.locals(now=int64_t, done=object)
+    cpdef object append_many(self, list keys, list values, uint64_t type, int64_t timestamp)
+    @cython.locals(longest=int64_t, stored=uint64_t, first=uint64_t)
+    cpdef object append_bulk(self, Bulk bulk)
+    cpdef object locked(self, object work)
     @cython.locals(seat=Py_ssize_t, asked=uint64_t, bell=Bell)
     cpdef void ring(self) except *
     @cython.locals(tail=uint64_t, at=Py_ssize_t)
@@ -249,19 +260,20 @@ cdef class FrameWriter(Ring):
         self, uint64_t position, const int32_t[::1] rows, Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] has_key,
         const int32_t[::1] value_offsets
     ) except? 0
-    cdef int put_value(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp) except -1
     @cython.locals(
-        key_length=Py_ssize_t, content=uint64_t, stored=uint64_t, quarter=uint64_t, lengths=uint64_t, tags=uint64_t,
-        state=uint32_t, position=uint64_t, offset=uint64_t, at=Py_ssize_t
+        key_length=Py_ssize_t, key_tag=uint64_t, content=uint64_t, stored=uint64_t, position=uint64_t, offset=uint64_t
     )
-    cdef int put(
-        self, const uint8_t *keys, Py_ssize_t key_at, uint32_t key_tag, const uint8_t *values, Py_ssize_t value_at,
-        Py_ssize_t value_length, uint32_t type, uint32_t codec, int64_t timestamp
-    ) except -1
-    @cython.locals(position=uint64_t, offset=uint64_t, room=uint64_t, at=Py_ssize_t, state=uint32_t)
-    cdef uint64_t reserve(self, uint64_t stored) except? 0
-    @cython.locals(head=uint64_t, before=uint64_t, least=uint64_t, least_before=uint64_t, found=int)
-    cdef bint make_room(self, uint64_t end) noexcept
+    cdef int put_value(self, bytes key, bytes value, uint64_t type, uint64_t codec, int64_t timestamp) except -1
+    @cython.locals(stored=uint64_t, quarter=uint64_t, room=uint64_t, head=uint64_t, offset=uint64_t)
+    cdef uint64_t make_way(self, uint64_t content) except? 0
+    @cython.locals(at=Py_ssize_t, state=uint32_t)
+    cdef void put_pad(self, uint64_t offset, uint64_t room) noexcept
+    @cython.locals(
+        head=uint64_t, before=uint64_t, least=uint64_t, least_before=uint64_t, found=int, words="uint64_t *",
+        capacity=uint64_t, published=uint64_t, lap=uint64_t, offset=uint64_t, stored=uint64_t, room=uint64_t, at=Py_ssize_t,
+        lengths=uint64_t, tags=uint64_t
+    )
+    cdef uint64_t make_room(self, uint64_t end) noexcept
     cpdef bint has_pins(self) noexcept
     @cython.locals(head=uint64_t, stop=uint64_t)
     cpdef bint would_overwrite_pinned(self, uint64_t end) noexcept
@@ -269,37 +281,47 @@ cdef class FrameWriter(Ring):
     cdef bint is_pinned(self, uint64_t start, uint64_t end) noexcept
     cdef bint may_be_oldest(self, int found, uint64_t least, uint64_t position) noexcept
     @cython.locals(block=Py_ssize_t, at=Py_ssize_t, first=uint64_t, known=uint64_t)
-    cdef void index(self, uint64_t position, uint64_t offset, int64_t timestamp) noexcept
+    cdef void index(self, uint64_t position, uint64_t offset, uint64_t sequence, int64_t timestamp) noexcept
     @cython.locals(other=Py_ssize_t)
     cpdef void publish(self) noexcept
     @cython.locals(at=Py_ssize_t, number=uint64_t, _series=int, bucket=Py_ssize_t)
     cdef void count(self) noexcept
-    @cython.locals(at=Py_ssize_t, key=bytes, value=bytes)
+    @cython.locals(
+        count=Py_ssize_t, data="uint8_t *", words="uint64_t *", seed=uint32_t, indexed=uint64_t, position=uint64_t, limit=uint64_t,
+        lap=uint64_t, sequence=uint64_t, last=int64_t, codec=uint64_t, at=Py_ssize_t, key="const uint8_t *", value="const uint8_t *",
+        content=uint64_t, key_length=Py_ssize_t, key_tag=uint64_t, stored=uint64_t, tags=uint64_t, offset=uint64_t
+    )
     cpdef int put_many(
-        self, list keys, list values, uint32_t type, const uint8_t[::1] codecs, int64_t timestamp, uint64_t stored=*
+        self, list keys, list values, uint64_t type, const uint8_t[::1] codecs, int64_t timestamp, uint64_t stored=*
     ) except -1
     cpdef object put_copy(self, uint64_t sequence, int64_t timestamp, uint32_t type, bytes key, bytes value, uint32_t codec)
     @cython.locals(
-        key_data="const uint8_t *", value_data="const uint8_t *", now=int64_t, at=Py_ssize_t, row=Py_ssize_t,
-        key_from=Py_ssize_t, key_tag=uint32_t, value_from=Py_ssize_t, timestamp=int64_t
+        key_data="const uint8_t *", value_data="const uint8_t *", now=int64_t, data="uint8_t *", words="uint64_t *", seed=uint32_t,
+        indexed=uint64_t, position=uint64_t, limit=uint64_t, lap=uint64_t, sequence=uint64_t, last=int64_t, at=Py_ssize_t,
+        row=Py_ssize_t, value_from=Py_ssize_t, content=uint64_t, key_from=Py_ssize_t, key_length=Py_ssize_t, key_tag=uint64_t,
+        stored=uint64_t, timestamp=int64_t, tags=uint64_t, offset=uint64_t, lengths=uint64_t
     )
     cpdef int put_columns(
         self, const int32_t[::1] rows, Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] keys, const uint8_t[::1] has_key,
-        const int32_t[::1] value_offsets, const uint8_t[::1] values, const uint8_t[::1] types, uint32_t codec,
+        const int32_t[::1] value_offsets, const uint8_t[::1] values, const uint8_t[::1] types, uint64_t codec,
         const int64_t[::1] timestamps, uint64_t stored=*
     ) except -1
+
+
+@cython.final
+cdef class Bulk:
+    cdef list keys
+    cdef list values
+    cdef uint64_t type
+    cdef int64_t timestamp
 
 
 cdef class Single:
     cdef public object _writer
     cdef public bint is_durable
 
-    @cython.locals(sequence=int64_t)
-    cdef int64_t append_at_once(self, FrameWriter writer, bytes key, bytes value, uint32_t type, int64_t timestamp) except? -9
-
-
-cdef class Burst:
-    cdef public FrameWriter frames
+    @cython.locals(writer=FrameWriter, sequence=int64_t)
+    cdef int64_t append_at_once(self, object value, object key, object type, object timestamp, object durable) except? -9
 
 
 @cython.final
@@ -347,7 +369,17 @@ cdef class FrameSurvey(Ring):
 
 @cython.locals(least=int64_t)
 cdef int check_sizes(int64_t capacity, int64_t control) except -1
+@cython.locals(stored=uint64_t, content=uint64_t, key_length=uint64_t)
+cdef bint is_record(uint64_t lengths, uint64_t tags, uint64_t room) noexcept
+cdef int judge(uint64_t head, uint64_t position, uint32_t state, uint64_t tags) noexcept
 cdef bint are_plain(object key, object type, object timestamp) except -1
-@cython.locals(longest=Py_ssize_t, total=Py_ssize_t, length=Py_ssize_t, at=Py_ssize_t, value=object, key=object)
+@cython.locals(at=Py_ssize_t, lengths=uint64_t, tags=uint64_t, stored=uint64_t, content=uint64_t, key_tag=uint64_t)
+cdef uint64_t length_of(uint64_t *words, uint64_t offset, uint64_t room, uint64_t sequence) noexcept
+cdef bint fits(list keys, list values, Py_ssize_t at) noexcept
+@cython.locals(longest=Py_ssize_t, total=Py_ssize_t, length=Py_ssize_t, at=Py_ssize_t)
 cpdef tuple measure(list keys, list values)
+@cython.locals(longest_key=Py_ssize_t, largest=Py_ssize_t, row=Py_ssize_t, content=Py_ssize_t, key_length=Py_ssize_t)
+cpdef tuple measure_columns(
+    Py_ssize_t count, const int32_t[::1] key_offsets, const uint8_t[::1] has_key, const int32_t[::1] value_offsets
+)
 cpdef uint32_t crc32c(uint32_t state, bytes data) except? 0

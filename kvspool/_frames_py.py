@@ -45,6 +45,8 @@ BLOCK = 16  # the index has an entry for each 2**16 bytes of the ring
 NOTHING = 0xFFFFFFFFFFFFFFFF  # no position, no sequence
 ERA_BITS = 32  # a sequence without its lower bits is its era: every recovery lets the log go on in a later one
 AHEAD = 4096  # bytes of the ring that the processor is told of before they are needed
+STEP = 4096  # bytes that a batch makes room for at once
+WRITTEN_AHEAD = 8192  # as AHEAD, for a writer: more than a step, so that the headers it looks at there have come
 
 # Words of the control block; `spool.format` declares them and asserts that they agree.
 HEAD = 32
@@ -65,8 +67,7 @@ SEATS = 6
 HOLDER = 64
 HOLDER_WORDS = 6
 PENDING = 70  # in the cache line of the holder's words, which each append looks at
-ASKED = 72
-RELEASED = 73
+LOCK = 72  # the append lock; see `_lock_py`
 MOVED = 80
 DROPPED = 81
 KEPT = 82
@@ -88,8 +89,7 @@ INDEX_WORDS = 3
 ECHO = 64  # words of the page before the ring: the tail, and the head
 HEAD_ECHO = 65
 
-APPEND_LOCK = 0  # the byte of the control block that writers lock
-SYNC_LOCK = 1  # and the one that who flushes locks
+SYNC_LOCK = 1  # the byte of the control block that the process locks that flushes
 
 # What `parse` found at a position.
 FRAME = 0
@@ -102,6 +102,7 @@ OVERRUN = 1
 DAMAGED = 2
 JUMPED = 3
 FULL = 4
+NO_ITEM = object()  # what `step` returns in place of one
 
 # What `append` returns in place of a sequence.
 BUSY = -1
@@ -121,9 +122,7 @@ FAILED = 4
 
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
 MOST_AHEAD = 86_400_000_000_000  # ns that a caller's timestamp may lie after the clock
-QUANTUM = 1_000_000  # ns for which a writer that keeps the append lock may keep it although another one asks for it
 SLICE = 50_000  # ns that a reader looks at the tail without a break
-TURNS = 32  # how often a writer lets others run before it sleeps for the append lock
 LONGEST_SLEEP = 2_000_000  # ns until a look whether who flushes is done: one that was killed wakes nobody
 LONGEST_GATHER = 100_000  # ns that a flush waits for those whom the one before has woken
 
@@ -296,32 +295,6 @@ class Ring:
         native.fence()
         return native.load(self.control, TAIL)
 
-    def ask(self) -> int:
-        """Ask whoever keeps the append lock to give it up, and return what `wait_for_release` wants to know.
-
-        Then try to take the lock, and only then wait: a release in between is noticed.
-        """
-        self.check_writable()
-        seen = native.load(self.control, RELEASED)
-        native.store(self.control, ASKED, 1)
-        native.fence()
-        return seen
-
-    def wait_for_release(self, seen: int, longest: int) -> None:
-        """Sleep until the append lock was released since `ask` returned `seen`, or for `longest` ns, or for no reason."""
-        self.wait_word(RELEASED, seen, longest)
-
-    def pass_on(self) -> None:
-        """Behind the release of the append lock: wake the writer that has waited longest.
-
-        Releases at the same moment may count as one; a sleeper that misses its wake-up looks by itself.
-        """
-        if self.closed or not self.may_store:
-            return
-        native.store(self.control, ASKED, 0)
-        native.store(self.control, RELEASED, (native.load(self.control, RELEASED) + 1) & NOTHING)
-        native.wake_word(self.control, RELEASED)
-
     def take_bell(self) -> int:
         """After a store that readers wait for: return the word of who asked to be woken, and clear it. The memory must be writable."""
         self.check_writable()
@@ -407,15 +380,13 @@ class Ring:
         self.key_length = self.tags >> 16
         if self.key_length == NO_KEY:
             self.key_length = 0
-        if stored < HEADER or stored & 7 or stored > room or position + stored > end:
+        if position + stored > end:
             return BAD
-        if ((tags >> 8) & 0xFF) == PAD:
-            if stored == room and self.content == 0 and self.is_sound(offset):
-                return SKIP
-            return BAD
-        if HEADER + self.content > stored or self.key_length > self.content:
-            return BAD
-        return FRAME
+        if is_record(lengths, tags, room):
+            return FRAME
+        if ((tags >> 8) & 0xFF) == PAD and stored == room and self.content == 0 and self.is_sound(offset):
+            return SKIP
+        return BAD
 
     def is_sound(self, offset: int) -> bool:
         """Return whether the checksum of the frame that was just parsed agrees with its bytes in the ring."""
@@ -526,6 +497,8 @@ class FrameReader(Ring):
         self.sequence = sequence
         self.stop = END
         self.state: Any = native.one_state()
+        self.time: Any = 0  # the timestamp of the record before: those of one batch share the object
+        self.time_before = 0
         self.edge = TAIL
 
     def move(self, data: memoryview, control: memoryview, seed: int, position: int, sequence: int) -> None:
@@ -566,6 +539,16 @@ class FrameReader(Ring):
         self.sequence += 1
         return True
 
+    def reaches_next(self, end: int) -> bool:
+        """Step over bytes that hold no record; True if the frame at `position` then is the expected one. Otherwise `stop` says why not."""
+        if not self.next_frame(end):
+            return False
+        if self.sequence_found == self.sequence:
+            return True
+        # The checksum where the frame is stored tells a later record from damage; nothing of it is handed out.
+        self.accept(native.crc32c(self.head_state(), self.data, self.offset + HEADER, self.content))
+        return False
+
     def find(self, end: int) -> tuple[int, int, int, int] | None:
         """Pass over the next frame before `end`, checked where it lies: offset and length of its value in the ring, then of the frame.
 
@@ -580,6 +563,52 @@ class FrameReader(Ring):
         if not self.accept(state):
             return None
         return offset + HEADER + self.key_length, length, offset, self.stored
+
+    def check(self, end: int, limit: int) -> tuple[int, int]:
+        """Pass over up to `limit` frames before `end`, checked where they are stored.
+
+        Return how many there are, and how many bytes their keys and values have. `stop` says why it stopped, as for `fetch`.
+        """
+        self.check_open()
+        data = self.data
+        words = self.words
+        position = self.position
+        sequence = first = self.sequence
+        offset = Ring.offset_of(self, position)
+        size = 0
+        stop = FULL
+        while sequence - first < limit:
+            at = offset >> 3
+            is_plain = offset + HEADER <= self.capacity
+            if is_plain:
+                lengths = words[at]
+                tags = words[at + 3]
+                stored = lengths & LOW
+                is_plain = words[at + 1] == sequence and is_record(lengths, tags, self.capacity - offset) and position + stored <= end
+            if not is_plain:
+                self.position = position
+                self.sequence = sequence
+                is_plain = self.reaches_next(end)
+                position = self.position
+                offset = self.offset
+                if is_plain:
+                    continue
+                stop = self.stop
+                break
+            content = lengths >> 32
+            state = native.crc32c_head(self.seed, lengths, sequence, words[at + 2], tags & LOW)
+            state = native.crc32c(state, data, offset + HEADER, content)
+            stop = judge(native.load_after_reads(self.control, HEAD), position, state, tags)
+            if stop != FULL:
+                break
+            size += content
+            position += stored
+            offset += stored
+            sequence += 1
+        self.position = position
+        self.sequence = sequence
+        self.stop = stop
+        return sequence - first, size
 
     def head_state(self) -> int:
         """Return the CRC32C register over the parsed header."""
@@ -598,36 +627,60 @@ class FrameReader(Ring):
             out = []
         count = 0
         while count < limit:
-            if not self.next_frame(end):
+            item = self.step(end, make)
+            if item is NO_ITEM:
                 return out
-            at = self.offset + HEADER
-            native.prefetch_read(self.data, self.offset + AHEAD, self.stored)
-            key_length = self.key_length
-            self.state[0] = self.head_state()
-            if key_length:
-                key = native.copy_out(self.data, at, key_length, self.state)
-            value = native.copy_out(self.data, at + key_length, self.content - key_length, self.state)
-            if not self.accept(self.state[0]):
+            out.append(item)
+            if self.closed:  # by a signal handler, a destructor or another thread that ran in the midst of `make`
                 return out
-            if make is None:
-                out.append(value)
-            else:
-                tags = self.tags
-                out.append(
-                    make(
-                        self.sequence_found,
-                        self.timestamp,
-                        tags & 0xFF,
-                        None if tags >> 16 == NO_KEY else key if key_length else b"",
-                        value,
-                        (tags >> 8) & 0xFF,
-                    )
-                )
-                if self.closed:  # by a signal handler, a destructor or another thread that ran in the midst of `make`
-                    return out
             count += 1
         self.stop = FULL
         return out
+
+    def step(self, end: int, make: Callable[..., Any] | None) -> Any:
+        """Copy out the next frame before `end` and return what `fetch` makes of it; NO_ITEM if there is none, and `stop` says why.
+
+        The header is read once, into local variables; the object changes only when the frame turned out sound. The reader must be open.
+        """
+        while True:
+            words = self.words
+            position = self.position
+            sequence = self.sequence
+            offset = Ring.offset_of(self, position)
+            room = self.capacity - offset
+            if room >= HEADER:
+                at = offset >> 3
+                lengths = words[at]
+                timestamp = words[at + 2]
+                tags = words[at + 3]
+                stored = lengths & LOW
+                if words[at + 1] == sequence and is_record(lengths, tags, room) and position + stored <= end:
+                    break
+            if not self.reaches_next(end):
+                return NO_ITEM
+        state = self.state
+        state[0] = native.crc32c_head(self.seed, lengths, sequence, timestamp, tags & LOW)
+        content = lengths >> 32
+        key_length = (tags >> 16) & NO_KEY
+        key = None
+        offset += HEADER
+        if key_length != NO_KEY:
+            key = native.copy_out(self.data, offset, key_length, state)
+            offset += key_length
+            content -= key_length
+        value = native.copy_out(self.data, offset, content, state)
+        stop = judge(native.load_after_reads(self.control, HEAD), position, state[0], tags)
+        if stop != FULL:
+            self.stop = stop
+            return NO_ITEM
+        self.position = position + stored
+        self.sequence = sequence + 1
+        if make is None:
+            return value
+        if timestamp != self.time_before:
+            self.time = timestamp
+            self.time_before = timestamp
+        return make(sequence, self.time, tags & 0xFF, key, value, (tags >> 8) & 0xFF)
 
     def edge_now(self) -> int:
         """Return the position up to which a follower may read now. Raises Corruption where no position can stand."""
@@ -699,53 +752,92 @@ class FrameReader(Ring):
         most = min(len(sequences), len(timestamps), len(types), len(key_offsets) - 1, len(value_offsets) - 1, len(key_bits) * 8)
         if limit > most or most < 0 or (codecs is not None and limit > len(codecs)):
             raise ValueError(f"the columns have no room for {limit} records")
+        sequence_column = native.numbers_at(sequences)
+        timestamp_column = native.numbers_at(timestamps)
+        type_column = native.halves_at(types)
+        key_places = native.halves_at(key_offsets)
+        value_places = native.halves_at(value_offsets)
+        bits = native.bytes_at(key_bits)
         key_data = native.bytes_at(keys)
         value_data = native.bytes_at(values)
+        codec_column = native.no_bytes() if codecs is None else native.bytes_at(codecs)
+        has_codecs = codecs is not None
         key_room = len(keys)
         value_room = len(values)
+        data = self.data
+        words = self.words
+        control = self.control
+        capacity = self.capacity
+        seed = self.seed
+        position = self.position
+        sequence = first = self.sequence
+        offset = Ring.offset_of(self, position)
         key_at = 0
         value_at = 0
         count = 0
-        key_offsets[0] = 0
-        value_offsets[0] = 0
-        self.stop = FULL
+        stop = FULL
+        key_places[0] = 0
+        value_places[0] = 0
         while count < limit:
-            if not self.next_frame(end):
-                return count
-            key_length = self.key_length
-            value_length = self.content - key_length
+            at = offset >> 3
+            is_plain = offset + HEADER <= capacity
+            if is_plain:
+                lengths = words[at]
+                timestamp = words[at + 2]
+                tags = words[at + 3]
+                stored = lengths & LOW
+                is_plain = words[at + 1] == sequence and is_record(lengths, tags, capacity - offset) and position + stored <= end
+            if not is_plain:
+                self.position = position
+                self.sequence = sequence
+                is_plain = self.reaches_next(end)
+                position = self.position
+                offset = self.offset
+                if is_plain:
+                    continue
+                stop = self.stop
+                break
+            key_length = (tags >> 16) & NO_KEY
+            has_key = key_length != NO_KEY
+            if not has_key:
+                key_length = 0
+            value_length = (lengths >> 32) - key_length
             if key_at + key_length > key_room or value_at + value_length > value_room:
-                self.stop = FULL
-                return count
-            native.prefetch_read(self.data, self.offset + AHEAD, self.stored)
-            at = self.offset + HEADER
-            state = self.head_state()
-            if key_length:
-                state = native.copy_over(state, key_data, key_at, self.data, at, key_length)
-            state = native.copy_over(state, value_data, value_at, self.data, at + key_length, value_length)
-            if not self.accept(state):
-                return count
-            sequences[count] = self.sequence_found
-            timestamps[count] = self.timestamp
-            types[count] = self.tags & 0xFF
-            if codecs is not None:
-                codecs[count] = (self.tags >> 8) & 0xFF
-            if self.tags >> 16 != NO_KEY:
-                key_bits[count >> 3] = key_bits[count >> 3] | (1 << (count & 7))
+                self.stored = stored
+                break
+            state = native.copy_frame(
+                seed, lengths, sequence, timestamp, tags, data, offset + HEADER, key_data, key_at, key_length, value_data, value_at
+            )
+            stop = judge(native.load_after_reads(control, HEAD), position, state, tags)
+            if stop != FULL:
+                break
+            timestamp_column[count] = timestamp
+            type_column[count] = tags & 0xFF
+            if has_codecs:
+                codec_column[count] = (tags >> 8) & 0xFF
+            if has_key:
+                bits[count >> 3] = bits[count >> 3] | (1 << (count & 7))
             key_at += key_length
             value_at += value_length
+            position += stored
+            offset += stored
+            sequence += 1
             count += 1
-            key_offsets[count] = key_at
-            value_offsets[count] = value_at
-        self.stop = FULL
+            key_places[count] = key_at
+            value_places[count] = value_at
+        self.position = position
+        self.sequence = sequence
+        self.stop = stop
+        for at in range(count):
+            sequence_column[at] = first + at
         return count
 
 
 class Batch:
     """What was copied out and is not handed out yet: the `items` from `at` on.
 
-    left: how many may be handed out; -1: no end. Who follows a log may *doze* here when all is handed out: that is one step from the last
-    record to the bell, and from the bell to the next one, as long as nothing but records comes.
+    left: how many may be handed out; -1: no end. While nothing but records comes, the batch *runs*: it copies the next ones out by itself
+    when all are handed out. A follower's batch *dozes*, too: that is one step from the last record to the bell, and from there to the next.
     """
 
     def __init__(self, left: int) -> None:
@@ -754,6 +846,7 @@ class Batch:
         self.left = left
         self.reader: FrameReader | None = None
         self.pair: Any = None
+        self.end = NOTHING
         self.bell: Bell | None = None
         self.longest = 0
         self.most = 0
@@ -762,6 +855,19 @@ class Batch:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
+
+    def run(self, reader: Any, end: int, most: int, make: Callable[..., Any] | None) -> None:
+        """Copy the next items out where nothing is left, up to `most` of them: up to `end`, or up to the edge for NOTHING.
+
+        `make` runs no Python, and nothing else has to be done for a record. Everything else is left to `refill`; and all of it where a step
+        can be interrupted, since a record would be lost then, or the reader is of the other twin.
+        """
+        if native.is_one_step() and isinstance(reader, FrameReader):
+            self.bell = None
+            self.end = end
+            self.most = most
+            self.make = make
+            self.reader = reader
 
     def lie_down(self, reader: FrameReader, pair: Any, bell: Bell, ns: int, most: int, make: Callable[..., Any] | None) -> None:
         """Doze from now on where nothing is left: on the bell of these files, for up to `ns`; the rest is as for `sleep_and_fetch`."""
@@ -773,12 +879,19 @@ class Batch:
         self.reader = reader
 
     def rise(self) -> int:
-        """Doze no more, and return for how many ns the last doze lasted, if it was in vain."""
+        """Neither run nor doze any more, and return for how many ns the last doze lasted, if it was in vain."""
         self.reader = None
         self.pair = self.bell = self.make = None
         dozed = self.dozed
         self.dozed = 0
         return dozed
+
+    def is_filled(self, items: list[Any]) -> bool:
+        """Return whether there is something to hand out, now that something may have been copied out into `items`."""
+        if self.items is not items:  # a signal handler, or another thread, asked for a record meanwhile
+            self.items = self.items[self.at :] + items
+            self.at = 0
+        return self.at < len(self.items) and self.left != 0
 
     def doze(self, reader: FrameReader, bell: Bell) -> bool:
         """Sleep until there is something to hand out; False if that took too long or anything else is the matter: then look what it is."""
@@ -788,12 +901,9 @@ class Batch:
             most = self.most if self.left < 0 or self.left > self.most else self.left
             items = self.clear()
             reader.sleep_and_fetch(reader.edge_now(), bell, self.longest - self.dozed, most, self.make, items)
-            if self.items is not items:  # a signal handler, or another thread, asked for a record while this one slept
-                self.items = self.items[self.at :] + items
-                self.at = 0
-            if self.at < len(self.items):
+            if self.is_filled(items):
                 self.dozed = 0
-                return self.left != 0
+                return True
             if reader.stop != END:
                 break
             self.dozed = native.monotonic() - began
@@ -815,13 +925,30 @@ class Batch:
         if self.left == 0:
             return refill()
         if self.at >= len(self.items):
-            if self.reader is None or self.bell is None or not self.doze(self.reader, self.bell):
+            reader = self.reader
+            if reader is None:
+                return refill()
+            if self.bell is None:
+                item = self.next_of(reader)
+                if item is NO_ITEM:
+                    return refill()
+                if self.left > 0:
+                    self.left -= 1
+                return item
+            if not self.doze(reader, self.bell):
                 return refill()
         at = self.at
         self.at = at + 1
         if self.left > 0:
             self.left -= 1
         return self.items[at]
+
+    def next_of(self, reader: FrameReader) -> Any:
+        """Return the next record of the files that the batch runs over; NO_ITEM if `refill` has to look at the log."""
+        if reader.closed or self.most == 0:
+            return NO_ITEM
+        self.most -= 1
+        return reader.step(self.end if self.end != NOTHING else reader.edge_now(), self.make)
 
 
 class Items:
@@ -844,12 +971,9 @@ class Items:
 class FrameWriter(Ring):
     """The writing side: frames are put behind the tail, then published together.
 
-    Everything here happens under the append lock; `append` takes it by itself when nobody else holds it, and is one step for threads and
-    signal handlers where it is compiled (`is_one_step`); the other methods are for the work that `locked` does. `bell` has
+    Everything here happens under the append lock. `append` takes the lock itself if no other handle holds it, and is one step for threads
+    and signal handlers in the compiled twin (`is_one_step`). The other methods are for the work that `locked` does. `bell` has
     a byte set for each seat that asked to be woken before a publication, and that `ring` could not wake: `bells` has those that it can.
-
-    The lock may be *kept* between calls (`is_kept`), until another writer asks for it, or `give_up`. Every call begins by loading where
-    the log ends, also then: nothing that it relies on is older than the call.
     """
 
     def __init__(
@@ -857,7 +981,7 @@ class FrameWriter(Ring):
         data: memoryview,
         control: memoryview,
         seed: int,
-        lock_fd: int,
+        lock: Any,
         holder: memoryview,
         keeps_unread: bool = False,
         expiry: int = 0,
@@ -865,7 +989,7 @@ class FrameWriter(Ring):
         data_fd: int = -1,
         front: Any = None,
     ) -> None:
-        """Look at writable memory; `holder` is the words that name this handle while it holds the lock.
+        """Look at writable memory; `holder` is the words that name this handle while it has `lock`, an AppendLock (None: it alone writes).
 
         keeps_unread: what a durable reader has yet to read is not overwritten. expiry: ns after which one that hasn't moved is given up;
         0: never. keeper: what keeps the descriptors open; it lives as long as this. data_fd: of the file whose locked bytes
@@ -879,18 +1003,14 @@ class FrameWriter(Ring):
             raise ValueError(f"the words that name a holder have {HOLDER_WORDS * 8} bytes, not {len(holder)}")
         self.front_owner: Any = memoryview(bytearray(8 * HEAD_ECHO + 8)) if front is None else front
         self.front: Any = native.words_at(self.front_owner)
-        self.lock_fd = lock_fd
+        self.lock = lock
         self.keeper = keeper
         self.data_fd = data_fd
         self.holder_owner: Any = holder
         self.holder: Any = native.words_at(holder)
         self.process = native.process_id()
         self.is_one_step = native.is_one_step()
-        self.is_held = False
-        self.is_kept = False
         self.era = -1  # whose keys the value names that is being appended; -1: it names none
-        self.kept_since = 0  # by the clock
-        self.gave_way = NOTHING  # `released` as it was after this one gave way to another writer; NOTHING: it didn't, or has waited
         self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
         self.bell = 0
         self.bells: list[Any] = [None] * (SEATS + 1)
@@ -925,48 +1045,16 @@ class FrameWriter(Ring):
         now = native.now()
         if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
             return LOOK
-        if self.is_held:
+        if not self.lock.take():
             return BUSY
-        if timestamp < 0:
-            timestamp = now
-        self.is_held = True
         self.era = era
         try:
-            if self.is_kept:
-                sequence = self.append_locked(key, value, type, codec, timestamp, now)
-            else:
-                sequence = self.append_alone(key, value, type, codec, timestamp, now)
+            sequence = self.append_locked(key, value, type, codec, now if timestamp < 0 else timestamp, now)
         finally:
-            self.is_held = False
-        if self.is_kept and self.is_asked():
-            self.give_way(now)
+            self.lock.free()
         if self.bell != 0:
             self.ring()
         return sequence
-
-    def append_soon(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int = -1) -> int:
-        """Append as `append` does; where others hold the lock, let them run and try again a few times before it returns BUSY."""
-        for _turn in range(TURNS):
-            sequence = self.append(key, value, type, codec, timestamp, era)
-            if sequence != BUSY:
-                return sequence
-            native.let_run()
-        return BUSY
-
-    def append_kept(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int = -1) -> int:
-        """Append one record under the lock that is kept, and keep it unless another writer asks; BUSY if it isn't kept. See `append`."""
-        if not self.is_kept:
-            return BUSY
-        return self.append(key, value, type, codec, timestamp, era)
-
-    def append_alone(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, now: int) -> int:
-        """Do the work of `append`, with the writer held against every other thread; `now` is the clock."""
-        if not native.try_lock(self.lock_fd, APPEND_LOCK):
-            return BUSY
-        try:
-            return self.append_locked(key, value, type, codec, timestamp, now)
-        finally:
-            self.release()
 
     def append_locked(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, now: int) -> int:
         """Under the lock: append one record and publish it."""
@@ -987,76 +1075,68 @@ class FrameWriter(Ring):
         self.publish()
         return self.next_sequence - 1
 
-    def locked(self, work: Callable[..., Any], keep: bool = False) -> Any:
-        """Take the append lock, return what `work(self)` returns, and give the lock back; None if somebody else holds it.
+    @property
+    def is_held(self) -> bool:
+        """Return whether this handle has the append lock."""
+        return bool(self.lock.is_taken)
 
-        A lock that is kept is used, and kept on; so is the one that is taken here with `keep`. But not if the work returned False, which
-        says that it has to wait for something else.
+    def append_many(self, keys: list[bytes | None] | None, values: list[Any], type: int, timestamp: int) -> range | None:
+        """Lock, append a record for each value, publish all at once, unlock; return their sequences.
 
-        Compiled, no exception out of a signal handler comes between the lock and the work, or between the work and the unlock. Raises
-        Reentered where this handle is at it already: the lock would let us in, and two appends would run into each other.
+        None if nothing was done: `append` would have returned one of its words in place of a sequence, or there is more to do than that. A
+        key or value may have to be encoded or refused; the records may be too many for one publication. Raises as `append` does.
         """
         self.check_open()
-        if self.is_held:
-            raise Reentered("a signal handler or destructor may not append to a handle in the middle of an append to it")
-        self.is_held = True
+        if len(values) == 0 or not native.is_bytes_in(values, 0) or self.lock.is_taken or native.process_id() != self.process:
+            return None
+        now = native.now()
+        if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
+            return None
+        done: range | None = self.locked(Bulk(keys, values, type, timestamp))
+        return done
+
+    def append_bulk(self, bulk: Bulk) -> range | None:
+        """Under the lock: do the work of `append_many`."""
+        if native.load(self.control, MOVED) != 0 or native.load(self.control, PENDING) != 0:
+            return None
+        longest, stored = measure(bulk.keys, bulk.values)
+        if longest < 0 or stored > min(self.capacity >> 2, LARGEST):
+            return None
+        first = self.begin()
+        if self.has_pins() or (self.keeps_unread and not self.admits(self.end_of_many(self.end, bulk.keys, bulk.values))):
+            return None
         try:
-            if not self.is_kept and not native.try_lock(self.lock_fd, APPEND_LOCK):
+            self.put_many(bulk.keys, bulk.values, bulk.type, None, bulk.timestamp, stored)
+        except Pinned:
+            return None
+        self.publish()
+        return range(first, self.next_sequence)
+
+    def locked(self, work: Callable[..., Any]) -> Any:
+        """Take the append lock, return what `work(self)` returns, and free the lock; None if another handle holds it.
+
+        Compiled, no exception out of a signal handler comes between the lock and the work, or between the work and the unlock. Raises
+        Reentered if this handle holds the lock already: two appends would run into each other.
+        """
+        self.check_open()
+        if self.lock.is_taken:
+            raise Reentered("a signal handler or destructor may not append to a handle in the middle of an append to it")
+        try:
+            if not self.lock.take(work):
                 return None
-            if not self.is_kept:
-                self.kept_since = native.now()
-            keep = keep or self.is_kept
-            done = False
-            try:
-                done = work(self)
-                return done
-            finally:
-                self.is_kept = keep and done is not False
-                if not self.is_kept:
-                    self.release()
-                if self.bell != 0:
-                    self.ring()
+            return work(self)
         finally:
-            self.is_held = False
-            if self.is_kept and self.is_asked():
-                self.give_way(native.now())
-
-    def release(self) -> None:
-        """Give the append lock back, and wake who asked for it meanwhile."""
-        native.unlock(self.lock_fd, APPEND_LOCK)
-        if self.is_asked():
-            self.pass_on()
-
-    def is_asked(self) -> bool:
-        """Return whether another writer asked for the append lock."""
-        return not self.closed and native.load(self.control, ASKED) != 0
-
-    def give_way(self, now: int) -> None:
-        """Give the lock that is kept to who asked for it, unless it was taken less than a quantum ago."""
-        if not 0 <= now - self.kept_since < QUANTUM:
-            self.give_up()
-            self.gave_way = native.load(self.control, RELEASED)
-
-    def let_others(self) -> None:
-        """Wait until the writer to whom this one gave way has had the lock; for a quantum at most, since it may be dead."""
-        seen = self.gave_way
-        self.gave_way = NOTHING
-        if seen != NOTHING:
-            self.wait_for_release(seen, QUANTUM)
-
-    def give_up(self) -> None:
-        """Give the lock back if it is kept. In a forked child it is the parent's and stays so."""
-        if self.is_kept and not self.is_held:
-            self.is_kept = False
-            if native.process_id() == self.process:
-                native.unlock(self.lock_fd, APPEND_LOCK)
-                self.pass_on()
+            if self.lock.taken_by is work:  # interpreted, an exception out of a signal handler may come as soon as it is taken
+                self.lock.free()
+            if self.bell != 0:
+                self.ring()
 
     def close(self) -> None:
-        """Give up a lock that is kept, and release the memory. Raises Reentered, and closes nothing, in the middle of an append."""
-        if self.is_held:
-            raise Reentered("a signal handler or destructor may not close a handle in the middle of an append to it")
-        self.give_up()
+        """Release the memory; the caller closes the lock's descriptor. Raises Reentered, and closes nothing, in the middle of an append."""
+        if self.lock is not None:
+            if self.lock.is_taken:
+                raise Reentered("a signal handler or destructor may not close a handle in the middle of an append to it")
+            self.lock.close()
         self.front = native.no_words()
         self.front_owner = None
         Ring.close(self)
@@ -1232,30 +1312,46 @@ class FrameWriter(Ring):
         return position
 
     def put_value(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int) -> None:
-        """Put one record of Python bytes behind the end."""
-        if key is None:
-            self.put(native.bytes_of(value), 0, NO_KEY, native.bytes_of(value), 0, len(value), type, codec, timestamp)
-        else:
-            self.put(native.bytes_of(key), 0, len(key), native.bytes_of(value), 0, len(value), type, codec, timestamp)
+        """Put one record after the end, unpublished. A timestamp smaller than the last one becomes the last one."""
+        key_length = 0
+        key_tag = NO_KEY
+        if key is not None:
+            key_length = key_tag = len(key)
+        content = key_length + len(value)
+        stored = (HEADER + content + 7) & ~7
+        self.make_way(content)
+        if timestamp < self.last_timestamp:
+            timestamp = self.last_timestamp
+        position = self.end
+        offset = position - self.lap
+        native.put_frame(
+            self.seed,
+            self.data,
+            self.words,
+            offset,
+            stored | (content << 32),
+            self.next_sequence,
+            timestamp,
+            type | (codec << 8) | (key_tag << 16),
+            native.bytes_of(value if key is None else key),
+            0,
+            key_length,
+            native.bytes_of(value),
+            0,
+        )
+        if position >= self.indexed:
+            self.index(position, offset, self.next_sequence, timestamp)
+        native.prefetch(self.data, offset + WRITTEN_AHEAD, stored)
+        self.end = position + stored
+        self.next_sequence += 1
+        self.last_timestamp = timestamp
 
-    def put(
-        self,
-        keys: Any,
-        key_at: int,
-        key_tag: int,
-        values: Any,
-        value_at: int,
-        value_length: int,
-        type: int,
-        codec: int,
-        timestamp: int,
-    ) -> None:
-        """Put one frame behind the end, unpublished; the key and the value lie in private memory.
+    def make_way(self, content: int) -> int:
+        """Prepare to put a record of `content` bytes of key and value at `end`; return the position up to which frames need no other call.
 
-        `key_tag` is the key's length, or NO_KEY. A timestamp smaller than the last one becomes the last one.
+        Publishes earlier frames where it must, and gives up the oldest ones. Where the record doesn't fit before the end of the ring, a pad
+        fills it, and `end` moves. Afterwards `lap` is that of all positions up to the returned one. Raises TooLarge, Pinned.
         """
-        key_length = 0 if key_tag == NO_KEY else key_tag
-        content = key_length + value_length
         stored = (HEADER + content + 7) & ~7
         quarter = min(self.capacity >> 2, LARGEST)
         if stored > quarter:
@@ -1265,37 +1361,18 @@ class FrameWriter(Ring):
         if self.end - self.published - self.padded + stored > quarter and self.end > self.published:
             # Frames that nobody can read yet must never fill the ring.
             self.publish()
-        if timestamp < self.last_timestamp:
-            timestamp = self.last_timestamp
-        lengths = stored | (content << 32)
-        tags = type | (codec << 8) | (key_tag << 16)
-        position = self.reserve(stored)
-        offset = Ring.offset_of(self, position)
-        at = offset >> 3
-        self.words[(offset + stored - 8) >> 3] = 0
-        state = native.crc32c_head(self.seed, lengths, self.next_sequence, timestamp, tags)
-        if key_length:
-            state = native.copy_in(state, self.data, offset + HEADER, keys, key_at, key_length)
-        state = native.copy_in(state, self.data, offset + HEADER + key_length, values, value_at, value_length)
-        self.words[at] = lengths
-        self.words[at + 1] = self.next_sequence
-        self.words[at + 2] = timestamp
-        self.words[at + 3] = tags | ((state ^ LOW) << 32)
-        if position >= self.indexed:
-            self.index(position, offset, timestamp)
-        self.end = position + stored
-        self.next_sequence += 1
-        self.last_timestamp = timestamp
-
-    def reserve(self, stored: int) -> int:
-        """Make room for a frame of `stored` bytes and return its position; a pad fills the end of the ring if it must. Raises Pinned."""
-        position = self.end
-        offset = Ring.offset_of(self, position)
-        room = self.capacity - offset
-        if not self.make_room(position + stored if room >= stored else position + room + stored):
+        room = self.capacity - Ring.offset_of(self, self.end)
+        head = self.make_room(self.end + stored if room >= stored else self.end + room + stored)
+        if head == NOTHING:
             raise Pinned("no room: a view that is open in some process pins the oldest records")
-        if room >= stored:
-            return position
+        offset = Ring.offset_of(self, self.end)  # again: `make_room` may have changed `lap`
+        if room < stored:
+            self.put_pad(offset, room)
+            room = self.capacity - Ring.offset_of(self, self.end)
+        return min(self.end + room, head + self.capacity, self.published + self.padded + quarter)
+
+    def put_pad(self, offset: int, room: int) -> None:
+        """Fill the last `room` bytes of the ring, from `end` on, with a pad; bytes too few for a header stay as they are."""
         self.padded = room
         if room >= HEADER:
             at = offset >> 3
@@ -1306,36 +1383,56 @@ class FrameWriter(Ring):
             self.words[at + 3] = (PAD << 8) | ((state ^ LOW) << 32)
             # What a writer that died here had put but never published must not be found behind a damaged pad.
             native.clear(self.data, offset + HEADER, room - HEADER)
-        return position + room
+        self.end += room
 
-    def make_room(self, end: int) -> bool:
-        """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten.
+    def make_room(self, end: int) -> int:
+        """Give up the oldest frames until the bytes up to position `end` fit, before any byte of them is overwritten; return the head.
 
-        Inside a batch, until all of it fits that is published together. False if one of them is pinned: nothing was given up then.
+        Inside a batch, up to `STEP` bytes more, if the batch needs them. NOTHING if one of the frames is pinned: none was given up then.
 
         What can't be right is passed over to the next sound frame: damage never stops a writer. `min_seq` never goes down, and the head
         comes to stand at a frame that belongs there: no frame with this sequence or a later one is left over from an earlier lap.
         """
         head = Ring.bounded_head(self, native.load(self.control, HEAD), self.published)
         if end - head <= self.capacity:
-            return True
-        end = max(end, min(self.batch_end, self.published + (self.capacity >> 2)))
+            return head
+        end = max(end, min(self.batch_end, self.published + (self.capacity >> 2), end + STEP))
+        words, capacity, published = self.words, self.capacity, self.published
+        lap = self.lap  # of `end`, and no division is needed to find that of the head
+        while head < lap:
+            lap -= capacity
         before = head
         least = least_before = native.load(self.control, MIN_SEQ)
-        while head < self.published:
-            found = Ring.parse(self, head, self.published)
-            if found == BAD or self.goes_back(found, least) or not self.may_be_oldest(found, least, head):
-                head = self.scan(head + 8, self.published, least, self.next_sequence - 1)
-                continue
-            if found == FRAME:
-                least = self.sequence_found
-                if end - head <= self.capacity:
-                    break
-                least += 1
-            native.prefetch(self.data, self.offset + AHEAD, self.stored)  # what is given up here is overwritten next
-            head += self.stored
+        stored = NOTHING
+        lengths = tags = 0
+        while head < published:
+            offset = head - lap
+            if offset >= capacity:
+                lap += capacity
+                offset -= capacity
+            room = min(capacity - offset, published - head)
+            at = offset >> 3
+            if room < stored or words[at] != lengths or words[at + 1] != least or (words[at + 3] & LOW) != tags:
+                stored = length_of(words, offset, room, least)
+                if stored == 0:
+                    found = Ring.parse(self, head, published)
+                    stored = NOTHING
+                    if found == BAD or self.goes_back(found, least) or not self.may_be_oldest(found, least, head):
+                        head = self.scan(head + 8, published, least, self.next_sequence - 1)
+                        continue
+                    if found != FRAME:
+                        head += self.stored
+                        continue
+                    least = self.sequence_found
+                    stored = self.stored
+                lengths = words[at]
+                tags = words[at + 3] & LOW
+            if end - head <= capacity:
+                break
+            least += 1
+            head += stored
         if native.load(self.control, PINS) != 0 and self.is_pinned(before, head):
-            return False
+            return NOTHING
         native.store(self.control, MIN_SEQ, least)
         native.store(self.control, HEAD, head)
         native.fence()
@@ -1343,9 +1440,9 @@ class FrameWriter(Ring):
             # Pinned at this moment, by a reader that may have seen the old head. Nothing is overwritten yet.
             native.store(self.control, HEAD, before)
             native.store(self.control, MIN_SEQ, least_before)
-            return False
+            return NOTHING
         native.store(self.front, HEAD_ECHO, head)  # nothing takes the head back now, and nothing is overwritten yet
-        return True
+        return head
 
     def has_pins(self) -> bool:
         """Return whether parts of the ring may be pinned."""
@@ -1388,7 +1485,7 @@ class FrameWriter(Ring):
             return self.sequence_found < self.next_sequence and self.is_sound(self.offset)
         return self.stored < HEADER or self.sequence_found <= self.next_sequence
 
-    def index(self, position: int, offset: int, timestamp: int) -> None:
+    def index(self, position: int, offset: int, sequence: int, timestamp: int) -> None:
         """Enter the frame in the index if it is the first one of its block in this lap."""
         block = offset >> BLOCK
         at = INDEX + INDEX_WORDS * block
@@ -1398,7 +1495,7 @@ class FrameWriter(Ring):
         if known & 1 and first <= known < position:
             return
         native.store(self.control, at, 0)
-        native.store(self.control, at + 1, self.next_sequence)
+        native.store(self.control, at + 1, sequence)
         native.store(self.control, at + 2, timestamp)
         native.store(self.control, at, position | 1)
 
@@ -1442,22 +1539,58 @@ class FrameWriter(Ring):
         self.counted = self.next_sequence
 
     def put_many(
-        self, keys: list[bytes | None] | None, values: list[bytes], type: int, codecs: bytes, timestamp: int, stored: int = 0
+        self, keys: list[bytes | None] | None, values: list[bytes], type: int, codecs: bytes | None, timestamp: int, stored: int = 0
     ) -> None:
-        """Put a record for each value; `codecs` has one byte for each. timestamp -1 means now.
+        """Put a record for each value; `codecs` has one byte for each (None: 0 for all). timestamp -1 means now.
 
-        stored: bytes of the ring that the records take at least, all together; so much room is made at once.
+        stored: bytes of the ring that the records take at least, all together; so much room is made at once. Raises TypeError where a value
+        isn't `bytes`, or a key can't be one.
         """
         self.check_open()
-        if len(values) != len(codecs) or (keys is not None and len(keys) != len(values)):
+        count = len(values)
+        if (codecs is not None and count != len(codecs)) or (keys is not None and len(keys) != count):
             raise ValueError("there is not one codec and one key for each value")
         self.clock = native.now()
         if timestamp < 0:
             timestamp = self.clock
         self.batch_end = self.end + stored
-        for at, value in enumerate(values):
-            key = None if keys is None else keys[at]
-            self.put_value(key, value, type, codecs[at], timestamp)
+        data, words, seed = self.data, self.words, self.seed
+        indexed = self.indexed
+        position = limit = self.end
+        lap = self.lap
+        sequence = self.next_sequence
+        last = self.last_timestamp
+        codec = 0
+        for at in range(count):
+            if not fits(keys, values, at):
+                raise TypeError(f"a value is bytes, and a key is None or fewer than {NO_KEY} bytes")
+            key = value = native.bytes_in(values, at)
+            content = native.length_in(values, at)
+            key_length = 0
+            key_tag = NO_KEY
+            if keys is not None and not native.is_none_in(keys, at):
+                key = native.bytes_in(keys, at)
+                key_length = key_tag = native.length_in(keys, at)
+                content += key_length
+            stored = (HEADER + content + 7) & ~7
+            if position + stored > limit:
+                self.end, self.next_sequence, self.last_timestamp = position, sequence, last
+                limit = self.make_way(content)
+                position, lap = self.end, self.lap
+            if last < timestamp:
+                last = timestamp
+            if codecs is not None:
+                codec = codecs[at]
+            tags = type | (codec << 8) | (key_tag << 16)
+            offset = position - lap
+            native.put_frame(seed, data, words, offset, stored | (content << 32), sequence, last, tags, key, 0, key_length, value, 0)
+            if position >= indexed:
+                self.index(position, offset, sequence, last)
+                indexed = self.indexed
+            native.prefetch(data, offset + WRITTEN_AHEAD, stored)
+            position += stored
+            sequence += 1
+        self.end, self.next_sequence, self.last_timestamp = position, sequence, last
         self.batch_end = 0
 
     def put_copy(self, sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes, codec: int) -> None:
@@ -1492,29 +1625,62 @@ class FrameWriter(Ring):
         value_data = native.bytes_at(values)
         now = self.clock = native.now()
         self.batch_end = self.end + stored
+        data, words, seed = self.data, self.words, self.seed
+        indexed = self.indexed
+        position = limit = self.end
+        lap = self.lap
+        sequence = self.next_sequence
+        last = self.last_timestamp
         for at in range(count):
             row = at if rows is None else rows[at]
-            key_from = 0
+            value_from = value_offsets[row]
+            content = value_offsets[row + 1] - value_from
+            key_from = key_length = 0
             key_tag = NO_KEY
             if has_key is not None and has_key[row]:
                 key_from = key_offsets[row]
-                key_tag = key_offsets[row + 1] - key_from
-            value_from = value_offsets[row]
+                key_length = key_tag = key_offsets[row + 1] - key_from
+                content += key_length
+            stored = (HEADER + content + 7) & ~7
+            if position + stored > limit:
+                self.end, self.next_sequence, self.last_timestamp = position, sequence, last
+                limit = self.make_way(content)
+                position, lap = self.end, self.lap
             timestamp = now if timestamps is None else timestamps[row]
             if timestamp < 0:
                 timestamp = now
-            self.put(
-                key_data,
-                key_from,
-                key_tag,
-                value_data,
-                value_from,
-                value_offsets[row + 1] - value_from,
-                0 if types is None else types[row],
-                codec,
-                timestamp,
+            if last < timestamp:
+                last = timestamp
+            tags = (0 if types is None else types[row]) | (codec << 8) | (key_tag << 16)
+            offset = position - lap
+            lengths = stored | (content << 32)
+            native.put_frame(
+                seed, data, words, offset, lengths, sequence, last, tags, key_data, key_from, key_length, value_data, value_from
             )
+            if position >= indexed:
+                self.index(position, offset, sequence, last)
+                indexed = self.indexed
+            native.prefetch(data, offset + WRITTEN_AHEAD, stored)
+            position += stored
+            sequence += 1
+        self.end, self.next_sequence, self.last_timestamp = position, sequence, last
         self.batch_end = 0
+
+
+class Bulk:
+    """Records for `FrameWriter.append_many`: the work that is done under the lock."""
+
+    def __init__(self, keys: list[bytes | None] | None, values: list[Any], type: int, timestamp: int) -> None:
+        self.keys = keys
+        self.values = values
+        self.type = type
+        self.timestamp = timestamp
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
+    def __call__(self, writer: FrameWriter) -> range | None:
+        return writer.append_bulk(self)
 
 
 class Single:
@@ -1546,19 +1712,21 @@ class Single:
         Reentered; PermissionError where one may only read. Nothing was written then. A log that was deleted is noticed within a second:
         LogVanished. If only the flush fails, the record was appended: NotDurable, or Poisoned with a note, says so.
         """
-        writer = self._writer
-        if isinstance(writer, FrameWriter) and native.is_bytes(value) and are_plain(key, type, timestamp):
-            if not durable and not self.is_durable:
-                sequence = self.append_at_once(writer, key, value, type, -1 if timestamp is None else timestamp)
-                if sequence >= 0:
-                    return sequence
+        sequence = self.append_at_once(value, key, type, timestamp, durable)
+        if sequence >= 0:
+            return sequence
         return self.append_slowly(value, key, type, timestamp, timeout, durable)
 
-    def append_at_once(self, writer: FrameWriter, key: bytes | None, value: bytes, type: int, timestamp: int) -> int:
+    def append_at_once(self, value: Any, key: Any, type: Any, timestamp: Any, durable: Any) -> int:
         """Append a record in one step and wake who waits for it; see `FrameWriter.append`. BUSY where that takes more than one."""
+        if not isinstance(self._writer, FrameWriter) or durable or self.is_durable:
+            return BUSY
+        writer = self._writer
         if not writer.is_one_step:
             return BUSY
-        sequence = writer.append(key, value, type, 0, timestamp)
+        if not native.is_bytes(value) or not are_plain(key, type, timestamp):
+            return BUSY
+        sequence = writer.append(key, value, type, 0, -1 if timestamp is None else timestamp)
         if sequence >= 0 and writer.bell != 0:
             self.ring(writer)
         return sequence
@@ -1570,35 +1738,6 @@ class Single:
         raise NotImplementedError
 
     def ring(self, writer: FrameWriter) -> None:
-        """Wake the readers that asked for it."""
-        raise NotImplementedError
-
-
-class Burst:
-    """The appends of a `writer()`: nothing stands between the caller and the loops while the lock is kept."""
-
-    def __init__(self) -> None:
-        self.frames: FrameWriter | None = None  # one whose appends are one step
-
-    def append(self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None) -> int:
-        """Append one record and return its sequence; other processes see it, and it survives the death of this one, when the call returns.
-
-        Arguments and errors as for the log's `append`; LockTimeout and SpoolFull after the writer's timeout. Closed after `close`.
-        """
-        frames = self.frames
-        if frames is not None and native.is_bytes(value) and are_plain(key, type, timestamp):
-            sequence = frames.append_kept(key, value, type, 0, -1 if timestamp is None else timestamp)
-            if sequence >= 0:
-                if frames.bell != 0:
-                    self.ring()
-                return sequence
-        return self.append_slowly(value, key, type, timestamp)
-
-    def append_slowly(self, value: Any, key: bytes | None, type: int, timestamp: int | None) -> int:
-        """Append what needs more than one step: to take the lock, to encode the value, to raise for the arguments."""
-        raise NotImplementedError
-
-    def ring(self) -> None:
         """Wake the readers that asked for it."""
         raise NotImplementedError
 
@@ -1835,11 +1974,54 @@ def check_sizes(capacity: int, control: int) -> None:
         raise ValueError(f"the control block of a ring of {capacity} bytes has {least} bytes at least, and a multiple of 8, not {control}")
 
 
+def is_record(lengths: int, tags: int, room: int) -> bool:
+    """Return whether the words of a header, the first and the last one, can be those of a record in `room` bytes; a pad's are not."""
+    stored = lengths & LOW
+    content = lengths >> 32
+    key_length = (tags >> 16) & NO_KEY
+    if stored < HEADER or stored & 7 or stored > room or HEADER + content > stored:
+        return False
+    return (key_length == NO_KEY or key_length <= content) and ((tags >> 8) & 0xFF) != PAD
+
+
+def judge(head: int, position: int, state: int, tags: int) -> int:
+    """Return why the frame at `position`, which was copied out before `head` was loaded, counts for nothing; FULL if it is sound."""
+    if head > position:
+        return OVERRUN
+    return FULL if (state ^ LOW) == tags >> 32 else DAMAGED
+
+
 def are_plain(key: bytes | None, type: int, timestamp: int | None) -> bool:
     """Return whether these fit into a frame as they are, and the timestamp is none that the log refuses."""
     if key is not None and not (native.is_bytes(key) and len(key) < NO_KEY):
         return False
     return 0 <= type <= 255 and (timestamp is None or 0 <= timestamp <= native.now() + MOST_AHEAD)
+
+
+def length_of(words: Any, offset: int, room: int, sequence: int) -> int:
+    """Return the bytes that the frame at `offset` takes; 0 unless its header is possible, has this sequence, and stays within `room`."""
+    if room < HEADER:
+        return 0
+    at = offset >> 3
+    lengths = words[at]
+    tags = words[at + 3]
+    stored: int = lengths & LOW
+    content = lengths >> 32
+    key_tag = (tags >> 16) & NO_KEY
+    if words[at + 1] != sequence or ((tags >> 8) & 0xFF) == PAD or (key_tag > content and key_tag != NO_KEY):
+        return 0
+    if stored & 7 or stored > room or HEADER + content > stored:
+        return 0
+    return stored
+
+
+def fits(keys: list[Any] | None, values: list[Any], at: int) -> bool:
+    """Return whether the value at an index is `bytes`, and the key, if there are any, None or `bytes` that are not too long."""
+    if not native.is_bytes_in(values, at):
+        return False
+    if keys is None or native.is_none_in(keys, at):
+        return True
+    return native.is_bytes_in(keys, at) and native.length_in(keys, at) < NO_KEY
 
 
 def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
@@ -1852,20 +2034,33 @@ def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
     if keys is not None and len(keys) != len(values):
         return -1, 0
     for at in range(len(values)):
-        value = values[at]
-        if not native.is_bytes(value):
+        if not fits(keys, values, at):
             return -1, 0
-        length = native.length(value)
-        if keys is not None:
-            key = keys[at]
-            if key is not None:
-                if not native.is_bytes(key) or native.length(key) >= NO_KEY:
-                    return -1, 0
-                length += native.length(key)
+        length = native.length_in(values, at)
+        if keys is not None and not native.is_none_in(keys, at):
+            length += native.length_in(keys, at)
         if length > longest:
             longest = length
         total += (HEADER + length + 7) & ~7
     return longest, total
+
+
+def measure_columns(
+    count: int, key_offsets: memoryview, has_key: memoryview | None, value_offsets: memoryview
+) -> tuple[int, int]:
+    """Return the bytes of the longest key, and of the largest key and value together, of `count` rows as `put_columns` takes them."""
+    longest_key = 0
+    largest = 0
+    for row in range(count):
+        content = value_offsets[row + 1] - value_offsets[row]
+        if has_key is not None and has_key[row]:
+            key_length = key_offsets[row + 1] - key_offsets[row]
+            content += key_length
+            if key_length > longest_key:
+                longest_key = key_length
+        if content > largest:
+            largest = content
+    return longest_key, largest
 
 
 def crc32c(state: int, data: bytes) -> int:

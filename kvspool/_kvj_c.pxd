@@ -10,13 +10,16 @@ cdef int64_t LARGEST, NO_TIME
 cdef uint32_t ONES
 
 @cython.locals(
-    end=Py_ssize_t, total=Py_ssize_t, out=bytearray, data="uint8_t *", at=Py_ssize_t, row=Py_ssize_t, value=bytes, key=bytes,
-    size=Py_ssize_t, behind=Py_ssize_t, key_size=Py_ssize_t
+    end=Py_ssize_t, total=Py_ssize_t, out=bytearray, data="uint8_t *", at=Py_ssize_t, row=Py_ssize_t, value=bytes, key=bytes
 )
 cpdef tuple encode(
     list values, list keys, list types, list timestamps, bytes codecs, int type, int64_t timestamp, int codec, Py_ssize_t start,
     uint64_t sequence, Py_ssize_t room, int64_t last
 )
+@cython.locals(size=Py_ssize_t, behind=Py_ssize_t, key_size=Py_ssize_t)
+cdef Py_ssize_t put(
+    uint8_t *data, Py_ssize_t at, uint64_t sequence, int64_t timestamp, int type, int codec, bytes key, bytes value
+) noexcept
 @cython.locals(
     end=Py_ssize_t, total=Py_ssize_t, out=bytearray, data="uint8_t *", key_data="const uint8_t *", value_data="const uint8_t *",
     at=Py_ssize_t, turn=Py_ssize_t, row=Py_ssize_t, value_from=Py_ssize_t, value_length=Py_ssize_t, size=Py_ssize_t, key_size=Py_ssize_t,

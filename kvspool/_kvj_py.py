@@ -57,9 +57,7 @@ def encode(
     data = network.room_in(out)
     at = 0
     for row in range(start, end):
-        value = values[row]
-        size = HEAD + len(value)
-        key_size = NO_KEY
+        key = None
         if types is not None:
             type = types[row]
         if timestamps is not None:
@@ -70,25 +68,32 @@ def encode(
             timestamp = last
         if codecs is not None:
             codec = codecs[row]
-        behind = at + HEAD
         if keys is not None:
             key = keys[row]
-            if key is not None:
-                key_size = len(key)
-                size += key_size
-                network.put_bytes(data, behind, key, key_size)
-                behind += key_size
-        network.put_bytes(data, behind, value, len(value))
-        network.put_u32(data, at + 4, size)
-        network.put_u64(data, at + 8, sequence)
-        network.put_i64(data, at + 16, timestamp)
-        network.put_u8(data, at + 24, type)
-        network.put_u8(data, at + 25, codec)
-        network.put_u16(data, at + 26, key_size)
-        network.put_u32(data, at, native.crc32c(ONES, data, at + 4, size - 4) ^ ONES)
-        at += size
+        at = put(data, at, sequence, timestamp, type, codec, key, values[row])
         sequence += 1
     return out, end - start, last
+
+
+def put(data: bytearray, at: int, sequence: int, timestamp: int, type: int, codec: int, key: bytes | None, value: bytes) -> int:
+    """Store one frame at a place that has room for it, and return where it ends."""
+    size = HEAD + len(value)
+    key_size = NO_KEY
+    behind = at + HEAD
+    if key is not None:
+        key_size = len(key)
+        size += key_size
+        network.put_bytes(data, behind, key, key_size)
+        behind += key_size
+    network.put_bytes(data, behind, value, len(value))
+    network.put_u32(data, at + 4, size)
+    network.put_u64(data, at + 8, sequence)
+    network.put_i64(data, at + 16, timestamp)
+    network.put_u8(data, at + 24, type)
+    network.put_u8(data, at + 25, codec)
+    network.put_u16(data, at + 26, key_size)
+    network.put_u32(data, at, native.crc32c(ONES, data, at + 4, size - 4) ^ ONES)
+    return at + size
 
 
 def encode_columns(

@@ -11,6 +11,7 @@ word is never torn.
 
 from __future__ import annotations
 
+import os
 import struct
 from array import array
 from contextlib import suppress
@@ -91,6 +92,29 @@ def copy_out(data: memoryview, at: int, length: int, state: list[int]) -> bytes:
     return piece
 
 
+def copy_frame(
+    state: int,
+    lengths: int,
+    sequence: int,
+    timestamp: int,
+    tags: int,
+    data: memoryview | bytes,
+    at: int,
+    keys: memoryview,
+    key_to: int,
+    key_length: int,
+    values: memoryview,
+    value_to: int,
+) -> int:
+    """Copy a key and the value after it, at `at` of the ring, to private targets; return the CRC32C register after header and copies.
+
+    The first four numbers are the words of the frame's header, as the caller has read them.
+    """
+    state = crc32c_head(state, lengths, sequence, timestamp, tags & 0xFFFFFFFF)
+    state = copy_over(state, keys, key_to, data, at, key_length)
+    return copy_over(state, values, value_to, data, at + key_length, (lengths >> 32) - key_length)
+
+
 def copy_over(state: int, target: memoryview, to: int, data: memoryview | bytes, at: int, length: int) -> int:
     """Copy `length` bytes at `at` of the ring to `to` of a private target, and return the CRC32C register after the copy."""
     piece = bytes(data[at : at + length])
@@ -102,6 +126,37 @@ def copy_in(state: int, data: memoryview | bytearray, at: int, source: memoryvie
     """Copy `length` bytes at `start` of a private source to `at` of the ring, and return the CRC32C register after them."""
     data[at : at + length] = source[start : start + length]
     return crc32c(state, source, start, length)
+
+
+def put_frame(
+    state: int,
+    data: memoryview | bytearray,
+    words: memoryview,
+    offset: int,
+    lengths: int,
+    sequence: int,
+    timestamp: int,
+    tags: int,
+    key: memoryview | bytes,
+    key_at: int,
+    key_length: int,
+    value: memoryview | bytes,
+    value_at: int,
+) -> None:
+    """Store a frame at `offset` of the ring: zeros in its last word, key and value out of private memory, then the header.
+
+    `lengths` is the first word of the header, `tags` the lower half of the last one; `state` is the CRC32C register before the frame.
+    """
+    words[(offset + (lengths & 0xFFFFFFFF) - 8) >> 3] = 0
+    state = crc32c_head(state, lengths, sequence, timestamp, tags)
+    if key_length:
+        state = copy_in(state, data, offset + 32, key, key_at, key_length)
+    state = copy_in(state, data, offset + 32 + key_length, value, value_at, (lengths >> 32) - key_length)
+    at = offset >> 3
+    words[at] = lengths
+    words[at + 1] = sequence
+    words[at + 2] = timestamp
+    words[at + 3] = tags | ((state ^ 0xFFFFFFFF) << 32)
 
 
 def is_zero(data: memoryview, at: int, length: int) -> bool:
@@ -131,6 +186,29 @@ def exchange(words: memoryview, at: int, value: int) -> int:
     return before
 
 
+def swap(words: memoryview, at: int, expected: int, value: int) -> bool:
+    """Store `value` in word `at` if it is `expected`, and return whether it was. One step when compiled; here it is two."""
+    if words[at] != expected:
+        return False
+    words[at] = value
+    return True
+
+
+def signed(word: int) -> int:
+    """Return the number in two's complement that a word is."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+def unsigned(number: int) -> int:
+    """Return the word that a signed number is in two's complement."""
+    return number & 0xFFFFFFFFFFFFFFFF
+
+
+def new_pair(kind: Any, first: Any, second: Any) -> Any:
+    """Return an object of a NamedTuple of two fields, without a call of its `__new__`."""
+    return tuple.__new__(kind, (first, second))
+
+
 def add_one(words: memoryview, at: int) -> None:
     """Add one to word `at`. At once when compiled; here two who do it at the same moment may count as one."""
     words[at] = (words[at] + 1) & 0xFFFFFFFFFFFFFFFF
@@ -143,11 +221,6 @@ def wait_count(words: memoryview, at: int, goal: int, ns: int) -> None:
     """
     if 0 < goal - words[at] <= 1024:
         system.port.sleep(0)
-
-
-def let_run() -> None:
-    """Let others run who are ready to."""
-    system.port.sleep(0)
 
 
 def check_signals() -> None:
@@ -172,10 +245,6 @@ def fence() -> None:
 
 def prefetch(data: memoryview, at: int, length: int) -> None:
     """Tell the processor that `length` bytes at `at` will soon be overwritten. Nothing here; they may lie behind the end."""
-
-
-def prefetch_read(data: memoryview, at: int, length: int) -> None:
-    """Tell the processor that `length` bytes at `at` will soon be read. Nothing here; they may lie behind the end."""
 
 
 def wait_word(words: memoryview, at: int, expected: int, longest: int) -> None:
@@ -219,6 +288,26 @@ def length(value: bytes) -> int:
     return len(value)
 
 
+def is_bytes_in(items: list[Any], at: int) -> bool:
+    """Return whether an item of a list is a `bytes` object, and not one of a subclass."""
+    return items[at].__class__ is bytes
+
+
+def is_none_in(items: list[Any], at: int) -> bool:
+    """Return whether an item of a list is None."""
+    return items[at] is None
+
+
+def length_in(items: list[Any], at: int) -> int:
+    """Return how many bytes an item of a list has; it must be a `bytes` object."""
+    return len(items[at])
+
+
+def bytes_in(items: list[Any], at: int) -> Any:
+    """Return the pointer to the bytes of an item of a list, which must be a `bytes` object; it is good while the list has the item."""
+    return items[at]
+
+
 def now() -> int:
     """Return the wall clock in ns since the Unix epoch."""
     return system.port.now()
@@ -242,6 +331,15 @@ def is_one_step() -> bool:
     return False
 
 
+def pause() -> None:
+    """Let the other thread of this processor's core run for a moment."""
+
+
+def sleep(ns: int) -> None:
+    """Sleep for `ns`; other threads run meanwhile."""
+    system.port.sleep(ns / 1e9)
+
+
 def clear(data: memoryview, at: int, length: int) -> None:
     """Overwrite `length` bytes at `at` with zeros."""
     data[at : at + length] = bytes(length)
@@ -252,9 +350,42 @@ def try_lock(fd: int, at: int) -> bool:
     return system.port.try_lock(fd, at)
 
 
+def try_gate(fd: int, at: int) -> bool:
+    """Take a share of the lock on byte `at`, or return False if another open file description holds all of it. Here take all of it."""
+    return system.port.try_lock(fd, at)
+
+
+def has_sharers(fd: int, at: int) -> bool:
+    """Return whether another open file description has a share of the lock on byte `at`."""
+    return system.port.is_shared(fd, at)
+
+
 def unlock(fd: int, at: int) -> None:
     """Release the lock on byte `at`."""
     system.port.unlock(fd, at)
+
+
+def write_at(fd: int, data: bytearray, length: int, at: int) -> bool:
+    """Write the first `length` bytes of `data` at byte `at` of a file, and return whether all of them were; other threads run meanwhile."""
+    try:
+        system.port.write(fd, memoryview(data)[:length], at)
+    except OSError:
+        return False
+    return True
+
+
+def size_at(path: bytes, device: int, number: int) -> int:
+    """Return the size of the file that a path leads to; -1 if it is none, or not the file with this number on this device.
+
+    Compiled, its times are not asked for: after a look at them the kernel writes new ones with the next append, which costs as much again.
+    """
+    there = system.port.look_up(os.fsdecode(path))
+    return there.st_size if there is not None and (there.st_dev, there.st_ino) == (device, number) else -1
+
+
+def has_name(fd: int) -> bool:
+    """Return whether a name stands for an open file."""
+    return system.port.status(fd).st_nlink > 0
 
 
 def semaphore_of(semaphore: Any) -> Any:

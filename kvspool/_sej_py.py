@@ -52,9 +52,7 @@ def encode(
     data = network.room_in(out)
     at = 0
     for row in range(start, end):
-        value = values[row]
-        value_size = len(value)
-        key_size = 0
+        key = None
         if types is not None:
             type = types[row]
         if timestamps is not None:
@@ -63,23 +61,29 @@ def encode(
             last = timestamp
         elif timestamp != NO_TIME:
             timestamp = last
-        network.put_u64(data, at, sequence)
-        network.put_i64(data, at + 8, timestamp)
-        network.put_u8(data, at + 16, type)
         if keys is not None:
             key = keys[row]
-            if key is not None:
-                key_size = len(key)
-                network.put_bytes(data, at + HEAD, key, key_size)
-        network.put_u8(data, at + 17, key_size)
-        at += HEAD + key_size
-        network.put_u32(data, at, value_size)
-        network.put_bytes(data, at + 4, value, value_size)
-        at += 4 + value_size
-        network.put_u32(data, at, SIZES + key_size + value_size)
-        at += 4
+        at = put(data, at, sequence, timestamp, type, key, values[row])
         sequence += 1
     return out, end - start, last
+
+
+def put(data: bytearray, at: int, sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes) -> int:
+    """Store one message at a place that has room for it, and return where it ends."""
+    value_size = len(value)
+    key_size = 0
+    network.put_u64(data, at, sequence)
+    network.put_i64(data, at + 8, timestamp)
+    network.put_u8(data, at + 16, type)
+    if key is not None:
+        key_size = len(key)
+        network.put_bytes(data, at + HEAD, key, key_size)
+    network.put_u8(data, at + 17, key_size)
+    at += HEAD + key_size
+    network.put_u32(data, at, value_size)
+    network.put_bytes(data, at + 4, value, value_size)
+    network.put_u32(data, at + 4 + value_size, SIZES + key_size + value_size)
+    return at + 8 + value_size
 
 
 def scan(content: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> tuple[int, int, int, int]:

@@ -19,12 +19,14 @@ import pyarrow.compute as pc
 
 from kvspool import _frames_py as frames
 from kvspool import _kvj, _kvj_py, system
+from kvspool._frames import measure_columns
 from kvspool.errors import GapError, OutOfRange, TooLarge, Undecodable
 from kvspool.exchange import plain
 from kvspool.iteration import OnGap, keeping
 from kvspool.journal.cursor import CHUNK, Take
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.journal.format import WHOLE, Batch, Before, Format, Scan
+from kvspool.pool import Pool
 from kvspool.record import Codec, Gap, Record, check_codec
 from kvspool.spool import format, times
 from kvspool.spool.cursor import Cursor
@@ -32,7 +34,7 @@ from kvspool.spool.keys import KeyTable
 
 BATCH = 32_768  # records of a batch: enough to make its fixed costs vanish, small enough for the caches
 WINDOW = 16 << 20  # bytes of keys, and of values, that a batch has room for
-LARGE = 8 << 20  # bytes of the ring still to read, from which on a table is made of large batches
+LARGE = 8 << 20  # bytes of the ring still to read, from which on memory is lent to all but small batches, and a table is made of large ones
 LARGE_BATCH = 1 << 17  # records of one
 _SEQUENCES = 1 << 63  # that an int64 has room for
 
@@ -117,8 +119,9 @@ def _next_of_spool(cursor: Cursor, most: int, coded: bool, room: int) -> pa.Reco
         room = min(room, cursor.reader.capacity)
         end = cursor.reader.tail() if cursor.end is None else cursor.end[0]
         table = cursor.key_table if coded else None
-        is_large = most >= LARGE_BATCH and end - cursor.reader.position >= LARGE
-        gathered = _Batch(most if is_large else min(most, BATCH), room, _large_pages if is_large else pa.allocate_buffer, coded)
+        is_much = end - cursor.reader.position >= LARGE and most >= BATCH >> 3
+        rows = most if is_much and most >= LARGE_BATCH else min(most, BATCH)
+        gathered = _Batch(rows, room, _lent if is_much else pa.allocate_buffer, coded)
         found = cursor.advance(gathered.from_ring(cursor.reader))
         if isinstance(found, Gap):
             return found
@@ -255,10 +258,19 @@ class _Batch:
         return pa.RecordBatch.from_arrays(arrays, schema=CODED_SCHEMA if self.coded else SCHEMA)
 
 
-def _large_pages(size: int) -> pa.Buffer:
-    """Return a buffer whose memory the kernel clears in large pages, or any other where that can't be had. Raises MemoryError."""
+_pools = [Pool(6 << 20, spare=16), Pool(36 << 20, spare=64)]
+"""Memory for batches where there is much to read: of 2 MiB of values, and any. Values of 100 bytes fill half of a large piece with a large
+batch; the spare ones have room for the records of a ring of 1 GiB."""
+
+
+def _lent(size: int) -> pa.Buffer:
+    """Return a buffer of memory that was used before, or that the kernel clears in large pages; any other where neither can be had.
+
+    Only the buffer holds the view that was lent. Arrow's own pool reuses memory, too, with some of its allocators only. Raises MemoryError.
+    """
+    pool = next((pool for pool in _pools if size <= pool.size), _pools[-1])
     try:
-        return pa.py_buffer(system.port.private_memory(size))
+        return pa.py_buffer(pool.lend(size))
     except OSError:  # no room for it in the address space, but perhaps in what Arrow's pool has kept
         return pa.allocate_buffer(size)
 
@@ -307,15 +319,10 @@ class Columns:
     @cached_property
     def largest(self) -> int:
         """Return the bytes of key and value of the largest record."""
-        if not self.rows:
-            return 0
-        lengths = pc.binary_length(self._value)
-        if len(self._key):
-            key_lengths = pc.fill_null(pc.binary_length(self._key), 0)
-            if pc.max(key_lengths).as_py() > format.LARGEST_KEY:
-                raise TooLarge(f"a key of {pc.max(key_lengths).as_py()} bytes; at most {format.LARGEST_KEY} are possible")
-            lengths = pc.add(lengths, key_lengths)
-        return int(pc.max(lengths).as_py())
+        longest_key, largest = measure_columns(self.rows, self.key_offsets, self.has_key, self.value_offsets)
+        if longest_key > format.LARGEST_KEY:
+            raise TooLarge(f"a key of {longest_key} bytes; at most {format.LARGEST_KEY} are possible")
+        return largest
 
     @property
     def least(self) -> int:

@@ -1,6 +1,6 @@
-"""One byte of a file, locked exclusively between processes.
+"""Locks between processes: bytes of a file, and the append lock, a word whose owner such a byte keeps alive (`_lock_py`).
 
-What a lock protects is written at its byte's name in `spool.format`. The rules, and why:
+What a byte protects is written at its byte's name in `spool.format`. The rules, and why:
 
 - The descriptor belongs to the lock alone. It is never mapped: a mapping duplicates it, and would hold the lock for as long as it lives.
 - It is never inherited: closed on exec, and given up in a forked child (`forks`).
@@ -12,9 +12,11 @@ What a lock protects is written at its byte's name in `spool.format`. The rules,
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from kvspool import system
+from kvspool._lock import AppendLock
 from kvspool.descriptor import Descriptor
 from kvspool.errors import LockTimeout
 from kvspool.handles import Handle
@@ -121,3 +123,49 @@ class held(Handle):
     def __del__(self) -> None:
         if self._is_held:
             self._release()
+
+
+class appending(Handle):
+    """Hold an append lock inside the `with` block, waiting up to `timeout` seconds; see `wait_for`, and `held` for interrupts.
+
+    file: the descriptor of a lock whose owner may close it without closing the lock.
+    """
+
+    _token: object = None  # of this hold
+
+    def __init__(self, lock: AppendLock, timeout: float, holder: Callable[[], str], file: Descriptor | None = None) -> None:
+        self._lock = lock
+        self._file = file
+        self._timeout = timeout
+        self._holder = holder
+        self._process = system.port.process_id()
+        self._token = object()
+
+    def __enter__(self) -> None:
+        try:
+            wait_for(lambda: self._lock.take(self._token) or None, self._timeout, self._holder, partial(rest, self._lock))
+        except BaseException:  # out of a signal handler, perhaps after the lock was taken
+            self._release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._release()
+        except BaseException:  # out of a signal handler, perhaps before the lock was released
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        # A later hold, and that of the parent of a forked child, must not be released.
+        is_ours = self._lock.taken_by is self._token and self._process == system.port.process_id()
+        if is_ours and not (self._file is not None and self._file.is_closed):
+            self._lock.free()
+
+    def __del__(self) -> None:
+        if self._token is not None:
+            self._release()
+
+
+def rest(lock: AppendLock, pause: float) -> None:
+    """Sleep until the append lock is free, `pause` seconds at most."""
+    lock.rest(int(pause * 1e9))

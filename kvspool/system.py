@@ -33,6 +33,7 @@ from inotify_simple import INotify
 _FLOCK = struct.Struct("@hhqqi4x")
 _HANDLE, _HANDLE_BYTES = struct.Struct("@Ii"), 128  # struct file_handle, and the most bytes that follow it
 _LONGEST_WAIT = 0.05  # seconds that a signal has to wait
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the module mmap doesn't name
 _AT_CWD, _EXCHANGE = -100, 2  # of renameat2
 PRIVATE_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # how every file is opened
 
@@ -172,12 +173,32 @@ class Port:
         rights = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         return mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=rights)
 
+    def populate(self, memory: mmap.mmap, size: int) -> None:
+        """Map the first `size` bytes for stores now, not page by page at the first store to each; the pages count as changed.
+
+        Kernels before Linux 5.14 can't, and later ones needn't: errors are ignored.
+        """
+        with suppress(OSError):
+            memory.madvise(_POPULATE_WRITE, 0, size)
+
+    def available_memory(self) -> int:
+        """Return how many bytes of memory the kernel can hand out without swapping."""
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+        return 0
+
     def private_memory(self, size: int) -> mmap.mmap:
         """Return new memory of this process alone, in large pages where the kernel has any: clearing many small ones takes longer."""
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
         return memory
+
+    def release_pages(self, memory: mmap.mmap) -> None:
+        """Let the kernel take the pages of private memory when it needs them. Raises BufferError if anything still shares the memory."""
+        memory.resize(len(memory))  # which changes nothing, and is refused while there is an export
+        memory.madvise(mmap.MADV_FREE)
 
     def fence(self) -> None:
         """Order every earlier store before every later load: a lock's atomic exchange does that.
@@ -210,6 +231,11 @@ class Port:
         """Return whether another open file description holds byte `at`, without taking it."""
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+    def is_shared(self, fd: int, at: int) -> bool:
+        """Return whether another open file description has a share of byte `at`."""
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
+        return bool(_FLOCK.unpack(answer)[0] == fcntl.F_RDLCK)
 
     def try_share(self, fd: int, at: int, length: int) -> bool:
         """Lock some bytes for this open file description, shared with others that do; False if one holds them exclusively."""

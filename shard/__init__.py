@@ -9,7 +9,8 @@
 """
 
 from shard.errors import ConflictingShardSets, IncompleteShardSet, ShardError, TooFewDescriptors
-from shard.shardset import Place, ShardRecord, ShardSet
+from shard.place import Place
+from shard.shardset import ShardRecord, ShardSet
 
 create = ShardSet.create
 open = ShardSet.open

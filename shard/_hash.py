@@ -1,4 +1,4 @@
-"""Choose the compiled twin of the hash, or the interpreted one; the same switch as `kvspool._frames`."""
+"""Choose the compiled twin of the hash and its appends, or the interpreted one; the same switch as `kvspool._frames`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvspool._frames import TWIN
 from kvspool._twins import choose
 
 if TYPE_CHECKING:
-    from shard._hash_py import group, hash16, hash_column
+    from shard._hash_py import Spread, group, hash16, hash_column
 
-__all__ = ["group", "hash16", "hash_column"]
+__all__ = ["Spread", "group", "hash16", "hash_column"]
 choose(globals(), __all__, TWIN)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import kvspool
 from kvspool import Record, Spool, SpoolStats, disk, system
@@ -30,10 +30,11 @@ from kvspool.record import Codec
 from kvspool.spool.cursor import Isolation
 from kvspool.spool.spool import TIMEOUT
 from shard import descriptors, route
-from shard._hash import group, hash_column
+from shard._hash import Spread, group, hash_column
 from shard._merge import placed
 from shard.errors import AppendedToSomeShards, ConflictingShardSets, TooFewDescriptors
 from shard.merge import FollowingMerge, Merge
+from shard.place import Place
 from shard.producers import ShardProducer
 
 if TYPE_CHECKING:
@@ -52,25 +53,18 @@ class ShardRecord(Record, frozen=True, gc=False):
     shard: int = 0
 
 
-class Place(NamedTuple):
-    """Where a record went: its shard, and its sequence there."""
-
-    shard: int
-    sequence: int
-
-
-class ShardSet(Handle):
+class ShardSet(Spread, Handle):
     """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`; may be used by threads, and survives a fork."""
 
     def __init__(self, root: Path, prefix: str, shards: list[Log]) -> None:
         """Take over the open logs of a complete set, in order."""
+        # Writers without keys start at different shards, or all would queue for the first one.
+        turn = int.from_bytes(system.port.random(2), "little") & (len(shards) - 1)
+        super().__init__(shards, all(isinstance(log, Spool) for log in shards), turn)
         self.root = root
         self.prefix = prefix
-        self.shards = shards
         self.bits = len(shards).bit_length() - 1
         self._iterations = Iterations()
-        # Writers without keys start at different shards, or all would queue for the first one.
-        self._turn = int.from_bytes(system.port.random(2), "little")
 
     @classmethod
     def create(
@@ -85,7 +79,8 @@ class ShardSet(Handle):
     ) -> ShardSet:
         """Make a set of 2^bits shards under `root` and open it; `root` is made too, but not its parent.
 
-        prefix, bits: see `route`. options: those of `kvspool.create`, for each shard: `capacity`, say, or `format="sej"`. A set that an
+        prefix, bits: see `route`. options: those of `kvspool.create`, for each shard: `capacity`, say, or `format="sej"`; but `prefill` is
+        False by default, since the rings of a set may be many and large. A set that an
         earlier call left incomplete is completed. Raises LogExists if it is there in full, unless `exist_ok`; ValueError for a bad prefix
         or bits; ConflictingShardSets if the prefix has another number of shards already; TooFewDescriptors to open all of them, which are
         there then.
@@ -103,7 +98,7 @@ class ShardSet(Handle):
         for name in names:
             # It may be there: left by an earlier call, or made by another process at this moment.
             with suppress(LogExists), descriptors.for_logs(base, len(names)):
-                kvspool.create(base / name, **options).close()
+                kvspool.create(base / name, **{"prefill": False, **options}).close()
         return cls.open(base, prefix=prefix, timeout=timeout)
 
     @classmethod
@@ -138,20 +133,8 @@ class ShardSet(Handle):
 
     # Writing.
 
-    def shard_of(self, key: bytes | None) -> int:
-        """Return the shard of a key. Records without a key (None) take turns; an empty key is a key."""
-        if key is None:
-            self._turn += 1
-            return self._turn & (len(self.shards) - 1)
-        return route.shard_of(key, self.bits)
-
-    def append(
-        self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None, durable: bool = False
-    ) -> Place:
-        """Append one record to its key's shard and return where it went; see `kvspool.Spool.append`."""
-        if key is not None and not isinstance(key, bytes):
-            raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
-        shard = self.shard_of(key)
+    def append_slowly(self, shard: int, value: Any, key: bytes | None, type: int, timestamp: int | None, durable: bool) -> Place:
+        """Append to a shard what takes more than one step, or raise for the arguments; see `append`."""
         try:
             return Place(shard, self.shards[shard].append(value, key=key, type=type, timestamp=timestamp, durable=durable))
         except OSError as error:
@@ -179,8 +162,6 @@ class ShardSet(Handle):
             raise ValueError(f"{len(values)} values, but {len(keys)} keys")
         parts: dict[int, tuple[list[Any], list[bytes | None]]] = {}
         for value, key in zip(values, keys, strict=True):
-            if key is not None and not isinstance(key, bytes):
-                raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
             part = parts.setdefault(self.shard_of(key), ([], []))
             part[0].append(value)
             part[1].append(key)

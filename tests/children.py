@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvspool import Spool, locks
-from kvspool.spool import format
 
 
 class Died(Exception):
@@ -68,5 +67,5 @@ def writing(log: Spool) -> Iterator[Any]:
     """Hold the append lock of a log, and its handle against other threads, as a writer does in the midst of its work."""
     with log._thread_lock:
         writer = log._open_writer()
-        with locks.held(log._live().lock, format.APPEND_LOCK, log.timeout, lambda: "a test"):
+        with locks.appending(writer.lock, log.timeout, lambda: "a test"):
             yield writer

@@ -36,7 +36,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, Self
 from unittest import mock
 
-from kvspool import _frames_py
+from kvspool import _frames_py, _lock_py
 from kvspool.spool import durability, format, pair
 
 SEMAPHORES = "/dev/shm"
@@ -216,7 +216,7 @@ def traced(operation: Callable[[], Any], on_opcode: Callable[[FrameType], None],
 def interpreted() -> Iterator[None]:
     """Let every log that is opened inside the `with` block use the interpreted twin, whose stores are opcodes of their own."""
     places = [(pair, "FrameReader"), (pair, "FrameWriter"), (pair, "FrameSurvey"), (durability, "FlushGroup")]
-    with ExitStack() as stack:
+    with ExitStack() as stack, mock.patch.object(pair, "AppendLock", _lock_py.AppendLock):
         for module, name in places:
             stack.enter_context(mock.patch.object(module, name, getattr(_frames_py, name)))
         yield

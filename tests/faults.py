@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import functools
+import mmap
 import os
 import stat
 from collections.abc import Callable
 from typing import Any
 
+from kvspool.spool import format
 from kvspool.system import Port
 
 FILE_CALLS = (
@@ -94,6 +96,34 @@ class RecordingPort(Port):
             return call(*args, **options)
 
         return noted
+
+
+class TouchingPort(Port):
+    """Notes which bytes of the ring's file were written after its flush, and which were populated."""
+
+    def __init__(self, memory: int) -> None:
+        self.memory = memory
+        self.flushed: list[int] = []
+        self.touched: list[tuple[int, int]] = []
+        self.populated = 0
+
+    def available_memory(self) -> int:
+        return self.memory
+
+    def flush(self, fd: int) -> None:
+        super().flush(fd)
+        self.flushed.append(os.fstat(fd).st_ino)
+
+    def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
+        super().write(fd, data, at)
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if at >= format.DATA_START and name.endswith(format.DATA_FILE) and os.fstat(fd).st_ino in self.flushed:
+            assert not any(data)
+            self.touched.append((at, at + len(data)))
+
+    def populate(self, memory: mmap.mmap, size: int) -> None:
+        super().populate(memory, size)
+        self.populated = size
 
 
 class CountingPort(Port):

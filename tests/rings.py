@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import mmap
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from kvspool import _frames_py as frames
@@ -37,6 +39,7 @@ class Ring:
         self.control = memoryview(bytearray(format.control_bytes(capacity)))
         self.words = self.control.cast("Q")
         self.lock_file = os.memfd_create("lock")
+        self.files = [self.lock_file]
         for at in (frames.HEAD, frames.TAIL, frames.MARKS, frames.MARKS + frames.MARK_WORDS):
             self.words[at] = position
         for at in (frames.MIN_SEQ, frames.MARKS + 1, frames.MARKS + frames.MARK_WORDS + 1):
@@ -47,9 +50,21 @@ class Ring:
             self.data if data is None else data,
             self.control if control is None else control,
             SEED,
-            self.lock_file,
+            self.append_lock(control),
             memoryview(HOLDER),
         )
+
+    def kill(self) -> None:
+        """Let every handle die that was made so far: the kernel frees what it had locked."""
+        while len(self.files) > 1:
+            os.close(self.files.pop())
+
+    def append_lock(self, control: Any = None) -> Any:
+        """Return an append lock on an open file description of its own, which is closed with the ring."""
+        fd = os.open(f"/proc/self/fd/{self.lock_file}", os.O_RDWR)
+        self.files.append(fd)
+        twin = lock_twin(self.twin)
+        return twin.AppendLock(self.control if control is None else control, frames.LOCK, fd, len(self.files))
 
     def reader(self, position: int, sequence: int) -> Any:
         data = Strict(self.data) if self.is_guarded and self.twin is frames else self.data
@@ -84,7 +99,13 @@ class Ring:
         self.data[:], self.control[:] = snapshot
 
     def close(self) -> None:
-        os.close(self.lock_file)
+        for fd in self.files:
+            os.close(fd)
+
+
+def lock_twin(twin: ModuleType) -> ModuleType:
+    """Return the module of the append lock that belongs to a twin of the frame loops."""
+    return importlib.import_module(twin.__name__.replace("_frames_", "_lock_"))
 
 
 def guarded_memory(size: int) -> memoryview:

@@ -56,7 +56,14 @@ def classes() -> list[Any]:
         found.append(getattr(importlib.import_module(module), stem))
     frames = ("Bell", "Ring", "FrameReader", "FrameWriter", "FrameSurvey", "FlushGroup", "Batch", "Items")
     merges = ("FollowingLoops", "Merging", "Source")
-    stems = (("kvspool._frames", frames), ("kvspool._chunks", ("Ends",)), ("kvspool._wakeups", ("Waiting",)), ("shard._merge", merges))
+    stems = (
+        ("kvspool._frames", frames),
+        ("kvspool._lock", ("AppendLock",)),
+        ("kvspool._tail", ("Tail",)),
+        ("kvspool._chunks", ("Ends",)),
+        ("kvspool._wakeups", ("Waiting",)),
+        ("shard._merge", merges),
+    )
     for stem, names in stems:
         for twin in ("py", "c"):
             with suppress(ImportError):

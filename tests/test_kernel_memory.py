@@ -37,7 +37,7 @@ def makers(twin: ModuleType) -> dict[str, Callable[[Any, Any], Any]]:
         "FrameReader": lambda data, control: twin.FrameReader(data, control, SEED, 0, 0),
         "FrameSurvey": lambda data, control: twin.FrameSurvey(data, control, SEED),
         "FlushGroup": lambda data, control: twin.FlushGroup(data, control, SEED),
-        "FrameWriter": lambda data, control: twin.FrameWriter(data, control, SEED, -1, memoryview(HOLDER)),
+        "FrameWriter": lambda data, control: twin.FrameWriter(data, control, SEED, None, memoryview(HOLDER)),
     }
 
 
@@ -93,13 +93,12 @@ def test_whatever_stores_refuses_read_only_memory(twin: ModuleType) -> None:
     with pytest.raises(ValueError, match="read-only"):
         makers(twin)["FlushGroup"](data.toreadonly(), control.toreadonly())
     with pytest.raises(ValueError, match="48 bytes"):
-        twin.FrameWriter(data, control, SEED, -1, memoryview(bytes(40)))
+        twin.FrameWriter(data, control, SEED, None, memoryview(bytes(40)))
     reader = makers(twin)["FrameReader"](data.toreadonly(), control.toreadonly())
     assert reader.mark() == (0, 0, 0)
-    for store in (lambda: reader.ask_for_bell(1), reader.ask, reader.take_bell):
+    for store in (lambda: reader.ask_for_bell(1), reader.take_bell):
         with pytest.raises(ValueError, match="read-only"):
             store()
-    reader.pass_on()
     survey = makers(twin)["FrameSurvey"](data.toreadonly(), control.toreadonly())
     for change in (
         lambda: survey.erase(0, 64, 0),

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from faults import FILE_CALLS, FailingPort
+from faults import FILE_CALLS, FailingPort, TouchingPort
 from trees import tree
 
 import kvspool
@@ -225,6 +226,43 @@ def test_a_creation_that_fails_at_any_call_leaves_nothing_behind(
         assert open_files() <= held, f"call {nth}, {port.failed}"
     assert {"open", "write", "allocate", "set_mode", "flush", "make_directory", "rename", "map", "close", "boot_id"} <= set(failures)
     assert leftovers == []
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("capacity", "memory", "options", "end"),
+    [
+        (5 << 19, 1 << 40, {}, 5 << 19),
+        (5 << 19, 8 * MIB + 9000, {}, MIB),
+        (5 << 19, 0, {}, 0),
+        (5 << 19, 1 << 40, {"prefill": False}, 0),
+        (5 << 19, 1 << 40, {"durability": "disk"}, 0),
+    ],
+)
+def test_the_pages_of_a_new_ring_are_in_memory_as_far_as_there_is_enough(
+    tmp_path: Path, capacity: int, memory: int, options: dict[str, Any], end: int
+) -> None:
+    port = TouchingPort(memory)
+    with system.replaced(port):
+        log = kvspool.create(tmp_path / "log", capacity=capacity, **options)
+        assert port.touched == [(4096 + at, 4096 + min(at + MIB, end)) for at in range(0, end, MIB)]
+        assert port.populated == (4096 + end if end else 0)
+        with log:
+            log.append_many([b"x" * 1000] * 100)
+            assert [record.value for record in log.read()] == [b"x" * 1000] * 100
+        assert (tmp_path / "log" / format.DATA_FILE).stat().st_size == 4096 + capacity
+
+
+def test_the_pages_of_a_resized_and_of_a_salvaged_ring_are_in_memory_too(tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "log", capacity=4096).close()
+    port = TouchingPort(1 << 40)
+    with system.replaced(port):
+        kvspool.resize(tmp_path / "log", 2 * MIB)
+        assert port.touched == [(4096, 4096 + MIB), (4096 + MIB, 4096 + 2 * MIB)]
+        kvspool.salvage(tmp_path / "log", tmp_path / "salvaged")
+        assert port.touched == [(4096, 4096 + MIB), (4096 + MIB, 4096 + 2 * MIB)] * 2
 
 
 def test_a_creation_on_a_disk_that_fails_from_some_call_on_names_what_is_left(tmp_path: Path) -> None:

@@ -18,12 +18,15 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from kvspool import disk, ledger, system
+from kvspool import _tail_py as tails
+from kvspool import disk, ledger, locks, system
+from kvspool._frames import TWIN
 from kvspool.descriptor import Descriptor
 from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, say_what_is_stored
 from kvspool.handles import Handle
@@ -37,6 +40,7 @@ from kvspool.record import NO_TIME
 if TYPE_CHECKING:
     from kvspool.journal.dropping import Room
 
+IS_ONE_STEP = TWIN == "compiled"  # an append to the tail: threads need no lock around it, and no signal handler comes into it
 CHUNK = 1 << 20  # bytes read at once
 SHOWN = 1 << 16  # bytes of what was cut that a report holds
 OnRoll = Callable[[int], None]
@@ -121,7 +125,9 @@ class Appender(Handle):
         self._refuse_reentry()
         self._is_busy = True
         try:
-            return work(self._enter(timeout))
+            result = work(self._enter(timeout))
+            self._tell()
+            return result
         finally:
             try:
                 self._leave()
@@ -129,8 +135,22 @@ class Appender(Handle):
                 self._leave()
                 raise
 
+    def append_one(self, value: bytes, key: bytes | None, type: int, codec: int, timeout: float) -> int:
+        """Append one record with the present time in one step, if it can be done so; return its sequence, or `_tail_py.SLOW`: then nothing
+        was done, and `append` has to. Raises LockTimeout."""
+        tail = self.control.tail
+        if tail is None or self._is_busy:
+            return tails.SLOW
+
+        def attempt() -> int | None:
+            found: int = tail.append(value, key, type, codec)
+            return None if found == tails.BUSY else found
+
+        return locks.wait_for(attempt, timeout, self.control.who, partial(locks.rest, tail.lock))
+
     def _refuse_reentry(self) -> None:
-        if self._is_busy:
+        tail = self.control.tail
+        if self._is_busy or (tail is not None and tail.is_busy and not IS_ONE_STEP):  # compiled, another thread's: wait for it
             raise Reentered("a signal handler may not append to a handle in the middle of an append to it; let it use one of its own")
 
     def _enter(self, timeout: float) -> Page:
@@ -143,6 +163,28 @@ class Appender(Handle):
         if self._accounts is not None and self.control.pending:
             self._accounts.settle(self.control, page.next_sequence)
         return page
+
+    def _tell(self) -> None:
+        """Under the append lock, when all went well: let the next append be one step. Never raises an OSError: what was done counts."""
+        with suppress(OSError):
+            self._attach()
+
+    def _attach(self) -> None:
+        segment, tail, room = self._segment, self.control.tail, self.room
+        if segment is None or tail is None or not self.control.tell(segment.base):
+            return
+        limit = self.format.full_at if room is None else min(self.format.full_at, room.most(segment.base))
+        status = system.port.status(segment.fd)
+        path = os.fsencode(segment.path)
+        tail.attach(self.format.number, self.format.item_bytes, segment.fd, path, status.st_dev, status.st_ino, segment.base, limit)
+
+    def _detach(self) -> None:
+        """Let no append in one step write to the segment, which is about to be closed; wait for the one of another thread."""
+        tail = self.control.tail
+        if tail is not None:
+            tail.detach()
+            while tail.is_busy and IS_ONE_STEP and self.process == system.port.process_id():
+                system.port.sleep(locks.FIRST_PAUSE)
 
     def _leave(self) -> None:
         """Release the append lock, if it is held; to do so twice does no harm."""
@@ -236,6 +278,7 @@ class Appender(Handle):
 
     def _open(self, base: int) -> Segment | None:
         """Have the segment that begins at `base` as the one that is written to; None if there is no such file."""
+        self._detach()
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.close()
@@ -407,6 +450,7 @@ class Appender(Handle):
         return page
 
     def close(self) -> None:
+        self._detach()
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.close()

@@ -9,27 +9,44 @@ a writer goes on without a look at the segments. It is read and written with `pr
 is in other programs' reach. It is believed as far as it agrees with the file that it speaks of, in the same run of the machine; otherwise
 the segments say what is true.
 
+**Tail.** Where the journal ends stands in a file of our own beside it, too, which all writers map: see `_tail_py`. An append in one step
+changes that one alone. Its first word is the append lock, whose locked bytes lie in the lock file. The byte that older versions lock for
+each append is the lock's gate, so they and we exclude each other. `read` returns what both files say together; `write` says in the tail
+that the page counts, until `tell` takes that back. Where no such file can be mapped, each append locks the byte, and writes the page.
+
+A writer locks, shared, one more byte, whose place is made of the number of the tail's file. So nobody uses another file in its place, when
+it was removed, or replaced, before the last one who has it mapped closes it.
+
 **A file that was removed.** The original removes the file when it closes. So whoever has locked it looks whether its name still stands
 for it, and at each append whether it still has one.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from kvspool import holders, locks, system
+from kvspool import _tail_py as tails
+from kvspool import filesystems, holders, locks, system
 from kvspool._frames import crc32c
+from kvspool._lock import AppendLock
+from kvspool._tail import Tail
 from kvspool.descriptor import Descriptor
-from kvspool.errors import LogVanished
+from kvspool.errors import LockTimeout, LogVanished, NotAFile
 from kvspool.handles import Handle
 from kvspool.layout import Layout
 from kvspool.record import NO_TIME
 
 MAGIC = b"kvJRNL01"
 APPEND, SYNC, ADMIN = 1 << 20, (1 << 20) + 1, (1 << 20) + 2  # the bytes that are locked: far behind the content, so that it may grow
+USED_AT, USED = 1 << 40, 1 << 40  # of these bytes each writer locks one, shared: that of the tail's file
+TAIL_BYTES = 4096  # of the tail's file
+UNFIT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENODEV, errno.EOPNOTSUPP)  # of who can have no tail
 TRIES = 5
 NOT_BEGUN = (1 << 64) - 1  # `end`, while a new segment is being made
 
@@ -70,6 +87,9 @@ class Control(Handle):
         self.pending = 0  # as it was at the last `read`
         self.renewals = 0  # how often the file was another one, since somebody had removed it
         self._must_enter = False  # a new file took the place of one that was removed, and the original may write to it
+        self._page: Page | None = None  # as it was read or written last
+        self.tail: Tail | None = None  # once the append lock was taken, and if a tail can be mapped
+        self._has_looked = False  # whether it can
         self._file = self._open()
 
     @property
@@ -101,6 +121,7 @@ class Control(Handle):
         """Open the file that has the name now; one of the two is open at any moment, also after an exception."""
         file = self._open()
         self._must_enter = True
+        self._close_tail()
         self._file, file = file, self._file
         file.close()
 
@@ -116,43 +137,143 @@ class Control(Handle):
     def lock(self, timeout: float, byte: int = APPEND) -> None:
         """Take one of the locks among our own writers. LockTimeout names who appended last."""
         try:
-            locks.acquire(self.fd, byte, timeout, self._who)
+            self._take(timeout, byte)
             while byte == APPEND and (self._must_enter or system.port.status(self.fd).st_nlink == 0):  # removed: others lock another one
                 self.renewals += 1
+                self.unlock(byte)
                 self._renew()
                 self.enter(timeout)
-                locks.acquire(self.fd, byte, timeout, self._who)
+                self._take(timeout, byte)
         except BaseException:
             self.unlock(byte)
             raise
 
+    def _take(self, timeout: float, byte: int) -> None:
+        if byte == APPEND and not self._has_looked:
+            self.tail = self._share_tail(timeout)
+            self._has_looked = True
+        tail = self.tail
+        if byte != APPEND or tail is None:
+            locks.acquire(self.fd, byte, timeout, self.who)
+        else:
+            locks.wait_for(lambda: tail.lock.take() or None, timeout, self.who, partial(locks.rest, tail.lock))
+            tail.sign()
+
     def unlock(self, byte: int = APPEND) -> None:
         """Release one of the locks, whether it is held or not."""
-        system.port.unlock(self.fd, byte)
+        if byte == APPEND and self.tail is not None:
+            self.tail.lock.free()
+        else:
+            system.port.unlock(self.fd, byte)
 
-    def _who(self) -> str:
-        page = self.read()
-        words = (page.holder_pid, page.holder_start, page.holder_boot, page.holder_namespace)
-        who = holders.describe(words) if page.holder_pid else "another process"
+    def who(self) -> str:
+        """Say who appended last, for who waits for the append lock."""
+        words = (0, 0, 0, 0) if self.tail is None else self.tail.signed_by()
+        if not words[0]:
+            page = self.read()
+            words = (page.holder_pid, page.holder_start, page.holder_boot, page.holder_namespace)
+        who = holders.describe(words) if words[0] else "another process"
         return f"{who} has appended to {self.path.parent} last, and may hold its lock"
 
+    # The tail.
+
+    def _share_tail(self, timeout: float) -> Tail | None:
+        """Return the tail that all writers of this lock file use; None where there can be none. Raises LockTimeout if others use one whose
+        file was removed."""
+        path = tail_file(self.path)
+        try:
+            name = filesystems.of(path.parent)
+            if name not in filesystems.SAFE or name in filesystems.KILLING:
+                return None
+            return locks.wait_for(lambda: self._try_tail(path), timeout, lambda: f"writers use a file that {path} no longer is; close them")
+        except LockTimeout:
+            raise
+        except NotAFile:
+            return None
+        except OSError as error:
+            if error.errno in UNFIT:
+                return None
+            raise
+
+    def _try_tail(self, path: Path) -> Tail | None:
+        with Descriptor(path, os.O_RDWR | os.O_CREAT, 0o600 if self._mode is None else self._mode) as fd:
+            status = system.port.status(fd)
+            if status.st_size < TAIL_BYTES:
+                system.port.allocate(fd, TAIL_BYTES)
+            byte = USED_AT + (status.st_ino * 0x9E3779B1 ^ status.st_dev) % USED
+            try:
+                is_ours = system.port.try_share(self.fd, byte, 1) and self._is_only_tail(byte, path, status)
+                memory = memoryview(system.port.map(fd, TAIL_BYTES, writable=True)) if is_ours else None
+            except BaseException:
+                system.port.unlock(self.fd, byte)
+                raise
+        if memory is None:
+            system.port.unlock(self.fd, byte)
+            return None
+        lock = AppendLock(memory, tails.LOCK, self.fd, int.from_bytes(system.port.random(8), "little"), APPEND)
+        holder = memoryview(struct.pack("<4Q", *self.holder))
+        return Tail(memory, lock, self.fd, _seed(self.boot_id, status), holder)
+
+    def _is_only_tail(self, byte: int, path: Path, status: os.stat_result) -> bool:
+        """Return whether nobody uses a tail in another file, and this one lies at its path."""
+        there = system.port.look_up(path)
+        is_there = there is not None and (there.st_ino, there.st_dev) == (status.st_ino, status.st_dev)
+        below = system.port.locked_from(self.fd, USED_AT, byte - USED_AT) if byte > USED_AT else -1
+        behind = system.port.locked_from(self.fd, byte + 1, USED_AT + USED - byte)
+        return is_there and below < 0 and behind < 0
+
+    def _close_tail(self) -> None:
+        tail, self.tail, self._has_looked = self.tail, None, False
+        if tail is not None:
+            tail.close()
+
+    # The page.
+
     def read(self) -> Page:
-        """Return the page; one that is all zero if there is none that can be believed."""
+        """Return the page, with what the tail says; one that is all zero if there is none that can be believed."""
         data = system.port.read(self.fd, PENDING_AT + _PENDING.size, 0)
         number, complement = _PENDING.unpack(data[PENDING_AT:].ljust(_PENDING.size, b"\0"))
         self.pending = number if number ^ complement == 0xFFFF_FFFF else 0
-        return parse(data)
+        page = parse(data)
+        if page.boot == self.boot_id:
+            page = _with_tail(page, _tail_at(self.path, self.boot_id) if self.tail is None else self.tail.found())
+        self._page = page
+        return page
 
     def set_pending(self, number: int) -> None:
         """Under the append lock: say that a producer's batch is being appended (number + 1 of its account), or that none is (0)."""
+        self._tell_elsewhere()
+        self.pending = number
         system.port.write(self.fd, _PENDING.pack(number, number ^ 0xFFFF_FFFF if number else 0), PENDING_AT)
 
     def write(self, page: Page) -> None:
-        """Replace the page, under the append lock."""
+        """Replace the page, under the append lock; it counts, and not the tail, until `tell`."""
+        self._tell_elsewhere()
+        self._page = page
         system.port.write(self.fd, pack(page), 0)
+
+    def _tell_elsewhere(self) -> None:
+        if self.tail is not None:
+            self.tail.tell_elsewhere()
+
+    def tell(self, base: int) -> bool:
+        """Under the append lock, when all is in order: let the tail say what the page does. base: of the segment that is open for writing.
+
+        Returns whether it does: False where the next append has to look at the page.
+        """
+        page, tail = self._page, self.tail
+        if page is None or tail is None or page.boot != self.boot_id or page.base != base:
+            return False
+        if page.end == NOT_BEGUN or page.sync_error or self.pending:
+            return False
+        end = (page.base, page.end, page.next_sequence, page.last_timestamp)
+        if tail.found() != end or not tail.is_told():
+            tail.tell(*end)
+        return True
 
     def close(self) -> None:
         """Let go of all locks."""
+        self._close_tail()
         locks.give_back_file(self._file, self._process)
 
     def __del__(self) -> None:
@@ -183,9 +304,48 @@ def parse(data: bytes) -> Page:
 
 
 def look(path: Path) -> Page:
-    """Return the page of a lock file that one may only read; NOTHING if there is none, or it is not of this run of the machine."""
-    page = last_word(path)
-    return page if page.boot == system.port.boot_id() else NOTHING
+    """Return what a lock file that one may only read says, with the tail; NOTHING if there is none, or it is of an earlier run of the
+    machine."""
+    page, boot_id = last_word(path), system.port.boot_id()
+    return _with_tail(page, _tail_at(path, boot_id)) if page.boot == boot_id else NOTHING
+
+
+def _with_tail(page: Page, tail: tuple[int, int, int, int] | None) -> Page:
+    """Return the page with the end that the tail says, unless it is an earlier one."""
+    if tail is None or tail[:2] < (page.base, page.end):
+        return page
+    base, end, sequence, latest = tail
+    latest = max(latest, page.last_timestamp)
+    return page._replace(base=base, end=end, next_sequence=sequence, last_timestamp=latest)
+
+
+def tail_file(path: Path) -> Path:
+    """Return the file of the tail that belongs to a lock file."""
+    return path.with_name(f"{path.name}.tail")
+
+
+def _seed(boot_id: bytes, status: os.stat_result) -> int:
+    return crc32c(0xFFFF_FFFF, boot_id + struct.pack("<2Q", status.st_ino, status.st_dev))
+
+
+def _tail_at(path: Path, boot_id: bytes) -> tuple[int, int, int, int] | None:
+    """Return what the tail of a lock file says, without a lock; None if the page counts, or that can't be known."""
+    with suppress(OSError):
+        for _ in range(TRIES):  # a writer may be changing it
+            with Descriptor(tail_file(path), os.O_RDONLY) as fd:
+                data, seed = system.port.read(fd, 8 * tails.WORDS, 0), _seed(boot_id, system.port.status(fd))
+            if len(data) < 8 * tails.WORDS:
+                return None
+            count = int.from_bytes(data[8 * tails.COUNT : 8 * tails.COUNT + 8], "little")
+            if count & tails.ELSEWHERE:
+                return None
+            at = 8 * (tails.COPIES + tails.COPY_WORDS * ((count >> 2) & 1))
+            copy = data[at : at + 8 * tails.CHECK]
+            check = int.from_bytes(data[at + 8 * tails.CHECK : at + 8 * tails.CHECK + 8], "little")
+            if check == tails.HIGH | crc32c(seed, copy):
+                base, end, sequence, latest = struct.unpack("<3Qq", copy)
+                return base, end, sequence, latest
+    return None
 
 
 def last_word(path: Path) -> Page:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvspool import disk, system
 from kvspool.errors import KvspoolError
+from kvspool.journal.format import LARGEST_SEGMENT
 from kvspool.journal.segments import Segments
 
 if TYPE_CHECKING:
@@ -92,6 +93,12 @@ class Room:
         with disk.step():  # nothing was appended
             drop(segments, going)
         self._base, self._sealed = page.base, sealed
+
+    def most(self, base: int) -> int:
+        """Return the bytes that the segment which begins there may have without a `make`, as far as that is known."""
+        if not self._format.total_bytes:
+            return LARGEST_SEGMENT
+        return max(0, self._format.total_bytes - self._sealed) if base == self._base else 0
 
     def rolled(self, segments: Segments) -> None:
         """Under the append lock, when a segment was begun: drop what was consumed. Never raises: it goes the next time."""

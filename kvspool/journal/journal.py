@@ -26,13 +26,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kvspool import forks, producers, system
+from kvspool._tail_py import BUSY, SLOW, Tail
 from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import producing, settings, trim
-from kvspool.journal.appender import Accounts, Appender, Torn, last_whole, walk
+from kvspool.journal.appender import IS_ONE_STEP, Accounts, Appender, Torn, last_whole, walk
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from kvspool.journal.following import AsyncFollowing
 
 T = TypeVar("T")
+RAW = int(Codec.RAW)
 INDEXES = 64  # sparse indexes that a handle keeps
 
 
@@ -127,6 +129,7 @@ class Journal(Handle):
         self._looking = threading.RLock()  # one thread at a time has segments of those open
         self._indexes: dict[int, Index] = {}
         self._appender: Appender | None = None
+        self._tail: Tail | None = None  # of the appender, if an append to it needs no lock between threads
         self._torn: list[Torn] = []
         self._flusher = Flusher(self)
         self._background: Background | None = None
@@ -158,9 +161,25 @@ class Journal(Handle):
         Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, Poisoned, Corruption, Closed, Reentered,
         TimeUnknown, or the system's OSError (no space, no permission): nothing was written then. If only the flush fails: NotDurable.
         """
+        if timestamp is None and self._appender is not None:
+            data, codec = (value, RAW) if value.__class__ is bytes else encode(value, self._codec)
+            tail = self._tail
+            sequence = BUSY if tail is None else tail.append(data, key, type, codec)
+            if sequence == BUSY:
+                sequence = self._append_one(data, key, type, codec, self.timeout if timeout is None else timeout)
+            if sequence >= 0:
+                if durable or self.durability != "memory":
+                    self._settle_durability(range(sequence, sequence + 1), self.timeout if timeout is None else timeout, durable)
+                return sequence
         return self.append_many(
             [value], keys=None if key is None else [key], type=type, timestamp=timestamp, timeout=timeout, durable=durable
         )[0]
+
+    def _append_one(self, value: bytes, key: bytes | None, type: int, codec: int, timeout: float) -> int:
+        """Append one record in one step as soon as no other writer is at work; see `Appender.append_one`."""
+        with self._thread_lock:
+            appender = self._appender
+            return SLOW if appender is None else appender.append_one(value, key, type, codec, timeout)
 
     def append_many(
         self,
@@ -353,6 +372,8 @@ class Journal(Handle):
                 control.close()
                 raise
             self._appender = appender
+        if IS_ONE_STEP:
+            self._tail = appender.control.tail
         return appender
 
     def control(self, timeout: float) -> Control:
@@ -948,6 +969,7 @@ class Journal(Handle):
         """Let go, in a forked child, of what is the parent's."""
         self._thread_lock, self._looking = threading.RLock(), threading.RLock()
         appender, self._appender = self._appender, None
+        self._tail = None
         if appender is not None:
             appender.close()
 
@@ -962,6 +984,7 @@ class Journal(Handle):
             background.end()
         with self._thread_lock:
             self._is_closed = True
+            self._tail = None
             if self._appender is not None:
                 self._appender.close()
                 self._appender = None

@@ -10,7 +10,7 @@ than the sequence of the frame at `head`: `state` sees to that.
 
 **Up to `synced`** it holds whatever came to the disk. Between there and `tail`, if the data did not get there, may still stand what a
 killed writer had put and not published, under numbers that others have since been given: recovery takes nothing there for newer than the
-checkpoint, unless no such writer can have put it.
+checkpoint, unless no such writer can have put it, or the frames next to it tell; see `doubtful`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
     NAME/spool.lck   only in a log that was resized: the file whose bytes are locked
 
-    spool.ctl    0 HEADER   128 EPOCHS   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   576 ASKED   640 MOVES
+    spool.ctl    0 HEADER   128 EPOCHS   256 HEAD   320 TAIL   384 SYNCED   448 WANTED   512 HOLDER   576 LOCK   640 MOVES
                  4096 RATES   8704 GAPS   12288 SLOTS   28672 KEY TABLE   65536 INDEX
     spool.dat    0 HEADER   512 ECHOES   1024 CHECKPOINTS   4096 ring
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 from kvspool import _frames_py as frames
+from kvspool import _lock_py as appendlock
 from kvspool._frames import crc32c
 from kvspool.layout import Layout
 
@@ -26,7 +27,7 @@ DATA_FILE = "spool.dat"
 LOCK_FILE = "spool.lck"  # of a log that was resized: a link to the spool.ctl that it began with
 CONTROL_MAGIC = b"KVSPOOL2"
 DATA_MAGIC = b"KVSPDAT2"
-VERSION = 1  # of the bytes below; another number is refused
+VERSION = 2  # of the bytes below; another number is refused
 
 PAGE = 4096
 STRIDE = 1 << 32  # sequences: after a crash of the machine a log goes on at a multiple of it
@@ -35,12 +36,13 @@ MOST_CAPACITY = 1 << 42  # the index of a larger ring would not stay small
 LARGEST_KEY = frames.NO_KEY - 1
 
 # Bytes of spool.ctl, or of spool.lck where there is one, that are locked (open file description locks), one each.
-APPEND_LOCK = frames.APPEND_LOCK  # writers: everything in TAIL, HEAD, INDEX and the ring
+GATE = appendlock.GATE  # compiled writers hold it shared; an interpreted one exclusively while it has the append lock
 SYNC_LOCK = frames.SYNC_LOCK  # one process flushes for all who wait: SYNCED, and CHECKPOINTS of spool.dat
 ADMIN_LOCK = 2  # who takes or frees a reader's slot; recovery, repair, resize
 KEYS_LOCK = 3  # who adds to the key table
 SEAT_LOCKS = 512  # + seat: the reader that sleeps there
 READER_LOCKS = 1024  # + slot: the durable reader that is open
+WRITER_LOCKS = appendlock.SLOTS_AT  # + slot: the handle that writes, see LOCK
 
 POLICIES = ("overwrite", "block", "raise")  # what a writer does with a full ring; the number in the header is the place here
 BLOCK = POLICIES.index("block")
@@ -52,7 +54,7 @@ class Header(NamedTuple):
     """Written by the creator, never changed."""
 
     magic: Annotated[bytes, "8s", "`KVSPOOL2`"]
-    version: Annotated[int, "I", "1"]
+    version: Annotated[int, "I", "2"]
     data_start: Annotated[int, "I", "bytes before the ring in spool.dat"]
     control_bytes: Annotated[int, "Q", "size of spool.ctl"]
     capacity: Annotated[int, "Q", "size of the ring; a multiple of 4096"]
@@ -87,7 +89,7 @@ class DataHeader(NamedTuple):
     """The start of spool.dat. Written by the creator, never changed."""
 
     magic: Annotated[bytes, "8s", "`KVSPDAT2`"]
-    version: Annotated[int, "I", "1"]
+    version: Annotated[int, "I", "2"]
     data_start: Annotated[int, "I", "bytes before the ring"]
     capacity: Annotated[int, "Q", "size of the ring"]
     log_id: Annotated[bytes, "16s", "the same as in spool.ctl"]
@@ -129,9 +131,8 @@ class Control(NamedTuple):
     holder_namespace: Annotated[int, "Q", "inode of the process's pid namespace"]
     pending: Annotated[int, "Q", "not 0: number + 1 of the account of a batch that is being appended; who has the append lock settles it"]
     holder_reserved: Annotated[bytes, "8s", "zeros"]
-    asked: Annotated[int, "Q", "not 0: a writer waits for the append lock; whoever keeps it gives it up and clears this"]
-    released: Annotated[int, "Q", "counts, roughly, releases for which somebody waited; writers sleep on its low half (a futex)"]
-    asked_reserved: Annotated[bytes, "48s", "zeros"]
+    lock: Annotated[int, "Q", "the append lock: its owner may append; 0: free; writers sleep on its low half (a futex)"]
+    lock_reserved: Annotated[bytes, "56s", "zeros"]
 
 
 class Moves(NamedTuple):
@@ -310,8 +311,7 @@ for _word, _name in (
     (frames.WANTED, "wanted"),
     (frames.HOLDER, "holder_id_low"),
     (frames.PENDING, "pending"),
-    (frames.ASKED, "asked"),
-    (frames.RELEASED, "released"),
+    (frames.LOCK, "lock"),
 ):
     assert _word * 8 == CONTROL_AT + CONTROL.offset(_name)
 

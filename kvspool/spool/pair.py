@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 from kvspool import _frames_py as frames
 from kvspool import disk, filesystems, forks, ledger, system
 from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
+from kvspool._lock import AppendLock
 from kvspool.descriptor import Descriptor
 from kvspool.errors import (
     Closed,
@@ -44,6 +45,8 @@ from kvspool.record import STRUCTURED, Codec
 from kvspool.spool import epochs, format, making, rates
 from kvspool.spool.keys import KeyTable
 
+MOST_TOUCHED = 1 << 30  # bytes of a ring that are touched when it is made
+_PIECE = 1 << 20  # bytes that are touched at once
 LEDGER_FILES = (ledger.NAME, f"{ledger.NAME}.tmp")
 H = TypeVar("H", format.Header, format.DataHeader)
 _NO_WORDS = memoryview(b"").cast("Q")
@@ -61,13 +64,16 @@ def create(
     durability: int = 0,
     sync_interval: int = 0,
     allow_unsafe_fs: bool = False,
+    touched: int = 0,
 ) -> Pair:
     """Make a spool at `path`, on disk when the call returns, and return its open files.
 
     capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; the directory can be entered by all
     who may read them. policy: its place in `format.POLICIES`. reader_expiry: ns, 0 for never. durability: its place in
-    `format.DURABILITIES`; sync_interval: ns, 0 for not given. Raises LogExists, or the system's OSError (no space, no permission): nothing
-    is left then, or a hidden directory that a note names and the next call removes. NameNotDurable: the log is there, and complete.
+    `format.DURABILITIES`; sync_interval: ns, 0 for not given. touched: see `fill`.
+
+    Raises LogExists, or the system's OSError (no space, no permission): nothing is left then, or a hidden directory that a note names
+    and the next call removes. NameNotDurable: the log is there, and complete.
     """
     making.remove_dead(path, discard)
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
@@ -95,10 +101,12 @@ def create(
     )
     try:
         with making.directory(path, discard) as made:
-            fill(made.path, header._replace(log_id=made.id), mode)
+            fill(made.path, header._replace(log_id=made.id), mode, touched=touched)
             # Opened first: once other processes can see the log, only the disk can fail, and NameNotDurable says so.
             pair = Pair(made.path, allow_unsafe_fs=allow_unsafe_fs)
             try:
+                if touched and pair.is_writable:
+                    pair.populate(touched)
                 _publish(made, path)
             except BaseException:
                 with suppress(OSError):  # the first error counts; the files are closed all the same
@@ -113,14 +121,21 @@ def create(
         raise
 
 
-def fill(building: Path, header: format.Header, mode: int, epoch: format.Epoch | None = None) -> None:
+def touchable(capacity: int) -> int:
+    """Return how many bytes of a new ring are best touched when it is made; see `fill`. Few enough that they stay in memory."""
+    return min(capacity, MOST_TOUCHED, system.port.available_memory() // 8) // format.PAGE * format.PAGE
+
+
+def fill(building: Path, header: format.Header, mode: int, epoch: format.Epoch | None = None, touched: int = 0) -> None:
     """Put the two files of an empty log into an empty directory, on disk when the call returns.
 
-    epoch: what is known of restarts of the machine; None for a log that saw none.
+    epoch: what is known of restarts of the machine; None for a log that saw none. touched: bytes of the ring that are written now, in large
+    pieces, so that they are in memory before the first lap: made one by one at the first store to each, pages take four times as long. They
+    hold zeros as before, so they need no flush.
     """
     if epoch is None:
         epoch = format.Epoch(system.port.boot_id(), 0, 0, 0, 0, 0, format.TRUE, 0)
-    _write_data(building / format.DATA_FILE, header.log_id, header.capacity, mode)
+    _write_data(building / format.DATA_FILE, header.log_id, header.capacity, mode, touched)
     head = _sealed(format.HEADER, header) + epochs.packed(header.log_id, epoch)
     _write_file(building / format.CONTROL_FILE, header.control_bytes, head, mode)
     disk.flush_directory(building, 0o700 | mode & 0o444 | (mode & 0o444) >> 2)
@@ -135,9 +150,9 @@ def _publish(made: making.Making, path: Path) -> None:
         raise
 
 
-def _write_data(path: Path, log_id: bytes, capacity: int, mode: int) -> None:
+def _write_data(path: Path, log_id: bytes, capacity: int, mode: int, touched: int) -> None:
     header = format.DataHeader(format.DATA_MAGIC, format.VERSION, format.DATA_START, capacity, log_id, b"", 0)
-    _write_file(path, format.DATA_START + capacity, _sealed(format.DATA_HEADER, header), mode)
+    _write_file(path, format.DATA_START + capacity, _sealed(format.DATA_HEADER, header), mode, touched)
 
 
 def _sealed(layout: Layout[H], record: H) -> bytes:
@@ -146,12 +161,15 @@ def _sealed(layout: Layout[H], record: H) -> bytes:
     return body + format.checksum(body).to_bytes(4, "little")
 
 
-def _write_file(path: Path, size: int, header: bytes, mode: int) -> None:
+def _write_file(path: Path, size: int, header: bytes, mode: int, touched: int = 0) -> None:
     with Descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600) as fd:
         system.port.allocate(fd, size)
         system.port.write(fd, header, 0)
         system.port.set_mode(fd, mode)
         system.port.flush(fd)
+        zeros = memoryview(bytes(min(touched, _PIECE)))
+        for at in range(0, touched, _PIECE):
+            system.port.write(fd, zeros[: touched - at], format.DATA_START + at)
 
 
 def discard(building: Path) -> None:
@@ -191,6 +209,7 @@ class Pair(Handle):
         self._files: list[Descriptor] = []
         self._maps: list[mmap.mmap] = []
         self._lock: Descriptor | None = None
+        self._append_lock: AppendLock | None = None
         self._sync_lock: Descriptor | None = None
         self.is_closed = False
         self._guard = threading.RLock()  # a signal handler may come in the middle
@@ -198,6 +217,7 @@ class Pair(Handle):
         self._key_table: KeyTable | None = None
         self._memory: Memory | None = None
         self._words = _NO_WORDS
+        self._writable: mmap.mmap | None = None  # populated, until a writer takes it
         self._successor: Pair | None = None
         try:
             self._kills = not allow_unsafe_fs and filesystems.kills(path)
@@ -363,9 +383,18 @@ class Pair(Handle):
         if not self.is_writable:
             raise self.refusal("append to")
         keeps_unread, expiry = self.header.policy != 0, self.header.reader_expiry
-        whole = memoryview(self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True))
+        mapping, self._writable = self._writable, None
+        whole = memoryview(mapping or self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True))
         front, ring = whole[: format.DATA_START], whole[format.DATA_START :]
-        return FrameWriter(ring, self.control, self.seed, self.lock_fd, memoryview(holder), keeps_unread, expiry, self, self.data_fd, front)
+        return FrameWriter(
+            ring, self.control, self.seed, self.append_lock, memoryview(holder), keeps_unread, expiry, self, self.data_fd, front
+        )
+
+    def populate(self, touched: int) -> None:
+        """Map the ring for the first writer of these files: with all pages of a new log that have been touched."""
+        mapping = self._map(self.data_fd, format.DATA_START + self.header.capacity, writable=True)
+        system.port.populate(mapping, format.DATA_START + touched)
+        self._writable = mapping
 
     def refusal(self, what: str) -> Exception:
         """Return the error for who may only read, and wants to do `what` with the log."""
@@ -387,13 +416,24 @@ class Pair(Handle):
         return FrameSurvey(ring, self.control, self.seed)
 
     @property
+    def append_lock(self) -> AppendLock:
+        """Return the append lock of this handle. Its slot is taken at the first use, and freed when the files are closed."""
+        if self._append_lock is None:
+            self._append_lock = self.append_lock_by(self.lock_fd)
+        return self._append_lock
+
+    def append_lock_by(self, fd: int) -> AppendLock:
+        """Return an append lock of its own for a descriptor from `open_lock`, which the caller closes."""
+        return AppendLock(self.control, frames.LOCK, fd, int.from_bytes(system.port.random(8), "little"))
+
+    @property
     def lock_fd(self) -> int:
         """Return the number of `lock`."""
         return self.lock.number
 
     @property
     def lock(self) -> Descriptor:
-        """Return the descriptor for the append lock: of its own open file description, never mapped."""
+        """Return the descriptor for the locks of this handle: of its own open file description, never mapped."""
         if self._lock is None:
             self._lock = self.open_lock()
         return self._lock
@@ -489,11 +529,14 @@ class Pair(Handle):
         if not (self.can_ask and self.can_write):
             return
         with self.open_lock() as fd:
-            if system.port.try_lock(fd, format.APPEND_LOCK):
-                if self.may_have_moved and self.is_in_place():
-                    self._settle_name()
-                    self._words[frames.MOVED] = 0
-                system.port.unlock(fd, format.APPEND_LOCK)
+            lock = self.append_lock_by(fd)
+            if lock.take():
+                try:
+                    if self.may_have_moved and self.is_in_place():
+                        self._settle_name()
+                        self._words[frames.MOVED] = 0
+                finally:
+                    lock.free()
 
     def _settle_name(self) -> None:
         try:
@@ -555,6 +598,9 @@ class Pair(Handle):
         self._guard = threading.RLock()  # a signal handler may come in the middle
         ours = threading.get_ident()  # a signal handler or destructor may fork inside `in_use`
         self._users = [thread for thread in self._users if thread == ours]
+        if self._append_lock is not None:
+            self._append_lock.close()
+            self._append_lock = None
         for file in (self._lock, self._sync_lock):
             if file is not None:
                 file.close()
@@ -601,8 +647,11 @@ class Pair(Handle):
         """Close the descriptors and unmap, except what a view of the memory still needs."""
         if self._key_table is not None:
             self._key_table.close()
+        if self._append_lock is not None:
+            self._append_lock.close()
         self._memory = None
         self._words = _NO_WORDS
+        self._writable = None
         while self._maps:
             _close_map(self._maps.pop().close)
         with ExitStack() as closing:  # all of them, even if one fails
@@ -634,12 +683,17 @@ def _checked(layout: Layout[H], raw: bytes, path: Path, magic: bytes) -> H:
         raise Truncated(f"{path} has {len(raw)} bytes, less than its header")
     record = layout.unpack(raw)
     if record.version != format.VERSION:
-        raise UnknownVersion(
-            f"{path} has format version {record.version}; this kvspool reads version {format.VERSION}: upgrade to open it"
-        )
+        known = f"this kvspool reads version {format.VERSION}"
+        raise UnknownVersion(f"{path} has format version {record.version}; {known}: {_way_out(record.version)}")
     if format.checksum(raw[: layout.size - 4]) != record.crc:
         raise Corruption(f"{path}: the checksum of its header doesn't match")
     return record
+
+
+def _way_out(version: int) -> str:
+    if version > format.VERSION:
+        return "upgrade kvspool to open the log"
+    return "export the log with the older kvspool that wrote it (kvspool export), and import it into a new one (kvspool import)"
 
 
 def _check_capacity(capacity: int, data_start: int, path: Path) -> None:

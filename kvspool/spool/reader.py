@@ -27,7 +27,7 @@ from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRang
 from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap
 from kvspool.record import Gap, Record
-from kvspool.spool import format, search, slots, turns, views
+from kvspool.spool import format, search, slots, views
 from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, check_isolation, end_of
 
 if TYPE_CHECKING:
@@ -499,7 +499,7 @@ def administering(live: Callable[[], Pair], timeout: float) -> Iterator[Admin]:
 
 @contextmanager
 def _appending(pair: Pair, file: Descriptor, timeout: float) -> Iterator[None]:
-    with turns.held(file, pair.reader(0, 0), timeout, lambda: "another process appends"):
+    with locks.appending(pair.append_lock_by(file.number), timeout, lambda: "another process appends", file):
         yield
 
 

@@ -51,7 +51,7 @@ from kvspool import _frames_py as frames
 from kvspool import ledger, locks, system
 from kvspool._frames import FrameReader
 from kvspool.errors import Poisoned, Unrecovered
-from kvspool.spool import checkpoints, epochs, format, lost_keys, restored, slots
+from kvspool.spool import checkpoints, doubtful, epochs, format, lost_keys, restored, slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -248,15 +248,47 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
     checkpoint = published or checkpoint
     found, pads = _survey(memory, checkpoint)
     left: list[Run] = []
+    unsure: list[Run] = []
     runs: list[Run] = []
     for run in found:
-        is_unpublished = published is not None and run.first >= published.next_seq
-        (left if is_unpublished or _is_left(run, checkpoint, memory.header.capacity) else runs).append(run)
+        if published is not None and run.first >= published.next_seq or _crosses(run, checkpoint):
+            left.append(run)
+        else:
+            (unsure if _is_doubtful(run, checkpoint, memory.header.capacity) else runs).append(run)
     newest = max(runs, key=lambda run: (run.last, -_behind(run, checkpoint, memory.header.capacity)), default=None)
     end = _end(newest, checkpoint, memory.header.capacity)
     lap = "same" if newest is None else _lap(runs, newest, end, checkpoint, memory.header.capacity)
     if lap == "later":
         end += memory.header.capacity
+    case, recorded = _decide(memory, checkpoint, newest, end, lap)
+    tail = checkpoint.tail if case.ends == "checkpoint" else end
+    kept, rejected = _sort(memory, runs, case, tail, checkpoint)
+    kept, unproven = doubtful.admit(kept, unsure, pads, checkpoint, memory.header.capacity)
+    if set(unproven) != set(unsure):
+        tail = kept[-1].end
+        is_later = kept[0].first >= checkpoint.next_seq and tail - memory.header.capacity > checkpoint.tail
+        case, recorded = _decide(memory, checkpoint, kept[-1], tail, "later" if is_later else lap)
+    if published is not None:
+        case = case._replace(name="as it was published", is_cut=False)
+    known = max([given_out, checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])])
+    next_sequence = next_multiple(known)
+    first = kept[0] if kept else Run(tail, tail, next_sequence, 0, 0, 0)
+    return Findings(
+        case,
+        "none" if which is None else "AB"[which],
+        checkpoints.State(first.start, first.first, tail, next_sequence, max(checkpoint.timestamp, kept[-1].timestamp if kept else 0)),
+        kept,
+        [*left, *unproven, *rejected, *_unannounced(pads, kept, memory.header.capacity)],
+        _damage(kept, checkpoint, tail, is_whole=case.counts == "all" and not _has_made_room(memory, checkpoint, tail)),
+        max(0, recorded[1] - known) if case.is_cut and recorded else 0,
+        recorded[0] - tail if case.is_cut and recorded else 0,
+    )
+
+
+def _decide(
+    memory: Memory, checkpoint: format.Checkpoint, newest: Run | None, end: int, lap: str
+) -> tuple[Case, tuple[int, int] | None]:
+    """Return the case of a log that ends at a position with this run, and what the control block says of the end."""
     recorded = _recorded(memory, end)
     case = decide(
         {
@@ -266,23 +298,7 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
             "recorded": _compare(recorded, end),
         }
     )
-    if published is not None:
-        case = case._replace(name="as it was published", is_cut=False)
-    tail = checkpoint.tail if case.ends == "checkpoint" else end
-    kept, rejected = _sort(memory, runs, pads, case, tail, checkpoint)
-    known = max([given_out, checkpoint.next_seq, *(run.last + 1 for run in kept[-1:])])
-    next_sequence = next_multiple(known)
-    first = kept[0] if kept else Run(tail, tail, next_sequence, 0, 0, 0)
-    return Findings(
-        case,
-        "none" if which is None else "AB"[which],
-        checkpoints.State(first.start, first.first, tail, next_sequence, max(checkpoint.timestamp, kept[-1].timestamp if kept else 0)),
-        kept,
-        [*left, *rejected],
-        _damage(kept, checkpoint, tail, is_whole=case.counts == "all" and tail - checkpoint.head <= memory.header.capacity),
-        max(0, recorded[1] - known) if case.is_cut and recorded else 0,
-        recorded[0] - tail if case.is_cut and recorded else 0,
-    )
+    return case, recorded
 
 
 def next_multiple(sequence: int) -> int:
@@ -313,13 +329,15 @@ def _survey(memory: Memory, checkpoint: format.Checkpoint) -> tuple[list[Run], l
     return runs, pads
 
 
-def _is_left(run: Run, checkpoint: format.Checkpoint, capacity: int) -> bool:
-    """Return whether a killed writer may have left a run where the data that the checkpoint speaks of did not come to the disk.
+def _crosses(run: Run, checkpoint: format.Checkpoint) -> bool:
+    """Return whether a run has a known frame that reaches over the checkpoint's tail. A killed writer has put it."""
+    return run.first < checkpoint.next_seq and run.start < checkpoint.tail < run.end
 
-    What was synced before is not there, so nothing is lost that was acknowledged, whatever becomes of the run.
-    """
+
+def _is_doubtful(run: Run, checkpoint: format.Checkpoint, capacity: int) -> bool:
+    """Return whether a killed writer may have put a run before the checkpoint; see `doubtful`."""
     if run.first < checkpoint.next_seq:
-        return run.start < checkpoint.tail < run.end
+        return False
     # One that goes on by more than fits into what it leaves unpublished, a quarter of the ring at most, is truly of the next lap.
     return checkpoint.synced <= run.start < checkpoint.tail and run.last - checkpoint.next_seq <= (capacity // frames.HEADER >> 2) + 2
 
@@ -375,12 +393,9 @@ def _is_known(run: Run, end: int, checkpoint: format.Checkpoint, capacity: int) 
     return run.start >= end - capacity and run.end <= checkpoint.tail
 
 
-def _sort(
-    memory: Memory, runs: list[Run], pads: list[Run], case: Case, tail: int, checkpoint: format.Checkpoint
-) -> tuple[list[Run], list[Run]]:
-    """Return the runs that are kept, in order, and what is left over from earlier laps, pads included."""
+def _sort(memory: Memory, runs: list[Run], case: Case, tail: int, checkpoint: format.Checkpoint) -> tuple[list[Run], list[Run]]:
+    """Return the runs that are kept, in order, and what is left over from earlier laps."""
     capacity = memory.header.capacity
-    kept: list[Run] = []
     rejected: list[Run] = []
     found: list[Run] = []
     for run in runs:
@@ -393,13 +408,33 @@ def _sort(
             found.append(moved)
         else:
             rejected.append(run)
-    for run in sorted(found):
+    found.sort()
+    kept, again = _ascending(memory, found)
+    # A killed writer may have left a run just after the end, under numbers that were given again. It must not cost the records before it.
+    while again and found[0].first >= checkpoint.next_seq:
+        others, others_again = _ascending(memory, found[1:])
+        if sum(run.frames for run in others) <= sum(run.frames for run in kept):
+            break
+        rejected.append(found.pop(0))
+        kept, again = others, others_again
+    return kept, [*rejected, *again]
+
+
+def _ascending(memory: Memory, runs: list[Run]) -> tuple[list[Run], list[Run]]:
+    """Return the runs whose sequences ascend, and the parts of runs that come after a larger sequence."""
+    kept: list[Run] = []
+    rejected: list[Run] = []
+    for run in runs:
         again, further = _split(memory, run, kept[-1].last if kept else run.first - 1)
         rejected += again
         kept += further
-    announced = {(run.start % capacity, run.first) for run in kept}
-    rejected += [pad for pad in pads if (pad.end % capacity, pad.first) not in announced]
     return kept, rejected
+
+
+def _unannounced(pads: list[Run], kept: list[Run], capacity: int) -> list[Run]:
+    """Return the pads that announce no kept run."""
+    announced = {(run.start % capacity, run.first) for run in kept}
+    return [pad for pad in pads if (pad.end % capacity, pad.first) not in announced]
 
 
 def _split(memory: Memory, run: Run, last: int) -> tuple[list[Run], list[Run]]:
@@ -432,6 +467,11 @@ def _compare(recorded: tuple[int, int] | None, tail: int) -> str:
     if recorded is None:
         return "unknown"
     return "ahead" if recorded[0] > tail else "at" if recorded[0] == tail else "behind"
+
+
+def _has_made_room(memory: Memory, checkpoint: format.Checkpoint, tail: int) -> bool:
+    """Return whether writers gave up frames that the checkpoint knows. The echo of the head tells, even if they published nothing."""
+    return tail - checkpoint.head > memory.header.capacity or restored.head_echo(memory.front) > checkpoint.head
 
 
 def _damage(kept: list[Run], checkpoint: format.Checkpoint, tail: int, *, is_whole: bool) -> list[Damage]:
@@ -643,7 +683,7 @@ def exclusively(pair: Pair, timeout: float) -> Iterator[None]:
         locks.held(pair.lock, format.ADMIN_LOCK, timeout, lambda: f"{pair.path} is being recovered or looked after by another process"),
         locks.held(pair.lock, format.SYNC_LOCK, timeout, lambda: f"{pair.path} is being flushed by another process"),
         locks.held(pair.lock, format.KEYS_LOCK, timeout, lambda: f"{pair.path}: another process adds keys"),
-        locks.held(pair.lock, format.APPEND_LOCK, timeout, lambda: f"{pair.path} is locked by another process"),
+        locks.appending(pair.append_lock, timeout, lambda: f"{pair.path} is locked by another process"),
     ):
         yield
 

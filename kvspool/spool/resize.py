@@ -37,7 +37,7 @@ from kvspool import _frames_py as frames
 from kvspool import _machine, disk, holders, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, NameNotDurable, Poisoned, SpoolFull
-from kvspool.spool import epochs, format, search, seats, slots, turns
+from kvspool.spool import epochs, format, restored, search, seats, slots
 from kvspool.spool import pair as pairs
 from kvspool.spool.durability import Flusher
 from kvspool.spool.pair import Pair
@@ -128,7 +128,8 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
     )
     epoch = epochs.newest(old.control, old.header.log_id)
     system.port.make_directory(building, 0o700)
-    pairs.fill(building, header, 0o600, None if epoch is None else epoch[1])
+    touched = pairs.touchable(capacity) if format.DURABILITIES[old.header.durability] != "disk" else 0
+    pairs.fill(building, header, 0o600, None if epoch is None else epoch[1], touched)
     lock_file = format.LOCK_FILE if old.header.resizes else format.CONTROL_FILE
     system.port.link(old.path / lock_file, building / format.LOCK_FILE)
     for name in (format.DATA_FILE, format.CONTROL_FILE, ""):
@@ -194,6 +195,7 @@ class _Resizing:
                 # From now on a durable reader that commits looks at the path afterwards; what it stored before is copied.
                 _machine.fence()
                 done = self._finish(progress)
+                self._refuse_older()
                 system.port.exchange(self.new.path, path)
             except BaseException:
                 if self.old.is_in_place():
@@ -211,7 +213,7 @@ class _Resizing:
         with (
             locks.held(file, format.SYNC_LOCK, timeout, lambda: "another process flushes"),
             locks.held(file, format.KEYS_LOCK, timeout, lambda: "another process adds keys"),
-            turns.held(file, self.old.reader(0, 0), timeout, lambda: "another process appends"),
+            locks.appending(self.old.append_lock_by(file.number), timeout, lambda: "another process appends", file),
         ):
             yield
 
@@ -264,6 +266,12 @@ class _Resizing:
         self.words[frames.MOVED] = 1  # until the directory is on disk
         self._flush()
         return Resized(str(old.path), old.header.capacity, self.capacity, next_sequence - kept, max(0, kept - first))
+
+    def _refuse_older(self) -> None:
+        """Raise Corruption if spool.ctl was restored from an older copy meanwhile: records after its tail would be lost."""
+        if restored.is_behind(self.old.front, self.old.control):
+            older = f"{self.old.path / format.CONTROL_FILE} is older than the data: it was restored from a copy during the resize"
+            raise Corruption(f"{older}; nothing was changed: open the log again, which recovers it, and then resize it")
 
     def _refuse_unread(self, first: int, kept: int) -> None:
         """Raise SpoolFull if the policy keeps for a durable reader what had no room."""

@@ -82,6 +82,11 @@ def checkpoint(memory: Memory, echo: int) -> format.Checkpoint | None:
     return format.Checkpoint(0, start, first, tail, sequence + 1, timestamp, tail, b"", 0, 0)
 
 
+def head_echo(front: memoryview) -> int:
+    """Return how far writers have made room, at least, as far as spool.dat tells."""
+    return _echoes(front)[1]
+
+
 def _echoes(front: memoryview) -> tuple[int, int]:
     """Return the echoes of tail and head."""
     words = front.cast("Q")

@@ -84,6 +84,7 @@ def salvage(
             mode=status.st_mode & 0o666 | 0o600,
             policy=found.policy,
             reader_expiry=found.reader_expiry,
+            touched=pair.touchable(size),
         )
         with Spool(made, is_new=True) as log:
             if made.key_table is not None:

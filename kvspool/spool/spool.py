@@ -58,7 +58,6 @@ from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, end_of, 
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import Reader, ReaderStats, delete, listing, slowest
-from kvspool.spool.turns import Turn
 from kvspool.spool.verify import Progress, VerifyReport, verify_pair
 from kvspool.spool.writer import Writer
 
@@ -69,7 +68,6 @@ if TYPE_CHECKING:
     from kvspool.spool.following import AsyncFollowing
 
 T = TypeVar("T")
-Keep = Callable[[FrameWriter], None]  # told of a writer that keeps the append lock
 TIMEOUT = 10.0  # seconds that a writer waits for the lock before it says who holds it
 
 
@@ -169,9 +167,8 @@ class Spool(Single, Handle):
             _check(key, type, timestamp)
         writer = self._writer
         if writer is not None and writer.is_one_step:
-            append = writer.append_soon if durable or self.is_durable else writer.append
             era = -1 if packer is None else packer.era
-            sequence = append(key, value, type, codec, -1 if timestamp is None else timestamp, era)
+            sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp, era)
             if sequence >= 0:
                 if writer.bell:
                     self.ring(writer)
@@ -198,7 +195,17 @@ class Spool(Single, Handle):
         ring is published at once; more than that becomes visible, and safe, in pieces. An error that comes after some pieces is
         AppendedInPart, or has its attribute `appended`: the sequences that are stored; see `kvspool.errors`.
         """
-        return self.append_prepared(self.prepare(values, keys, type, timestamp), timeout, durable)
+        listed: Any = values if values.__class__ is list else list(values)
+        listed_keys: Any = keys if keys is None or keys.__class__ is list else list(keys)
+        writer = self._writer
+        if writer is not None and writer.is_one_step and not durable and not self.is_durable:
+            _check(None, type, timestamp)
+            appended = writer.append_many(listed_keys, listed, type, -1 if timestamp is None else timestamp)
+            if appended is not None:
+                if writer.bell:
+                    self.ring(writer)
+                return appended
+        return self.append_prepared(self.prepare(listed, listed_keys, type, timestamp), timeout, durable)
 
     def prepare(
         self, values: Iterable[Any], keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
@@ -218,11 +225,9 @@ class Spool(Single, Handle):
         self.refuse_larger(longest)
         return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored, packed)
 
-    def append_prepared(
-        self, batch: Prepared, timeout: float | None = None, durable: bool = False, keep: Keep | None = None
-    ) -> range:
-        """Append a prepared batch under one lock; see `append_many`. With `keep` the lock is kept, and that one told."""
-        return self._write(batch, timeout, durable, keep)
+    def append_prepared(self, batch: Prepared, timeout: float | None = None, durable: bool = False) -> range:
+        """Append a prepared batch under one lock; see `append_many`."""
+        return self._write(batch, timeout, durable)
 
     def append_rows(self, rows: list[Row], timeout: float | None = None) -> range:
         """Append records of another log as they are, each with its type, codec and timestamp, under one lock; see `append_many`.
@@ -265,7 +270,7 @@ class Spool(Single, Handle):
 
     def append_booked(self, batch: Batch, booking: Booking, timeout: float | None, durable: bool) -> None:
         """Append a producer's batch under one lock; see `_write` and `kvspool.producers`."""
-        booking.appended = self._write(batch, timeout, durable, None, booking)
+        booking.appended = self._write(batch, timeout, durable, booking)
 
     def change_accounts(self, change: Callable[[producing.Place, int], int], timeout: float | None = None) -> int:
         """Under the append lock: do what changes the list of producers, which gets its place and the next sequence; return its result.
@@ -280,29 +285,17 @@ class Spool(Single, Handle):
         return self._locked(work, self.timeout if timeout is None else timeout)
 
     def writer(self, timeout: float | None = None) -> Writer:
-        """Return a writer for bursts: it keeps the append lock between its appends, until another writer asks for it.
+        """Return a writer for many appends: `with log.writer() as w: w.append(value)`.
 
-        `with log.writer() as w: w.append(value)`: each record is published, and survives the death of any process, when its append
-        returns. timeout: seconds to wait for the lock and for room (default: the handle's). Raises Closed, LogVanished; PermissionError
+        timeout: seconds to wait for the lock and for room (default: the handle's). Raises Closed, LogVanished; PermissionError
         where one may only read.
         """
-        return Writer(self, self.timeout if timeout is None else timeout)
+        return Writer(self, timeout)
 
     def frame_writer(self) -> FrameWriter:
         """Return the writer of frames of this handle, which belongs to this process."""
         with self._thread_lock:
             return self._open_writer()
-
-    def give_up(self) -> None:
-        """Give the append lock back if a `writer()` of this handle keeps it."""
-        writer = self._writer
-        if writer is None or not writer.is_kept:
-            return
-        if writer.is_one_step:
-            writer.give_up()
-            return
-        with self._thread_lock:
-            writer.give_up()
 
     def append_arrow(
         self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW, timeout: float | None = None, durable: bool = False
@@ -340,7 +333,7 @@ class Spool(Single, Handle):
         longer than `timeout` seconds (default: the handle's).
         """
         with self._thread_lock:
-            self._open_writer().give_up()  # the append lock is never held across a flush
+            self._open_writer()
             flusher = self._open_flusher()
         sequence = flusher.sync(self.timeout if timeout is None else timeout)
         # What was resized meanwhile is on disk too, but perhaps not what others have appended since.
@@ -706,14 +699,12 @@ class Spool(Single, Handle):
         """Return the words that name this handle to who waits for its lock."""
         return system.port.random(16) + struct.pack("<4Q", *holders.ours())
 
-    def _write(
-        self, batch: Batch, timeout: float | None, durable: bool, keep: Keep | None = None, booking: Booking | None = None
-    ) -> range:
+    def _write(self, batch: Batch, timeout: float | None, durable: bool, booking: Booking | None = None) -> range:
         """Append a batch under one lock; see `Appending`. `durable`: and flush it. booking: of a producer's batch."""
         timeout = self.timeout if timeout is None else timeout
         appending = Appending(batch, None if booking is None else partial(self._kept, booking))
         try:
-            appended = self._wait_for_room(appending, timeout, keep)
+            appended = self._wait_for_room(appending, timeout)
             if (durable or self.is_durable) and appended:
                 self._flush(appended, timeout)
             return appended
@@ -724,14 +715,14 @@ class Spool(Single, Handle):
             say_what_is_stored(error, appending.stored, batch.rows, advice)
             raise
 
-    def _wait_for_room(self, appending: Appending, timeout: float, keep: Keep | None) -> range:
+    def _wait_for_room(self, appending: Appending, timeout: float) -> range:
         """Append a batch; wait for the lock, and for room where the policy says so. In between neither lock is held."""
         deadline = system.port.monotonic() + timeout
         pause = locks.FIRST_PAUSE
         left = timeout
         while True:
             try:
-                appended = self._locked(appending.attempt, left, keep)
+                appended = self._locked(appending.attempt, left)
             except Outdated:
                 self._packer = packer = self._new_packer(self._live())
                 assert packer is not None
@@ -759,7 +750,6 @@ class Spool(Single, Handle):
     def _flush(self, appended: range, timeout: float | None) -> None:
         """Return when the records that were just appended are on disk. Raises Poisoned, or NotDurable for any other error."""
         try:
-            self.give_up()  # the append lock is never held across a flush
             flusher = self._flusher
             if flusher is None:  # after a resize, or a close by another thread
                 with self._thread_lock:
@@ -773,7 +763,7 @@ class Spool(Single, Handle):
         except (KvspoolError, OSError) as error:
             raise NotDurable(appended, f"{self.path}: {error}") from error
 
-    def _locked(self, work: Callable[[FrameWriter], T], timeout: float, keep: Keep | None = None) -> T:
+    def _locked(self, work: Callable[[FrameWriter], T], timeout: float) -> T:
         """Do the work under the append lock, one thread at a time; ring afterwards if a reader asked for it. See `FrameWriter.locked`."""
         left = timeout
         deadline = system.port.monotonic() + timeout
@@ -781,10 +771,9 @@ class Spool(Single, Handle):
             while True:
                 writer = self._open_writer()
                 pair = self._live()
-                writer.let_others()
                 try:
-                    attempt = partial(writer.locked, partial(self._settled, pair, work), keep is not None)
-                    done: T = locks.wait_for(attempt, left, partial(self._describe_holder, pair), Turn(writer).rest)
+                    attempt = partial(writer.locked, partial(self._settled, pair, work))
+                    done: T = locks.wait_for(attempt, left, partial(self._describe_holder, pair), partial(locks.rest, writer.lock))
                 except Moved:
                     if self._live() is pair:
                         refuse_vanished(pair)
@@ -793,8 +782,6 @@ class Spool(Single, Handle):
                             raise LockTimeout(f"{self.path} was not in place within {timeout:g} s of being resized") from None
                     left = max(0.0, deadline - system.port.monotonic())
                     continue
-                if keep is not None:
-                    keep(writer)
                 if writer.bell:
                     self.ring(writer)
                 return done
@@ -820,7 +807,13 @@ class Spool(Single, Handle):
         """Say who took the append lock last: a hint, since it may have changed hands meanwhile."""
         reader = pair.reader(0, 0)
         words = [reader.word(frames.HOLDER + 2 + at) for at in range(4)]
-        return f"{self.path} is locked by {holders.describe(words)}"
+        who = holders.describe(words)
+        if not pair.append_lock.is_gate_open():
+            return (
+                f"handles of the compiled kvspool have {self.path} open; the last writer was {who}. This process runs the interpreted one, "
+                f"which appends only while they are closed: build its extension (python setup.py build_ext --inplace), or install a wheel"
+            )
+        return f"{self.path} is locked by {who}"
 
     def refuse_larger(self, content: int) -> None:
         """Raise TooLarge for a record with so many bytes of key and value that it can't be one of this log."""
@@ -838,7 +831,7 @@ class Spool(Single, Handle):
         Return none if the log was recovered after the table became `known`: keys stay in the values then, until they are packed anew.
         """
         with self._thread_lock:
-            writer = self._open_writer()
+            self._open_writer()
             flusher = self._open_flusher()
             pair, table = flusher.pair, flusher.pair.key_table
             assert table is not None
@@ -846,7 +839,6 @@ class Spool(Single, Handle):
                 return {}
             table.look()
             if not table.is_full and any(key not in table.indexes for key in keys):
-                writer.give_up()  # the append lock is never held across a flush
                 with locks.held(pair.lock, format.KEYS_LOCK, self.timeout, lambda: "another process adds keys"):
                     is_ours = not pair.may_have_moved or pair.is_in_place()
                     # A key table that was restored from a copy gets no key before a recovery: the append that comes next refuses it.

@@ -69,11 +69,11 @@ class _Look:
         reader = self.reader
         begin = reader.position
         while True:
-            sizes = reader.fetch(self.end, BATCH, _size)
-            self.records += len(sizes)
-            self.bytes += sum(sizes)
+            records, size = reader.check(self.end, BATCH)
+            self.records += records
+            self.bytes += size
             progress(reader.position - begin, self.end - begin)
-            if sizes:
+            if records:
                 continue
             if reader.stop == frames.OVERRUN:
                 if not self._catch_up():
@@ -129,10 +129,6 @@ class _Look:
         if found < self.end and reader.sequence_at(found, self.end) == reader.sequence:
             # Bytes that are no frames, and nothing is missing there: what a crash of the machine left behind.
             self._broken = None
-
-
-def _size(sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes, codec: int) -> int:
-    return len(key or b"") + len(value)
 
 
 def verify_pair(pair: Pair, progress: Progress | None = None) -> VerifyReport:

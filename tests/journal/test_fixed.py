@@ -142,7 +142,7 @@ def test_what_is_ours_lies_beside_the_directory(tmp_path: Path) -> None:
         reader.commit()
     assert {len(name) for name in os.listdir(tmp_path / "log")} == {16}
     lock = sidecars.lock_file(tmp_path / "log").name
-    assert sorted(os.listdir(tmp_path / ".log.kvspool")) == sorted(["kvspool.json", lock, "r.lck", "r.ofs"])
+    assert sorted(os.listdir(tmp_path / ".log.kvspool")) == sorted(["kvspool.json", lock, f"{lock}.tail", "r.lck", "r.ofs"])
     assert (tmp_path / ".log.kvspool").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*/*")} == {0o600}
 

@@ -21,6 +21,7 @@ from alarms import Interrupt, interrupted
 
 import kvspool
 from kvspool.journal import Journal, Retention
+from kvspool.journal.appender import IS_ONE_STEP
 
 FORMATS: dict[str, dict[str, Any]] = {
     "kvj": {"segment_bytes": 200},
@@ -97,6 +98,10 @@ def append(log: Any) -> None:
     log.append(b"--new---")
 
 
+def append_the_long_way(log: Any) -> None:
+    log.append_many([b"--new---"])
+
+
 def append_over_segments(log: Any) -> None:
     log.append_many([b"--new---"] * (700 if log.format.name == "fflg" else 9))
 
@@ -166,7 +171,7 @@ def prune(log: Any) -> None:
     log.prune(5)
 
 
-OF_ALL = [append, append_over_segments, recover, open_append_and_close]
+OF_ALL = [append, append_the_long_way, append_over_segments, recover, open_append_and_close]
 OF_SOME = {
     "kvj": [find_another_lock_file, sync, trim, read, commit, verify_and_repair, look_up_time, produce, archive],
     "sej": [look_up_time],
@@ -242,7 +247,7 @@ def test_a_journal_survives_an_exception_out_of_a_signal_handler_at_any_place(
         seen = interrupted_at(nth, run / "log", operation, decoy)
         shutil.rmtree(run)
         places = places or seen
-    assert places > 20
+    assert places > (1 if operation is append and IS_ONE_STEP else 20)
 
 
 def keep_settings(log: Any) -> None:
@@ -250,7 +255,7 @@ def keep_settings(log: Any) -> None:
 
 
 LATE = 40  # places at the end of an operation
-UNDER_LOCK = [("kvj", append), ("kvj", trim), ("kvj", keep_settings), ("fixed", rewind), ("fixed", prune)]
+UNDER_LOCK = [("kvj", append_the_long_way), ("kvj", trim), ("kvj", keep_settings), ("fixed", rewind), ("fixed", prune)]
 
 
 @pytest.mark.parametrize(("name", "operation"), UNDER_LOCK, ids=[f"{name} {operation.__name__}" for name, operation in UNDER_LOCK])

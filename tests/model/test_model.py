@@ -180,7 +180,7 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), sizes=st.lists(sizes, min_size=1, max_size=8), batch=st.integers(0, 3))
     def burst(self, which: int, sizes: list[int], batch: int) -> None:
-        """One record after the other while the lock is kept, then some by the handle itself."""
+        """One record after the other by a writer, then some by the handle itself."""
         with self.handles[which].writer() as writer:
             for size in sizes:
                 self.put(lambda values: range(found := writer.append(values[0], timestamp=0), found + 1), [size], [None])

@@ -1,4 +1,4 @@
-"""The models of the reader protocol and of the wake-ups, searched exhaustively by Spin; and their mutants, which must be found wrong.
+"""The models of readers, wake-ups and the append lock, searched exhaustively by Spin; and their mutants, which must be found wrong.
 
 A model that no mutant breaks proves nothing, so the mutants are half of the proof: each leaves out one rule of `docs/format.md`.
 """
@@ -18,6 +18,8 @@ pytestmark = pytest.mark.skipif(
 )
 MODELS = Path(__file__).parent
 PROTOCOL = ["HEAD_LATE", "NO_RECHECK", "CHECK_EARLY", "NO_FENCE", "PLAIN_TAIL", "ONE_MARK"]
+LOCK = ["NO_GENERATION", "NO_LOOK", "FREE_ANY"]
+LOCK_WAITERS = ["NO_WAITERS", "NO_RECHECK", "FORGETFUL"]
 WAKEUPS = ["NO_SECOND_LOOK", "NO_FENCE_READER", "NO_FENCE_WRITER", "TORN_EXCHANGE"]
 
 
@@ -36,7 +38,7 @@ def states(said: str) -> int:
     return int(re.search(r"(\d+) states, stored", said)[1])  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("model", "least"), [("protocol.pml", 100_000), ("wakeups.pml", 1000)])
+@pytest.mark.parametrize(("model", "least"), [("protocol.pml", 100_000), ("wakeups.pml", 1000), ("append_lock.pml", 100_000)])
 def test_no_order_of_steps_breaks_the_protocol(tmp_path: Path, model: str, least: int) -> None:
     said = search(tmp_path, model)
     assert "errors: 0" in said
@@ -59,3 +61,23 @@ def test_each_rule_of_sleeping_and_waking_is_needed_or_the_poll(tmp_path: Path, 
     assert "errors: 1" in said
     assert "invalid end state" in said, "a reader sleeps for ever"
     assert "errors: 0" in search(tmp_path, "wakeups.pml", mutant, "POLL")
+
+
+def test_a_waiter_for_the_append_lock_is_woken_without_a_poll(tmp_path: Path) -> None:
+    said = search(tmp_path, "append_lock.pml", "LIVE")
+    assert "errors: 0" in said
+    assert states(said) > 10_000
+
+
+@pytest.mark.parametrize("mutant", LOCK)
+def test_each_rule_of_the_append_lock_keeps_out_a_second_owner(tmp_path: Path, mutant: str) -> None:
+    said = search(tmp_path, "append_lock.pml", mutant)
+    assert "errors: 1" in said
+    assert "assertion violated (owners==1)" in said
+
+
+@pytest.mark.parametrize("mutant", LOCK_WAITERS)
+def test_each_rule_of_waiting_for_the_append_lock_is_needed(tmp_path: Path, mutant: str) -> None:
+    said = search(tmp_path, "append_lock.pml", mutant, "LIVE")
+    assert "errors: 1" in said
+    assert "invalid end state" in said, "a waiter sleeps for ever"

@@ -259,8 +259,7 @@ def test_nothing_that_was_acknowledged_is_lost_or_comes_twice_while_processes_ar
 
     for role in (_put, _put, _get, _get):
         begin(role)
-    deadline = time.monotonic() + 4
-    while time.monotonic() < deadline:
+    while kills <= 100 or len(got) <= 500:
         for _ in range(5):
             time.sleep(0.004)
             listen()
@@ -286,8 +285,6 @@ def test_nothing_that_was_acknowledged_is_lost_or_comes_twice_while_processes_ar
     assert len(lost) <= killed_getters
     for life, number in seen:
         assert number < about[life], "nobody put it"
-    assert kills > 20
-    assert len(got) > 500
     keeper.close()
     assert not any(name == path.name for name in os.listdir(path.parent))
     os.close(read_end)

@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 import pytest
 from children import Died, in_child, start
+from faults import TouchingPort
 
 import kvspool
 import shard
 from kvspool import Gap, GapError, locks, system
-from kvspool.descriptor import Descriptor
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog, OutOfRange, TooLarge, Unencodable, UnsafeFilesystem
 from kvspool.record import Codec
 from kvspool.spool import format
@@ -55,6 +55,15 @@ def names(root: Path) -> list[str]:
 
 
 # Making and opening.
+
+
+def test_the_rings_of_a_set_are_brought_into_memory_only_when_asked(tmp_path: Path) -> None:
+    port = TouchingPort(1 << 40)
+    with system.replaced(port):
+        shard.create(tmp_path / "root", prefix="p", bits=1, capacity=SMALL).close()
+        assert port.touched == []
+        shard.create(tmp_path / "root", prefix="q", bits=1, capacity=SMALL, prefill=True).close()
+        assert port.touched == [(4096, 8192)] * 2
 
 
 def test_create_makes_a_log_for_each_shard_and_the_root_for_its_owner_alone(tmp_path: Path) -> None:
@@ -395,14 +404,12 @@ def test_a_key_that_is_not_bytes_is_refused(shards: ShardSet, key: Any) -> None:
 def test_a_lock_that_another_writer_holds_ends_a_batch_with_what_was_appended(shards: ShardSet) -> None:
     keys = [key_of(index, 2) for index in range(4)]
     with shard.open(shards.root, timeout=0.01) as impatient:
-        file = Descriptor(shards.root / "p.2.002" / format.CONTROL_FILE, os.O_RDWR)
-        try:
-            with locks.held(file, format.APPEND_LOCK, 1, str), pytest.raises(AppendedToSomeShards, match="2 of 4 shards") as failure:
+        with kvspool.open(shards.root / "p.2.002") as other:
+            lock = other._live().append_lock
+            with locks.appending(lock, 1, str), pytest.raises(AppendedToSomeShards, match="2 of 4 shards") as failure:
                 impatient.append_many([0, 1, 2, 3], keys=keys)
-            with locks.held(file, format.APPEND_LOCK, 1, str), pytest.raises(kvspool.errors.LockTimeout):
+            with locks.appending(lock, 1, str), pytest.raises(kvspool.errors.LockTimeout):
                 impatient.append_many([2, 3], keys=keys[2:])
-        finally:
-            file.close()
     assert failure.value.parts == {0: [range(1)], 1: [range(1)]}
     assert isinstance(failure.value.__cause__, kvspool.errors.LockTimeout)
     assert values(shards) == [0, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +14,7 @@ import kvspool
 from kvspool import Gap, Record, Spool, errors
 from kvspool import _frames_py as frames
 from kvspool.spool import format
-from kvspool.spool.cursor import Cursor
+from kvspool.spool.cursor import Cursor, Reading
 
 VALUE = 40  # bytes of a frame with an 8-byte value; 102 of them and 16 bytes fill the ring of 4096
 
@@ -244,3 +245,73 @@ def test_a_reader_asks_for_the_bell_and_looks_again_before_it_sleeps(log: Spool)
         assert log._pair is not None
         assert log._pair.control[format.BELL_AT] == 1
         assert [record.sequence for record in following] == looks
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_iteration_that_is_overtaken_between_two_records_accounts_for_every_sequence(log: Spool, seed: int) -> None:
+    noise = random.Random(seed)
+    append(log, 100)
+    items: list[Record | Gap] = []
+    with Reading(log.cursor(0), None, "yield") as reading:
+        for item in reading:
+            items.append(item)
+            if noise.random() < 0.2 and log.stats().next_sequence < 4000:
+                append(log, noise.choice([1, 5, 60, 103, 250]))
+        assert reading.lost == sum(item.count for item in items if isinstance(item, Gap)) > 0
+    assert account(items) == (0, log.stats().next_sequence)
+
+
+def test_records_and_values_go_on_after_damage_anywhere(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536) as log:
+        append(log, 1000)
+        with open(log.path / format.DATA_FILE, "r+b") as file:
+            for sequence in (300, 301, 700):  # beyond what is copied out at first
+                file.seek(format.DATA_START + sequence * VALUE + 35)
+                file.write(b"?")
+        with log.read(on_gap="yield") as records, log.read_values(on_gap="yield") as values:
+            found = [item if isinstance(item, Gap) else item.value for item in records]
+            assert found == list(values)
+        expected: list[Any] = [b"%08d" % at for at in range(1000) if at not in (301, 700)]
+        expected[300] = Gap(300, 301, "damaged", str(log.path))
+        expected.insert(699, Gap(700, 700, "damaged", str(log.path)))
+        assert found == expected
+        assert len(list(log.read_values(limit=500, on_gap="skip"))) == 500
+        with log.read_values(on_gap="raise") as values:
+            assert [next(values) for _ in range(300)] == found[:300]
+            with pytest.raises(errors.GapError):
+                next(values)
+            assert next(values) == b"%08d" % 302
+
+
+@pytest.mark.parametrize("read", [Spool.read, Spool.read_values])
+def test_closing_the_log_ends_an_iteration_at_the_next_record(tmp_path: Path, read: Callable[[Spool], Reading]) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536) as log:
+        append(log, 1000)
+        items = iter(read(log))
+        for _ in range(600):
+            next(items)
+        log.close()
+        with pytest.raises(errors.Closed):
+            next(items)
+
+
+def test_an_iteration_hands_out_what_is_appended_while_it_runs(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536) as log:
+        append(log, 600)
+        with Reading(log.cursor(0), 650, "raise") as reading:
+            assert [record.sequence for record in reading] == list(range(600))
+            append(log, 100)
+            assert [record.sequence for record in reading] == list(range(600, 650))
+            assert reading.is_over
+
+
+def test_an_iteration_over_a_cursor_ends_when_the_log_is_closed_whatever_is_appended(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", capacity=65536) as writing, kvspool.open(tmp_path / "log") as log:
+        append(writing, 1000)
+        reading = log.cursor(0).reading(Record)
+        for _ in range(600):
+            next(reading)
+        log.close()
+        with pytest.raises(errors.Closed):
+            for item in reading:
+                writing.append(item.value)

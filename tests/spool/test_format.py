@@ -14,7 +14,7 @@ from kvspool import Codec, Record, system
 from kvspool.spool import format
 
 FORMATS = Path(__file__).parents[1] / "formats"
-GOLDEN = tomllib.loads((FORMATS / "spool-1.toml").read_text(encoding="utf-8"))
+GOLDEN = tomllib.loads((FORMATS / "spool-2.toml").read_text(encoding="utf-8"))
 
 
 class GoldenPort(ClockPort):

@@ -69,9 +69,9 @@ def header_of(path: Path, name: str, field: str, value: object) -> None:
 
 def test_a_newer_version_is_named_and_refused(path: Path) -> None:
     for name in (format.CONTROL_FILE, format.DATA_FILE):
-        for version in (0, 2, 0xFFFFFFFF):
+        for version, way in ((0, "older"), (1, "export"), (3, "upgrade"), (0xFFFFFFFF, "upgrade")):
             header_of(path, name, "version", version)
-            with pytest.raises(errors.UnknownVersion, match=f"{name} has format version {version}.*upgrade"):
+            with pytest.raises(errors.UnknownVersion, match=f"{name} has format version {version}.*{way}"):
                 kvspool.open(path)
         header_of(path, name, "version", format.VERSION)
     kvspool.open(path).close()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import kvspool
 from kvspool import Gap, Spool, _frames_py, system
 from kvspool.errors import SpoolFull, TooLarge
-from kvspool.spool import format, pair
+from kvspool.spool import format
 
 RING = 4096
 VALUE = bytes(88)  # 120 bytes with its header, of which 34 fit
@@ -90,10 +90,8 @@ class ClockPort(system.Port):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[ClockPort]:
+def clock(interpreted: None) -> Iterator[ClockPort]:
     """A clock that stands still; the loops are interpreted, since the compiled ones take the time straight from the system."""
-    monkeypatch.setattr(pair, "FrameReader", _frames_py.FrameReader)
-    monkeypatch.setattr(pair, "FrameWriter", _frames_py.FrameWriter)
     with system.replaced(ClockPort()) as port:
         yield port  # type: ignore[misc]
 

@@ -44,10 +44,8 @@ class Clock(system.Port):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+def clock(interpreted: None) -> Iterator[Clock]:
     """Let logs use the interpreted twin, which asks this clock."""
-    monkeypatch.setattr(pair, "FrameReader", _frames_py.FrameReader)
-    monkeypatch.setattr(pair, "FrameWriter", _frames_py.FrameWriter)
     with system.replaced(clock := Clock()):
         yield clock
 
@@ -187,7 +185,7 @@ def test_both_twins_count_the_same(tmp_path: Path) -> None:
     counted = []
     for twin in twins():
         ring, control = memoryview(bytearray(4096)), memoryview(bytearray(format.control_bytes(4096)))
-        writer = twin.FrameWriter(ring, control, 0, -1, memoryview(bytes(48)))
+        writer = twin.FrameWriter(ring, control, 0, None, memoryview(bytes(48)))
         for second in (5, 6, 6, 70, 4000):
             writer.begin()
             writer.put_many(None, [b"v"] * 20, 0, bytes(20), 1)

@@ -123,6 +123,102 @@ def test_what_a_killed_writer_left_where_the_data_of_a_checkpoint_is_missing_cos
     assert recovery.examine(disk).rejected == []
 
 
+SIZES = {"equal": [224], "of two sizes": [68, 310], "of many sizes": [9, 500, 77, 0, 230, 901]}  # of values; rings have 4096 bytes
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=list(SIZES))
+@pytest.mark.parametrize("synced", [[], [3], [10, 14], [20, 29], [2, 62]], ids=str)
+def test_a_restart_of_the_machine_with_all_pages_on_disk_costs_no_record(twin: ModuleType, sizes: list[int], synced: list[int]) -> None:
+    disk = images.blank(4096)
+    damaged, lost = [], []
+    for number in range(synced[-1] + 70 if synced else 70):
+        put(disk, [bytes([number]) * sizes[number % len(sizes)]])
+        if number in synced:
+            write_checkpoint(disk)
+        if twin is _frames_py and number % 5:
+            continue  # it is some ten times slower
+        there = disk.copy(twin)
+        found = recovery.recover(there, BOOT, 1)
+        damaged += [number] if found is None or found.damaged else []
+        lost += [number] if records(there) != records(disk) else []
+    assert (damaged, lost) == ([], [])
+
+
+def test_records_past_a_checkpoint_bring_up_no_frames_behind_a_pad(twin: ModuleType) -> None:
+    disk = images.blank(4096)
+    while disk.reader(0, 0).mark()[0] < 7400:
+        put(disk, [b"x" * 96])
+    write_checkpoint(disk)
+    tail, ring = disk.reader(0, 0).mark()[0] % 4096, bytes(disk.ring)
+    put(disk, [b"y" * 900])
+    put(disk, [b"y"])
+    disk.ring[tail + frames.HEADER :] = ring[tail + frames.HEADER :]  # the zeros behind the pad's header did not come to the disk
+    there = disk.copy(twin)
+    found = recovery.recover(there, BOOT, 1)
+    assert found is not None and found.damaged == []
+    assert records(there) == records(disk)
+
+
+def test_frames_that_a_killed_writer_left_after_the_end_cost_no_record_before_them(twin: ModuleType) -> None:
+    disk = images.blank(4096)
+    for _ in range(40):
+        put(disk, [b"x" * 96])
+    put(disk, [b"x" * 300, b"", b""], is_published=False)
+    put(disk, [b""] * 8)
+    there = disk.copy(twin)
+    found = recovery.recover(there, BOOT, 1)
+    assert found is not None and any(run.frames for run in found.rejected)
+    assert records(there) == records(disk)
+
+
+@pytest.mark.parametrize("left", [[b""] * 20, [b"x" * 500]], ids=["small", "large"])
+def test_frames_that_only_a_killed_writer_put_are_not_handed_out_for_want_of_others(twin: ModuleType, left: list[bytes]) -> None:
+    disk = images.blank(4096)
+    disk.twin = twin
+    put(disk, left, is_published=False)
+    ring = bytes(disk.ring)
+    put(disk, [b"x" * 900])
+    write_checkpoint(disk)
+    disk.ring[:] = bytes(64) + ring[64:]  # the data of the checkpoint did not come to the disk
+    recovery.recover(disk, BOOT, 1)
+    assert records(disk) == []
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("last", [33, 47, 60])
+def test_a_recovery_of_records_past_a_checkpoint_that_is_killed_gives_the_same_result_when_it_is_run_again(last: int) -> None:
+    whole = images.blank(4096)
+    whole.twin = _frames_py
+    for number in range(last):
+        put(whole, [bytes([number]) * 224])
+        if number in (10, 28):
+            write_checkpoint(whole)
+    whole.ring[300] ^= 1
+    once = whole.copy()
+    recovery.recover(once, BOOT, 1)
+    assert len(records(once)) >= 13
+    for stores in itertools.count():
+        again = whole.copy()
+        if not killed_at(again, stores, lambda disk: recovery.recover(disk, BOOT, 1)):
+            break
+        recovery.recover(again, BOOT, 1)
+        assert visible(again) == visible(once), stores
+    assert stores > 10
+
+
+def test_a_log_of_which_all_pages_are_on_disk_loses_nothing_in_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with kvspool.create(path, capacity=65536) as log:
+        for number in range(1100):
+            log.append(b"%d" % number * 70)
+            if number in (100, 671):
+                log.sync()
+        there = list(log.read(on_gap="skip"))
+    with system.replaced(Rebooted()), kvspool.open(path) as log:
+        assert log.recovery is not None and log.recovery.damaged == []
+        assert list(log.read(on_gap="skip")) == there
+
+
 def test_a_damaged_frame_that_reaches_over_others_does_not_take_them_along(twin: ModuleType) -> None:
     disk = images.blank(4096)
     disk.twin = twin

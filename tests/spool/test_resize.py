@@ -342,7 +342,7 @@ def test_a_log_that_is_deleted_after_it_was_resized_is_missed(log: Spool) -> Non
 
 def test_a_resize_waits_for_no_longer_than_it_may(log: Spool) -> None:
     file = log._live().open_lock()
-    with locks.held(file, format.APPEND_LOCK, 0, lambda: ""), pytest.raises(LockTimeout):
+    with locks.appending(log._live().append_lock_by(file.number), 0, str), pytest.raises(LockTimeout):
         kvspool.resize(log.path, 8192, timeout=0)
     file.close()
     assert (log.append(b"x"), log.capacity, neighbours(log.path)) == (0, 4096, [])

@@ -242,6 +242,29 @@ def test_a_handle_whose_control_block_is_overwritten_appends_nothing_until_the_l
         assert [record.value for record in log.read(on_gap="skip")] == [*[value(number) for number in range(10)], b"new"]
 
 
+@pytest.mark.parametrize("round", [0, 1], ids=["before", "after its first look"])
+def test_a_resize_beside_an_older_control_block_costs_no_record(tmp_path: Path, round: int) -> None:
+    with made(tmp_path / "log") as log:
+        fill(log, 5)
+        copy = copied(log, format.CONTROL_FILE, tmp_path)
+        fill(log, 5)
+    looks = []
+
+    def progress(position: int, end: int) -> None:
+        if len(looks) == round:
+            with (log.path / format.CONTROL_FILE).open("r+b") as file:
+                file.write(copy.read_bytes())
+        looks.append(position)
+
+    with pytest.raises(errors.Corruption, match="restored from a copy during the resize; nothing was changed"):
+        kvspool.resize(log.path, 2 * CAPACITY, progress=progress)
+    with opened(log.path) as again:
+        assert again.recovery is not None
+        assert kept(again) == list(range(10))
+        assert again.append(b"new") > 9
+    assert kvspool.resize(log.path, 2 * CAPACITY).records >= 11
+
+
 def test_a_user_who_may_only_read_is_told(tmp_path: Path) -> None:
     with made(tmp_path / "log") as log:
         copy = copied(log, format.CONTROL_FILE, tmp_path)

@@ -219,7 +219,7 @@ def test_a_pin_and_a_writer_see_each_other_at_every_store(make_ring: Callable[..
             Watched("ring", ring.data, before),  # type: ignore[arg-type]
             Watched("control", ring.control, before),  # type: ignore[arg-type]
             format.frame_seed(bytes(range(16))),
-            ring.lock_file,
+            ring.append_lock(),
             memoryview(bytes(range(1, 49))),
             data_fd=data,
         )

@@ -1,30 +1,27 @@
-"""Bursts: the lock is kept between appends, and everybody else gets it all the same."""
+"""Writers: the appends of a log in a `with` block, until it is closed."""
 
 from __future__ import annotations
 
-import _thread
 import gc
 import multiprocessing
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from children import Died, in_child, start
+from children import Died, start
 
 import kvspool
-from kvspool import Record, Spool, Writer, _frames, errors, system
+from kvspool import Record, Spool, Writer, _frames, errors
 from kvspool import _frames_py as frames
-from kvspool.spool import format, writer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
@@ -33,22 +30,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning
 def log(tmp_path: Path) -> Iterator[Spool]:
     with kvspool.create(tmp_path / "log", capacity="1MiB") as log:
         yield log
-
-
-@pytest.fixture
-def never_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody gives the lock up because nothing is appended."""
-    monkeypatch.setattr(writer.Relief, "watch", lambda self: None)
-
-
-def is_locked(log: Spool) -> bool:
-    assert log._pair is not None
-    return system.port.is_locked(log._pair.control_fd, format.APPEND_LOCK)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    while not is_so():  # or the test's own timeout says that it never was
-        time.sleep(0.001)
 
 
 def words(log: Spool) -> memoryview:
@@ -138,45 +119,7 @@ def test_a_follower_that_sleeps_is_woken(log: Spool) -> None:
     assert [record.sequence for record in got] == list(range(50))
 
 
-# The lock, and who else gets it.
-
-
-@pytest.mark.usefixtures("never_idle")
-def test_the_lock_is_kept_between_appends_and_free_when_the_writer_is_closed(log: Spool) -> None:
-    with kvspool.open(log.path, timeout=0) as other:
-        with log.writer() as w:
-            assert not is_locked(other)
-            w.append(b"mine")
-            assert is_locked(other)
-            with pytest.raises(errors.LockTimeout, match=f"process {os.getpid()} "):
-                other.append(b"refused")
-        assert other.append(b"theirs") == 1
-        assert w.closed
-
-
-@pytest.mark.usefixtures("never_idle")
-def test_the_same_handle_appends_under_the_lock_that_it_keeps(log: Spool) -> None:
-    with log.writer() as w, log.writer() as second:
-        assert w.append(b"") == 0
-        assert log.append(b"") == 1
-        assert log.append_many([b"", b""]) == range(2, 4)
-        assert second.append(b"") == 4
-        assert is_locked(log)
-        thread = threading.Thread(target=lambda: log.append_many([b"of another thread"]))
-        thread.start()
-        thread.join()
-        assert w.append(b"") == 6
-    assert not is_locked(log)
-
-
-def test_an_idle_holder_stands_in_nobodys_way(log: Spool) -> None:
-    with kvspool.open(log.path, timeout=60) as other, log.writer() as w:
-        for number in range(0, 40, 2):
-            assert w.append(b"mine") == number
-            assert other.append(b"theirs") == number + 1  # by this very thread
-
-
-def test_a_busy_holder_gives_way_to_who_asks(log: Spool) -> None:
+def test_another_handle_gets_its_appends_in_beside_a_busy_writer(log: Spool) -> None:
     got: list[int] = []
 
     def append() -> None:
@@ -192,19 +135,6 @@ def test_a_busy_holder_gives_way_to_who_asks(log: Spool) -> None:
             w.append(b"mine")
     assert len(got) == 22
     assert got == sorted(set(got))
-
-
-@pytest.mark.parametrize("policy", ["overwrite", "block"])
-def test_readers_open_and_move_while_the_lock_is_kept(tmp_path: Path, policy: str) -> None:
-    with kvspool.create(tmp_path / "kept", capacity="64KiB", policy=policy, timeout=60) as log, log.writer() as w:
-        w.append(b"first")
-        with log.reader("r") as reader:
-            assert [record.value for record in reader.read()] == [b"first"]
-            reader.commit()
-            w.append(b"second")
-            reader.seek(0)
-            reader.commit()
-            assert [record.value for record in reader.read()] == [b"first", b"second"]
 
 
 def test_threads_share_one_writer_while_other_handles_append(log: Spool) -> None:
@@ -248,18 +178,6 @@ def test_each_of_four_processes_gets_its_records_in(log: Spool) -> None:
     assert {record.sequence: record.value for record in followed} == written
 
 
-def test_a_word_that_says_nonsense_costs_hand_overs_and_nothing_else(log: Spool) -> None:
-    noise = random.Random(3)
-    control = words(log)
-    with kvspool.open(log.path, timeout=60) as other, log.writer() as w:
-        for number in range(0, 300, 2):
-            control[frames.ASKED] = noise.choice((1, 2**63, 2**64 - 1))
-            control[frames.RELEASED] = noise.choice((0, 2**32 - 1, 2**64 - 1, noise.randrange(2**64)))
-            assert w.append(b"x") == number
-            assert (other if number % 50 == 0 else log).append(b"x") == number + 1
-    control.release()
-
-
 # Holders that die, stop or fork.
 
 
@@ -286,7 +204,7 @@ def holder(log: Spool) -> Iterator[Any]:
         pass
 
 
-def test_a_holder_killed_in_a_burst_frees_the_lock_and_loses_nothing(log: Spool, holder: Any) -> None:
+def test_a_killed_writer_frees_the_lock_and_loses_nothing(log: Spool, holder: Any) -> None:
     child, said = holder
     acknowledged = 0
     while acknowledged < 100:
@@ -302,53 +220,6 @@ def test_a_holder_killed_in_a_burst_frees_the_lock_and_loses_nothing(log: Spool,
     assert [record.sequence for record in log] == list(range(end + 1))
 
 
-def test_a_holder_stopped_in_a_burst_is_named_and_never_robbed(log: Spool, holder: Any) -> None:
-    child, said = holder
-    os.read(said, 8)
-    locked = False
-    while not locked:  # it may be stopped while it has given the lock up
-        os.kill(child.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-        locked = is_locked(log)
-        if not locked:
-            os.kill(child.pid, signal.SIGCONT)
-            os.read(said, 8)
-    end = log.stats().next_sequence
-    log.timeout = 0.05
-    with log.writer() as w:
-        for append in (log.append, w.append):
-            with pytest.raises(errors.LockTimeout, match=rf"no lock within 0\.05 s: .*process {child.pid} \(T \(stopped\)\)"):
-                append(b"x")
-    assert log.stats().next_sequence == end
-    log.timeout = 60
-    os.set_blocking(said, False)
-    os.kill(child.pid, signal.SIGCONT)
-    assert log.append(b"x") >= end
-
-
-@pytest.mark.usefixtures("never_idle")
-def test_a_forked_child_neither_has_nor_frees_the_lock_that_its_parent_keeps(log: Spool) -> None:
-    log.timeout = 0.02
-
-    def child() -> list[str]:
-        said = []
-        with pytest.raises(errors.LockTimeout) as error:
-            w.append(b"stolen")
-        said.append(str(error.value))
-        w.close()
-        log.close()
-        gc.collect()
-        return said
-
-    with log.writer() as w:
-        w.append(b"a")
-        for _ in range(2):
-            assert f"process {os.getpid()}" in in_child(child)[0]
-            assert is_locked(log)
-        assert w.append(b"b") == 1
-    assert not is_locked(log)
-
-
 @pytest.mark.parametrize("has_appended", [True, False])
 def test_parent_and_child_go_on_with_a_writer_from_before_the_fork(log: Spool, has_appended: bool) -> None:
     def appended(name: bytes) -> dict[int, bytes]:
@@ -356,43 +227,18 @@ def test_parent_and_child_go_on_with_a_writer_from_before_the_fork(log: Spool, h
 
     with log.writer(timeout=60) as w:
         got = appended(b"before") if has_appended else {}
-        wait = start(lambda: (appended(b"child"), threads()))
+        wait = start(lambda: appended(b"child"))
         got |= appended(b"parent")
-        of_child, threads_of_child = wait()
-        assert threads_of_child == 2
-    got |= of_child
+        got |= wait()
     assert sorted(got) == list(range(len(got)))
     assert {record.sequence: record.value for record in log} == got
 
 
-# The thread, and the end.
+# The end.
 
 
-def test_the_thread_runs_only_while_a_writer_that_has_appended_is_open(log: Spool) -> None:
-    before = threads()
-    with log.writer() as w:
-        log.append(b"")
-        assert threads() == before
-        w.append(b"")
-        w.append(b"")
-        assert threads() == before + 1
-    wait_until(lambda: threads() == before)
-
-
-def test_without_a_thread_the_lock_is_not_kept(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(_thread, "start_new_thread", refuse)
-    with kvspool.open(log.path, timeout=0) as other, log.writer() as w:
-        for number in range(0, 10, 2):
-            assert w.append(b"x") == number
-            assert other.append(b"x") == number + 1
-
-
-@pytest.mark.usefixtures("never_idle")
 @pytest.mark.parametrize("end", ["close", "drop", "raise", "close the log"])
-def test_whatever_ends_a_writer_frees_the_lock(log: Spool, end: str) -> None:
+def test_a_writer_that_ended_refuses_and_stands_in_nobodys_way(log: Spool, end: str) -> None:
     with kvspool.open(log.path, timeout=0) as other:
         if end == "raise":
             with pytest.raises(ZeroDivisionError), log.writer() as w:
@@ -448,16 +294,14 @@ def test_a_writer_is_handed_to_no_other_process(log: Spool) -> None:
 # Errors, as in `append`.
 
 
-@pytest.mark.usefixtures("never_idle")
 @pytest.mark.parametrize("policy", ["raise", "block"])
-def test_a_full_log_refuses_and_its_lock_is_free_meanwhile(tmp_path: Path, policy: str) -> None:
+def test_a_full_log_refuses_until_its_reader_moves(tmp_path: Path, policy: str) -> None:
     with kvspool.create(tmp_path / "full", capacity=4096, policy=policy, timeout=0.05) as log, log.reader("r") as reader, log.writer() as w:
         with pytest.raises(errors.SpoolFull, match="r"):
             for _ in range(100):
                 w.append(bytes(100))
         end = log.stats().next_sequence
         assert end > 20
-        assert not is_locked(log)
         list(reader.read())
         reader.commit()
         assert w.append(bytes(100)) == end
@@ -481,7 +325,6 @@ def test_a_blocked_writer_goes_on_when_the_reader_does(tmp_path: Path) -> None:
         assert got == list(range(200))
 
 
-@pytest.mark.usefixtures("never_idle")
 def test_a_poisoned_log_takes_no_more_records(log: Spool) -> None:
     with log.writer() as w:
         w.append(b"x")
@@ -516,23 +359,6 @@ def test_a_damaged_control_block_is_an_error_and_not_written_to(log: Spool) -> N
     assert [record.value for record in log] == [b"x", b"y"]
 
 
-@pytest.mark.usefixtures("never_idle")
-def test_the_lock_is_never_held_across_a_flush(log: Spool) -> None:
-    held: list[bool] = []
-
-    class Watching(system.Port):
-        def flush_data(self, fd: int) -> None:
-            held.append(is_locked(log))
-            super().flush_data(fd)
-
-    with log.writer() as w, system.replaced(Watching()):
-        for number in range(3):
-            w.append(b"x")
-            assert (w if number else log).sync() == number + 1
-    assert len(held) >= 6
-    assert not any(held)
-
-
 def test_who_may_only_read_gets_no_writer(log: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert log._pair is not None
     log._pair.can_write = False
@@ -540,10 +366,3 @@ def test_who_may_only_read_gets_no_writer(log: Spool, monkeypatch: pytest.Monkey
         log.writer()
 
 
-def test_with_a_log_whose_appends_wait_for_the_disk_the_lock_is_not_kept(tmp_path: Path) -> None:
-    with kvspool.create(tmp_path / "durable", capacity=65536, durability="disk") as durable, durable.writer() as writer:
-        for at in range(3):
-            assert writer.append(b"%d" % at) == at
-            assert durable.stats().synced_sequence == at + 1
-            with kvspool.open(durable.path, timeout=0) as other:
-                assert system.port.try_lock(other._live().lock_fd, format.APPEND_LOCK), "nobody holds it"

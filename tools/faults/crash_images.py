@@ -194,7 +194,7 @@ class Disk:
         return self.twin.FrameSurvey(self.ring, self.control, self.seed)
 
     def writer(self, holder: bytes = bytes(48)) -> Any:
-        return self.twin.FrameWriter(self.ring, self.control, self.seed, -1, memoryview(holder), self.policy != 0, 0, front=self.front)
+        return self.twin.FrameWriter(self.ring, self.control, self.seed, None, memoryview(holder), self.policy != 0, 0, front=self.front)
 
     def is_in_place(self) -> bool:
         """Return whether the log lies in these files."""

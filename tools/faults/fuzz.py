@@ -50,7 +50,7 @@ frames.TRIES = 1  # nobody changes these slots meanwhile; a hundred looks at eac
 def memory(data: bytes) -> tuple[memoryview, memoryview]:
     """Return a ring and a control block that hold some records, with the input laid over both."""
     ring, control = memoryview(bytearray(CAPACITY)), memoryview(bytearray(format.control_bytes(CAPACITY)))
-    writer = frames.FrameWriter(ring, control, SEED, -1, memoryview(bytes(48)))
+    writer = frames.FrameWriter(ring, control, SEED, None, memoryview(bytes(48)))
     writer.begin()
     writer.put_many([b"key", None, b""], [b"one", b"two" * 50, b""], 7, b"\0\0\0", 1)
     writer.publish()
@@ -75,7 +75,7 @@ def reader(data: bytes) -> None:
 
 def writer(data: bytes) -> None:
     ring, control = memory(data)
-    one = frames.FrameWriter(ring, control, SEED, -1, memoryview(bytes(48)))
+    one = frames.FrameWriter(ring, control, SEED, None, memoryview(bytes(48)))
     one.begin()
     one.put_many(None, [b"new", bytes(500)], 0, b"\0\0", 1)
     one.publish()

@@ -23,7 +23,7 @@ class Nested(Format):
     suffix: ClassVar[str]
 
     def __init__(self, segment_bytes: int | str) -> None:
-        self.segment_bytes = sizes.parse(segment_bytes)
+        self.segment_bytes = self.full_at = sizes.parse(segment_bytes)
         if not 1 <= self.segment_bytes <= LARGEST_SEGMENT:
             raise ValueError(f"a segment has 1 to {LARGEST_SEGMENT} bytes, not {segment_bytes}")
 

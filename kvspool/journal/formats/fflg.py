@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from kvspool import _fflg, disk, sizes, system
+from kvspool import _fflg, _tail_py, disk, sizes, system
 from kvspool._fflg_py import SIZE
 from kvspool.errors import Corruption, NotAFile, TooLarge, UnknownVersion
 from kvspool.journal.appender import walk
@@ -70,12 +70,14 @@ class Fflg(Bare):
     """
 
     name: ClassVar[str] = "fflg"
+    number: ClassVar[int] = _tail_py.FFLG
     has_other_names: ClassVar[bool] = True
     reads_zeros: ClassVar[bool] = True
     header_bytes = HEADER.size
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES, total_bytes: int | str = 0, keep_consumed: int = 0) -> None:
         self.segment_bytes, self.total_bytes = sizes.parse(segment_bytes), sizes.parse(total_bytes)
+        self.full_at = self.segment_bytes
         if not LEAST_SEGMENT <= self.segment_bytes <= LARGEST_SEGMENT:
             raise ValueError(f"a segment has {LEAST_SEGMENT:,} to {LARGEST_SEGMENT} bytes, not {segment_bytes}")
         if self.total_bytes and self.total_bytes < self.segment_bytes:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from kvspool import _fixed, disk, sizes, system
+from kvspool import _fixed, _tail_py, disk, sizes, system
 from kvspool._fixed_py import CHECKSUM
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, TooLarge
@@ -46,13 +46,14 @@ class Fixed(Bare):
     """The fixed format. item_bytes: of each item; items_per_blob: of each blob but the last. Neither can be seen in the blobs."""
 
     name: ClassVar[str] = "fixed"
+    number: ClassVar[int] = _tail_py.FIXED
     has_checksums = True
 
     def __init__(self, item_bytes: int | str, items_per_blob: int | str) -> None:
         self.item_bytes = sizes.parse(item_bytes)
         self.items_per_blob = sizes.parse(items_per_blob)
         self.record_bytes = self.item_bytes + CHECKSUM
-        self.most_bytes = self.items_per_blob * self.record_bytes
+        self.most_bytes = self.full_at = self.items_per_blob * self.record_bytes
         if not 1 <= self.item_bytes <= LONGEST_ITEM:
             raise ValueError(f"an item has 1 to {LONGEST_ITEM} bytes, not {item_bytes}")
         if self.items_per_blob < 1 or self.most_bytes >= 1 << 63:

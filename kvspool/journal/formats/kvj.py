@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-from kvspool import _kvj
+from kvspool import _kvj, _tail_py
 from kvspool._kvj_py import HEAD as HEAD_BYTES
 from kvspool._kvj_py import LARGEST, LONGEST_KEY, NO_KEY
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
@@ -58,6 +58,7 @@ class Kvj(Nested):
     """The kvj format; a new segment begins once one has reached `segment_bytes`."""
 
     name: ClassVar[str] = "kvj"
+    number: ClassVar[int] = _tail_py.KVJ
     suffix: ClassVar[str] = "kvj"
     has_keys = has_types = has_timestamps = has_codecs = has_checksums = has_archives = may_leave_out = has_columns = has_producers = True
     header_bytes = HEADER.size

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from kvspool import _sej
+from kvspool import _sej, _tail_py
 from kvspool._sej_py import LONGEST_KEY, LONGEST_VALUE, SIZES
 from kvspool.errors import TooLarge
 from kvspool.journal import format
@@ -40,6 +40,7 @@ class Sej(Nested):
     """The sej format; a new segment begins once one has reached `segment_bytes`."""
 
     name: ClassVar[str] = "sej"
+    number: ClassVar[int] = _tail_py.SEJ
     suffix: ClassVar[str] = "jnl"
     has_keys = has_types = has_timestamps = True
     ends_with_size: ClassVar[bool] = True

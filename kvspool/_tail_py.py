@@ -1,0 +1,276 @@
+"""The tail of a journal: where it ends, in memory that its writers share, and the append of one record there as one step.
+
+The words say where the last segment ends, which sequence comes next, and what the latest timestamp is. There are two copies, and `COUNT`
+says which of them counts; so they change all at once, whatever instruction a writer is killed at. The checksum of a copy includes the run
+of the machine and the number of the file: what was restored, or comes from elsewhere, counts for nothing.
+
+Under the append lock (`_lock_py`), an append goes the short way only if
+
+- the tail is told here, and not in the lock file's page (`ELSEWHERE`): whoever does anything but the short append says so there first;
+- nobody was killed in the midst of an append (`WRITING`), and no write failed;
+- the segment is the one that this handle has open: it ends where the words say, its path leads to it, and the lock file has a name. These
+  looks cost more than the write. So they count for `FRESH` ns in a row of appends without a `GAP`;
+- the record has room in the segment, so that no new one begins.
+
+Otherwise it returns `SLOW`, and nothing counts as done: the long way (`journal.appender`) finds out what is true. That is also the
+answer if the write fails, or is cut short: the long way cuts off what is torn, and tries again, with all its errors.
+
+This source is also compiled, like `_frames_py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import kvspool._fflg_py as fflg
+import kvspool._fixed_py as fixed
+import kvspool._kvj_py as kvj
+import kvspool._machine as native
+import kvspool._network as network
+import kvspool._sej_py as sej
+from kvspool.handles import refuse_copy
+
+# Words of the memory.
+LOCK = 0  # the append lock
+COUNT = 1  # bit 0: ELSEWHERE; bit 1: WRITING; bit 2: which copy counts; STEP more with every change of them
+HOLDER = 2  # who appended last: four words, see `holders`
+HOLDER_WORDS = 4
+COPIES = 8  # two of them
+COPY_WORDS = 8
+BASE, END, NEXT, LATEST, CHECK = 0, 1, 2, 3, 4  # words of a copy; LATEST is a timestamp, and so signed
+WORDS = 24
+
+ELSEWHERE, WRITING = 1, 2
+STEP = 4
+HIGH = 0xFFFFFFFF00000000  # set in CHECK, so that no word of zeros is one
+
+SLOW, BUSY = -1, -2  # what `append` returns in place of a sequence
+KVJ, SEJ, FFLG, FIXED = 1, 2, 3, 4  # formats
+LARGEST = 1 << 20  # bytes of a value; a larger one takes the long way
+FRESH = 50_000  # ns; about what the long way needs between its look and its write
+GAP = 2_000  # ns between two appends, in which nothing can be renamed or removed by who calls them
+MOST = 0xFFFFFFFFFFFFFF00  # sequences from here on take the long way
+SMALL = 64  # more bytes than any frame has around its key and value
+LONGEST_KEY = 127  # bytes, which every format with keys has room for, and more than that takes the long way in sej
+LONGEST_KVJ_KEY = 65534
+
+
+class Tail:
+    """The tail of one journal, for one handle. Threads that share it exclude each other."""
+
+    def __init__(self, memory: memoryview, lock: Any, lock_fd: int, seed: int, holder: memoryview) -> None:
+        """Look at writable memory of `WORDS` words, of which `lock`, an AppendLock, has the first.
+
+        lock_fd: the journal's lock file. seed: of the checksums; it tells this memory from any other. holder: the words that name us.
+        """
+        if len(memory) < 8 * WORDS or not native.is_writable(memory) or len(holder) != 8 * HOLDER_WORDS:
+            raise ValueError(f"the tail of a journal is {8 * WORDS} bytes that may be written to, and its holder {8 * HOLDER_WORDS}")
+        self.owner: Any = memory
+        self.data: Any = native.bytes_at(memory)
+        self.words: Any = native.words_at(memory)
+        self.lock = lock
+        self.lock_fd = lock_fd
+        self.seed = seed
+        self.holder_owner: Any = holder
+        self.holder: Any = native.words_at(holder)
+        self.process = native.process_id()
+        self.room = bytearray(512)
+        self.is_busy = False
+        self.format = 0
+        self.item_bytes = 0
+        self.fd = -1  # of the last segment
+        self.path = b""
+        self.device = 0
+        self.number = 0
+        self.base = 0
+        self.left_at = 0  # when the last append ended
+        self.looked_at = 0  # when it was in place, by the clock that never goes back
+        self.limit = 0  # bytes that the segment doesn't come to by the short way; 0: there is none
+        self.is_open = True
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
+    # For who holds the append lock.
+
+    def attach(self, format: int, item_bytes: int, fd: int, path: bytes, device: int, number: int, base: int, limit: int) -> None:
+        """Append to this segment: an open file of a format, with its path and what tells it from other files."""
+        self.limit = self.looked_at = self.left_at = 0
+        self.format = format
+        self.item_bytes = item_bytes
+        self.fd = fd
+        self.path = path
+        self.device = device
+        self.number = number
+        self.base = base
+        self.limit = limit
+
+    def detach(self) -> None:
+        """Append nothing more to the segment, which is about to be closed."""
+        self.limit = 0
+        self.fd = -1
+
+    def found(self) -> tuple[int, int, int, int] | None:
+        """Return the base of the last segment, its end, the next sequence and the latest timestamp; None if they are told elsewhere."""
+        if not self.is_open:
+            return None
+        count = native.load(self.words, COUNT)
+        at = self.copy(count)
+        if count & ELSEWHERE or not self.is_sound(at):
+            return None
+        words = self.words
+        latest = native.signed(native.load(words, at + LATEST))
+        return native.load(words, at + BASE), native.load(words, at + END), native.load(words, at + NEXT), latest
+
+    def tell_elsewhere(self) -> None:
+        """Say that the page of the lock file counts from now on."""
+        if self.is_open:
+            native.store(self.words, COUNT, native.load(self.words, COUNT) | ELSEWHERE)
+
+    def tell(self, base: int, end: int, sequence: int, latest: int) -> None:
+        """Say where the journal ends."""
+        if self.is_open:
+            self.publish(base, end, sequence, latest)
+
+    def is_told(self) -> bool:
+        """Return whether the words count, and no append is under way."""
+        return self.is_open and native.load(self.words, COUNT) & (ELSEWHERE | WRITING) == 0
+
+    def sign(self) -> None:
+        """Note that we have the append lock, for who waits for it."""
+        if self.is_open:
+            for at in range(HOLDER_WORDS):
+                native.store(self.words, HOLDER + at, native.load(self.holder, at))
+
+    def signed_by(self) -> tuple[int, int, int, int]:
+        """Return the words of who had the append lock last; zeros if that isn't known."""
+        if not self.is_open:
+            return 0, 0, 0, 0
+        words = self.words
+        return native.load(words, HOLDER), native.load(words, HOLDER + 1), native.load(words, HOLDER + 2), native.load(words, HOLDER + 3)
+
+    # The short way.
+
+    def append(self, value: bytes, key: bytes | None, type: Any, codec: int) -> int:
+        """Append one record with the present time, if it can be done in one step, and return its sequence; otherwise SLOW, or BUSY if
+        another handle has the append lock. Nothing was done then that counts."""
+        if self.is_busy:  # compiled, by another thread; otherwise a signal handler is in the midst of it
+            return BUSY if native.is_one_step() else SLOW
+        if self.limit == 0 or not self.is_open or native.process_id() != self.process:
+            return SLOW
+        size = self.most(value, key, type)
+        if size < 0:
+            return SLOW
+        self.is_busy = True
+        try:
+            return self.append_locked(value, key, type, codec, size) if self.lock.take() else BUSY
+        finally:
+            try:
+                self.leave()
+            except BaseException:  # out of a signal handler, perhaps before the lock was freed
+                self.leave()
+                raise
+
+    def leave(self) -> None:
+        self.lock.free()
+        self.is_busy = False
+
+    def most(self, value: bytes, key: bytes | None, type: Any) -> int:
+        """Return bytes that the frame of a record has at most; -1 for one that takes the long way, which may refuse it."""
+        if not isinstance(type, int) or not 0 <= type <= 255:
+            return -1
+        if not native.is_bytes(value) or not (key is None or native.is_bytes(key)):
+            return -1
+        size = native.length(value)
+        if self.format == FIXED and size != self.item_bytes or size > LARGEST:
+            return -1
+        if self.format != KVJ and self.format != SEJ:
+            return -1 if key is not None or type != 0 else SMALL + size
+        if key is not None:
+            key_size = native.length(key)
+            if key_size > (LONGEST_KVJ_KEY if self.format == KVJ else LONGEST_KEY):
+                return -1
+            size += key_size
+        return SMALL + size
+
+    def append_locked(self, value: bytes, key: bytes | None, type: int, codec: int, size: int) -> int:
+        count = native.load(self.words, COUNT)
+        at = self.copy(count)
+        if count & (ELSEWHERE | WRITING) or not self.is_sound(at) or native.load(self.words, at + BASE) != self.base:
+            return SLOW
+        end = native.load(self.words, at + END)
+        sequence = native.load(self.words, at + NEXT)
+        latest = native.signed(native.load(self.words, at + LATEST))
+        if end >= self.limit or size >= self.limit - end or sequence >= MOST:
+            return SLOW
+        if not self.is_in_place(end):
+            return SLOW
+        if size > len(self.room):
+            self.room = bytearray(2 * size)
+        data = network.room_in(self.room)
+        if self.format == KVJ or self.format == SEJ:
+            now = native.now()
+            if now > latest:
+                latest = now
+        if self.format == KVJ:
+            size = kvj.put(data, 0, sequence, latest, type, codec, key, value)
+        elif self.format == SEJ:
+            size = sej.put(data, 0, sequence, latest, type, key, value)
+        elif self.format == FFLG:
+            size = fflg.put(data, 0, value)
+        else:
+            size = fixed.put(data, 0, self.item_bytes, value)
+        self.sign()
+        native.store(self.words, COUNT, count | WRITING)
+        if not native.write_at(self.fd, self.room, size, end):
+            return SLOW
+        if not self.is_open:  # by a destructor in another thread: the record is there, and the next writer finds it
+            return sequence
+        self.publish(self.base, end + size, sequence + 1, latest)
+        self.left_at = native.monotonic()
+        return sequence
+
+    def is_in_place(self, end: int) -> bool:
+        """Return whether the segment ends there and lies at its path, and the lock file has a name; see `FRESH`."""
+        now = native.monotonic()
+        if now - self.left_at < GAP and now - self.looked_at < FRESH and native.is_one_step():
+            return True
+        if native.size_at(self.path, self.device, self.number) != end or not native.has_name(self.lock_fd):
+            return False
+        self.looked_at = now
+        return True
+
+    # The words.
+
+    def copy(self, count: int) -> int:
+        """Return the word that the copy begins at which counts."""
+        return COPIES + COPY_WORDS * ((count >> 2) & 1)
+
+    def is_sound(self, at: int) -> bool:
+        """Return whether the copy at a word is one that we, or another writer of this journal, have stored in this run of the machine."""
+        return native.load(self.words, at + CHECK) == self.check(at)
+
+    def check(self, at: int) -> int:
+        return HIGH | native.crc32c(self.seed, self.data, 8 * at, 8 * CHECK)
+
+    def publish(self, base: int, end: int, sequence: int, latest: int) -> None:
+        """Store the other copy, and then say that it counts."""
+        words = self.words
+        count = native.load(words, COUNT)
+        at = self.copy(count + STEP)
+        native.store(words, at + BASE, base)
+        native.store(words, at + END, end)
+        native.store(words, at + NEXT, sequence)
+        native.store(words, at + LATEST, native.unsigned(latest))
+        native.store(words, at + CHECK, self.check(at))
+        native.store(words, COUNT, (count + STEP) & ~(ELSEWHERE | WRITING) & 0xFFFFFFFFFFFFFFFF)
+
+    def close(self) -> None:
+        """Forget the memory. Nothing goes the short way any more."""
+        if self.is_open:
+            self.is_open = False
+            self.detach()
+            self.lock.close()
+        self.words = native.no_words()
+        self.data = native.no_bytes()
+        self.owner = None

@@ -1,0 +1,112 @@
+"""Doubtful frames: newer than a checkpoint, at a place where a killed writer may have left its own. Which of them are records all the same?
+
+Between a checkpoint's `synced` and its tail a newer frame may be a record of the next lap, or a killed writer may have put it before the
+checkpoint; see `checkpoints`. The frames next to it tell. A row of doubtful frames counts in three cases:
+
+- It continues a newer frame that is kept, or the checkpoint itself: without a gap, in position and sequence.
+- A newer frame that is kept continues the row in the same way.
+- It is longer than a killed writer can leave, which is a quarter of the ring, and no frame that the checkpoint knows is at stake.
+
+A row is only added between kept frames, where its bytes are, and only if sequences still ascend. So it costs no other record, and a
+recovery that was killed adds the same rows when it is run again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from typing import TYPE_CHECKING
+
+from kvspool import _frames_py as frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvspool.spool import format
+    from kvspool.spool.recovery import Run
+
+    Place = tuple[int, int]  # where in the ring a frame begins, and its sequence
+
+
+def admit(
+    kept: list[Run], doubtful: list[Run], pads: list[Run], checkpoint: format.Checkpoint, capacity: int
+) -> tuple[list[Run], list[Run]]:
+    """Return the kept runs together with the doubtful ones that count, in order, and the doubtful ones that don't."""
+    after = _successor(pads, capacity)
+    rows = _rows(doubtful, after, capacity)
+    newer = [run for run in kept if run.first >= checkpoint.next_seq]
+    ends = {after(run.end, run.last + 1): run.end for run in newer}
+    starts = {(run.start % capacity, run.first): run.start for run in newer}
+    if not newer:
+        ends[after(checkpoint.tail, checkpoint.next_seq)] = checkpoint.tail
+    kept = list(kept)
+    left: list[list[Run]] = []
+    for row in rows:
+        begin, end = (row[0].start % capacity, row[0].first), after(row[-1].end, row[-1].last + 1)
+        if begin in ends:
+            is_added = _add(kept, _moved(row, ends[begin], capacity), checkpoint)
+        elif end in starts:
+            is_added = _add(kept, _moved(row, starts[end] - capacity, capacity), checkpoint)
+        else:
+            is_added = False
+        if not is_added:
+            left.append(row)
+    # From the newest one back, so that where nothing else is kept it says where the log ends.
+    for row in sorted(filter(lambda row: _is_long(row, capacity), left), key=lambda row: -row[-1].last):
+        if _add(kept, _moved(row, kept[-1].end - capacity if kept else checkpoint.tail, capacity), checkpoint):
+            left.remove(row)
+    # The bytes behind the header of a pad are old: a frame there was given up when the pad was put.
+    given_up = [run for run in kept if run.start < kept[-1].end - capacity]
+    kept = kept[len(given_up) :]
+    if kept and kept[0].first >= checkpoint.next_seq and kept[0].start < checkpoint.tail:
+        kept = [run.moved(capacity) for run in kept]
+    return kept, [run for row in [*left, given_up] for run in row]
+
+
+def _successor(pads: list[Run], capacity: int) -> Callable[[int, int], Place]:
+    """Return a function that says where the frame with a sequence begins if it follows a position: behind a pad, perhaps."""
+    padded = {(pad.start % capacity, pad.first) for pad in pads}
+
+    def after(position: int, sequence: int) -> Place:
+        offset = position % capacity
+        is_over = capacity - offset < frames.HEADER or (offset, sequence) in padded
+        return 0 if is_over else offset, sequence
+
+    return after
+
+
+def _rows(doubtful: list[Run], after: Callable[[int, int], Place], capacity: int) -> list[list[Run]]:
+    """Return the runs in rows, once around the ring: in each row, every run continues the one before it."""
+    rows: list[list[Run]] = []
+    for run in sorted(doubtful):
+        if rows and after(rows[-1][-1].end, rows[-1][-1].last + 1) == (run.start % capacity, run.first):
+            rows[-1].append(run)
+        else:
+            rows.append([run])
+    # The first one may continue the last one: the survey began in the middle.
+    if len(rows) > 1 and after(rows[-1][-1].end, rows[-1][-1].last + 1) == (rows[0][0].start % capacity, rows[0][0].first):
+        rows[-1] += [run.moved(capacity) for run in rows.pop(0)]
+    return rows
+
+
+def _is_long(row: list[Run], capacity: int) -> bool:
+    """Return whether a row is longer than what a killed writer can leave."""
+    return sum(run.end - run.start for run in row) > capacity >> 2
+
+
+def _moved(row: list[Run], position: int, capacity: int) -> list[Run]:
+    """Return the row at the first place from this position on that it can have."""
+    laps = -(-(position - row[0].start) // capacity)
+    return [run.moved(laps * capacity) for run in row]
+
+
+def _add(kept: list[Run], row: list[Run], checkpoint: format.Checkpoint) -> bool:
+    """Add a row to the kept runs if it fits between them; return whether it does."""
+    at = bisect(kept, row[0])
+    for before in kept[max(0, at - 1) : at]:
+        is_known = before.first < checkpoint.next_seq
+        if before.last >= row[0].first or (is_known and row[0].start < checkpoint.tail):
+            return False
+    if any(behind.first <= row[-1].last for behind in kept[at : at + 1]):
+        return False
+    kept[at:at] = row
+    return True
