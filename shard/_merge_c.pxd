@@ -6,7 +6,7 @@ cimport kvspool._machine as native
 from kvspool._frames_c cimport FrameReader
 from kvspool._wakeups_c cimport Waiting
 
-cdef int64_t LOOK_AROUND
+cdef int64_t LOOK_AROUND, FEW
 cdef object REAL
 cdef list NOTHING
 
@@ -88,6 +88,7 @@ cdef class FollowingLoops(Merging):
 
     cdef Waiting _armed(self)
     cdef double _now(self) except -1
+    cdef bint _are_few(self) except -1
     @cython.locals(source=Source)
     cdef list _silent(self)
     @cython.locals(deadline=double, now=double, left=double, until=double, watcher=Waiting)

@@ -30,6 +30,7 @@ LEAST_AHEAD, MOST_AHEAD = 16, 1024  # of one log
 REST = 4  # times as long as a look at everything took, before the next one where no wake-up will come
 LONGEST_REST = 30.0  # seconds between two looks for new logs, where none is reported
 PART = 1e-3  # of our time, for looks at what should have woken us
+FEW = 64  # logs, at most, that are all looked at twice a second, whatever part of our time that takes
 
 REAL = system.REAL
 NOTHING: list[Any] = []  # nobody puts anything in
@@ -425,6 +426,9 @@ class FollowingLoops(Merging):
     def _now(self) -> float:
         return native.monotonic() / 1e9 if system.port is REAL else system.port.monotonic()
 
+    def _are_few(self) -> bool:
+        return len(self.sources) <= FEW
+
     def _silent(self) -> list[Source]:
         return [source for source in self.sources.values() if source.is_silent]
 
@@ -570,14 +574,14 @@ class FollowingLoops(Merging):
     def _look_for_missed(self, now: float) -> bool:
         """Look for what should have woken us, as if a wake-up could be lost: at the memory of all logs, and after some of them.
 
-        That takes no more than a part of our time, however many there are.
+        That takes no more than a part of our time, however many there are; few logs are all looked after.
         """
         self._must_look = now + POLL
         self.look_at([source for source in self.sources.values() if source.is_silent and source.has_more()])
         if self._is_lost and now >= self._may_look:
             self._look_at_all(now)
         self._take_turns()
-        if now >= self._must_seek:
+        if now >= self._must_seek or self._are_few():
             self._seek()
         return len(self._ready) > 0
 
@@ -588,7 +592,7 @@ class FollowingLoops(Merging):
         self._must_seek = ended + min(LONGEST_REST, (ended - began) / PART)
 
     def _take_turns(self) -> None:
-        """Look after some of the silent logs, and the next ones the next time."""
+        """Look after some of the silent logs, and the next ones the next time; after all of them where they are few."""
         until = self._now() + POLL * PART
         if not self._turns:
             self._turns = self._silent()
@@ -597,7 +601,7 @@ class FollowingLoops(Merging):
             source.is_stirred = True
             if source.is_silent and not self.look_at([source]):
                 self.look_after(source)
-            if self._now() > until:
+            if not self._are_few() and self._now() > until:
                 break
 
     def close(self) -> None:

@@ -6,8 +6,8 @@ one comes after it, whatever its timestamp. Within one log the order is always t
 
 **Cost.** A record costs the logarithm of the number of logs that have something; a wake-up costs the logs that changed, however many
 others are silent. Twice a second a look at the memory of all spools finds records whose wake-up was lost. All other looks without a
-wake-up, at journals and for new and removed logs, take turns: they get a thousandth of the time. Where the kernel gives no wake-ups, looks
-at everything take a fifth of the time at most.
+wake-up, at journals and for new and removed logs, come as often with up to 64 logs. With more they take turns: they get a thousandth of
+the time. Where the kernel gives no wake-ups, looks at everything take a fifth of the time at most.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, Self
 from kvspool.handles import Handle
 from kvspool.wakeups import Watcher
 from shard._merge import FollowingLoops, Merging
-from shard._merge_py import LOOK_AROUND, REST, UNREADABLE, Cursor
+from shard._merge_py import FEW, LOOK_AROUND, REST, UNREADABLE, Cursor
 
-__all__ = ["LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge", "Merge"]
+__all__ = ["FEW", "LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge", "Merge"]
 
 
 class Merge(Merging, Iterator[Any], Handle):

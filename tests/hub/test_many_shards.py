@@ -235,6 +235,58 @@ def test_a_record_whose_wake_up_was_lost_is_found_by_the_next_poll(root: HubRoot
             assert [record.client for record in following] == [f"c{number}"]
 
 
+class Deaf(Ticking):
+    """No event comes; a poll takes long, and so does a look for new logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.polls = 0
+
+    def wait_readable(self, fd: int, timeout: float) -> bool:
+        self.polls += timeout > 0
+        self.time += timeout
+        return False
+
+    def names(self, path: str | os.PathLike[str]) -> list[str]:
+        self.time += 0.01
+        return super().names(path)
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Iterator[tuple[HubRoot, Any, Deaf]]:
+    """Yield a root of 63 journals, a follower of it, and the port that keeps all events from the follower."""
+    with hub.create(tmp_path / "few") as root:
+        for bits in range(6):
+            root.create_client(f"c{bits}", bits=bits, format="kvj").close()
+        with system.replaced(Deaf()) as port, closing(root.follow(timeout=0)) as following:
+            assert isinstance(port, Deaf)
+            assert list(following) == []
+            assert len(following.sources) == merge.FEW - 1
+            following.timeout = None
+            yield root, following, port
+
+
+def test_a_lost_event_of_one_of_few_journals_costs_two_polls_at_most(few: tuple[HubRoot, Any, Deaf]) -> None:
+    root, following, port = few
+    for bits in range(6):
+        with root.client(f"c{bits}") as shards:
+            for index, log in enumerate(shards.shards):
+                port.polls = 0
+                log.append(b"unheard")
+                record = next(following)
+                assert (record.client, record.shard) == (f"c{bits}", index)
+                assert port.polls <= 2
+
+
+def test_a_new_client_among_few_whose_event_was_lost_costs_two_polls_at_most(few: tuple[HubRoot, Any, Deaf]) -> None:
+    root, following, port = few
+    with root.create_client("new", bits=0, format="kvj") as shards:
+        shards.append(b"first")
+    port.polls = 0
+    assert next(following).client == "new"
+    assert port.polls <= 2
+
+
 def test_a_removed_client_is_noticed_by_an_event_and_not_by_a_poll(root: HubRoot) -> None:
     with system.replaced(Ticking()), closing(root.follow(timeout=0.4)) as following:
         with root.client("c4") as shards:
