@@ -459,7 +459,7 @@ def test_no_flipped_bit_hangs_kills_or_asks_for_memory_and_no_sequence_comes_twi
                         os.unlink(path / extra)
         return found, silent
 
-    found, silent = in_child(try_all, 80)
+    found, silent = in_child(try_all, 250)
     bits = 8 * sum(map(len, segments.values()))
     assert found + silent == bits
     blobs = 8 * len(b"abcdefghijklmn")
