@@ -91,7 +91,7 @@ cdef class FollowingLoops(Merging):
     cdef bint _are_few(self) except -1
     @cython.locals(source=Source)
     cdef list _silent(self)
-    @cython.locals(deadline=double, now=double, left=double, until=double, watcher=Waiting)
+    @cython.locals(deadline=double, now=double, left=double, until=double)
     cdef bint wait(self) except -1
     @cython.locals(watcher=Waiting)
     cdef object _watch(self, Source source)
@@ -100,8 +100,8 @@ cdef class FollowingLoops(Merging):
     cdef object _stir(self, Source source)
     @cython.locals(source=Source)
     cpdef object look_at_each(self, list sources)
-    @cython.locals(now=double)
-    cdef bint _heed(self, list keys) except -1
+    @cython.locals(now=double, was_lost=bint, keys=list, watcher=Waiting)
+    cdef bint _heed(self, double longest) except -1
     @cython.locals(source=Source)
     cdef object _look_at_keys(self, list keys)
     @cython.locals(source=Source)

@@ -472,11 +472,10 @@ class FollowingLoops(Merging):
 
     def look_around(self) -> None:
         self.look_at_new()
-        self._heed(self._armed().events(0.0))
+        self._heed(0.0)
 
     def wait(self) -> bool:
         deadline = -1.0 if self.timeout is None else self._now() + self.timeout
-        watcher = self._armed()
         while not self._is_closed and not self._failures:
             if self.look_at_new():
                 break
@@ -495,20 +494,25 @@ class FollowingLoops(Merging):
                 until = self._may_look
             if left > until - now:
                 left = until - now
-            keys = watcher.events(left if left > 0 else 0.0)
-            if self._is_closed:
-                break  # another thread has closed us
-            if self._heed(keys):
+            if self._heed(left if left > 0 else 0.0):
                 break
         return len(self._ready) > 0 or len(self._failures) > 0
 
-    def _heed(self, keys: list[Any] | None) -> bool:
-        """Look at what woke us, and at everything if it is time for that; return whether something is there."""
-        if keys is None:
-            self._is_lost = True
-        elif keys:
-            self._look_at_keys(keys)
-            if self._ready:
+    def _heed(self, longest: float) -> bool:
+        """Sleep up to `longest` seconds, and look at what woke us, and at everything if it is time for that; return whether something is
+        there, or another thread has closed us.
+        """
+        watcher = self._armed()
+        was_lost = self._is_lost
+        self._is_lost = True  # unless we come to the end of the events: an exception out of a signal handler may come before
+        keys = watcher.events(longest)
+        if self._is_closed:
+            return True
+        if keys is not None:
+            if keys:
+                self._look_at_keys(keys)
+            self._is_lost = was_lost
+            if keys and self._ready:
                 return True
         now = self._now()
         if now >= self._must_look:

@@ -287,6 +287,42 @@ def test_a_new_client_among_few_whose_event_was_lost_costs_two_polls_at_most(few
     assert port.polls <= 2
 
 
+def test_events_that_an_exception_of_a_signal_handler_took_cost_two_polls_at_most(root: HubRoot) -> None:
+    class Interrupted(Exception):
+        """Comes out of a signal handler."""
+
+    class Interrupting(Ticking):
+        """Raises once, right after events were read."""
+
+        polls = 0
+        is_due = False
+
+        def read_events(self, fd: int) -> bytes:
+            events = super().read_events(fd)
+            if self.is_due:
+                self.is_due = False
+                raise Interrupted
+            return events
+
+        def wait_readable(self, fd: int, timeout: float) -> bool:
+            self.polls += timeout > 0
+            return super().wait_readable(fd, timeout)
+
+    with system.replaced(Interrupting()) as port, closing(root.follow(timeout=0)) as following:
+        assert list(following) == []
+        assert isinstance(port, Interrupting)
+        following.timeout = None
+        for number in (3, 20):
+            with root.client(f"c{number}") as shards:
+                shards.append(b"heard")
+            port.is_due = True
+            with pytest.raises(Interrupted):
+                next(following)
+            port.polls = 0
+            assert next(following).client == f"c{number}"
+            assert port.polls <= 2
+
+
 def test_a_removed_client_is_noticed_by_an_event_and_not_by_a_poll(root: HubRoot) -> None:
     with system.replaced(Ticking()), closing(root.follow(timeout=0.4)) as following:
         with root.client("c4") as shards:
