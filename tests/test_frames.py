@@ -1116,10 +1116,10 @@ def test_append_many_does_nothing_where_it_takes_more_than_one_step(twin: Module
         ring.words[word] = 1
         assert writer.append_many(None, [b"1"], 0, 7) is None
         ring.words[word] = 0
-    lock = os.open(f"/proc/self/fd/{ring.lock_file}", os.O_RDWR)
-    assert system.port.try_lock(lock, frames.APPEND_LOCK)
+    other = ring.append_lock()
+    assert other.take()
     assert writer.append_many(None, [b"1"], 0, 7) is None
-    os.close(lock)
+    other.free()
     assert writer.locked(lambda held: held.append_many(None, [b"1"], 0, 7)) is None
     assert ring.snapshot() == before
     assert writer.append_many(None, [b"after"], 0, 7) == range(1, 2)

@@ -35,6 +35,7 @@ from kvspool import _tail_py as tails
 from kvspool import filesystems, holders, locks, system
 from kvspool._frames import crc32c
 from kvspool._lock import AppendLock
+from kvspool._lock_py import SLOT, SLOTS_AT
 from kvspool._tail import Tail
 from kvspool.descriptor import Descriptor
 from kvspool.errors import LockTimeout, LogVanished, NotAFile
@@ -322,6 +323,16 @@ def _with_tail(page: Page, tail: tuple[int, int, int, int] | None) -> Page:
 def tail_file(path: Path) -> Path:
     """Return the file of the tail that belongs to a lock file."""
     return path.with_name(f"{path.name}.tail")
+
+
+def is_appended_to(path: Path, fd: int) -> bool:
+    """Return whether a writer has the append lock of a lock file at this moment; `fd` is open to the file."""
+    if not system.port.is_shared(fd, APPEND):
+        return system.port.is_locked(fd, APPEND)
+    slot = 0  # compiled writers have a share of the gate as long as they are open: the word counts
+    with suppress(OSError), Descriptor(tail_file(path), os.O_RDONLY) as tail:
+        slot = int.from_bytes(system.port.read(tail, 8, 8 * tails.LOCK), "little") & SLOT
+    return slot != 0 and system.port.is_locked(fd, SLOTS_AT + slot - 1)
 
 
 def _seed(boot_id: bytes, status: os.stat_result) -> int:

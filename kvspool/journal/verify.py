@@ -19,7 +19,7 @@ from kvspool import ledger, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption
 from kvspool.journal import control, settings
-from kvspool.journal.control import APPEND, NOTHING, Page
+from kvspool.journal.control import NOTHING, Page
 from kvspool.journal.damage import Examined, SegmentDamage, examine
 from kvspool.journal.segment import Archived
 from kvspool.spool.recovery import MOST_PLACES
@@ -200,12 +200,13 @@ def verify_journal(journal: Journal, progress: Progress | None = None) -> Journa
 
 def is_written_to(journal: Journal) -> bool:
     """Return whether a writer has the append lock at this moment, or the original program has the journal open."""
+    path = journal.format.lock_file(journal.path)
     try:
-        file = Descriptor(journal.format.lock_file(journal.path), os.O_RDONLY)
+        file = Descriptor(path, os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
         return False
     with file as fd:
-        if system.port.is_locked(fd, APPEND):
+        if control.is_appended_to(path, fd):
             return True
         if not system.port.try_lock_file(fd, shared=True):
             return True

@@ -18,7 +18,7 @@ from images import Rebooted
 
 import kvspool
 from kvspool import system
-from kvspool.journal import Journal, Retention, control
+from kvspool.journal import Journal, Retention, control, verify
 
 EACH, SIZE = 10, 36
 
@@ -55,6 +55,14 @@ def test_a_sound_journal(log: Journal) -> None:
     assert (report.segments, report.damaged_records, report.trimmed, report.torn_bytes, report.foreign) == (4, 0, 0, 0, [])
     assert seen[-1] == (35 * SIZE, 35 * SIZE)
     assert kvspool.verify(log.path) == report
+
+
+def test_a_journal_counts_as_written_to_while_an_append_is_under_way_and_not_while_a_writer_is_open(log: Journal) -> None:
+    log.append(b"%010d" % 35)
+    assert not verify.is_written_to(log)
+    with append_lock.held(log):
+        assert verify.is_written_to(log)
+    assert not verify.is_written_to(log)
 
 
 def test_damage_in_a_sealed_segment_costs_the_record_it_lies_in(log: Journal) -> None:

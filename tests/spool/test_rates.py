@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from rings import lock_twin
 
 import hub
 import kvspool
@@ -201,6 +202,7 @@ def test_both_twins_count_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("twin", twins(), ids=lambda twin: twin.__name__)
 def test_the_clock_of_the_machine_counts(twin: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair, "FrameWriter", twin.FrameWriter)
+    monkeypatch.setattr(pair, "AppendLock", lock_twin(twin).AppendLock)
     with kvspool.create(tmp_path / "log", capacity="64KiB") as log:
         log.append(b"one")
         log.append_many([b"two", b"three"])
