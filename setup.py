@@ -21,9 +21,9 @@ def twin(package: str, stem: str) -> Extension:
     )
 
 
-LOOPS = ("_chunks", "_fflg", "_fixed", "_frames", "_kvj", "_lock", "_sej", "_tail")
+STEMS = {"kvspool": ("_chunks", "_fflg", "_fixed", "_frames", "_kvj", "_lock", "_sej", "_tail", "_wakeups"), "shard": ("_hash", "_merge")}
 extensions = cythonize(
-    [*(twin("kvspool", stem) for stem in LOOPS), twin("shard", "_hash")],
+    [twin(package, stem) for package, stems in STEMS.items() for stem in stems],
     build_dir="build",
     force=True,  # it doesn't see that a .pxd under the other name has changed
     compiler_directives={

@@ -12,6 +12,7 @@ from shard.merge import FollowingMerge
 
 if TYPE_CHECKING:
     from hub.root import HubRoot
+    from shard._merge_py import Source
 
 _ROOT = "the root itself"  # the key of its watch; the others are (client, shard)
 
@@ -35,17 +36,19 @@ class FollowingRoot(FollowingMerge):
             raise
         return watcher
 
-    def notice(self, keys: set[Any] | None) -> None:
-        if keys is None:
-            for source in list(self._silent.values()):
-                try:
-                    source.cursor.refuse_vanished()
-                except LogVanished:
-                    # Appended before it was removed, and not read yet, is still in memory: only a silent log is let go.
-                    if not self.look_at([source]):
-                        self.drop(source.key)
-        if keys is None or _ROOT in keys:
-            self.add_new()
+    def notice(self, key: Any) -> None:
+        self.add_new()
+
+    def seek(self) -> None:
+        self.add_new()
+
+    def look_after(self, source: Source) -> None:
+        try:
+            source.cursor.refuse_vanished()
+        except LogVanished:
+            # Appended before it was removed, and not read yet, is still in memory: only a silent log is let go.
+            if not self.look_at([source]):
+                self.drop(source.key)
 
     def add_new(self) -> None:
         """Read what has come, from its earliest record on."""

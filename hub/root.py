@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from kvspool.spool.cursor import Isolation
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.spool import TIMEOUT
 from shard import ShardSet, TooFewDescriptors, descriptors, route
+from shard._merge import placed
 from shard.merge import UNREADABLE, Cursor, FollowingMerge, Merge
 from shard.shardset import Log, ShardRecord, open_shard
 
@@ -179,7 +179,7 @@ class HubRoot(Handle):
                         if following is not None:
                             following.clients.add(key[0])
                             following.names[path.name] = key
-                        merge.add(key, cursor, partial(HubRecord, client=key[0], shard=key[1]))
+                        merge.add(key, cursor, placed(HubRecord, key[1], key[0]))
 
     def shard_paths(self, following: FollowingRoot | None = None) -> list[tuple[tuple[str, int], Path]]:
         """Return client, index and path of each shard that is there; ShardError where a client's make up no set.

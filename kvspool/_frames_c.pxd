@@ -121,6 +121,7 @@ cdef class FrameReader(Ring):
     cdef object step(self, uint64_t end, object make)
     @cython.locals(tail=uint64_t, edge=uint64_t)
     cpdef uint64_t edge_now(self) except? 0
+    cpdef bint has_more(self) except -1
     cpdef list sleep_and_fetch(self, uint64_t end, int64_t spin, int64_t ns, int64_t limit, object make, list out)
     @cython.locals(owner=object, seen=uint64_t)
     cpdef void sleep(self, uint64_t end, int64_t ns) except *

@@ -643,6 +643,12 @@ class FrameReader(Ring):
         edge = native.load(self.control, self.edge)
         return edge if edge < tail else tail
 
+    def has_more(self) -> bool:
+        """Return whether a follower may have something to read: behind `position`, or in the new files of a log that was resized."""
+        self.check_open()
+        self.check_word(self.edge)
+        return native.load(self.control, self.edge) > self.position or self.has_moved()
+
     def sleep_and_fetch(
         self, end: int, spin: int, ns: int, limit: int, make: Callable[..., Any] | None, out: list[Any]
     ) -> list[Any]:

@@ -36,6 +36,7 @@ cdef extern from *:
     #include <errno.h>
     #include <limits.h>
     #include <linux/futex.h>
+    #include <poll.h>
     #include <pthread.h>
     #include <sched.h>
     #include <stdint.h>
@@ -152,6 +153,14 @@ cdef extern from *:
         if (request.l_type == F_UNLCK) return -1;
         return request.l_start > at ? request.l_start : at;
     }
+    /* How many bytes of events were read, 0 if none came in time or a signal did, -1 with errno. */
+    static inline ssize_t kv_wait_events(int fd, double seconds, char *to, size_t room) {
+        struct pollfd looked = {fd, POLLIN, 0};
+        struct timespec longest = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+        int found = ppoll(&looked, 1, &longest, NULL);
+        if (found > 0) found = (int)read(fd, to, room);
+        return found < 0 && errno == EINTR ? 0 : found;
+    }
     static inline int kv_write_at(int fd, const uint8_t *data, size_t length, int64_t at) {
         return pwrite(fd, data, length, at) == (ssize_t)length;
     }
@@ -191,6 +200,7 @@ cdef extern from *:
     int64_t kv_now() noexcept nogil
     int64_t kv_monotonic() noexcept nogil
     void kv_spin(const uint64_t *at, uint64_t value, int64_t ns) noexcept nogil
+    Py_ssize_t kv_wait_events(int fd, double seconds, char *to, size_t room) noexcept nogil
     int kv_write_at(int fd, const uint8_t *data, size_t length, int64_t at) noexcept nogil
     int64_t kv_size_at(const char *path, uint64_t device, uint64_t number) noexcept nogil
     int kv_has_name(int fd) noexcept nogil
@@ -368,6 +378,21 @@ cdef inline void wake_word(uint64_t *words, Py_ssize_t at) noexcept:
 
 cdef inline void wake_all(uint64_t *words, Py_ssize_t at) noexcept:
     kv_wake_all(words + at)
+
+
+cdef inline bytes wait_events(int fd, double seconds):
+    cdef char[8192] found
+    cdef Py_ssize_t size
+    with nogil:
+        size = kv_wait_events(fd, seconds, found, sizeof(found))
+    if size < 0:
+        raise OSError(errno, "could not wait for events")
+    PyErr_CheckSignals()
+    return PyBytes_FromStringAndSize(found, size)
+
+
+cdef inline int32_t half_of(const uint8_t *data, Py_ssize_t at) noexcept:
+    return (<const half *>(data + at))[0]
 
 
 cdef inline bint is_bytes(object value) noexcept:

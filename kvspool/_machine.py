@@ -258,6 +258,19 @@ def wake_all(words: memoryview, at: int) -> None:
     system.port.wake_word(words, at, 0x7FFFFFFF)
 
 
+def wait_events(fd: int, seconds: float) -> bytes:
+    """Return the events that wait on an inotify descriptor, or come within so many seconds; none if that takes longer, or a signal comes.
+
+    The C form makes the two system calls itself, which is why it is called for the real port alone.
+    """
+    return system.port.read_events(fd) if system.port.wait_readable(fd, seconds) else b""
+
+
+def half_of(data: memoryview | bytes, at: int) -> int:
+    """Return the int32 at byte `at`, which may lie at any address."""
+    return int.from_bytes(data[at : at + 4], "little", signed=True)
+
+
 def is_bytes(value: object) -> bool:
     """Return whether it is a `bytes` object, and not one of a subclass."""
     return value.__class__ is bytes

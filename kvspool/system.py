@@ -390,7 +390,7 @@ def _futex(words: memoryview, at: int) -> ctypes.c_uint32 | None:
         return None
 
 
-port = Port()
+port = REAL = Port()
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from kvspool.spool.cursor import Isolation
 from kvspool.spool.spool import TIMEOUT
 from shard import descriptors, route
 from shard._hash import Spread, group, hash_column
+from shard._merge import placed
 from shard.errors import AppendedToSomeShards, ConflictingShardSets, TooFewDescriptors
 from shard.merge import FollowingMerge, Merge
 from shard.place import Place
@@ -263,7 +264,7 @@ class ShardSet(Spread, Handle):
         with descriptors.for_logs(self.root, len(self.shards)):
             for index, shard in enumerate(self.shards):
                 cursor = shard.cursor(starts.get(index, default), bounded=bounded, isolation=isolation)
-                merge.add(index, cursor, partial(ShardRecord, shard=index))
+                merge.add(index, cursor, placed(ShardRecord, index))
         return self._iterations.add(merge)
 
     # Looking after it.

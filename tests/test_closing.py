@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +15,13 @@ import hub
 import kvspool
 from kvspool import Spool, eventloops, following, system, wakeups
 from kvspool import _frames_py as frames
+from kvspool._wakeups import Waiting
 from kvspool.errors import Closed
 from kvspool.iteration import Iterations
 from kvspool.journal import cursor as journal_cursor
 from kvspool.spool import cursor as spool_cursor
-from shard import ShardSet, merge, route
+from shard import ShardSet, route
+from shard._merge import FollowingLoops
 
 DEADLINE = 60.0  # seconds; a follower that is not woken sleeps for an hour
 
@@ -26,7 +29,8 @@ DEADLINE = 60.0  # seconds; a follower that is not woken sleeps for an hour
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing but a wake-up end a sleep."""
-    for module in (wakeups, eventloops, following, spool_cursor, journal_cursor, merge):
+    loops = (sys.modules[one.__module__] for one in (Waiting, FollowingLoops))  # of the twin that is in use
+    for module in (wakeups, eventloops, following, spool_cursor, journal_cursor, *loops):
         monkeypatch.setattr(module, "POLL", 3600.0)
 
 

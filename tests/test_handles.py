@@ -55,10 +55,19 @@ def classes() -> list[Any]:
         module, _, stem = name.rpartition(".")
         found.append(getattr(importlib.import_module(module), stem))
     frames = ("Ring", "FrameReader", "FrameWriter", "FrameSurvey", "FlushGroup", "Batch", "Items")
-    for stem, names in (("_frames", frames), ("_lock", ("AppendLock",)), ("_tail", ("Tail",)), ("_chunks", ("Ends",))):
+    merges = ("FollowingLoops", "Merging", "Source")
+    stems = (
+        ("kvspool._frames", frames),
+        ("kvspool._lock", ("AppendLock",)),
+        ("kvspool._tail", ("Tail",)),
+        ("kvspool._chunks", ("Ends",)),
+        ("kvspool._wakeups", ("Waiting",)),
+        ("shard._merge", merges),
+    )
+    for stem, names in stems:
         for twin in ("py", "c"):
             with suppress(ImportError):
-                loops = importlib.import_module(f"kvspool.{stem}_{twin}")
+                loops = importlib.import_module(f"{stem}_{twin}")
                 found += [getattr(loops, name) for name in names]
     return list(dict.fromkeys(found))
 

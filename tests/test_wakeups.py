@@ -20,7 +20,7 @@ from faults import BlindPort
 
 import kvspool
 from kvspool import system
-from kvspool.wakeups import BLIND_POLL, CHANGED, ENTERED, POLL, Watcher
+from kvspool.wakeups import BLIND_POLL, CHANGED, ENTERED, LINKS, POLL, Watcher
 
 
 class Patient(system.Port):
@@ -135,6 +135,38 @@ def test_other_errors_are_not_hidden(watcher: Watcher, files: list[Path]) -> Non
             Watcher()
         with pytest.raises(PermissionError):
             watcher.watch(files[0], CHANGED, 0)
+
+
+def test_a_thread_that_closes_the_watcher_takes_no_descriptor_from_one_that_begins_to_watch(files: list[Path]) -> None:
+    class Closing(system.Port):
+        """Another thread closes the watcher at the moment of the call."""
+
+        def add_watch(self, notifier: Any, path: Any, mask: int) -> int:
+            other = threading.Thread(target=watcher.close)
+            other.start()
+            other.join()
+            return super().add_watch(notifier, path, mask)
+
+    watcher = Watcher()
+    watcher.watch(files[0], CHANGED, 0)
+    notifier = watcher._notifier
+    assert notifier is not None
+    with system.replaced(Closing()):
+        watcher.watch(files[1], CHANGED, 1)
+    assert notifier.closed
+    assert watcher.wait(0) is None
+
+
+def test_a_file_that_loses_its_name_is_reported_as_unlinked(watcher: Watcher, files: list[Path]) -> None:
+    for key, path in enumerate(files):
+        watcher.watch(path, CHANGED | LINKS, key)
+    touch(files[0])
+    assert watcher.wait(60) == {0}
+    assert watcher.unlinked == set()
+    with open(files[1], "rb"):
+        files[1].unlink()
+        assert watcher.wait(60) == {1}
+        assert watcher.unlinked == {1}
 
 
 def test_an_overflow_of_the_queue_means_look_at_all(watcher: Watcher, files: list[Path]) -> None:

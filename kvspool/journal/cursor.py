@@ -24,7 +24,7 @@ from kvspool.journal.appender import walk
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import Gap, Record
-from kvspool.wakeups import CHANGED, ENTERED, POLL, Watcher
+from kvspool.wakeups import CHANGED, ENTERED, LINKS, POLL, Watcher
 
 if TYPE_CHECKING:
     from kvspool.eventloops import LoopWatcher
@@ -334,6 +334,9 @@ class Cursor:
         """Return an iteration that hands Gaps out."""
         return Reading(self, None, "yield", make)
 
+    frames = None  # there is no memory to look at
+    is_plain = False
+
     @property
     def files(self) -> object:
         """Return what is watched: another one in each segment."""
@@ -342,7 +345,7 @@ class Cursor:
     def watch(self, watcher: Watcher | LoopWatcher, key: object) -> None:
         """Let the watcher wake when there may be more: in the segment, in a new one, or, for what is to be on disk, by a flush."""
         watcher.watch(self.segments.directory, ENTERED, key)
-        watcher.watch(self.segments.path_of(self.base), CHANGED, key)
+        watcher.watch(self.segments.path_of(self.base), CHANGED | LINKS, key)
         if self.limit is not None:
             watcher.watch(self.segments.format.lock_file(self.segments.path), CHANGED, key)
 

@@ -24,7 +24,7 @@ from kvspool.iteration import Iteration, OnGap
 from kvspool.record import Gap, Record
 from kvspool.spool import search
 from kvspool.spool.format import CONTROL_FILE, SYNCED, SYNCED_SEQ
-from kvspool.wakeups import CHANGED, POLL
+from kvspool.wakeups import CHANGED, LINKS, POLL
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Sized)
 Isolation = Literal["appended", "synced"]  # what a reader sees: all that was appended, or only what is on disk
+AFTER_RECORDS = "machine restart"  # why sequences are missing right behind records
 BATCH = 256  # records copied out at once; small, so that a limit or a slow consumer costs little
 RUN = 4096  # records that are then copied out one by one until the next look whether the log was closed
 
@@ -85,7 +86,7 @@ class Cursor(Handle):
             taken = take(end, *rest)
             if len(taken):
                 self._overruns = 0
-                self._reason = "machine restart"
+                self._reason = AFTER_RECORDS
                 return taken
             stop = self.reader.stop
             if stop == frames.FULL or (stop == frames.END and not self._ends_short()):
@@ -198,13 +199,23 @@ class Cursor(Handle):
         return Reading(self, None, "yield", make)
 
     @property
+    def frames(self) -> FrameReader | None:
+        """Return the reader of frames: a look there says whether there may be more."""
+        return self.reader
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether nothing but the next record is expected, so that a follower may let `frames` fetch it."""
+        return self.end is None and self.key_table is None and not self._overruns and self._reason == AFTER_RECORDS
+
+    @property
     def files(self) -> object:
         """Return what is watched: another one once the log was resized."""
         return self.pair
 
     def watch(self, watcher: Watcher | LoopWatcher, key: object) -> None:
-        """Let the watcher wake when a writer of this log rings."""
-        watch(watcher, self.pair, key)
+        """Let the watcher wake when a writer of this log rings, or its files are removed."""
+        watch(watcher, self.pair, key, LINKS)
 
     def ask(self) -> None:
         """Ask the next writer to wake who watches. Look once more after asking and before sleeping."""
@@ -339,9 +350,9 @@ class Following(Reading):
             self._batch.lie_down(self._reader, self.cursor.pair, round(self._spin * 1e9), round(longest * 1e9), BATCH, Record)
 
 
-def watch(watcher: Watcher | LoopWatcher, pair: Pair, key: object) -> None:
-    """Let the watcher wake when a writer of this log rings."""
-    watcher.watch(pair.path / CONTROL_FILE, CHANGED, key)
+def watch(watcher: Watcher | LoopWatcher, pair: Pair, key: object, more: int = 0) -> None:
+    """Let the watcher wake when a writer of this log rings, and for `more` events of its file."""
+    watcher.watch(pair.path / CONTROL_FILE, CHANGED | more, key)
 
 
 def ask(cursor: Cursor) -> None:

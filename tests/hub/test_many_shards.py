@@ -19,6 +19,7 @@ import kvspool
 from hub import HubRoot
 from kvspool import system
 from kvspool.cli import main
+from kvspool.spool.pair import Pair
 from kvspool.wakeups import CHANGED, Watcher
 from shard import merge
 
@@ -174,23 +175,164 @@ def test_where_no_wake_up_comes_the_looks_take_a_part_of_the_time_alone(root: Hu
             self.looking = 0.0
 
     slow = Slow()
-    real = merge.FollowingMerge.look_at
+    real = merge.FollowingMerge.look_at_each
 
-    def look_at(self: Any, sources: Any) -> bool:
-        sources = list(sources)
-        if len(sources) == SHARDS:
-            slow.time += 1
-            slow.looking += 1
-        return real(self, sources)
+    def look_at_each(self: Any, sources: Any) -> None:
+        assert len(sources) == SHARDS
+        slow.time += 1
+        slow.looking += 1
+        real(self, sources)
 
     with system.replaced(slow), closing(root.follow(timeout=0)) as following:
-        monkeypatch.setattr(Watcher, "is_blind", True, raising=False)
         assert list(following) == []
         following._watcher.is_blind = True  # type: ignore[union-attr]
-        monkeypatch.setattr(merge.FollowingMerge, "look_at", look_at)
+        monkeypatch.setattr(type(following), "look_at_each", look_at_each)
         following.timeout, began, slow.looking = 60, slow.time, 0.0
         assert list(following) == []
     assert 5 <= slow.looking <= (slow.time - began) / merge.REST
+
+
+class Ticking(Stopped):
+    """A clock that also moves a bit with each look at it."""
+
+    def monotonic(self) -> float:
+        self.time += 0.001
+        return self.time
+
+
+def test_a_poll_of_silent_shards_costs_few_calls_however_many_there_are(root: HubRoot) -> None:
+    class Waking(Ticking):
+        """Appends a record after ten polls."""
+
+        polls = -1
+
+        def wait_readable(self, fd: int, timeout: float) -> bool:
+            self.polls += 1
+            if self.polls == 10:
+                log.append(b"enough")
+            return super().wait_readable(fd, timeout)
+
+    with system.replaced(Waking()) as port, kvspool.open(root.path / "c7.3.002") as log, closing(root.follow()) as following:
+        following.timeout = 0
+        assert list(following) == []
+        following.timeout = None
+        assert isinstance(port, Waking)
+        port.calls.clear()
+        port.polls = 0
+        assert next(following).data == b"enough"
+    assert len(port.calls) < 2 * SHARDS  # where each poll looked at each shard, ten polls took ten times as many
+
+
+def test_a_record_whose_wake_up_was_lost_is_found_by_the_next_poll(root: HubRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (root.path / "c0.3.000" / "spool.ctl").exists():
+        pytest.skip("the kernel itself reports a write to a journal")
+    with system.replaced(Ticking()), closing(root.follow(timeout=1)) as following:
+        assert list(following) == []
+        monkeypatch.setattr(Pair, "wake", lambda self: None)
+        for number in range(CLIENTS):
+            with root.client(f"c{number}") as shards:
+                shards.append(b"unheard")
+            assert [record.client for record in following] == [f"c{number}"]
+
+
+class Deaf(Ticking):
+    """No event comes; a poll takes long, and so does a look for new logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.polls = 0
+
+    def wait_readable(self, fd: int, timeout: float) -> bool:
+        self.polls += timeout > 0
+        self.time += timeout
+        return False
+
+    def names(self, path: str | os.PathLike[str]) -> list[str]:
+        self.time += 0.01
+        return super().names(path)
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Iterator[tuple[HubRoot, Any, Deaf]]:
+    """Yield a root of 63 journals, a follower of it, and the port that keeps all events from the follower."""
+    with hub.create(tmp_path / "few") as root:
+        for bits in range(6):
+            root.create_client(f"c{bits}", bits=bits, format="kvj").close()
+        with system.replaced(Deaf()) as port, closing(root.follow(timeout=0)) as following:
+            assert isinstance(port, Deaf)
+            assert list(following) == []
+            assert len(following.sources) == merge.FEW - 1
+            following.timeout = None
+            yield root, following, port
+
+
+def test_a_lost_event_of_one_of_few_journals_costs_two_polls_at_most(few: tuple[HubRoot, Any, Deaf]) -> None:
+    root, following, port = few
+    for bits in range(6):
+        with root.client(f"c{bits}") as shards:
+            for index, log in enumerate(shards.shards):
+                port.polls = 0
+                log.append(b"unheard")
+                record = next(following)
+                assert (record.client, record.shard) == (f"c{bits}", index)
+                assert port.polls <= 2
+
+
+def test_a_new_client_among_few_whose_event_was_lost_costs_two_polls_at_most(few: tuple[HubRoot, Any, Deaf]) -> None:
+    root, following, port = few
+    with root.create_client("new", bits=0, format="kvj") as shards:
+        shards.append(b"first")
+    port.polls = 0
+    assert next(following).client == "new"
+    assert port.polls <= 2
+
+
+def test_events_that_an_exception_of_a_signal_handler_took_cost_two_polls_at_most(root: HubRoot) -> None:
+    class Interrupted(Exception):
+        """Comes out of a signal handler."""
+
+    class Interrupting(Ticking):
+        """Raises once, right after events were read."""
+
+        polls = 0
+        is_due = False
+
+        def read_events(self, fd: int) -> bytes:
+            events = super().read_events(fd)
+            if self.is_due:
+                self.is_due = False
+                raise Interrupted
+            return events
+
+        def wait_readable(self, fd: int, timeout: float) -> bool:
+            self.polls += timeout > 0
+            return super().wait_readable(fd, timeout)
+
+    with system.replaced(Interrupting()) as port, closing(root.follow(timeout=0)) as following:
+        assert list(following) == []
+        assert isinstance(port, Interrupting)
+        following.timeout = None
+        for number in (3, 20):
+            with root.client(f"c{number}") as shards:
+                shards.append(b"heard")
+            port.is_due = True
+            with pytest.raises(Interrupted):
+                next(following)
+            port.polls = 0
+            assert next(following).client == f"c{number}"
+            assert port.polls <= 2
+
+
+def test_a_removed_client_is_noticed_by_an_event_and_not_by_a_poll(root: HubRoot) -> None:
+    with system.replaced(Ticking()), closing(root.follow(timeout=0.4)) as following:
+        with root.client("c4") as shards:
+            for log in shards.shards:
+                log.append(b"last")
+        assert len(list(following)) == 1 << BITS
+        for path in root.path.glob("c4.*"):
+            shutil.rmtree(path)
+        assert list(following) == []
+        assert len(following.sources) == SHARDS - (1 << BITS)
 
 
 def test_a_removed_client_leaves_no_watch_and_no_descriptor(root: HubRoot, open_files: Callable[[], set[str]]) -> None:

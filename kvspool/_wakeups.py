@@ -1,0 +1,14 @@
+"""Choose the compiled twin of the wait for events, or the interpreted one; the same switch as `kvspool._frames`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvspool._frames import TWIN
+from kvspool._twins import choose
+
+if TYPE_CHECKING:
+    from kvspool._wakeups_py import Waiting
+
+__all__ = ["Waiting"]
+choose(globals(), __all__, TWIN)

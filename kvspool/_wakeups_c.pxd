@@ -1,0 +1,29 @@
+# The C types of _wakeups_py.py, under whose name it is compiled; the algorithms are there and only there.
+import cython
+from libc.stdint cimport int32_t, uint8_t
+
+cimport kvspool._machine as native
+
+cdef int OVERFLOW, IGNORED, LINKS
+cdef object REAL
+cdef Py_ssize_t HEAD
+
+
+cdef class Waiting:
+    cdef public dict _keys
+    cdef public dict _descriptors
+    cdef public object _notifier
+    cdef public int _fd
+    cdef int _process
+    cdef public int _users
+    cdef public bint _is_woken
+    cdef public bint is_blind
+    cdef public set unlinked
+
+    cpdef bint _is_ours(self)
+    cpdef object _leave(self, object notifier)
+    cpdef object wait(self, double timeout)
+    @cython.locals(longest=double, data=bytes)
+    cpdef list events(self, double timeout)
+    @cython.locals(events="const uint8_t *", found=list, at=Py_ssize_t, end=Py_ssize_t, watch=int, mask=int)
+    cpdef list keys_of(self, bytes data)

@@ -1,0 +1,105 @@
+"""The wait for events of inotify, and which keys they are about. Compiled as `_wakeups_c`; `_wakeups` chooses one of the two.
+
+All that waits here goes through the port in `system`, on both twins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NoReturn
+
+import kvspool._machine as native
+from kvspool import system
+from kvspool.handles import refuse_copy
+
+REAL = system.REAL
+POLL = 0.5  # seconds between two looks at everything, however quiet it is
+BLIND_POLL = 0.005  # seconds between two looks where no event will come
+OVERFLOW = 0x4000  # inotify's bits: events were lost
+IGNORED = 0x8000  # the watched file is gone, and its watch with it
+LINKS = 0x4  # the file's metadata changed; one of its names was removed, perhaps
+HEAD = 16  # bytes of an event: watch, mask, cookie, length of the name after them
+
+
+class Waiting:
+    """Waits for events in one thread of one process; another thread may end the wait.
+
+    _keys: the caller's key of each watch. unlinked: keys of files that may have lost a name, as of the last wait that returned any keys.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[int, Hashable] = {}
+        self._descriptors: dict[Hashable, set[int]] = {}  # of each key
+        self._notifier: Any = None
+        self._fd = -1
+        self._process = native.process_id()
+        self._users = 0  # calls under way
+        self._is_woken = False
+        self.is_blind = False
+        self.unlinked: set[Any] = set()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
+    def _is_ours(self) -> bool:
+        """Return whether this is the process that began to watch, and no forked child of it."""
+        return self._process == native.process_id()
+
+    def wait(self, timeout: float) -> set[Any] | None:
+        """Sleep up to `timeout` seconds. Return the keys of what changed; None: it may be anything, look at all."""
+        keys = self.events(timeout)
+        return None if keys is None else set(keys)
+
+    def events(self, timeout: float) -> list[Any] | None:
+        """Do the work of `wait`, and return the key of each event."""
+        self._users += 1  # before the look at what other threads set: they look here after they have set it
+        notifier = self._notifier
+        try:
+            if self._is_woken:
+                return None
+            if notifier is None or self.is_blind or not self._is_ours():
+                # In a forked child the events would be stolen from the parent.
+                system.port.sleep(min(timeout, BLIND_POLL))
+                return None
+            port = system.port
+            longest = timeout if timeout < POLL else POLL
+            if port is REAL:
+                data = native.wait_events(self._fd, longest)
+            else:
+                data = port.read_events(self._fd) if port.wait_readable(self._fd, longest) else b""
+            if not data:
+                return [] if timeout < POLL else None
+            return self.keys_of(data)
+        finally:
+            self._leave(notifier)
+
+    def _leave(self, notifier: Any) -> None:
+        """End a call that uses the notifier."""
+        self._users -= 1
+        if notifier is not None and self._notifier is None and self._users == 0:
+            notifier.close()  # another thread closed us meanwhile: its number must not be another file's while we use it
+
+    def keys_of(self, data: bytes) -> list[Any] | None:
+        """Return the keys that some events are about; None if the kernel lost others."""
+        events = native.bytes_of(data)
+        found: list[Any] = []
+        if self.unlinked:
+            self.unlinked = set()
+        at = 0
+        end = len(data)
+        while at + HEAD <= end:
+            watch = native.half_of(events, at)
+            mask = native.half_of(events, at + 4)
+            at += HEAD + native.half_of(events, at + 12)
+            if mask & OVERFLOW:
+                return None
+            key = self._keys.get(watch, self)
+            if key is self:
+                continue
+            found.append(key)
+            if mask & (IGNORED | LINKS):
+                self.unlinked.add(key)
+            if mask & IGNORED:
+                del self._keys[watch]
+                self._descriptors.get(key, set()).discard(watch)
+        return found
