@@ -195,7 +195,8 @@ cdef class FrameWriter(Ring):
     cdef readonly bint is_one_step
     cdef int64_t era
     cdef public int64_t look_at
-    cdef public uint64_t bell
+    cdef public bint has_watchers
+    cdef bint has_sleepers
     cdef uint64_t published
     cdef Py_ssize_t mark_at
     cdef readonly uint64_t end
@@ -215,7 +216,7 @@ cdef class FrameWriter(Ring):
     cdef public int64_t clock
 
     @cython.locals(now=int64_t, sequence=int64_t)
-    cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*) except? -9
+    cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*, int64_t patience=*) except? -9
     cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
     @cython.locals(now=int64_t, done=object)
     cpdef object append_many(self, list keys, list values, uint64_t type, int64_t timestamp)
@@ -273,7 +274,7 @@ cdef class FrameWriter(Ring):
     cdef bint may_be_oldest(self, int found, uint64_t least, uint64_t position) noexcept
     @cython.locals(block=Py_ssize_t, at=Py_ssize_t, first=uint64_t, known=uint64_t)
     cdef void index(self, uint64_t position, uint64_t offset, uint64_t sequence, int64_t timestamp) noexcept
-    @cython.locals(other=Py_ssize_t)
+    @cython.locals(other=Py_ssize_t, wanted=uint64_t)
     cpdef void publish(self) noexcept
     @cython.locals(at=Py_ssize_t, number=uint64_t, _series=int, bucket=Py_ssize_t)
     cdef void count(self) noexcept

@@ -953,8 +953,8 @@ class FrameWriter(Ring):
     """The writing side: frames are put behind the tail, then published together.
 
     Everything here happens under the append lock. `append` takes the lock itself if no other handle holds it, and is one step for threads
-    and signal handlers in the compiled twin (`is_one_step`). The other methods are for the work that `locked` does. `bell` has
-    a byte set for each way in which readers asked to be woken before a publication; the caller wakes those that watch by inotify.
+    and signal handlers in the compiled twin (`is_one_step`). The other methods are for the work that `locked` does.
+    `has_watchers`: readers that watch by inotify asked to be woken before a publication, and the caller wakes them.
     """
 
     def __init__(
@@ -993,7 +993,7 @@ class FrameWriter(Ring):
         self.is_one_step = native.is_one_step()
         self.era = -1  # whose keys the value names that is being appended; -1: it names none
         self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
-        self.bell = 0
+        self.has_watchers = self.has_sleepers = False  # each is cleared before the wake-up, so that none is lost between threads
         self.published = 0
         self.mark_at = 0
         self.end = 0
@@ -1012,12 +1012,14 @@ class FrameWriter(Ring):
         self.counted = 0
         self.clock = 0
 
-    def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int = -1) -> int:
+    def append(
+        self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int = -1, patience: int = 0
+    ) -> int:
         """Lock, append one record, publish, unlock; return its sequence. Nothing was done if that is BUSY, FORKED, LOOK, NO_ROOM,
         MOVED_ON, UNSETTLED or OUTDATED.
 
         timestamp -1 means now. era: of the keys that the value names, -1 if it names none; OUTDATED if the log is in another one, see
-        `ERA_BITS`. Raises TooLarge, Poisoned, Corruption.
+        `ERA_BITS`. patience: ns to sleep for the lock, see `AppendLock.take_within`. Raises TooLarge, Poisoned, Corruption.
         """
         self.check_open()
         if native.process_id() != self.process:
@@ -1026,13 +1028,15 @@ class FrameWriter(Ring):
         if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
             return LOOK
         if not self.lock.take():
-            return BUSY
+            if not self.lock.take_within(patience):
+                return BUSY
+            now = native.now()
         self.era = era
         try:
             sequence = self.append_locked(key, value, type, codec, now if timestamp < 0 else timestamp, now)
         finally:
             self.lock.free()
-        if self.bell != 0:
+        if self.has_sleepers:
             self.ring()
         return sequence
 
@@ -1108,7 +1112,7 @@ class FrameWriter(Ring):
         finally:
             if self.lock.taken_by is work:  # interpreted, an exception out of a signal handler may come as soon as it is taken
                 self.lock.free()
-            if self.bell != 0:
+            if self.has_sleepers:
                 self.ring()
 
     def close(self) -> None:
@@ -1124,8 +1128,8 @@ class FrameWriter(Ring):
 
     def ring(self) -> None:
         """Wake the readers that asked and sleep. Not under the lock: a woken reader may run at once, on this processor."""
-        if self.bell > 0xFF and not self.closed:
-            self.bell &= 0xFF
+        self.has_sleepers = False
+        if not self.closed:
             self.rouse()
 
     def begin(self) -> int:
@@ -1488,7 +1492,11 @@ class FrameWriter(Ring):
         self.padded = 0
         native.fence()
         if native.load(self.control, WANTED) != 0:
-            self.bell |= native.exchange(self.control, WANTED, 0)
+            wanted = native.exchange(self.control, WANTED, 0)
+            if wanted & 0xFF:
+                self.has_watchers = True
+            if wanted > 0xFF:
+                self.has_sleepers = True
 
     def count(self) -> None:
         """Enter what is about to be published in the rates, under the clock's time.
@@ -1700,7 +1708,7 @@ class Single:
         if not native.is_bytes(value) or not are_plain(key, type, timestamp):
             return BUSY
         sequence = writer.append(key, value, type, 0, -1 if timestamp is None else timestamp)
-        if sequence >= 0 and writer.bell != 0:
+        if sequence >= 0 and writer.has_watchers:
             self.ring(writer)
         return sequence
 

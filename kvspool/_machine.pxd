@@ -82,7 +82,15 @@ cdef extern from *:
         return __atomic_compare_exchange_n(at, &expected, value, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
     }
     static inline PyObject *kv_new_pair(PyObject *kind) { return ((PyTypeObject *)kind)->tp_alloc((PyTypeObject *)kind, 2); }
-    static inline void kv_relax(void) { kv_pause(); }
+    static inline int64_t kv_monotonic(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
+    static inline void kv_relax(int64_t ns) {
+        int64_t until = kv_monotonic() + ns;
+        do kv_pause(); while (kv_monotonic() < until);
+    }
     static inline void kv_sleep(int64_t ns) {
         struct timespec longest = {ns / 1000000000, ns % 1000000000};
         nanosleep(&longest, NULL);
@@ -97,11 +105,6 @@ cdef extern from *:
     static inline int64_t kv_now(void) {
         struct timespec t;
         clock_gettime(CLOCK_REALTIME, &t);
-        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-    }
-    static inline int64_t kv_monotonic(void) {
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
         return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
     }
     static inline void kv_spin(const uint64_t *at, uint64_t value, int64_t ns) {
@@ -190,7 +193,7 @@ cdef extern from *:
     uint64_t kv_exchange(uint64_t *at, uint64_t value) noexcept nogil
     int kv_swap(uint64_t *at, uint64_t expected, uint64_t value) noexcept nogil
     object kv_new_pair(object kind)
-    void kv_relax() noexcept nogil
+    void kv_relax(int64_t ns) noexcept nogil
     void kv_sleep(int64_t ns) noexcept nogil
     void kv_add_one(uint64_t *at) noexcept nogil
     void kv_wait_count(const uint64_t *at, uint64_t goal, int64_t ns) noexcept nogil
@@ -337,8 +340,8 @@ cdef inline object new_pair(object kind, object first, object second):
     return pair
 
 
-cdef inline void pause() noexcept:
-    kv_relax()
+cdef inline void pause(int64_t ns) noexcept:
+    kv_relax(ns)
 
 
 cdef inline void sleep(int64_t ns) noexcept:

@@ -324,8 +324,8 @@ def is_one_step() -> bool:
     return False
 
 
-def pause() -> None:
-    """Let the other thread of this processor's core run for a moment."""
+def pause(ns: int) -> None:
+    """Let the other thread of this processor's core run for some ns; compiled only."""
 
 
 def sleep(ns: int) -> None:

@@ -283,6 +283,21 @@ def test_a_signal_handler_may_take_records_from_the_iterator_that_dozes(patient:
     assert (polled, taken, got) == ([b"2"], [b"3"], [b"0", b"1", b"4", b"5"])
 
 
+def test_a_thread_that_wakes_watchers_leaves_sleepers_to_the_thread_that_published(log: Spool) -> None:
+    def work(writer: Any) -> bool:
+        writer.begin()
+        writer.put_many(None, [b"value"], 0, None, -1, 40)
+        writer.publish()
+        log.ring(writer)  # another thread of this handle
+        return True
+
+    log.append(b"so that it is open for writing")
+    log._live().reader(0, 0).ask_for_bell(frames.SLEEPS)
+    rings = word(log, frames.RINGS)
+    log._locked(work, 5)
+    assert word(log, frames.RINGS) == rings + 1
+
+
 def test_one_append_wakes_every_sleeping_reader_whatever_their_number(patient: None, log: Spool) -> None:
     readers = [kvspool.open(log.path) for _ in range(20)]
     followings = [one.follow("latest", limit=2) for one in readers]
