@@ -41,5 +41,5 @@ cdef class FileSleeper(frames.Sleeper):
 
     cpdef object close(self)
     cdef bint is_undisturbed(self) except -1
-    @cython.locals(keys=list, position=int64_t, data=bytes, size=int64_t)
+    @cython.locals(keys=list, position=int64_t, data=bytes, found=tuple, size=int64_t)
     cdef bint fetch(self, int64_t ns, int64_t most, object make, list out) except -1

@@ -119,7 +119,7 @@ class FileSleeper(frames.Sleeper):
     """
 
     def __init__(self, waiting: Waiting, cursor: Any, scan: Callable[..., Any], fd: int) -> None:
-        """Read the open file on where the cursor stands, with `scan`, see `journal.format.Format`. `waiting` watches the file.
+        """Read the open file on where the cursor stands, with `scan`, see `journal.format.Format.scanner`. `waiting` watches the file.
 
         No event but writes was reported since the file was found to end there.
         """
@@ -154,11 +154,11 @@ class FileSleeper(frames.Sleeper):
             return False
         try:
             found = self.scan(data, cursor.sequence, most, make, out)
+            size = found[0]
         except BaseException:
             out.clear()  # the cursor still stands before them
             raise
-        size = found.size
         cursor.position = position + size
-        cursor.sequence = found.sequence
+        cursor.sequence = found[1]
         self.has_more = size > 0 and (size < len(data) or size == ROOM)
         return size > 0 or len(data) == 0

@@ -366,7 +366,7 @@ class Cursor:
         segment = self.segments.get(self.base)
         if type(segment) is not Segment or self.end is not None or self.limit is not None or self._data or self.sequence < self._first:
             return None
-        return FileSleeper(watcher, self, self.segments.format.scan, segment.fd)
+        return FileSleeper(watcher, self, self.segments.format.scanner(), segment.fd)
 
     def refuse_vanished(self) -> None:
         """Raise LogVanished if the journal was deleted."""
