@@ -8,7 +8,6 @@ cimport kvspool._machine as native
 cdef int OVERFLOW, IGNORED, LINKS, WRITTEN
 cdef object REAL
 cdef Py_ssize_t HEAD, ROOM
-cdef double POLL, BLIND_POLL
 
 
 cdef class Waiting:
@@ -41,5 +40,5 @@ cdef class FileSleeper(frames.Sleeper):
 
     cpdef object close(self)
     cdef bint is_undisturbed(self) except -1
-    @cython.locals(keys=list, position=int64_t, data=bytes, found=tuple, size=int64_t)
+    @cython.locals(keys=list, position=int64_t, data=bytes, size=int64_t)
     cdef bint fetch(self, int64_t ns, int64_t most, object make, list out) except -1
