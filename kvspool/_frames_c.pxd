@@ -143,32 +143,43 @@ cdef class FrameReader(Ring):
     ) except -1
 
 
+cdef class Sleeper:
+    cdef bint is_undisturbed(self) except -1
+    cdef bint fetch(self, int64_t ns, int64_t most, object make, list out) except -1
+
+
+cdef class RingSleeper(Sleeper):
+    cdef FrameReader reader
+    cdef object pair
+    cdef int64_t spin
+
+    cdef bint is_undisturbed(self) except -1
+    @cython.locals(reader=FrameReader)
+    cdef bint fetch(self, int64_t ns, int64_t most, object make, list out) except -1
+
+
 @cython.final
 cdef class Batch:
     cdef public list items
     cdef public Py_ssize_t at
     cdef public int64_t left
     cdef FrameReader reader
-    cdef object pair
+    cdef Sleeper sleeper
     cdef uint64_t end
-    cdef bint is_running
-    cdef int64_t spin
     cdef int64_t longest
     cdef int64_t most
     cdef object make
     cdef int64_t dozed
 
     cpdef int run(self, object reader, uint64_t end, int64_t most, object make) except -1
-    cpdef int lie_down(self, FrameReader reader, object pair, int64_t spin, int64_t ns, int64_t most, object make) except -1
+    cpdef int lie_down(self, Sleeper sleeper, int64_t ns, int64_t most, object make) except -1
     @cython.locals(dozed=int64_t)
     cpdef int64_t rise(self) except -1
     cdef bint is_filled(self, list items) except -1
-    @cython.locals(began=int64_t, left=int64_t, most=int64_t, items=list)
-    cdef bint doze(self, FrameReader reader) except -1
-    @cython.locals(is_closed=bint)
-    cdef bint is_disturbed(self, FrameReader reader) except -1
+    @cython.locals(began=int64_t, most=int64_t, items=list, is_calm=bint)
+    cdef bint doze(self, Sleeper sleeper) except -1
     cpdef list clear(self)
-    @cython.locals(at=Py_ssize_t, reader=FrameReader, item=object)
+    @cython.locals(at=Py_ssize_t, reader=FrameReader, sleeper=Sleeper, item=object)
     cpdef object take(self, object refill)
     cdef object next_of(self, FrameReader reader)
 

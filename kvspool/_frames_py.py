@@ -811,6 +811,39 @@ class FrameReader(Ring):
         return count
 
 
+class Sleeper:
+    """Where a batch dozes: sleeps until one log has more records, and copies them out."""
+
+    def is_undisturbed(self) -> bool:
+        """Return whether nothing but records is expected."""
+        raise NotImplementedError
+
+    def fetch(self, ns: int, most: int, make: Callable[..., Any] | None, out: list[Any]) -> bool:
+        """Add up to `most` records to `out`, after a sleep of up to `ns` if none is there; False if that takes more than a look here."""
+        raise NotImplementedError
+
+
+class RingSleeper(Sleeper):
+    """Sleeps on the word `rings` of a spool, after it has looked for a record for `spin` ns."""
+
+    def __init__(self, reader: FrameReader, pair: Any, spin: int) -> None:
+        self.reader = reader
+        self.pair = pair
+        self.spin = spin
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
+    def is_undisturbed(self) -> bool:
+        """Return whether nothing was closed, and the log does not lie in new files."""
+        return not (self.reader.closed or self.reader.has_moved() or self.pair.is_closed)
+
+    def fetch(self, ns: int, most: int, make: Callable[..., Any] | None, out: list[Any]) -> bool:
+        reader = self.reader
+        reader.sleep_and_fetch(reader.edge_now(), min(self.spin, ns), ns, most, make, out)
+        return reader.stop == END
+
+
 class Batch:
     """What was copied out and is not handed out yet: the `items` from `at` on.
 
@@ -823,10 +856,8 @@ class Batch:
         self.at = 0
         self.left = left
         self.reader: FrameReader | None = None
-        self.pair: Any = None
+        self.sleeper: Sleeper | None = None
         self.end = NOTHING
-        self.is_running = False
-        self.spin = 0
         self.longest = 0
         self.most = 0
         self.make: Callable[..., Any] | None = None
@@ -842,26 +873,23 @@ class Batch:
         can be interrupted, since a record would be lost then, or the reader is of the other twin.
         """
         if native.is_one_step() and isinstance(reader, FrameReader):
-            self.is_running = True
             self.end = end
             self.most = most
             self.make = make
             self.reader = reader
 
-    def lie_down(self, reader: FrameReader, pair: Any, spin: int, ns: int, most: int, make: Callable[..., Any] | None) -> None:
-        """Doze from now on where nothing is left, for up to `ns`; the rest is as for `sleep_and_fetch`."""
-        self.is_running = False
-        self.pair = pair
-        self.spin = spin
+    def lie_down(self, sleeper: Sleeper, ns: int, most: int, make: Callable[..., Any] | None) -> None:
+        """Doze from now on where nothing is left, for up to `ns`; the rest is as for `Sleeper.fetch`."""
+        self.reader = None
         self.longest = ns
         self.most = most
         self.make = make
-        self.reader = reader
+        self.sleeper = sleeper
 
     def rise(self) -> int:
         """Neither run nor doze any more, and return for how many ns the last doze lasted, if it was in vain."""
         self.reader = None
-        self.pair = self.make = None
+        self.sleeper = self.make = None
         dozed = self.dozed
         self.dozed = 0
         return dozed
@@ -873,27 +901,20 @@ class Batch:
             self.at = 0
         return self.at < len(self.items) and self.left != 0
 
-    def doze(self, reader: FrameReader) -> bool:
+    def doze(self, sleeper: Sleeper) -> bool:
         """Sleep until there is something to hand out; False if that took too long or anything else is the matter: then look what it is."""
         began = native.monotonic()
         self.dozed = 0
-        while self.dozed < self.longest and not self.is_disturbed(reader):
-            left = self.longest - self.dozed
+        is_calm = True
+        while is_calm and self.dozed < self.longest and self.left != 0 and self.sleeper is sleeper and sleeper.is_undisturbed():
             most = self.most if self.left < 0 or self.left > self.most else self.left
             items = self.clear()
-            reader.sleep_and_fetch(reader.edge_now(), min(self.spin, left), left, most, self.make, items)
+            is_calm = sleeper.fetch(self.longest - self.dozed, most, self.make, items)
             if self.is_filled(items):
                 self.dozed = 0
                 return True
-            if reader.stop != END:
-                break
             self.dozed = native.monotonic() - began
         return False
-
-    def is_disturbed(self, reader: FrameReader) -> bool:
-        """Return whether anything was closed, or the log may lie in new files."""
-        is_closed = self.left == 0 or self.reader is not reader or reader.closed
-        return is_closed or reader.has_moved() or self.pair.is_closed
 
     def clear(self) -> list[Any]:
         """Forget what is there, and return the empty list that is there now."""
@@ -907,16 +928,15 @@ class Batch:
             return refill()
         if self.at >= len(self.items):
             reader = self.reader
-            if reader is None:
-                return refill()
-            if self.is_running:
+            if reader is not None:
                 item = self.next_of(reader)
                 if item is NO_ITEM:
                     return refill()
                 if self.left > 0:
                     self.left -= 1
                 return item
-            if not self.doze(reader):
+            sleeper = self.sleeper
+            if sleeper is None or not self.doze(sleeper):
                 return refill()
         at = self.at
         self.at = at + 1

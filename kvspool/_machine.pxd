@@ -5,6 +5,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EACCES, EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memset
+from posix.unistd cimport pread
 
 
 cdef extern from "Python.h":
@@ -488,6 +489,13 @@ cdef inline bint write_at(int fd, const uint8_t *data, Py_ssize_t length, int64_
     with nogil:
         is_whole = kv_write_at(fd, data, length, at)
     return is_whole
+
+
+cdef inline bytes read_at(int fd, Py_ssize_t length, int64_t at):
+    """Other threads don't run meanwhile: one of them could close the file. What was just written is in memory."""
+    cdef char[8192] found
+    cdef ssize_t size = pread(fd, found, length, at)
+    return None if size < 0 else PyBytes_FromStringAndSize(found, size)
 
 
 cdef inline int64_t size_at(bytes path, uint64_t device, uint64_t number) noexcept:

@@ -367,6 +367,14 @@ def write_at(fd: int, data: bytearray, length: int, at: int) -> bool:
     return True
 
 
+def read_at(fd: int, length: int, at: int) -> bytes | None:
+    """Return up to `length` bytes, 8192 at most, at byte `at` of a file; None if it can't be read."""
+    try:
+        return system.port.read(fd, length, at)
+    except OSError:
+        return None
+
+
 def size_at(path: bytes, device: int, number: int) -> int:
     """Return the size of the file that a path leads to; -1 if it is none, or not the file with this number on this device.
 

@@ -1,13 +1,14 @@
 """The wait for events of inotify, and which keys they are about. Compiled as `_wakeups_c`; `_wakeups` chooses one of the two.
 
-All that waits here goes through the port in `system`, on both twins.
+While a test has replaced the port in `system`, all that waits here goes through it, on both twins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, NoReturn
 
+import kvspool._frames_py as frames
 import kvspool._machine as native
 from kvspool import system
 from kvspool.handles import refuse_copy
@@ -17,14 +18,17 @@ POLL = 0.5  # seconds between two looks at everything, however quiet it is
 BLIND_POLL = 0.005  # seconds between two looks where no event will come
 OVERFLOW = 0x4000  # inotify's bits: events were lost
 IGNORED = 0x8000  # the watched file is gone, and its watch with it
+WRITTEN = 0x2  # a byte of the watched file was written
 LINKS = 0x4  # the file's metadata changed; one of its names was removed, perhaps
 HEAD = 16  # bytes of an event: watch, mask, cookie, length of the name after them
+ROOM = 8192  # bytes of a file that are read at once after a wake-up
 
 
 class Waiting:
     """Waits for events in one thread of one process; another thread may end the wait.
 
     _keys: the caller's key of each watch. unlinked: keys of files that may have lost a name, as of the last wait that returned any keys.
+    changes: inotify's bits of all that the last wait has reported.
     """
 
     def __init__(self) -> None:
@@ -37,6 +41,7 @@ class Waiting:
         self._is_woken = False
         self.is_blind = False
         self.unlinked: set[Any] = set()
+        self.changes = 0
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
@@ -54,6 +59,7 @@ class Waiting:
         """Do the work of `wait`, and return the key of each event."""
         self._users += 1  # before the look at what other threads set: they look here after they have set it
         notifier = self._notifier
+        self.changes = 0
         try:
             if self._is_woken:
                 return None
@@ -91,6 +97,7 @@ class Waiting:
             watch = native.half_of(events, at)
             mask = native.half_of(events, at + 4)
             at += HEAD + native.half_of(events, at + 12)
+            self.changes |= mask
             if mask & OVERFLOW:
                 return None
             key = self._keys.get(watch, self)
@@ -103,3 +110,55 @@ class Waiting:
                 del self._keys[watch]
                 self._descriptors.get(key, set()).discard(watch)
         return found
+
+
+class FileSleeper(frames.Sleeper):
+    """Sleeps until a file is written that frames are appended to, and copies the next ones out; for a cursor that expects nothing else.
+
+    Every other event is left to the caller: the file or its directory may be gone, or the next file be there.
+    """
+
+    def __init__(self, waiting: Waiting, cursor: Any, scan: Callable[..., Any], fd: int) -> None:
+        """Read the open file on where the cursor stands, with `scan`, see `journal.format.Format.scanner`. `waiting` watches the file.
+
+        No event but writes was reported since the file was found to end there.
+        """
+        self.waiting = waiting
+        self.cursor = cursor
+        self.scan = scan
+        self.fd = fd
+        self.has_more = True  # there may be something, as far as is known without a look
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
+    def close(self) -> None:
+        """Read the file no more: it is about to be closed, or the cursor to be moved by others."""
+        self.fd = -1
+
+    def is_undisturbed(self) -> bool:
+        """Return whether the file is open, and the machine may be called without the port."""
+        return self.fd >= 0 and system.port is REAL
+
+    def fetch(self, ns: int, most: int, make: Callable[..., Any] | None, out: list[Any]) -> bool:
+        if not self.has_more:
+            keys = self.waiting.events(ns / 1e9)
+            if not keys:
+                return keys is not None
+            if self.waiting.changes != WRITTEN or self.fd < 0:
+                return False
+        cursor = self.cursor
+        position = cursor.position
+        data = native.read_at(self.fd, ROOM, position)
+        if data is None:
+            return False
+        try:
+            found = self.scan(data, cursor.sequence, most, make, out)
+            size = found[0]
+        except BaseException:
+            out.clear()  # the cursor still stands before them
+            raise
+        cursor.position = position + size
+        cursor.sequence = found[1]
+        self.has_more = size > 0 and (size < len(data) or size == ROOM)
+        return size > 0 or len(data) == 0
