@@ -649,16 +649,14 @@ class FrameReader(Ring):
         self.check_word(self.edge)
         return native.load(self.control, self.edge) > self.position or self.has_moved()
 
-    def sleep_and_fetch(
-        self, end: int, spin: int, ns: int, limit: int, make: Callable[..., Any] | None, out: list[Any]
-    ) -> list[Any]:
-        """Fetch the records that are there. If none is there after `end`, first look for `spin` ns, then sleep up to `ns`, for new ones.
+    def sleep_and_fetch(self, end: int, spin: int, ns: int, limit: int, make: Callable[..., Any] | None, out: list[Any]) -> list[Any]:
+        """Fetch the records that are there. If none is there after `end`, first look for `spin` of `ns`, then sleep, for new ones.
 
         Compiled, this is one step: a reader waits for all that happens between the wake-up and the record.
         """
         if self.position >= end:
             if not self.spin(spin) and not self.closed:
-                self.sleep(end, ns)
+                self.sleep(end, ns - spin)
             if self.closed:  # by another thread meanwhile
                 return out
             end = self.edge_now()
@@ -698,7 +696,7 @@ class FrameReader(Ring):
         until = native.monotonic() + ns
         while not self.closed and not self.is_woken and ns > 0:
             seen = native.load(words, self.edge)
-            if seen > self.position:
+            if self.edge_now() > self.position:
                 return True
             left = until - native.monotonic()
             if left <= 0:

@@ -348,7 +348,7 @@ class Following(Reading):
         """Let the next records come without a step of Python between, where nothing else has to be done for them."""
         if self._make is Record:
             longest = POLL if self._timeout is None else min(POLL, self._timeout)
-            sleeper = RingSleeper(self._reader, self.cursor.pair, round(self._spin * 1e9))
+            sleeper = RingSleeper(self._reader, self.cursor.pair, round(min(self._spin, longest) * 1e9))
             self._batch.lie_down(sleeper, round(longest * 1e9), BATCH, Record)
 
 
