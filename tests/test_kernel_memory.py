@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from loops import twins
 from rings import HOLDER, SEED, Ring
 
 import kvspool
@@ -39,13 +39,6 @@ def makers(twin: ModuleType) -> dict[str, Callable[[Any, Any], Any]]:
         "FlushGroup": lambda data, control: twin.FlushGroup(data, control, SEED),
         "FrameWriter": lambda data, control: twin.FrameWriter(data, control, SEED, None, memoryview(HOLDER)),
     }
-
-
-def chunk_loops() -> list[ModuleType]:
-    try:
-        return [_chunks_py, importlib.import_module("kvspool._chunks_c")]
-    except ImportError:
-        return [_chunks_py]
 
 
 @pytest.fixture
@@ -343,7 +336,7 @@ def assert_only_closed(close: Callable[[], None], verbs: list[Callable[[], Any]]
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("loops", chunk_loops(), ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("loops", twins("kvspool._chunks"), ids=lambda module: module.__name__.rpartition(".")[2])
 def test_the_ends_of_a_queue_refuse_memory_that_is_not_their_chunks(loops: ModuleType, tmp_path: Path) -> None:
     def chunk(size: int, view: Any) -> Any:
         return SimpleNamespace(fd=-1, size=size, view=view)
