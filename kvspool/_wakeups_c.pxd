@@ -22,8 +22,7 @@ cdef class Waiting:
 
     cpdef bint _is_ours(self)
     cpdef object _leave(self, object notifier)
-    cpdef object wait(self, double timeout)
     @cython.locals(longest=double, data=bytes)
-    cpdef list events(self, double timeout)
-    @cython.locals(events="const uint8_t *", found=list, at=Py_ssize_t, end=Py_ssize_t, watch=int, mask=int)
-    cpdef list keys_of(self, bytes data)
+    cpdef set wait(self, double timeout)
+    @cython.locals(events="const uint8_t *", found=set, at=Py_ssize_t, end=Py_ssize_t, watch=int, mask=int)
+    cpdef set keys_of(self, bytes data)
