@@ -24,11 +24,10 @@ cdef class Waiting:
 
     cpdef bint _is_ours(self)
     cpdef object _leave(self, object notifier)
-    cpdef object wait(self, double timeout)
     @cython.locals(longest=double, data=bytes)
-    cpdef list events(self, double timeout)
-    @cython.locals(events="const uint8_t *", found=list, at=Py_ssize_t, end=Py_ssize_t, watch=int, mask=int)
-    cpdef list keys_of(self, bytes data)
+    cpdef set wait(self, double timeout)
+    @cython.locals(events="const uint8_t *", found=set, at=Py_ssize_t, end=Py_ssize_t, watch=int, mask=int)
+    cpdef set keys_of(self, bytes data)
 
 
 cdef class FileSleeper(frames.Sleeper):
@@ -40,5 +39,5 @@ cdef class FileSleeper(frames.Sleeper):
 
     cpdef object close(self)
     cdef bint is_undisturbed(self) except -1
-    @cython.locals(keys=list, position=int64_t, data=bytes, size=int64_t)
+    @cython.locals(keys=set, position=int64_t, data=bytes, size=int64_t)
     cdef bint fetch(self, int64_t ns, int64_t most, object make, list out) except -1

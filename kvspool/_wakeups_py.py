@@ -1,6 +1,6 @@
 """The wait for events of inotify, and which keys they are about. Compiled as `_wakeups_c`; `_wakeups` chooses one of the two.
 
-While a test has replaced the port in `system`, all that waits here goes through it, on both twins.
+It waits through the port in `system`; compiled, by a call of its own while nobody has replaced the port.
 """
 
 from __future__ import annotations
@@ -52,11 +52,6 @@ class Waiting:
 
     def wait(self, timeout: float) -> set[Any] | None:
         """Sleep up to `timeout` seconds. Return the keys of what changed; None: it may be anything, look at all."""
-        keys = self.events(timeout)
-        return None if keys is None else set(keys)
-
-    def events(self, timeout: float) -> list[Any] | None:
-        """Do the work of `wait`, and return the key of each event."""
         self._users += 1  # before the look at what other threads set: they look here after they have set it
         notifier = self._notifier
         self.changes = 0
@@ -74,7 +69,7 @@ class Waiting:
             else:
                 data = port.read_events(self._fd) if port.wait_readable(self._fd, longest) else b""
             if not data:
-                return [] if timeout < POLL else None
+                return set() if timeout < POLL else None
             return self.keys_of(data)
         finally:
             self._leave(notifier)
@@ -85,10 +80,10 @@ class Waiting:
         if notifier is not None and self._notifier is None and self._users == 0:
             notifier.close()  # another thread closed us meanwhile: its number must not be another file's while we use it
 
-    def keys_of(self, data: bytes) -> list[Any] | None:
+    def keys_of(self, data: bytes) -> set[Any] | None:
         """Return the keys that some events are about; None if the kernel lost others."""
         events = native.bytes_of(data)
-        found: list[Any] = []
+        found: set[Any] = set()
         if self.unlinked:
             self.unlinked = set()
         at = 0
@@ -103,7 +98,7 @@ class Waiting:
             key = self._keys.get(watch, self)
             if key is self:
                 continue
-            found.append(key)
+            found.add(key)
             if mask & (IGNORED | LINKS):
                 self.unlinked.add(key)
             if mask & IGNORED:
@@ -142,7 +137,7 @@ class FileSleeper(frames.Sleeper):
 
     def fetch(self, ns: int, most: int, make: Callable[..., Any] | None, out: list[Any]) -> bool:
         if not self.has_more:
-            keys = self.waiting.events(ns / 1e9)
+            keys = self.waiting.wait(ns / 1e9)
             if not keys:
                 return keys is not None
             if self.waiting.changes != WRITTEN or self.fd < 0:

@@ -47,7 +47,7 @@ from kvspool.errors import (
     say_what_is_stored,
 )
 from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap
+from kvspool.iteration import Iterations, OnGap, check_timeout
 from kvspool.keyed import Keys, Packer
 from kvspool.producers import Booking, ColumnPieces, Producer, ProducerStats
 from kvspool.record import Codec, Record, check_codec, decode, encode
@@ -386,7 +386,7 @@ class Spool(Single, Handle):
         a core, and saves the time to wake up where records come close together. Raises LogVanished if the log is deleted meanwhile, Closed
         as soon as any thread closes the log.
         """
-        return self._iterations.add(Following(self.cursor(start, isolation=isolation), limit, on_gap, timeout, spin=spin))
+        return self._iterations.add(Following(self.cursor(start, isolation=isolation), limit, on_gap, check_timeout(timeout), spin=spin))
 
     def follow_async(
         self,
