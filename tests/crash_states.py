@@ -214,7 +214,6 @@ def interpreted() -> Iterator[None]:
     with ExitStack() as stack, mock.patch.object(pair, "AppendLock", _lock_py.AppendLock):
         for module, name in places:
             stack.enter_context(mock.patch.object(module, name, getattr(_frames_py, name)))
-        stack.enter_context(mock.patch.object(cursor.Cursor, "frames", None))  # compiled merges can't look at interpreted readers
         yield
 
 
