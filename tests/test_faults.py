@@ -10,18 +10,19 @@ import errno
 import gc
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import FILE_CALLS, FailingPort
 
-import hub
+import hub.root
 import kvspool
 import shard
 from kvspool import errors, system
 from kvspool.spool.format import CONTROL_FILE
+from shard import _merge_py
 
 CALLS = (*FILE_CALLS, "remove", "remove_directory", "names", "is_locked")
 FAULTS = [(errno.EIO, False), (errno.EMFILE, False), (errno.ENOSPC, True)]
@@ -105,6 +106,15 @@ OPERATIONS = [
 ]
 
 
+class InterpretedMerge(_merge_py.Merging, Iterator[Any]):
+    """What reads a hub root here: a compiled merge can't use the interpreted readers."""
+
+
+@pytest.fixture
+def interpreted_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub.root, "Merge", InterpretedMerge)
+
+
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("template")
@@ -138,6 +148,7 @@ def acknowledged(template: Path, root: Path, part: str) -> list[Any]:
 @pytest.mark.parametrize(("operation", "part"), OPERATIONS, ids=[operation.__name__ for operation, _ in OPERATIONS])
 def test_a_call_that_fails_is_told_and_costs_nothing(
     interpreted: None,
+    interpreted_merges: None,
     template: Path,
     tmp_path: Path,
     operation: Callable[[Path], None],
