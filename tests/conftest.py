@@ -35,7 +35,7 @@ ON_BOTH_TWINS = (
     "hub/test_root.py",
     *(f"test_{name}.py" for name in "closing forks hazards keyed last_flush locks logs partial pool producers seek_time wakeups".split()),
 )
-ONCE = ("journal/test_archive.py", "processes/test_crash_points.py", "shard/test_shard_cli.py")
+ONCE = ("journal/test_archive.py", "journal/test_index.py", "processes/test_crash_points.py", "shard/test_shard_cli.py")
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run
 
 IS_SECOND_RUN = bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")) and importlib.util.find_spec("kvspool._frames_c") is not None
