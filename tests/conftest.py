@@ -36,6 +36,15 @@ ON_BOTH_TWINS = (
     *(f"test_{name}.py" for name in "closing forks hazards keyed last_flush locks logs partial pool producers seek_time wakeups".split()),
 )
 ONCE = ("journal/test_archive.py", "journal/test_index.py", "processes/test_crash_points.py", "shard/test_shard_cli.py")
+# Slices of campaigns, and what starts many processes: marked as long, and left out by `tools/test --fast`.
+LONG = (
+    *(f"processes/test_{name}.py" for name in "crash_points file_images interleavings owners producers_storm stress".split()),
+    *(f"journal/test_{name}.py" for name in "archive fixed_changes journal_crash_points journal_stress".split()),
+    *(f"hub/test_{name}.py" for name in "hub_crash_points hub_machine many_clients network_faults page_browser".split()),
+    *(f"queue/test_queue_{name}.py" for name in "faults opcodes".split()),
+    "model/test_protocol.py",
+    *(f"test_{name}.py" for name in "bench bench_cases faults flights fuzz packaging".split()),
+)
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run
 
 IS_SECOND_RUN = bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")) and importlib.util.find_spec("kvspool._frames_c") is not None
@@ -46,16 +55,24 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not IS_SECOND_RUN or not collection_path.match("test_*.py"):
         return None
     named = {(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args}
-    name = str(collection_path.relative_to(Path(__file__).parent))
-    is_twice = any(fnmatch(name, one) for one in ON_BOTH_TWINS) and name not in ONCE
+    is_twice = _is_one_of(ON_BOTH_TWINS, collection_path) and not _is_one_of(ONCE, collection_path)
     return None if is_twice or collection_path in named else True
 
 
+@pytest.hookimpl(tryfirst=True)  # what marks select comes behind it
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out of the run of the interpreted twin the tests that take its loops in the other run too."""
+    """Mark what is long. Leave out of the run of the interpreted twin the tests that take its loops in the other run too."""
+    for item in items:
+        if _is_one_of(LONG, item.path):
+            item.add_marker(pytest.mark.long)
     if IS_SECOND_RUN:
         config.hook.pytest_deselected(items=list(filter(_chooses_its_twin, items)))
         items[:] = [item for item in items if not _chooses_its_twin(item)]
+
+
+def _is_one_of(patterns: tuple[str, ...], path: Path) -> bool:
+    name = str(path.relative_to(Path(__file__).parent))
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _chooses_its_twin(item: pytest.Item) -> bool:
