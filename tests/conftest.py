@@ -35,7 +35,13 @@ ON_BOTH_TWINS = (
     "hub/test_root.py",
     *(f"test_{name}.py" for name in "closing forks hazards keyed last_flush locks logs partial pool producers seek_time wakeups".split()),
 )
-ONCE = ("journal/test_archive.py", "journal/test_index.py", "processes/test_crash_points.py", "shard/test_shard_cli.py")
+ONCE = (
+    "journal/test_archive.py",
+    "journal/test_index.py",
+    "processes/test_crash_points.py",
+    "shard/test_descriptors.py",
+    "shard/test_shard_cli.py",
+)
 # Slices of campaigns, and what starts many processes: marked as long, and left out by `tools/test --fast`.
 LONG = (
     *(f"processes/test_{name}.py" for name in "crash_points file_images interleavings owners producers_storm stress".split()),
