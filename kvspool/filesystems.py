@@ -24,17 +24,17 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 def of(path: Path) -> str:
     """Return the kernel's name for the file system that an existing path lies on; "unknown" if no mount has it."""
-    path = Path(os.path.realpath(path))
+    real = f"{os.path.realpath(path)}/"
     best, name = -1, "unknown"
     for line in system.port.mounts().splitlines():
         fields, _, rest = line.partition(" - ")
         parts = fields.split()
         if len(parts) < 5 or not rest:
             continue
-        mount = Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), parts[4]))
+        mount = _OCTAL.sub(lambda match: chr(int(match[1], 8)), parts[4]).rstrip("/")
         # Of mounts on the same directory the last one is on top.
-        if path.is_relative_to(mount) and len(mount.parts) >= best:
-            best, name = len(mount.parts), rest.split()[0]
+        if real.startswith(f"{mount}/") and len(mount) >= best:
+            best, name = len(mount), rest.split()[0]
     return name
 
 

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,16 +22,67 @@ settings.register_profile("kvspool", deadline=None)  # how long an example takes
 settings.load_profile("kvspool")
 
 
-# What speaks over the network, and what is made of it, has no loops of two twins: one run of it is enough, where there are two.
-# The bench measures the compiled twin.
-OF_THE_NETWORK = (
-    "access access_cli authentication certificates connection gate hub_admin hub_backend hub_consumers hub_crash_points hub_disk "
-    "hub_machine hub_memory hub_protocol hub_retention hub_shards "
-    "intake java many_clients mirror network_faults outlet page page_browser pipeline* quotas remote server_rights ship_cli shipper spark* "
-    "systemd"
+# Code differs by twin in the loops over frames, entries, chunks and keys, in the locks, the sleeping and the merge. What stands on these
+# runs on both twins. All other tests, as those of the network and of the command, have one run, on the compiled twin if there is one.
+ON_BOTH_TWINS = (
+    "journal/*",
+    "model/test_model.py",
+    "processes/*",
+    "queue/*",
+    "shard/*",
+    "spool/*",
+    "hub/test_hub_reader_model.py",
+    "hub/test_root.py",
+    *(f"test_{name}.py" for name in "closing forks hazards keyed last_flush locks logs partial pool producers seek_time wakeups".split()),
 )
-if os.environ.get("KVSPOOL_NO_EXTENSIONS") and importlib.util.find_spec("kvspool._frames_c") is not None:
-    collect_ignore_glob = ["test_bench*.py", "test_flights.py", "test_fuzz.py", *(f"hub/test_{name}.py" for name in OF_THE_NETWORK.split())]
+ONCE = (
+    "journal/test_archive.py",
+    "journal/test_index.py",
+    "processes/test_crash_points.py",
+    "shard/test_descriptors.py",
+    "shard/test_shard_cli.py",
+)
+# Slices of campaigns, and what starts many processes: marked as long, and left out by `tools/test --fast`.
+LONG = (
+    *(f"processes/test_{name}.py" for name in "crash_points file_images interleavings owners producers_storm stress".split()),
+    *(f"journal/test_{name}.py" for name in "archive fixed_changes journal_crash_points journal_stress".split()),
+    *(f"hub/test_{name}.py" for name in "hub_crash_points hub_machine many_clients network_faults page_browser".split()),
+    *(f"queue/test_queue_{name}.py" for name in "faults opcodes".split()),
+    "model/test_protocol.py",
+    *(f"test_{name}.py" for name in "bench bench_cases faults flights fuzz packaging".split()),
+)
+CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run
+
+IS_SECOND_RUN = bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")) and importlib.util.find_spec("kvspool._frames_c") is not None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out of the run of the interpreted twin what has one run, unless it was named."""
+    if not IS_SECOND_RUN or not collection_path.match("test_*.py"):
+        return None
+    named = {(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args}
+    is_twice = _is_one_of(ON_BOTH_TWINS, collection_path) and not _is_one_of(ONCE, collection_path)
+    return None if is_twice or collection_path in named else True
+
+
+@pytest.hookimpl(tryfirst=True)  # what marks select comes behind it
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is long. Leave out of the run of the interpreted twin the tests that take its loops in the other run too."""
+    for item in items:
+        if _is_one_of(LONG, item.path):
+            item.add_marker(pytest.mark.long)
+    if IS_SECOND_RUN:
+        config.hook.pytest_deselected(items=list(filter(_chooses_its_twin, items)))
+        items[:] = [item for item in items if not _chooses_its_twin(item)]
+
+
+def _is_one_of(patterns: tuple[str, ...], path: Path) -> bool:
+    name = str(path.relative_to(Path(__file__).parent))
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _chooses_its_twin(item: pytest.Item) -> bool:
+    return not CHOOSES_ITS_TWIN.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_finish() -> None:
@@ -82,10 +134,10 @@ def log(tmp_path: Path) -> Iterator[kvspool.Spool]:
 
 
 @pytest.fixture
-def open_files() -> Iterator[Callable[[], set[str]]]:
+def open_files() -> Callable[[], set[str]]:
     """Count what this process holds: the targets of its descriptors that lie in a spool, and its mappings of them.
 
-    Until the test is over the collector looks only at what is made in it: that makes `gc.collect` cheap.
+    From here on the collector looks only at what is made later: that makes `gc.collect` cheap, for later tests too.
     """
     gc.collect()  # what earlier tests left to the collector must not go while one counts
     gc.freeze()
@@ -101,8 +153,7 @@ def open_files() -> Iterator[Callable[[], set[str]]]:
         names.update(f"map {line}" for line in mapped)
         return {name for name in names if "/spool." in name or "inotify" in name}
 
-    yield held
-    gc.unfreeze()
+    return held
 
 
 @pytest.fixture

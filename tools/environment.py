@@ -164,7 +164,8 @@ def _set_up(stamp, extras, may_install, lock):
         _pip(["--no-deps", "--no-build-isolation", "--editable", str(ROOT)], lock)
     else:
         _say(f"Installing kvspool[{','.join(extras)}] into {HOME}")
-        _pip([*python["builders"], "--editable", f"{ROOT}[{','.join(extras)}]"], lock)
+        _pip(python["builders"], lock)
+        _pip(["--no-build-isolation", "--editable", f"{ROOT}[{','.join(extras)}]"], lock)
     built = has_twins() or can_compile and _build_in_sight()
     stamp = {
         "root": str(ROOT),
@@ -396,7 +397,8 @@ def _configuration():
 
 def _pip(arguments, lock):
     """Run `pip install`, and show what it does in short lines. Raises SetupError if it fails."""
-    command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off", *arguments]
+    command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    command += ["--no-compile", *arguments]  # what is imported is compiled then, a small part of it
     lines = []
     with subprocess.Popen(
         command,

@@ -377,6 +377,7 @@ class KillingPort(Port):
         return counted
 
 
+ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
 OLD = {position: item(position) for position in range(3, 11)}
 OPERATIONS: dict[str, tuple[Callable[[FixedJournal], object], dict[int, bytes], int, int]] = {
     "append": (lambda log: log.append_many([item(n, 1) for n in range(11, 20)]), OLD | {n: item(n, 1) for n in range(11, 20)}, 3, 20),
@@ -416,18 +417,20 @@ def check_outcome(path: Path, operation: str) -> None:
     refuse_what_the_original_refuses(path, 3)
 
 
-@pytest.mark.parametrize("reboots", [False, True])
+@pytest.mark.parametrize("turn", range(4) if ALL else [0])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_killed_at_every_call(tmp_path: Path, operation: str, reboots: bool) -> None:
+def test_killed_at_every_call(tmp_path: Path, operation: str, turn: int) -> None:
+    """Before the call or in the midst of it, and with or without a reboot: in turn, or at each call all four."""
     killed = 0
     for nth in range(1, 400):
+        half, reboots = divmod((nth + turn) % 4, 2)
         path = tmp_path / str(nth) / "log"
         path.parent.mkdir()
         prepared(path).close()
 
-        def work(nth: int = nth, path: Path = path) -> bool:
+        def work(nth: int = nth, path: Path = path, half: bool = bool(half)) -> bool:
             log = opened(path)
-            with system.replaced(KillingPort(nth, half=nth % 2 == 0)):
+            with system.replaced(KillingPort(nth, half=half)):
                 OPERATIONS[operation][0](log)
             return True
 
