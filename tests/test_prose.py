@@ -44,7 +44,7 @@ def paragraphs(page: str) -> Iterator[Paragraph]:
     start, lines = 0, list[str]()
     is_code = is_layout = is_after_blank = False
     for number, line in enumerate([*page.splitlines(), ""], 1):
-        is_fence, is_row, is_item = FENCE.match(line), line.startswith("|"), ITEM.match(line)
+        is_fence, is_row, is_item = FENCE.match(line), line.lstrip().startswith("|"), ITEM.match(line)
         is_indented_code = line.startswith("    ") and not is_item and is_after_blank and not lines
         if lines and (is_fence or is_row or is_item or not line.strip() or line.startswith("#")):
             yield Paragraph(start, plain(" ".join(lines)))
