@@ -17,7 +17,7 @@ LONGEST = 25  # words a sentence, averaged over a paragraph
 MOST_LINES, MOST_COLUMNS = 120, 100  # of README
 FENCE = re.compile(r"^ *(```|~~~)")
 ITEM = re.compile(r"^ *([-*]|\d+\.) +")
-SENTENCE_END = re.compile(r"(?<=[.!?])[\")\]*]*\s+(?=[\"(\[*]*[A-Z0-9`])")
+SENTENCE_END = re.compile(r"(?<=[.!?])[\")\]*]*\s+(?=[\"(\[*]*(?:[A-Z0-9`]|kvspool\b|pyarrow\b))")
 SUBJECT = re.compile(r"^[\"(*]*(Who|who|Whose|What)\b")
 
 
