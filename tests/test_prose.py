@@ -14,7 +14,8 @@ README = ROOT / "README.md"
 PAGES = [README, ROOT / "HACKING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GLOSSARY = ROOT / "docs" / "glossary.md"
 LONGEST = 25  # words a sentence, averaged over a paragraph
-MOST_LINES, MOST_COLUMNS = 120, 100  # of README
+MOST_LINES = 120  # of README
+MOST_COLUMNS = 100  # of a line of prose, and of any line of README
 FENCE = re.compile(r"^ *(```|~~~)")
 ITEM = re.compile(r"^ *([-*]|\d+\.) +")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\")\]*]*\s+(?=[\"(\[*]*(?:[A-Z0-9`]|kvspool\b|pyarrow\b))")
@@ -63,6 +64,16 @@ def paragraphs(page: str) -> Iterator[Paragraph]:
         is_after_blank = not line.strip() or (is_after_blank and is_indented_code)
 
 
+def wide(page: str) -> list[str]:
+    """Return the lines of prose that are wider than `MOST_COLUMNS`; tables, headings and code may be."""
+    found, is_code = [], False
+    for number, line in enumerate(page.splitlines(), 1):
+        is_code ^= bool(FENCE.match(line))
+        if len(line) > MOST_COLUMNS and not is_code and not re.match(r" *\||    |#|.*\S{60}", line):
+            found.append(f"line {number}: {len(line)} columns, {MOST_COLUMNS} at most: {line[:60]}")
+    return found
+
+
 def replacements() -> dict[str, str]:
     """Return the words that the glossary replaces, with what it says to use."""
     table = GLOSSARY.read_text(encoding="utf-8").partition("## Replaced words")[2]
@@ -82,11 +93,10 @@ def faults(page: str) -> list[str]:
         words = sum(len(sentence.split()) for sentence in sentences) / max(len(sentences), 1)
         if words > LONGEST:
             found.append(f"line {paragraph.line}: {words:.0f} words a sentence, {LONGEST} at most: {paragraph.text[:60]}")
-        for word in WORDS.findall(paragraph.text):
-            found.append(f"line {paragraph.line}: {word!r}: use {REPLACED[word.lower()]}: {paragraph.text[:60]}")
-        for sentence in sentences:
-            if SUBJECT.match(sentence) and not sentence.endswith("?"):
-                found.append(f"line {paragraph.line}: name the subject by a noun: {sentence[:60]}")
+        start = f"line {paragraph.line}: "
+        found += [f"{start}{word!r}: use {REPLACED[word.lower()]}: {paragraph.text[:60]}" for word in WORDS.findall(paragraph.text)]
+        subjects = [sentence for sentence in sentences if SUBJECT.match(sentence) and not sentence.endswith("?")]
+        found += [f"{start}name the subject by a noun: {sentence[:60]}" for sentence in subjects]
     return found
 
 
@@ -98,9 +108,16 @@ def prose_of(page: Path) -> str:
     return text if page.name != "CHANGELOG.md" else re.split(r"\n## ", text)[1]
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the names by which a link reaches the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_plain_english(page: Path) -> None:
-    found = faults(prose_of(page))
+    text = prose_of(page)
+    found = faults(text) + (wide(text) if page.name != "CHANGELOG.md" else [])
     assert not found, "\n".join(["", *found])
 
 
@@ -108,6 +125,16 @@ def test_the_readme_fits_on_a_few_screens() -> None:
     lines = README.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= MOST_LINES
     assert [line for line in lines if len(line) > MOST_COLUMNS] == []
+
+
+def test_links_lead_to_pages_and_headings_that_are_there() -> None:
+    broken = []
+    for page in PAGES:
+        for target, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
+            linked = (page.parent / target).resolve() if target else page
+            if not linked.exists() or heading and heading not in anchors(linked):
+                broken.append(f"{page.relative_to(ROOT)}: {target}#{heading}")
+    assert broken == []
 
 
 LONG = "The log keeps " + "records and " * 12 + "values."
@@ -130,6 +157,11 @@ BAD = [
 def test_bad_prose_is_found(page: str, fault: str) -> None:
     found = faults(page)
     assert len(found) == 1 and fault in found[0], found
+
+
+def test_wide_prose_is_found_and_wide_tables_and_code_are_not() -> None:
+    page = "\n".join(["word " * 21, "| " + "cell " * 21 + "|", "```", "code " * 21, "```", "    " + "code " * 21, "word " * 19])
+    assert [fault.partition(":")[0] for fault in wide(page)] == ["line 1"]
 
 
 GOOD = [
