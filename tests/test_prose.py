@@ -1,0 +1,181 @@
+"""The pages are plain English: short sentences, nouns as subjects, and none of the words that `docs/glossary.md` replaces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "HACKING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GLOSSARY = ROOT / "docs" / "glossary.md"
+LONGEST = 25  # words a sentence, averaged over a paragraph
+MOST_LINES = 120  # of README
+MOST_COLUMNS = 100  # of a line of prose, and of any line of README
+FENCE = re.compile(r"^ *(```|~~~)")
+ITEM = re.compile(r"^ *([-*]|\d+\.) +")
+SENTENCE_END = re.compile(r"(?<=[.!?])[\")\]*]*\s+(?=[\"(\[*]*(?:[A-Z0-9`]|kvspool\b|pyarrow\b))")
+SUBJECT = re.compile(r"^[\"(*]*(Who|who|Whose|What)\b")
+
+
+class Paragraph(NamedTuple):
+    """A paragraph, an item of a list, or a cell of a table, with the number of its first line; code in it is one word."""
+
+    line: int
+    text: str
+
+    def sentences(self) -> list[str]:
+        """Return its sentences."""
+        return [sentence for sentence in SENTENCE_END.split(self.text) if sentence]
+
+
+def plain(text: str) -> str:
+    """Return prose without its code, addresses and emphasis; code counts as one word, which no rule knows."""
+    text = re.sub(r"``.+?``|`[^`]+`", "`code`", text)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"https?://\S+", "`code`", text).replace("**", "").strip()
+
+
+def paragraphs(page: str) -> Iterator[Paragraph]:
+    """Yield what is prose in a Markdown page: no block of code, no table of a layout (those are compared with the code)."""
+    start, lines = 0, list[str]()
+    is_code = is_layout = is_after_blank = False
+    for number, line in enumerate([*page.splitlines(), ""], 1):
+        is_fence, is_row, is_item = FENCE.match(line), line.lstrip().startswith("|"), ITEM.match(line)
+        is_indented_code = line.startswith("    ") and not is_item and is_after_blank and not lines
+        if lines and (is_fence or is_row or is_item or not line.strip() or line.startswith("#")):
+            yield Paragraph(start, plain(" ".join(lines)))
+            lines = []
+        is_layout = is_row and (is_layout or line.startswith("| at | size |"))
+        if is_fence:
+            is_code = not is_code
+        elif is_code or is_indented_code or not line.strip():
+            pass
+        elif is_row:
+            yield from (Paragraph(number, plain(cell)) for cell in line.strip("| ").split(" | ") if not is_layout)
+            is_layout = is_layout or line.startswith("| at | size |")
+        else:
+            start = start if lines else number
+            lines.append(ITEM.sub("", line, count=1).strip("# "))
+        is_after_blank = not line.strip() or (is_after_blank and is_indented_code)
+
+
+def wide(page: str) -> list[str]:
+    """Return the lines of prose that are wider than `MOST_COLUMNS`; tables, headings and code may be."""
+    found, is_code = [], False
+    for number, line in enumerate(page.splitlines(), 1):
+        is_code ^= bool(FENCE.match(line))
+        if len(line) > MOST_COLUMNS and not is_code and not re.match(r" *\||    |#|.*\S{60}", line):
+            found.append(f"line {number}: {len(line)} columns, {MOST_COLUMNS} at most: {line[:60]}")
+    return found
+
+
+def replacements() -> dict[str, str]:
+    """Return the words that the glossary replaces, with what it says to use."""
+    table = GLOSSARY.read_text(encoding="utf-8").partition("## Replaced words")[2]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    return {word.strip(): use for words, use in rows for word in words.split(",")}
+
+
+REPLACED = replacements()
+WORDS = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, sorted(REPLACED, key=len, reverse=True)))})(?![\w-])", re.IGNORECASE)
+
+
+def faults(page: str) -> list[str]:
+    """Return what a reviewer would mark in a page, each with its line and what to write in place of it."""
+    found = []
+    for paragraph in paragraphs(page):
+        sentences = paragraph.sentences()
+        words = sum(len(sentence.split()) for sentence in sentences) / max(len(sentences), 1)
+        if words > LONGEST:
+            found.append(f"line {paragraph.line}: {words:.0f} words a sentence, {LONGEST} at most: {paragraph.text[:60]}")
+        start = f"line {paragraph.line}: "
+        found += [f"{start}{word!r}: use {REPLACED[word.lower()]}: {paragraph.text[:60]}" for word in WORDS.findall(paragraph.text)]
+        subjects = [sentence for sentence in sentences if SUBJECT.match(sentence) and not sentence.endswith("?")]
+        found += [f"{start}name the subject by a noun: {sentence[:60]}" for sentence in subjects]
+    return found
+
+
+def prose_of(page: Path) -> str:
+    """Return what is checked of a page: all of it, but for the list of replaced words, and the changes of released versions."""
+    text = page.read_text(encoding="utf-8")
+    if page == GLOSSARY:
+        return text.partition("## Words in code")[0]
+    return text if page.name != "CHANGELOG.md" else re.split(r"\n## ", text)[1]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names by which a link reaches the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_plain_english(page: Path) -> None:
+    text = prose_of(page)
+    found = faults(text) + (wide(text) if page.name != "CHANGELOG.md" else [])
+    assert not found, "\n".join(["", *found])
+
+
+def test_the_readme_fits_on_a_few_screens() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MOST_LINES
+    assert [line for line in lines if len(line) > MOST_COLUMNS] == []
+
+
+def test_links_lead_to_pages_and_headings_that_are_there() -> None:
+    broken = []
+    for page in PAGES:
+        for target, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
+            linked = (page.parent / target).resolve() if target else page
+            if not linked.exists() or heading and heading not in anchors(linked):
+                broken.append(f"{page.relative_to(ROOT)}: {target}#{heading}")
+    assert broken == []
+
+
+LONG = "The log keeps " + "records and " * 12 + "values."
+BAD = [
+    (LONG, "28 words a sentence"),
+    (f"- {LONG}", "28 words a sentence"),
+    (f"| a | b |\n|---|---|\n| x | {LONG} |", "28 words a sentence"),
+    ("Whoever reads gets them.", "'Whoever': use a noun"),
+    ("The bytes\nbehind the end are ignored.", "'behind': use after"),
+    ("The record is\ntold.", "'is told': use is reported"),
+    ("It is [made anew](x.md).", "'anew': use again"),
+    ("Read it. Who has it open gets an error.", "name the subject by a noun: Who has it open"),
+    ("What was appended is safe.", "name the subject by a noun: What was appended"),
+    ("## Behind the end", "'Behind'"),
+    ("```\nwhoever\n```\nThe end lies there.", "line 4: 'lies'"),
+]
+
+
+@pytest.mark.parametrize(("page", "fault"), BAD, ids=[fault for _, fault in BAD])
+def test_bad_prose_is_found(page: str, fault: str) -> None:
+    found = faults(page)
+    assert len(found) == 1 and fault in found[0], found
+
+
+def test_wide_prose_is_found_and_wide_tables_and_code_are_not() -> None:
+    page = "\n".join(["word " * 21, "| " + "cell " * 21 + "|", "```", "code " * 21, "```", "    " + "code " * 21, "word " * 19])
+    assert [fault.partition(":")[0] for fault in wide(page)] == ["line 1"]
+
+
+GOOD = [
+    "```sh\necho whoever lies behind\n```",
+    "~~~\n" + LONG + "\n~~~",
+    "For example:\n\n    whoever lies behind\n    nobody\n\nThe end.",
+    "Call `behind(whoever)` first.",
+    "See [the page](behind.md) and https://example.org/behind.",
+    "| at | size | field | meaning |\n|---|---|---|---|\n| 0 | 4 | tail | offset behind the end |",
+    "What is a log? A sequence of records.",
+    "One two three four five six seven eight nine ten eleven twelve. " * 4,
+]
+
+
+@pytest.mark.parametrize("page", GOOD)
+def test_good_prose_and_code_pass(page: str) -> None:
+    assert faults(page) == []
