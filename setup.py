@@ -21,7 +21,10 @@ def twin(package: str, stem: str) -> Extension:
     )
 
 
-STEMS = {"kvspool": ("_chunks", "_fflg", "_fixed", "_frames", "_kvj", "_lock", "_sej", "_tail", "_wakeups"), "shard": ("_hash", "_merge")}
+STEMS = {
+    "kvspool": ("_chunks", "_fflg", "_fixed", "_frames", "_group", "_kvj", "_lock", "_sej", "_tail", "_wakeups"),
+    "shard": ("_hash", "_merge"),
+}
 extensions = cythonize(
     [twin(package, stem) for package, stems in STEMS.items() for stem in stems],
     build_dir="build",

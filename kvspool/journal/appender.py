@@ -256,6 +256,8 @@ class Appender(Handle):
             raise LogVanished(f"{self.control.path} was removed, and others lock another file by now; open the journal again")
         page = self.control.read()
         if page.sync_error:
+            if self.control.owes_error:  # the next run of the machine has another tail
+                self.control.write(page)
             raise Poisoned(
                 f"{self.segments.path}: a flush to disk failed ({os.strerror(page.sync_error)}); it takes no more records. "
                 "kvspool.repair writes all of it to disk anew"

@@ -34,6 +34,7 @@ from typing import Annotated, NamedTuple
 from kvspool import _tail_py as tails
 from kvspool import filesystems, holders, locks, system
 from kvspool._frames import crc32c
+from kvspool._group import FlushGroup
 from kvspool._lock import AppendLock
 from kvspool._lock_py import SLOT, SLOTS_AT
 from kvspool._tail import Tail
@@ -50,6 +51,7 @@ TAIL_BYTES = 4096  # of the tail's file
 UNFIT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENODEV, errno.EOPNOTSUPP)  # of who can have no tail
 TRIES = 5
 NOT_BEGUN = (1 << 64) - 1  # `end`, while a new segment is being made
+End = tuple[int, int, int, int, int]  # what a tail says: base, end, next sequence, latest timestamp, synced sequence
 
 
 class Page(NamedTuple):
@@ -86,10 +88,12 @@ class Control(Handle):
         self.holder = holders.ours()
         self.boot_id = system.port.boot_id()
         self.pending = 0  # as it was at the last `read`
+        self.owes_error = False  # whether only the tail said then that a flush has failed
         self.renewals = 0  # how often the file was another one, since somebody had removed it
         self._must_enter = False  # a new file took the place of one that was removed, and the original may write to it
         self._page: Page | None = None  # as it was read or written last
         self.tail: Tail | None = None  # once the append lock was taken, and if a tail can be mapped
+        self.group: FlushGroup | None = None  # of those who wait for a flush, with the tail
         self._has_looked = False  # whether it can
         self._file = self._open()
 
@@ -151,7 +155,7 @@ class Control(Handle):
 
     def _take(self, timeout: float, byte: int) -> None:
         if byte == APPEND and not self._has_looked:
-            self.tail = self._share_tail(timeout)
+            self.tail, self.group = self._share_tail(timeout) or (None, None)
             self._has_looked = True
         tail = self.tail
         if byte != APPEND or tail is None:
@@ -171,14 +175,14 @@ class Control(Handle):
         """Say who appended last, for who waits for the append lock."""
         words = (0, 0, 0, 0) if self.tail is None else self.tail.signed_by()
         if not words[0]:
-            page = self.read()
+            page = self.seen()
             words = (page.holder_pid, page.holder_start, page.holder_boot, page.holder_namespace)
         who = holders.describe(words) if words[0] else "another process"
         return f"{who} has appended to {self.path.parent} last, and may hold its lock"
 
     # The tail.
 
-    def _share_tail(self, timeout: float) -> Tail | None:
+    def _share_tail(self, timeout: float) -> tuple[Tail, FlushGroup] | None:
         """Return the tail that all writers of this lock file use; None where there can be none. Raises LockTimeout if others use one whose
         file was removed."""
         path = tail_file(self.path)
@@ -194,7 +198,7 @@ class Control(Handle):
                 return None
             raise
 
-    def _try_tail(self, path: Path) -> Tail | None:
+    def _try_tail(self, path: Path) -> tuple[Tail, FlushGroup] | None:
         with Descriptor(path, os.O_RDWR | os.O_CREAT, 0o600 if self._mode is None else self._mode) as fd:
             status = system.port.status(fd)
             if status.st_size < TAIL_BYTES:
@@ -211,7 +215,10 @@ class Control(Handle):
             return None
         lock = AppendLock(memory, tails.LOCK, self.fd, int.from_bytes(system.port.random(8), "little"), APPEND)
         holder = memoryview(struct.pack("<4Q", *self.holder))
-        return Tail(memory, lock, self.fd, _seed(self.boot_id, status), holder)
+        tail = Tail(memory, lock, self.fd, _seed(self.boot_id, status), holder)
+        group = FlushGroup(tail, memory, tails.GROUP, SYNC)
+        group.lock_fd = self.fd
+        return tail, group
 
     def _is_only_tail(self, byte: int, path: Path, status: os.stat_result) -> bool:
         """Return whether nobody uses a tail in another file, and this one lies at its path."""
@@ -222,38 +229,59 @@ class Control(Handle):
         return is_there and below < 0 and behind < 0
 
     def _close_tail(self) -> None:
-        tail, self.tail, self._has_looked = self.tail, None, False
+        tail, group = self.tail, self.group
+        self.tail, self.group, self._has_looked = None, None, False
+        if group is not None:
+            group.close()
         if tail is not None:
             tail.close()
 
     # The page.
 
     def read(self) -> Page:
-        """Return the page, with what the tail says; one that is all zero if there is none that can be believed."""
-        data = system.port.read(self.fd, PENDING_AT + _PENDING.size, 0)
+        """Under the append lock: return the page, with what the tail says; one that is all zero if there is none that can be believed."""
+        data = self._data()
         number, complement = _PENDING.unpack(data[PENDING_AT:].ljust(_PENDING.size, b"\0"))
         self.pending = number if number ^ complement == 0xFFFF_FFFF else 0
+        page = self._page = self._parsed(data)
+        self.owes_error = page.sync_error != 0 and parse(data).sync_error == 0
+        return page
+
+    def seen(self) -> Page:
+        """Return what `read` does, without the lock: a page that is being written is one that can't be believed."""
+        return self._parsed(self._data())
+
+    def _data(self) -> bytes:
+        return system.port.read(self.fd, PENDING_AT + _PENDING.size, 0)
+
+    def _parsed(self, data: bytes) -> Page:
         page = parse(data)
         if page.boot == self.boot_id:
-            page = _with_tail(page, _tail_at(self.path, self.boot_id) if self.tail is None else self.tail.found())
-        self._page = page
-        return page
+            tail = self.tail
+            page = _with_tail(page, *(_tail_at(self.path, self.boot_id) if tail is None else (tail.found(), tail.synced())))
+        error = 0 if self.tail is None or page.sync_error else self.tail.error()
+        return page._replace(magic=MAGIC, sync_error=error) if error else page
 
     def set_pending(self, number: int) -> None:
         """Under the append lock: say that a producer's batch is being appended (number + 1 of its account), or that none is (0)."""
-        self._tell_elsewhere()
+        if self.tail is not None:
+            self.tail.tell_elsewhere()
         self.pending = number
         system.port.write(self.fd, _PENDING.pack(number, number ^ 0xFFFF_FFFF if number else 0), PENDING_AT)
 
     def write(self, page: Page) -> None:
         """Replace the page, under the append lock; it counts, and not the tail, until `tell`."""
-        self._tell_elsewhere()
+        before, tail = self._page, self.tail
+        if tail is not None:
+            tail.tell_elsewhere()
+            if before is None or before.boot != self.boot_id or page.next_sequence < before.next_sequence:
+                tail.turn_back()
+            if page.sync_error:
+                tail.fail(page.sync_error)
+            elif before is not None and before.sync_error:  # all was written anew
+                tail.forget_error()
         self._page = page
         system.port.write(self.fd, pack(page), 0)
-
-    def _tell_elsewhere(self) -> None:
-        if self.tail is not None:
-            self.tail.tell_elsewhere()
 
     def tell(self, base: int) -> bool:
         """Under the append lock, when all is in order: let the tail say what the page does. base: of the segment that is open for writing.
@@ -265,7 +293,7 @@ class Control(Handle):
             return False
         if page.end == NOT_BEGUN or page.sync_error or self.pending:
             return False
-        end = (page.base, page.end, page.next_sequence, page.last_timestamp)
+        end = (page.base, page.end, page.next_sequence, page.last_timestamp, page.synced_sequence)
         if tail.found() != end or not tail.is_told():
             tail.tell(*end)
         return True
@@ -306,14 +334,15 @@ def look(path: Path) -> Page:
     """Return what a lock file that one may only read says, with the tail; NOTHING if there is none, or it is of an earlier run of the
     machine."""
     page, boot_id = last_word(path), system.port.boot_id()
-    return _with_tail(page, _tail_at(path, boot_id)) if page.boot == boot_id else NOTHING
+    return _with_tail(page, *_tail_at(path, boot_id)) if page.boot == boot_id else NOTHING
 
 
-def _with_tail(page: Page, tail: tuple[int, int, int, int] | None) -> Page:
-    """Return the page with the end that the tail says, unless it is an earlier one."""
+def _with_tail(page: Page, tail: End | None, synced: int) -> Page:
+    """Return the page with the end that the tail says, unless it is an earlier one, and with how far all is on disk by then."""
+    page = page._replace(synced_sequence=max(synced, page.synced_sequence))
     if tail is None or tail[:2] < (page.base, page.end):
         return page
-    base, end, sequence, latest = tail
+    base, end, sequence, latest, _ = tail
     latest = max(latest, page.last_timestamp)
     return page._replace(base=base, end=end, next_sequence=sequence, last_timestamp=latest)
 
@@ -337,24 +366,23 @@ def _seed(boot_id: bytes, status: os.stat_result) -> int:
     return crc32c(0xFFFF_FFFF, boot_id + struct.pack("<2Q", status.st_ino, status.st_dev))
 
 
-def _tail_at(path: Path, boot_id: bytes) -> tuple[int, int, int, int] | None:
-    """Return what the tail of a lock file says, without a lock; None if the page counts, or that can't be known."""
+def _tail_at(path: Path, boot_id: bytes) -> tuple[End | None, int]:
+    """Return what the tail of a lock file says, without a lock, None if the page counts, or that can't be known; and the sequence below
+    which all is on disk, which it says in either case."""
     with suppress(OSError):
         for _ in range(TRIES):  # a writer may be changing it
             with Descriptor(tail_file(path), os.O_RDONLY) as fd:
                 data, seed = system.port.read(fd, 8 * tails.WORDS, 0), _seed(boot_id, system.port.status(fd))
             if len(data) < 8 * tails.WORDS:
-                return None
+                return None, 0
             count = int.from_bytes(data[8 * tails.COUNT : 8 * tails.COUNT + 8], "little")
-            if count & tails.ELSEWHERE:
-                return None
             at = 8 * (tails.COPIES + tails.COPY_WORDS * ((count >> 2) & 1))
             copy = data[at : at + 8 * tails.CHECK]
             check = int.from_bytes(data[at + 8 * tails.CHECK : at + 8 * tails.CHECK + 8], "little")
             if check == tails.HIGH | crc32c(seed, copy):
-                base, end, sequence, latest = struct.unpack("<3Qq", copy)
-                return base, end, sequence, latest
-    return None
+                base, end, sequence, latest, synced = struct.unpack("<3QqQ", copy)
+                return None if count & tails.ELSEWHERE else (base, end, sequence, latest, synced), synced
+    return None, 0
 
 
 def last_word(path: Path) -> Page:

@@ -1,0 +1,40 @@
+"""One flush for all who wait for one: what a handle does with its `FlushGroup`, of whatever kind its log is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvspool import _group_py as groups
+from kvspool.errors import LockTimeout, Poisoned, Reentered
+
+if TYPE_CHECKING:
+    from kvspool._group import FlushGroup
+
+LONGEST_TIMEOUT = 1e9  # seconds, so that nanoseconds fit into a word
+
+
+def flush_for_all(
+    group: FlushGroup, sequence: int, timeout: float, flush: Callable[[], object], path: Path, error: Callable[[], int]
+) -> None:
+    """Return when every record below `sequence` is on disk: another process or thread flushes, or this one does, for all who wait.
+
+    flush: puts all that was appended before it is called on disk, and says so. error: returns the errno of the first failed flush. Raises
+    what `flush` does; Poisoned if an earlier flush failed, LockTimeout after `timeout` seconds, Closed, Reentered.
+    """
+    thread = threading.get_ident()
+    if group.leader == thread:
+        raise Reentered("a signal handler may not flush a handle in the middle of a flush of it; let it use a handle of its own")
+    try:
+        found = group.come(sequence, thread, int(min(LONGEST_TIMEOUT, timeout) * 1e9))
+        if found == groups.LEADS:
+            flush()
+    finally:
+        group.leave(thread)
+    if found == groups.FAILED:
+        raise Poisoned(f"{path}: a flush to disk failed before (errno {error()}); copy it to a sound disk")
+    if found == groups.LATE:
+        who = "another thread" if group.leader else "another process"
+        raise LockTimeout(f"{path}: {who} flushes, and is not done yet")
