@@ -31,7 +31,7 @@ from kvspool import Gap, Record, Spool, forks, system
 from kvspool.disk import flush_directory
 from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
 from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap, check
+from kvspool.iteration import Iterations, OnGap, check, check_timeout
 from kvspool.spool.cursor import Isolation, check_isolation
 from shard import route
 from shard.merge import Cursor, Merge
@@ -315,12 +315,11 @@ class HubReading(Iterator[Any], Handle):
     """
 
     def __init__(self, owner: HubReader, limit: int | None, on_gap: OnGap, timeout: float | None, is_bounded: bool) -> None:
-        check(limit, on_gap)
         self.lost = 0
         self._owner = owner
-        self._left = limit
+        self._left = check(limit, on_gap)
         self._on_gap = on_gap
-        self._timeout = timeout
+        self._timeout = check_timeout(timeout)
         self._is_bounded = is_bounded
         self._merge: Merge | None = None
         self._is_closed = False
@@ -334,7 +333,7 @@ class HubReading(Iterator[Any], Handle):
             self._tell()
             item = self._take(merge)
             if not isinstance(item, Gap):
-                if self._left is not None:
+                if self._left > 0:
                     self._left = 0 if self._is_closed else self._left - 1
                 return item
             self.lost += item.count

@@ -145,32 +145,43 @@ cdef class FrameReader(Ring):
     ) except -1
 
 
+cdef class Sleeper:
+    cdef bint is_undisturbed(self) except -1
+    cdef bint fetch(self, int64_t ns, int64_t most, object make, list out) except -1
+
+
+cdef class RingSleeper(Sleeper):
+    cdef FrameReader reader
+    cdef object pair
+    cdef int64_t spin
+
+    cdef bint is_undisturbed(self) except -1
+    @cython.locals(reader=FrameReader)
+    cdef bint fetch(self, int64_t ns, int64_t most, object make, list out) except -1
+
+
 @cython.final
 cdef class Batch:
     cdef public list items
     cdef public Py_ssize_t at
     cdef public int64_t left
     cdef FrameReader reader
-    cdef object pair
+    cdef Sleeper sleeper
     cdef uint64_t end
-    cdef bint is_running
-    cdef int64_t spin
     cdef int64_t longest
     cdef int64_t most
     cdef object make
     cdef int64_t dozed
 
     cpdef int run(self, object reader, uint64_t end, int64_t most, object make) except -1
-    cpdef int lie_down(self, FrameReader reader, object pair, int64_t spin, int64_t ns, int64_t most, object make) except -1
+    cpdef int lie_down(self, Sleeper sleeper, int64_t ns, int64_t most, object make) except -1
     @cython.locals(dozed=int64_t)
     cpdef int64_t rise(self) except -1
     cdef bint is_filled(self, list items) except -1
-    @cython.locals(began=int64_t, left=int64_t, most=int64_t, items=list)
-    cdef bint doze(self, FrameReader reader) except -1
-    @cython.locals(is_closed=bint)
-    cdef bint is_disturbed(self, FrameReader reader) except -1
+    @cython.locals(began=int64_t, most=int64_t, items=list, is_calm=bint)
+    cdef bint doze(self, Sleeper sleeper) except -1
     cpdef list clear(self)
-    @cython.locals(at=Py_ssize_t, reader=FrameReader, item=object)
+    @cython.locals(at=Py_ssize_t, reader=FrameReader, sleeper=Sleeper, item=object)
     cpdef object take(self, object refill)
     cdef object next_of(self, FrameReader reader)
 
@@ -197,7 +208,8 @@ cdef class FrameWriter(Ring):
     cdef readonly bint is_one_step
     cdef int64_t era
     cdef public int64_t look_at
-    cdef public uint64_t bell
+    cdef public bint has_watchers
+    cdef bint has_sleepers
     cdef uint64_t published
     cdef Py_ssize_t mark_at
     cdef readonly uint64_t end
@@ -217,7 +229,7 @@ cdef class FrameWriter(Ring):
     cdef public int64_t clock
 
     @cython.locals(now=int64_t, sequence=int64_t)
-    cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*) except? -9
+    cpdef int64_t append(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t era=*, int64_t patience=*) except? -9
     cdef int64_t append_locked(self, bytes key, bytes value, uint32_t type, uint32_t codec, int64_t timestamp, int64_t now) except? -9
     @cython.locals(now=int64_t, done=object)
     cpdef object append_many(self, list keys, list values, uint64_t type, int64_t timestamp)
@@ -275,7 +287,7 @@ cdef class FrameWriter(Ring):
     cdef bint may_be_oldest(self, int found, uint64_t least, uint64_t position) noexcept
     @cython.locals(block=Py_ssize_t, at=Py_ssize_t, first=uint64_t, known=uint64_t)
     cdef void index(self, uint64_t position, uint64_t offset, uint64_t sequence, int64_t timestamp) noexcept
-    @cython.locals(other=Py_ssize_t)
+    @cython.locals(other=Py_ssize_t, wanted=uint64_t)
     cpdef void publish(self) noexcept
     @cython.locals(at=Py_ssize_t, number=uint64_t, _series=int, bucket=Py_ssize_t)
     cdef void count(self) noexcept

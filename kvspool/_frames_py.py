@@ -644,13 +644,13 @@ class FrameReader(Ring):
         return native.load(self.control, self.edge) > self.position or self.has_moved()
 
     def sleep_and_fetch(self, end: int, spin: int, ns: int, limit: int, make: Callable[..., Any] | None, out: list[Any]) -> list[Any]:
-        """Fetch the records that are there. If none is there after `end`, first look for `spin` ns, then sleep up to `ns`, for new ones.
+        """Fetch the records that are there. If none is there after `end`, first look for `spin` of `ns`, then sleep, for new ones.
 
         Compiled, this is one step: a reader waits for all that happens between the wake-up and the record.
         """
         if self.position >= end:
             if not self.spin(spin) and not self.closed:
-                self.sleep(end, ns)
+                self.sleep(end, ns - spin)
             if self.closed:  # by another thread meanwhile
                 return out
             end = self.edge_now()
@@ -690,7 +690,7 @@ class FrameReader(Ring):
         until = native.monotonic() + ns
         while not self.closed and not self.is_woken and ns > 0:
             seen = native.load(words, self.edge)
-            if seen > self.position:
+            if self.edge_now() > self.position:
                 return True
             left = until - native.monotonic()
             if left <= 0:
@@ -803,6 +803,39 @@ class FrameReader(Ring):
         return count
 
 
+class Sleeper:
+    """Where a batch dozes: sleeps until one log has more records, and copies them out."""
+
+    def is_undisturbed(self) -> bool:
+        """Return whether nothing but records is expected."""
+        raise NotImplementedError
+
+    def fetch(self, ns: int, most: int, make: Callable[..., Any] | None, out: list[Any]) -> bool:
+        """Add up to `most` records to `out`, after a sleep of up to `ns` if none is there; False if that takes more than a look here."""
+        raise NotImplementedError
+
+
+class RingSleeper(Sleeper):
+    """Sleeps on the word `rings` of a spool, after it has looked for a record for `spin` ns."""
+
+    def __init__(self, reader: FrameReader, pair: Any, spin: int) -> None:
+        self.reader = reader
+        self.pair = pair
+        self.spin = spin
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
+    def is_undisturbed(self) -> bool:
+        """Return whether nothing was closed, and the log does not lie in new files."""
+        return not (self.reader.closed or self.reader.has_moved() or self.pair.is_closed)
+
+    def fetch(self, ns: int, most: int, make: Callable[..., Any] | None, out: list[Any]) -> bool:
+        reader = self.reader
+        reader.sleep_and_fetch(reader.edge_now(), min(self.spin, ns), ns, most, make, out)
+        return reader.stop == END
+
+
 class Batch:
     """What was copied out and is not handed out yet: the `items` from `at` on.
 
@@ -815,10 +848,8 @@ class Batch:
         self.at = 0
         self.left = left
         self.reader: FrameReader | None = None
-        self.pair: Any = None
+        self.sleeper: Sleeper | None = None
         self.end = NOTHING
-        self.is_running = False
-        self.spin = 0
         self.longest = 0
         self.most = 0
         self.make: Callable[..., Any] | None = None
@@ -834,26 +865,23 @@ class Batch:
         can be interrupted, since a record would be lost then, or the reader is of the other twin.
         """
         if native.is_one_step() and isinstance(reader, FrameReader):
-            self.is_running = True
             self.end = end
             self.most = most
             self.make = make
             self.reader = reader
 
-    def lie_down(self, reader: FrameReader, pair: Any, spin: int, ns: int, most: int, make: Callable[..., Any] | None) -> None:
-        """Doze from now on where nothing is left, for up to `ns`; the rest is as for `sleep_and_fetch`."""
-        self.is_running = False
-        self.pair = pair
-        self.spin = spin
+    def lie_down(self, sleeper: Sleeper, ns: int, most: int, make: Callable[..., Any] | None) -> None:
+        """Doze from now on where nothing is left, for up to `ns`; the rest is as for `Sleeper.fetch`."""
+        self.reader = None
         self.longest = ns
         self.most = most
         self.make = make
-        self.reader = reader
+        self.sleeper = sleeper
 
     def rise(self) -> int:
         """Neither run nor doze any more, and return for how many ns the last doze lasted, if it was in vain."""
         self.reader = None
-        self.pair = self.make = None
+        self.sleeper = self.make = None
         dozed = self.dozed
         self.dozed = 0
         return dozed
@@ -865,27 +893,20 @@ class Batch:
             self.at = 0
         return self.at < len(self.items) and self.left != 0
 
-    def doze(self, reader: FrameReader) -> bool:
+    def doze(self, sleeper: Sleeper) -> bool:
         """Sleep until there is something to hand out; False if that took too long or anything else is the matter: then look what it is."""
         began = native.monotonic()
         self.dozed = 0
-        while self.dozed < self.longest and not self.is_disturbed(reader):
-            left = self.longest - self.dozed
+        is_calm = True
+        while is_calm and self.dozed < self.longest and self.left != 0 and self.sleeper is sleeper and sleeper.is_undisturbed():
             most = self.most if self.left < 0 or self.left > self.most else self.left
             items = self.clear()
-            reader.sleep_and_fetch(reader.edge_now(), min(self.spin, left), left, most, self.make, items)
+            is_calm = sleeper.fetch(self.longest - self.dozed, most, self.make, items)
             if self.is_filled(items):
                 self.dozed = 0
                 return True
-            if reader.stop != END:
-                break
             self.dozed = native.monotonic() - began
         return False
-
-    def is_disturbed(self, reader: FrameReader) -> bool:
-        """Return whether anything was closed, or the log may lie in new files."""
-        is_closed = self.left == 0 or self.reader is not reader or reader.closed
-        return is_closed or reader.has_moved() or self.pair.is_closed
 
     def clear(self) -> list[Any]:
         """Forget what is there, and return the empty list that is there now."""
@@ -899,16 +920,15 @@ class Batch:
             return refill()
         if self.at >= len(self.items):
             reader = self.reader
-            if reader is None:
-                return refill()
-            if self.is_running:
+            if reader is not None:
                 item = self.next_of(reader)
                 if item is NO_ITEM:
                     return refill()
                 if self.left > 0:
                     self.left -= 1
                 return item
-            if not self.doze(reader):
+            sleeper = self.sleeper
+            if sleeper is None or not self.doze(sleeper):
                 return refill()
         at = self.at
         self.at = at + 1
@@ -945,8 +965,8 @@ class FrameWriter(Ring):
     """The writing side: frames are put behind the tail, then published together.
 
     Everything here happens under the append lock. `append` takes the lock itself if no other handle holds it, and is one step for threads
-    and signal handlers in the compiled twin (`is_one_step`). The other methods are for the work that `locked` does. `bell` has
-    a byte set for each way in which readers asked to be woken before a publication; the caller wakes those that watch by inotify.
+    and signal handlers in the compiled twin (`is_one_step`). The other methods are for the work that `locked` does.
+    `has_watchers`: readers that watch by inotify asked to be woken before a publication, and the caller wakes them.
     """
 
     def __init__(
@@ -985,7 +1005,7 @@ class FrameWriter(Ring):
         self.is_one_step = native.is_one_step()
         self.era = -1  # whose keys the value names that is being appended; -1: it names none
         self.look_at = -1  # until when it need not look, ns since the Unix epoch; -1: for ever
-        self.bell = 0
+        self.has_watchers = self.has_sleepers = False  # each is cleared before the wake-up, so that none is lost between threads
         self.published = 0
         self.mark_at = 0
         self.end = 0
@@ -1004,12 +1024,14 @@ class FrameWriter(Ring):
         self.counted = 0
         self.clock = 0
 
-    def append(self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int = -1) -> int:
+    def append(
+        self, key: bytes | None, value: bytes, type: int, codec: int, timestamp: int, era: int = -1, patience: int = 0
+    ) -> int:
         """Lock, append one record, publish, unlock; return its sequence. Nothing was done if that is BUSY, FORKED, LOOK, NO_ROOM,
         MOVED_ON, UNSETTLED or OUTDATED.
 
         timestamp -1 means now. era: of the keys that the value names, -1 if it names none; OUTDATED if the log is in another one, see
-        `ERA_BITS`. Raises TooLarge, Poisoned, Corruption.
+        `ERA_BITS`. patience: ns to sleep for the lock, see `AppendLock.take_within`. Raises TooLarge, Poisoned, Corruption.
         """
         self.check_open()
         if native.process_id() != self.process:
@@ -1018,13 +1040,15 @@ class FrameWriter(Ring):
         if self.look_at >= 0 and not 0 <= self.look_at - now <= LOOK_EVERY:
             return LOOK
         if not self.lock.take():
-            return BUSY
+            if not self.lock.take_within(patience):
+                return BUSY
+            now = native.now()
         self.era = era
         try:
             sequence = self.append_locked(key, value, type, codec, now if timestamp < 0 else timestamp, now)
         finally:
             self.lock.free()
-        if self.bell != 0:
+        if self.has_sleepers:
             self.ring()
         return sequence
 
@@ -1100,7 +1124,7 @@ class FrameWriter(Ring):
         finally:
             if self.lock.taken_by is work:  # interpreted, an exception out of a signal handler may come as soon as it is taken
                 self.lock.free()
-            if self.bell != 0:
+            if self.has_sleepers:
                 self.ring()
 
     def close(self) -> None:
@@ -1116,8 +1140,8 @@ class FrameWriter(Ring):
 
     def ring(self) -> None:
         """Wake the readers that asked and sleep. Not under the lock: a woken reader may run at once, on this processor."""
-        if self.bell > 0xFF and not self.closed:
-            self.bell &= 0xFF
+        self.has_sleepers = False
+        if not self.closed:
             self.rouse()
 
     def begin(self) -> int:
@@ -1480,7 +1504,11 @@ class FrameWriter(Ring):
         self.padded = 0
         native.fence()
         if native.load(self.control, WANTED) != 0:
-            self.bell |= native.exchange(self.control, WANTED, 0)
+            wanted = native.exchange(self.control, WANTED, 0)
+            if wanted & 0xFF:
+                self.has_watchers = True
+            if wanted > 0xFF:
+                self.has_sleepers = True
 
     def count(self) -> None:
         """Enter what is about to be published in the rates, under the clock's time.
@@ -1692,7 +1720,7 @@ class Single:
         if not native.is_bytes(value) or not are_plain(key, type, timestamp):
             return BUSY
         sequence = writer.append(key, value, type, 0, -1 if timestamp is None else timestamp)
-        if sequence >= 0 and writer.bell != 0:
+        if sequence >= 0 and writer.has_watchers:
             self.ring(writer)
         return sequence
 

@@ -4,9 +4,9 @@ from libc.stdint cimport int64_t, uint64_t
 
 cimport kvspool._machine as native
 
-cdef int64_t GATE, SLOTS_AT, LONGEST_DOZE
+cdef int64_t GATE, SLOTS_AT, FIRST_DOZE, LONGEST_DOZE
 cdef uint64_t SLOTS, SLOT, WAITERS, STEP, WORD
-cdef int SPINS
+cdef int64_t FIRST_PAUSE, LAST_PAUSE
 
 
 @cython.final
@@ -26,11 +26,13 @@ cdef class AppendLock:
     cpdef bint take(self, object token=*) except -1
     @cython.locals(own=uint64_t)
     cdef bint take_word(self) noexcept
+    @cython.locals(until=int64_t, pause=int64_t, left=int64_t)
+    cpdef bint take_within(self, int64_t ns) except -1
     cdef bint pass_gate(self) except -1
     cpdef bint is_gate_open(self) except -1
     @cython.locals(slot=uint64_t, _try=uint64_t)
     cdef bint find_slot(self) except -1
-    @cython.locals(_look=int)
+    @cython.locals(pause=int64_t)
     cdef bint take_soon(self, uint64_t own) noexcept
     @cython.locals(seen=uint64_t)
     cdef bint replace_dead(self, uint64_t own) noexcept

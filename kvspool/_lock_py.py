@@ -37,8 +37,11 @@ SLOT = 0xFFFF  # the bits of slot + 1
 WAITERS = 1 << 31
 STEP = 1 << 16  # from one generation to the next
 WORD = 0xFFFFFFFFFFFFFFFF
+FIRST_DOZE = 400_000  # ns of the first sleep in `take_within`: what the owner can append in that time pays for being woken
 LONGEST_DOZE = 2_000_000  # ns of a sleep from which nothing wakes
-SPINS = 40  # looks at a word that another process owns, before sleeping
+# ns before the first and the last look at a word that another process owns. Each look takes the word's cache line from the owner, so
+# waiters look seldom, and the owner appends a few more records meanwhile. The processors then exchange all other lines less often, too.
+FIRST_PAUSE, LAST_PAUSE = 4_000, 16_000
 
 
 class AppendLock:
@@ -85,6 +88,19 @@ class AppendLock:
                 self.free()
         return is_ours
 
+    def take_within(self, ns: int) -> bool:
+        """Sleep until the lock is free and take it; False if it was not within `ns`, which is to be short: no signal handler runs."""
+        until = native.monotonic() + ns
+        pause = FIRST_DOZE
+        while True:
+            left = until - native.monotonic()
+            if left <= 0:
+                return False
+            self.rest(pause if pause < left else left)
+            if self.take():
+                return True
+            pause = min(2 * pause, LONGEST_DOZE)
+
     def take_word(self) -> bool:
         """Let the word name this handle, with a new generation, and return whether it does."""
         self.own = (((self.own | WAITERS) + STEP) & WORD) & ~WAITERS  # the carry passes bit 31
@@ -120,10 +136,12 @@ class AppendLock:
 
     def take_soon(self, own: int) -> bool:
         """Look a few times whether the owner frees the word, and take it then."""
-        for _look in range(SPINS if native.is_one_step() else 0):
-            native.pause()
+        pause = FIRST_PAUSE
+        while pause <= LAST_PAUSE and native.is_one_step():
+            native.pause(pause)
             if native.load(self.words, self.at) == 0 and native.swap(self.words, self.at, 0, own):
                 return True
+            pause *= 2
         return False
 
     def replace_dead(self, own: int) -> bool:

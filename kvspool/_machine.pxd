@@ -5,6 +5,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EACCES, EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memset
+from posix.unistd cimport pread
 
 
 cdef extern from "Python.h":
@@ -82,7 +83,15 @@ cdef extern from *:
         return __atomic_compare_exchange_n(at, &expected, value, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
     }
     static inline PyObject *kv_new_pair(PyObject *kind) { return ((PyTypeObject *)kind)->tp_alloc((PyTypeObject *)kind, 2); }
-    static inline void kv_relax(void) { kv_pause(); }
+    static inline int64_t kv_monotonic(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
+    static inline void kv_relax(int64_t ns) {
+        int64_t until = kv_monotonic() + ns;
+        do kv_pause(); while (kv_monotonic() < until);
+    }
     static inline void kv_sleep(int64_t ns) {
         struct timespec longest = {ns / 1000000000, ns % 1000000000};
         nanosleep(&longest, NULL);
@@ -97,11 +106,6 @@ cdef extern from *:
     static inline int64_t kv_now(void) {
         struct timespec t;
         clock_gettime(CLOCK_REALTIME, &t);
-        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-    }
-    static inline int64_t kv_monotonic(void) {
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
         return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
     }
     static inline void kv_spin(const uint64_t *at, uint64_t value, int64_t ns) {
@@ -190,7 +194,7 @@ cdef extern from *:
     uint64_t kv_exchange(uint64_t *at, uint64_t value) noexcept nogil
     int kv_swap(uint64_t *at, uint64_t expected, uint64_t value) noexcept nogil
     object kv_new_pair(object kind)
-    void kv_relax() noexcept nogil
+    void kv_relax(int64_t ns) noexcept nogil
     void kv_sleep(int64_t ns) noexcept nogil
     void kv_add_one(uint64_t *at) noexcept nogil
     void kv_wait_count(const uint64_t *at, uint64_t goal, int64_t ns) noexcept nogil
@@ -337,8 +341,8 @@ cdef inline object new_pair(object kind, object first, object second):
     return pair
 
 
-cdef inline void pause() noexcept:
-    kv_relax()
+cdef inline void pause(int64_t ns) noexcept:
+    kv_relax(ns)
 
 
 cdef inline void sleep(int64_t ns) noexcept:
@@ -485,6 +489,13 @@ cdef inline bint write_at(int fd, const uint8_t *data, Py_ssize_t length, int64_
     with nogil:
         is_whole = kv_write_at(fd, data, length, at)
     return is_whole
+
+
+cdef inline bytes read_at(int fd, Py_ssize_t length, int64_t at):
+    """Other threads don't run meanwhile: one of them could close the file. What was just written is in memory."""
+    cdef char[8192] found
+    cdef ssize_t size = pread(fd, found, length, at)
+    return None if size < 0 else PyBytes_FromStringAndSize(found, size)
 
 
 cdef inline int64_t size_at(bytes path, uint64_t device, uint64_t number) noexcept:

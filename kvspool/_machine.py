@@ -324,8 +324,8 @@ def is_one_step() -> bool:
     return False
 
 
-def pause() -> None:
-    """Let the other thread of this processor's core run for a moment."""
+def pause(ns: int) -> None:
+    """Let the other thread of this processor's core run for some ns; compiled only."""
 
 
 def sleep(ns: int) -> None:
@@ -365,6 +365,14 @@ def write_at(fd: int, data: bytearray, length: int, at: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def read_at(fd: int, length: int, at: int) -> bytes | None:
+    """Return up to `length` bytes, 8192 at most, at byte `at` of a file; None if it can't be read."""
+    try:
+        return system.port.read(fd, length, at)
+    except OSError:
+        return None
 
 
 def size_at(path: bytes, device: int, number: int) -> int:

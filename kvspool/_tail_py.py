@@ -198,7 +198,7 @@ class Tail(group.Progress):
             return SLOW
         self.is_busy = True
         try:
-            return self.append_locked(value, key, type, codec, size) if self.lock.take() else BUSY
+            return self.append_locked(value, key, type, codec, size) if self.lock.take(self) else BUSY
         finally:
             try:
                 self.leave()
@@ -207,7 +207,9 @@ class Tail(group.Progress):
                 raise
 
     def leave(self) -> None:
-        self.lock.free()
+        """End an append: free the lock, unless another thread of this handle has it, or who was interrupted by this append."""
+        if self.lock.taken_by is self:
+            self.lock.free()
         self.is_busy = False
 
     def most(self, value: bytes, key: bytes | None, type: Any) -> int:

@@ -8,7 +8,7 @@ from kvspool._frames import TWIN
 from kvspool._twins import choose
 
 if TYPE_CHECKING:
-    from kvspool._wakeups_py import Waiting
+    from kvspool._wakeups_py import FileSleeper, Waiting
 
-__all__ = ["Waiting"]
+__all__ = ["FileSleeper", "Waiting"]
 choose(globals(), __all__, TWIN)

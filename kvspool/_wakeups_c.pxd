@@ -1,12 +1,13 @@
 # The C types of _wakeups_py.py, under whose name it is compiled; the algorithms are there and only there.
 import cython
-from libc.stdint cimport int32_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
+cimport kvspool._frames_c as frames
 cimport kvspool._machine as native
 
-cdef int OVERFLOW, IGNORED, LINKS
+cdef int OVERFLOW, IGNORED, LINKS, WRITTEN
 cdef object REAL
-cdef Py_ssize_t HEAD
+cdef Py_ssize_t HEAD, ROOM
 
 
 cdef class Waiting:
@@ -19,11 +20,24 @@ cdef class Waiting:
     cdef public bint _is_woken
     cdef public bint is_blind
     cdef public set unlinked
+    cdef readonly int changes
 
     cpdef bint _is_ours(self)
     cpdef object _leave(self, object notifier)
-    cpdef object wait(self, double timeout)
     @cython.locals(longest=double, data=bytes)
-    cpdef list events(self, double timeout)
-    @cython.locals(events="const uint8_t *", found=list, at=Py_ssize_t, end=Py_ssize_t, watch=int, mask=int)
-    cpdef list keys_of(self, bytes data)
+    cpdef set wait(self, double timeout)
+    @cython.locals(events="const uint8_t *", found=set, at=Py_ssize_t, end=Py_ssize_t, watch=int, mask=int)
+    cpdef set keys_of(self, bytes data)
+
+
+cdef class FileSleeper(frames.Sleeper):
+    cdef Waiting waiting
+    cdef object cursor
+    cdef object scan
+    cdef int fd
+    cdef bint has_more
+
+    cpdef object close(self)
+    cdef bint is_undisturbed(self) except -1
+    @cython.locals(keys=set, position=int64_t, data=bytes, size=int64_t)
+    cdef bint fetch(self, int64_t ns, int64_t most, object make, list out) except -1

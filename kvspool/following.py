@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 from kvspool import system
 from kvspool.eventloops import LoopWatcher
 from kvspool.handles import Handle
-from kvspool.iteration import Iteration
+from kvspool.iteration import Iteration, check_timeout
 from kvspool.wakeups import POLL
 
 R = TypeVar("R", bound=Iteration[Any])
@@ -30,7 +30,7 @@ class AsyncFollowing(AsyncIterator[Any], Generic[R], Handle):
     def __init__(self, reading: R, timeout: float | None) -> None:
         """Take over `reading`, which has no end: where it has nothing, we sleep; for `timeout` seconds at most (None: for ever)."""
         self._reading = reading
-        self._timeout = timeout
+        self._timeout = check_timeout(timeout)
         self._watcher: LoopWatcher | None = None
 
     @property

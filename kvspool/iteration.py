@@ -19,6 +19,7 @@ from kvspool.handles import Handle
 from kvspool.record import Gap
 
 OnGap = Literal["raise", "yield", "skip"]
+NO_END = 1 << 62  # records, and more: nobody reads so many
 
 
 class Moving(Protocol):
@@ -59,10 +60,9 @@ class Iteration(Iterator[Any], Generic[C], Handle):
     AT_ONCE: ClassVar[int]  # records copied out at once
 
     def __init__(self, cursor: C, limit: int | None, on_gap: OnGap) -> None:
-        check(limit, on_gap)
+        self._batch = Batch(check(limit, on_gap))
         self.cursor = cursor
         self.waker: Waker | None = None  # of the thread or task that waits for the next record
-        self._batch = Batch(-1 if limit is None else limit)
         self._on_gap = on_gap
         self._calls = 0  # under way, which need the log
         self._is_closed = False
@@ -83,27 +83,32 @@ class Iteration(Iterator[Any], Generic[C], Handle):
         """Return whether the next record was copied out already."""
         return self._batch.at < len(self._batch.items)
 
+    @property
+    def batch(self) -> Batch:
+        """Return what was copied out and is not handed out yet, for a caller that takes it from there; see `fill`."""
+        return self._batch
+
+    def fill(self, most: int) -> bool:
+        """Where the batch is empty, copy up to `most` records into it that are there now, or one Gap; return whether it has any now.
+
+        Never blocks. An exception out of a signal handler leaves records that were copied out in the batch.
+        """
+        if not self.has_items:
+            items = self._copied_out(self._fetch, most)
+            if items is not self._batch.items:  # a Gap, or nothing, since another thread closed us
+                self._batch.items = items
+        return self.has_items
+
     def poll(self, most: int | None = None) -> list[Any]:
         """Return what is there now, up to `most` records (None: as many as are copied out at once), without blocking: records, or one Gap,
         or nothing.
 
         Raises nothing for a Gap, whatever `on_gap` is: the caller sees it.
         """
-        if self.has_items:  # an exception came before they were returned
-            batch = self._batch.items[self._batch.at :]
-        else:
-            batch = self._copied_out(self._fetch, self.AT_ONCE if most is None else most)
+        self.fill(self.AT_ONCE if most is None else most)
+        batch = self._batch.items[self._batch.at :]
         self._batch.clear()
         return batch
-
-    def next_or_none(self) -> Any:
-        """Return the next record, or a Gap, without blocking; None if there is nothing now."""
-        if self._batch.at == len(self._batch.items):
-            batch = self._copied_out(self._fetch, self.AT_ONCE)
-            if not batch or isinstance(batch[0], Gap):
-                return batch[0] if batch else None
-        self._batch.at += 1
-        return self._batch.items[self._batch.at - 1]
 
     @abstractmethod
     def _fetch(self, most: int) -> list[Any]:
@@ -243,9 +248,19 @@ def keeping(partial: Callable[[], Any]) -> Iterator[None]:
         raise
 
 
-def check(limit: int | None, on_gap: OnGap) -> None:
-    """Raise ValueError for a limit, or a way to treat Gaps, that is none."""
+def check(limit: int | None, on_gap: OnGap) -> int:
+    """Return how many records may be handed out, -1 for no end. Raises ValueError for a limit, or a way to treat Gaps, that is none."""
     if on_gap not in ("raise", "yield", "skip"):
         raise ValueError(f'on_gap is "raise", "yield" or "skip", not {on_gap!r}')
     if limit is not None and limit < 0:
         raise ValueError(f"limit is a number of records, not {limit}")
+    return -1 if limit is None or limit >= NO_END else limit
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Return the seconds to wait for a record; 0 for a negative number, None for no end. Raises ValueError for nan."""
+    if timeout is None:
+        return None
+    if timeout != timeout:
+        raise ValueError("timeout is a number of seconds, not nan")
+    return max(0.0, timeout)

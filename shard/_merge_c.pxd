@@ -1,14 +1,14 @@
 # The C types of _merge_py.py, under whose name it is compiled; the algorithms are there and only there.
 import cython
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
 cimport kvspool._machine as native
-from kvspool._frames_c cimport FrameReader
+from kvspool._frames_c cimport Batch, FrameReader
 from kvspool._wakeups_c cimport Waiting
 
 cdef int64_t LOOK_AROUND, FEW
-cdef object REAL
-cdef list NOTHING
+cdef double NEVER
+cdef object LAST_TIME, REAL
 
 
 cdef class Source:
@@ -18,28 +18,31 @@ cdef class Source:
     cdef object make
     cdef readonly object reading
     cdef FrameReader frames
+    cdef Batch batch
     cdef readonly int64_t timestamp
     cdef object item
-    cdef object watched
     cdef public bint is_silent
     cdef bint is_new
     cdef bint is_mute
-    cdef bint is_stirred
+    cdef object _watched
     cdef bint _is_plain
-    cdef bint _is_quick
-    cdef list _items
-    cdef Py_ssize_t _at
 
+    @cython.locals(batch=Batch)
     cdef bint step(self, int64_t most) except -1
-    @cython.locals(frames=FrameReader, items=list)
+    @cython.locals(frames=FrameReader, position=uint64_t, sequence=uint64_t)
     cdef bint _copy_out(self, int64_t most) except -1
+    cdef bint _fill(self, int64_t most) except -1
+    cdef bint has_items(self) except -1
     cdef bint has_more(self) except -1
+    cdef bint is_watched(self) except -1
+    cdef bint will_wake(self) except -1
+    cdef object watch(self, Waiting watcher)
+    cdef object unwatch(self)
     cdef bint ask(self) except -1
-    cdef object has_asked(self)
 
 
 @cython.locals(at=Py_ssize_t, above=Py_ssize_t, other=Source)
-cdef object rise(list heap, Source source)
+cdef object push(list heap, Source source)
 @cython.locals(at=Py_ssize_t, end=Py_ssize_t, below=Py_ssize_t, other=Source)
 cdef object sink(list heap, Source source)
 cdef bint is_before(Source one, Source other) noexcept
@@ -47,12 +50,14 @@ cdef bint is_before(Source one, Source other) noexcept
 
 cdef class Merging:
     cdef public dict sources
-    cdef public int64_t lost
+    cdef public object lost
     cdef public object last
     cdef int64_t _left
+    cdef object _next
     cdef object _on_gap
     cdef list _ready
     cdef list _new
+    cdef bint _is_torn
     cdef int64_t _most
     cdef int64_t _taken
     cdef int64_t _orders
@@ -62,10 +67,13 @@ cdef class Merging:
     cdef str _why
 
     cdef object _is_to_be_looked_at(self, Source source)
-    @cython.locals(source=Source, item=object)
+    @cython.locals(source=Source, is_gap=bint)
     cdef object _take(self)
-    @cython.locals(source=Source, has_item=bint)
+    @cython.locals(source=Source)
+    cdef object _rebuild(self)
+    @cython.locals(source=Source)
     cdef object _settle(self)
+    cdef bint _advance(self, Source source) except -1
     cdef object fall_silent(self, Source source)
     cdef object look_around(self)
     @cython.locals(source=Source)
@@ -97,13 +105,12 @@ cdef class FollowingLoops(Merging):
     cdef object _watch(self, Source source)
     @cython.locals(source=Source, watcher=Waiting)
     cdef object _disarm(self)
-    cdef object _stir(self, Source source)
     @cython.locals(source=Source)
     cpdef object look_at_each(self, list sources)
-    @cython.locals(now=double, was_lost=bint, keys=list, watcher=Waiting)
+    @cython.locals(now=double, was_lost=bint, keys=set, watcher=Waiting)
     cdef bint _heed(self, double longest) except -1
     @cython.locals(source=Source)
-    cdef object _look_at_keys(self, list keys)
+    cdef object _look_at_keys(self, set keys)
     @cython.locals(source=Source)
     cdef object _look_at_all(self, double now)
     @cython.locals(source=Source)

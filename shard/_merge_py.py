@@ -1,7 +1,9 @@
+# cython: nonecheck=True
 """The loops of `merge`: from the event, or the record that was copied out, to the caller. Compiled as `_merge_c`; `_merge` chooses a twin.
 
 A log that is *plain*, a spool of which nothing but the next record may come, is read and asked by these loops themselves; in all other
-cases its cursor does that. All waiting goes through the port in `system`, on both twins.
+cases its cursor does that. Sleeps go through the port in `system`; compiled, the clock and the wait for events are system calls
+of the twin's own while nobody has replaced the port.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from kvspool import GapError, system
 from kvspool._wakeups_py import BLIND_POLL, POLL
 from kvspool.errors import Closed, Corruption, FormatError, Unrecovered
 from kvspool.handles import close_all, refuse_copy
-from kvspool.iteration import OnGap, check
+from kvspool.iteration import OnGap, check, check_timeout
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.record import Codec, Gap
 from kvspool.spool.cursor import Cursor as SpoolCursor
@@ -30,10 +32,11 @@ LEAST_AHEAD, MOST_AHEAD = 16, 1024  # of one log
 REST = 4  # times as long as a look at everything took, before the next one where no wake-up will come
 LONGEST_REST = 30.0  # seconds between two looks for new logs, where none is reported
 PART = 1e-3  # of our time, for looks at what should have woken us
+NEVER = float("inf")
 FEW = 64  # logs, at most, that are all looked at twice a second, whatever part of our time that takes
 
 REAL = system.REAL
-NOTHING: list[Any] = []  # nobody puts anything in
+LAST_TIME = (1 << 63) - 1  # ns since 1970: records that are stamped later, by a clock that is wrong, count as of that time
 UNREADABLE = (Corruption, FormatError, Unrecovered)  # errors of one log, which stop no other
 
 
@@ -71,17 +74,14 @@ class Source:
         self.make = make
         self.reading: Any = cursor.reading(make)
         self.frames: Any = cursor.frames  # the reader of frames; None where there is no memory to look at
+        self.batch: Any = self.reading.batch  # records that were copied out, and are not in `item` yet
         self.timestamp = 0
         self.item: Any = None
-        self.watched: Any = None  # the files whose changes wake us
         self.is_silent = True
-        self.is_new = False  # in the list of those that are to be looked at before we sleep
-        self.is_mute = False  # silent, and nobody will ring
+        self.is_new = True  # in the list of those that are to be looked at before we sleep
+        self.is_mute = False  # the writers can't be asked to wake us
+        self._watched: Any = None  # the files whose changes wake us, None if those of the cursor are others
         self._is_plain = False  # as its cursor says
-        self._is_quick = False  # plain, watched, and rung by writers that are asked; of a journal: watched
-        self.is_stirred = True  # there may be something, as far as is known without a look
-        self._items: list[Any] = []
-        self._at = 0
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
@@ -91,75 +91,96 @@ class Source:
 
         most: records to copy out at once.
         """
+        batch = self.batch
         if self.item is None:
-            if self._at >= len(self._items) and not self._copy_out(most):
+            if batch.at >= len(batch.items) and not self._copy_out(most):
                 return False
-            self.item = self._items[self._at]
-            self._at += 1
-        if type(self.item) is not Gap:
-            # A gap has no time of its own: it comes out at once.
-            self.timestamp = self.item.timestamp
+            self.item = batch.items[batch.at]
+            batch.at += 1
+        if type(self.item) is not Gap:  # a gap has no time of its own: it comes out at once
+            timestamp = self.item.timestamp
+            self.timestamp = timestamp if timestamp < LAST_TIME else LAST_TIME
         return True
 
     def _copy_out(self, most: int) -> bool:
-        """Copy the next records out; return whether there are any. An exception out of a signal handler leaves them for the next step."""
+        """Copy the next records out, into the batch; return whether there are any."""
         frames = self.frames
-        if frames is not None and self._is_quick and not frames.has_more() and not self.watched.is_closed:
-            self._items = NOTHING
-            self._at = 0
-            self.is_stirred = False
+        if frames is None:
+            return self._fill(most)
+        if self._is_plain and self.will_wake() and not frames.has_more() and not self._watched.is_closed:
             return False
-        items: list[Any] = []
-        self._items = items
-        self._at = 0
-        if frames is not None and self._is_plain and not self.cursor.pair.is_closed:
-            frames.fetch(frames.edge_now(), most, self.make, items)
-            if items:
-                return True
+        pair, position, sequence = self.cursor.pair, frames.position, frames.sequence
+        try:
+            if self._is_plain and not pair.is_closed:
+                frames.fetch(frames.edge_now(), most, self.make, self.batch.clear())
+                if self.batch.items:
+                    return True
+            return self._fill(most)
+        except BaseException:
+            if self.cursor.pair is pair:  # a signal handler's exception may cost a record: copy them out again
+                self.batch.clear()
+                frames.position, frames.sequence = position, sequence
+            raise
+
+    def _fill(self, most: int) -> bool:
+        """Do the work of `_copy_out` by the cursor, whatever comes next."""
         self._is_plain = False
-        self._is_quick = self._is_quick and frames is None
-        if self.reading.has_items:  # a signal came between while they were copied out
-            items.append(self.reading.next_or_none())
-        else:
-            self._items = self.reading.poll(most)
+        has_items = self.reading.fill(most)
         self._is_plain = self.cursor.is_plain
-        self._is_quick = self._is_quick and self.watched == self.cursor.files
-        self.is_stirred = len(self._items) > 0
-        return self.is_stirred
+        if self._watched != self.cursor.files:
+            self._watched = None
+        return bool(has_items)
+
+    def has_items(self) -> bool:
+        """Return whether the next item was copied out already."""
+        return self.item is not None or self.batch.at < len(self.batch.items)
 
     def has_more(self) -> bool:
         """Return whether a look at the memory of the log shows more; False where there is none to look at."""
         return self.frames is not None and bool(self.frames.has_more())
 
+    def is_watched(self) -> bool:
+        """Return whether the files are watched that the cursor is in now."""
+        return self._watched is not None
+
+    def will_wake(self) -> bool:
+        """Return whether writers wake us by themselves, or where that takes no more than `ask`."""
+        return self._watched is not None and not self.is_mute and (self.frames is None or self._is_plain)
+
+    def watch(self, watcher: Any) -> None:
+        """Let the watcher wake for changes of the files that the cursor is in now, and of no others of the log."""
+        self._watched = None
+        files = self.cursor.files
+        watcher.unwatch(self)
+        self.cursor.watch(watcher, self)
+        self.is_mute = not self.cursor.is_rung
+        self._watched = files
+
+    def unwatch(self) -> None:
+        """Count as not watched: the watcher is about to be closed."""
+        self._watched = None
+
     def ask(self) -> bool:
         """Ask the next writer to wake us if there is nothing; return whether there is something, or this takes more than a look."""
-        if not self._is_quick or self._at < len(self._items):
-            return True
-        if self.frames is None:
-            return self.is_stirred  # every write wakes us
-        if self.frames.has_more():
+        if self.frames is None or not self.will_wake() or self.has_items() or self.frames.has_more():
             return True
         self.frames.ask_for_bell(0)
         return bool(self.frames.has_more())
-
-    def has_asked(self) -> None:
-        """Note that the writers of `watched` were asked, where that is possible."""
-        self.is_mute = not self.cursor.is_rung
-        self._is_quick = not self.is_mute and (self.frames is None or self._is_plain)
 
 
 class Merging:
     """Hands out the items of several logs that are bounded; see `merge`."""
 
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise") -> None:
-        check(limit, on_gap)
         self.sources: dict[Hashable, Source] = {}
         self.lost = 0
         self.last: Any = None  # the key of the log whose item was handed out last
-        self._left = -1 if limit is None else limit
+        self._left = check(limit, on_gap)
+        self._next: Any = None  # the item that is handed out just now
         self._on_gap = on_gap
         self._ready: list[Source] = []  # a heap, by timestamp and order of what each has next
         self._new: list[Source] = []  # silent, as far as we know: they are to be looked at before we sleep
+        self._is_torn = False  # an exception may have come during a change of these lists
         self._most = MOST_AHEAD
         self._taken = 0
         self._orders = 0
@@ -177,7 +198,7 @@ class Merging:
         self._refused.pop(key, None)
         self._orders += 1
         self.sources[key] = source
-        self._is_to_be_looked_at(source)
+        self._new.append(source)
         self._most = max(LEAST_AHEAD, min(MOST_AHEAD, AHEAD // len(self.sources)))
         if self._is_closed:  # another thread may have closed the others just before
             source.reading.close()
@@ -209,9 +230,11 @@ class Merging:
 
     def __next__(self) -> Any:
         try:
-            while self._left != 0:
+            while self._next is None and self._left != 0:
                 if self._failures:
                     raise self._failures.pop(0)
+                if self._is_torn:
+                    self._rebuild()
                 self._settle()
                 if self._failures:
                     continue
@@ -220,55 +243,70 @@ class Merging:
                         break
                 elif self._taken % LOOK_AROUND == 0:
                     self.look_around()
-                if not self._ready:
-                    continue
-                item = self._take()
-                if type(item) is Gap:
-                    self.lost += item.count
-                    if self._on_gap == "raise":
-                        raise GapError(item)
-                    if self._on_gap == "skip":
-                        continue
-                elif self._left > 0:
-                    self._left = 0 if self._is_closed else self._left - 1
-                return item
-        except Closed:
-            if not self._is_closed:
+                if self._ready:
+                    self._take()
+        except BaseException as error:
+            self._is_torn = True
+            if isinstance(error, OSError):
+                descriptors.explain(error, "the logs that are read together", len(self.sources))
+            if not (self._is_closed and isinstance(error, Closed)):
                 raise
-        except OSError as error:
-            descriptors.explain(error, "the logs that are read together", len(self.sources))
-            raise
+        item = self._next
+        self._next = None
+        if item is not None:
+            return item
         if self._why:
             raise Closed(self._why)
         raise StopIteration
 
-    def _take(self) -> Any:
-        self._taken += 1
+    def _take(self) -> None:
+        """Take the next item out of its source, to be handed out: even after an exception out of a signal handler. Raises GapError."""
         source = self._ready[0]
         item = source.item
-        source.item = None
+        is_gap = type(item) is Gap
+        if is_gap:
+            self.lost += item.count
+        elif self._left > 0:
+            self._left = 0 if self._is_closed else self._left - 1
+        self._taken += 1
         self.last = source.key
-        return item
+        source.item = None
+        if not is_gap or self._on_gap == "yield":
+            self._next = item
+        elif self._on_gap == "raise":
+            raise GapError(item)
+
+    def _rebuild(self) -> None:
+        """Order the sources by what is known of each: the exception of a signal handler may have come while one was put in its place."""
+        self._new = [source for source in self.sources.values() if source.is_new]
+        self._ready = []
+        for source in self.sources.values():
+            if source.is_silent and not source.has_items():
+                continue
+            source.is_silent = False
+            if self._advance(source):
+                push(self._ready, source)
+        self._is_torn = False
 
     def _settle(self) -> None:
         """Put the source whose item was handed out in its place: only now, since what goes wrong there must not cost that item."""
         if not self._ready:
             return
         source = self._ready[0]
-        if source.item is not None:
-            return
+        if source.item is None:
+            sink(self._ready, source if self._advance(source) else self._ready.pop())
+
+    def _advance(self, source: Source) -> bool:
+        """Have the next item of a source; False if it has none, and is silent now."""
         try:
-            has_item = source.step(self._most)
+            if source.step(self._most):
+                return True
         except UNREADABLE as error:
-            sink(self._ready, self._ready.pop())
             source.is_silent = True
             self.refuse(source.key, error)
-            return
-        if has_item:
-            sink(self._ready, source)
-        else:
-            sink(self._ready, self._ready.pop())
-            self.fall_silent(source)
+            return False
+        self.fall_silent(source)
+        return False
 
     def fall_silent(self, source: Source) -> None:
         """Nothing is left of a log now: of one that is bounded, for good."""
@@ -309,10 +347,10 @@ class Merging:
                 continue
             source.is_new = False
             if has_item:
+                source.is_silent = False
                 if self._refused:
                     self._refused.pop(source.key, None)
-                source.is_silent = False
-                rise(self._ready, source)
+                push(self._ready, source)
                 spoke = True
         if failure is not None:
             raise failure
@@ -330,6 +368,7 @@ class Merging:
         """Release all logs; the iteration is over. Another thread that waits in it wakes, and its iteration ends."""
         self._is_closed = True
         self._left = 0
+        self._next = None
         close_all([source.reading for source in list(self.sources.values())])
 
     def end(self, why: str) -> None:
@@ -344,7 +383,7 @@ def is_before(one: Source, other: Source) -> bool:
     return one.timestamp < other.timestamp or (one.timestamp == other.timestamp and one.order < other.order)
 
 
-def rise(heap: list[Source], source: Source) -> None:
+def push(heap: list[Source], source: Source) -> None:
     """Put one more into a heap."""
     at = len(heap)
     heap.append(source)
@@ -384,7 +423,7 @@ class FollowingLoops(Merging):
 
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise", timeout: float | None = None) -> None:
         Merging.__init__(self, limit, on_gap)
-        self.timeout = timeout
+        self.timeout = check_timeout(timeout)
         self._watcher: Any = None
         self._has_mute = False  # there are silent logs for which nobody will ring
         self._turns: list[Source] = []  # those that are still to be looked after before all were
@@ -402,7 +441,8 @@ class FollowingLoops(Merging):
 
     def fall_silent(self, source: Source) -> None:
         source.is_silent = True
-        self._is_to_be_looked_at(source)
+        if source.frames is not None or not source.will_wake():  # every write to a journal that is watched wakes us
+            self._is_to_be_looked_at(source)
 
     def arm(self) -> Any:
         """Return a watcher of what is to be watched beside the logs."""
@@ -439,34 +479,31 @@ class FollowingLoops(Merging):
         if source.step(self._most):
             return True
         while True:
-            if source.watched != source.cursor.files:  # it is new, was resized, or went on in another segment
+            if not source.is_watched():  # it is new, was resized, or went on in another segment
                 self._watch(source)
             source.cursor.ask()
             if source.step(self._most):
                 return True
-            if source.watched == source.cursor.files:
+            if source.is_watched():
                 break
-        source.has_asked()
         self._has_mute |= source.is_mute
         return False
 
     def _watch(self, source: Source) -> None:
-        watcher, files = self._armed(), source.cursor.files
+        watcher = self._armed()
         try:
-            watcher.unwatch(source)
-            source.cursor.watch(watcher, source)
+            source.watch(watcher)
         except BaseException:
             self._disarm()
             raise
-        source.watched = files
 
     def _disarm(self) -> None:
         """Watch nothing any more; the next look at everything begins anew."""
-        watcher, self._watcher = self._watcher, None
         for source in self.sources.values():
-            source.watched = None
+            source.unwatch()
             self._is_to_be_looked_at(source)
         self._must_look = 0.0
+        watcher, self._watcher = self._watcher, None
         if watcher is not None:
             watcher.close()
 
@@ -475,12 +512,12 @@ class FollowingLoops(Merging):
         self._heed(0.0)
 
     def wait(self) -> bool:
-        deadline = -1.0 if self.timeout is None else self._now() + self.timeout
+        deadline = NEVER if self.timeout is None else self._now() + self.timeout
         while not self._is_closed and not self._failures:
             if self.look_at_new():
                 break
             now = self._now()
-            left = POLL if deadline < 0 else deadline - now
+            left = deadline - now
             if left <= 0 or now >= self._must_look:  # also for what came before there was a watcher
                 if now >= self._must_look:
                     self._look_for_missed(now)
@@ -505,7 +542,7 @@ class FollowingLoops(Merging):
         watcher = self._armed()
         was_lost = self._is_lost
         self._is_lost = True  # unless we come to the end of the events: an exception out of a signal handler may come before
-        keys = watcher.events(longest)
+        keys = watcher.wait(longest)
         if self._is_closed:
             return True
         if keys is not None:
@@ -524,16 +561,12 @@ class FollowingLoops(Merging):
                 self._look_at_mute(now)
         return len(self._ready) > 0
 
-    def _stir(self, source: Source) -> None:
-        source.is_stirred = True
-        self._is_to_be_looked_at(source)
-
-    def _look_at_keys(self, keys: list[Any]) -> None:
+    def _look_at_keys(self, keys: set[Any]) -> None:
         """Look at the logs that woke us, and after what else did."""
         unlinked = self._watcher.unlinked
         for key in keys:
             if type(key) is Source:
-                self._stir(key)
+                self._is_to_be_looked_at(key)
         self.look_at_new()
         for key in keys:
             if type(key) is not Source:
@@ -552,7 +585,7 @@ class FollowingLoops(Merging):
             else:
                 self._seek()
                 for source in self._silent():
-                    self._stir(source)  # those that were asked may have rung
+                    self._is_to_be_looked_at(source)  # those that were asked may have rung
                 self.look_at_new()
         finally:
             self._rest(now)
@@ -567,8 +600,6 @@ class FollowingLoops(Merging):
 
     def look_at_each(self, sources: list[Source]) -> None:
         """Look at logs for which no wake-up will come: at those whose memory shows more, and those without memory to look at."""
-        for source in sources:
-            source.is_stirred = True
         self.look_at([source for source in sources if source.frames is None or source.has_more()])
 
     def _rest(self, since: float) -> None:
@@ -602,7 +633,6 @@ class FollowingLoops(Merging):
             self._turns = self._silent()
         while self._turns:
             source = self._turns.pop()
-            source.is_stirred = True
             if source.is_silent and not self.look_at([source]):
                 self.look_after(source)
             if not self._are_few() and self._now() > until:

@@ -6,6 +6,7 @@ import os
 import pickle
 import resource
 import signal
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,6 +63,15 @@ def _run(function: Callable[[], Any], seconds: int, write_end: int) -> None:
     with open(write_end, "wb") as pipe:
         pipe.write(answer)
     os._exit(0)
+
+
+def let_others_read(path: Path) -> None:
+    """Let every user read what is at the path and below it, and come there through the directories of the tests."""
+    for each in [path, *path.rglob("*")]:
+        each.chmod(0o755 if each.is_dir() else 0o644)
+    for parent in path.parents:
+        if parent.is_relative_to(tempfile.gettempdir()) and not parent.stat().st_mode & 0o001:
+            parent.chmod(0o711)
 
 
 def addresses() -> int:

@@ -12,10 +12,10 @@ from typing import Any
 import crash_states
 import pytest
 from hypothesis import settings
+from loops import twins
 from rings import Ring
 
 import kvspool
-from kvspool import _frames_py
 
 settings.register_profile("kvspool", deadline=None)  # how long an example takes says more about the machine than about us
 settings.load_profile("kvspool")
@@ -44,14 +44,7 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-def _twins() -> list[ModuleType]:
-    try:
-        return [_frames_py, importlib.import_module("kvspool._frames_c")]
-    except ImportError:
-        return [_frames_py]
-
-
-TWINS = _twins()
+TWINS = twins("kvspool._frames")
 
 
 @pytest.fixture(params=TWINS, ids=lambda module: module.__name__.rpartition(".")[2])

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, Self
 from unittest import mock
 
 from kvspool import _frames_py, _group_py, _lock_py, iteration
-from kvspool.spool import durability, pair
+from kvspool.spool import cursor, durability, pair
 
 _TRACE_ME, _SINGLE_STEP = 0, 9  # of ptrace
 HARMLESS = ("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "PUSH_NULL", "PRECALL", "KW_NAMES", "COPY", "SWAP", "RESUME", "NOP")
@@ -210,7 +210,7 @@ def traced(operation: Callable[[], Any], on_opcode: Callable[[FrameType], None],
 def interpreted() -> Iterator[None]:
     """Let every log that is opened inside the `with` block use the interpreted twin, whose stores are opcodes of their own."""
     places = [(pair, "FrameReader"), (pair, "FrameWriter"), (pair, "FrameSurvey"), (durability, "Ring")]
-    places += [(iteration, "Batch"), (iteration, "Items")]
+    places += [(iteration, "Batch"), (iteration, "Items"), (cursor, "RingSleeper")]
     with ExitStack() as stack, mock.patch.object(pair, "AppendLock", _lock_py.AppendLock):
         for module, name in places:
             stack.enter_context(mock.patch.object(module, name, getattr(_frames_py, name)))

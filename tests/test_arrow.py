@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import tempfile
 from array import array
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 from faults import FailingPort
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import twins
 
 import kvspool
 from kvspool import Codec, Gap, Record, _kvj_py, system
@@ -45,14 +45,7 @@ class Unflushed(Port):
         return None
 
 
-def _kvj_twins() -> list[ModuleType]:
-    try:
-        return [_kvj_py, importlib.import_module("kvspool._kvj_c")]
-    except ImportError:
-        return [_kvj_py]
-
-
-KVJ_TWINS = _kvj_twins()
+KVJ_TWINS = twins("kvspool._kvj")
 
 
 @pytest.fixture(params=KVJ_TWINS, ids=lambda module: module.__name__.rpartition(".")[2])
@@ -167,9 +160,10 @@ def test_rows_come_out_of_a_journal_as_they_went_in(
 def test_frames_are_those_of_the_other_way(kvj_twin: ModuleType, tmp_path: Path) -> None:
     rows = [(b"k%d" % at if at % 3 else None, b"v" * (at % 50), at % 256, at - 100, at % 4) for at in range(3000)]
     keys, values, types, times, codecs = zip(*rows, strict=True)
-    with kvspool.create(tmp_path / "a", format="kvj", segment_bytes=20000) as one, kvspool.create(
-        tmp_path / "b", format="kvj", segment_bytes=20000
-    ) as other:
+    with (
+        kvspool.create(tmp_path / "a", format="kvj", segment_bytes=20000) as one,
+        kvspool.create(tmp_path / "b", format="kvj", segment_bytes=20000) as other,
+    ):
         one.append_batch(Batch(list(values), list(keys), 0, 0, list(types), list(times), 0, bytes(codecs)))
         other.append_arrow(as_batch(rows))
         names = sorted(path.name for path in (tmp_path / "a/kvj").iterdir())

@@ -230,9 +230,10 @@ def test_a_fork_while_another_thread_appends_all_the_time(log: Spool) -> None:
         stop.set()
         thread.join()
     assert len(theirs) == 15
-    assert sorted(mine | theirs) == list(range(len(mine) + 15))
+    everything = mine | theirs
+    assert sorted(everything) == list(range(len(mine) + 15))
     for item in log.read(0, on_gap="yield"):
-        assert isinstance(item, Gap) or item.value == (mine | theirs)[item.sequence]
+        assert isinstance(item, Gap) or item.value == everything[item.sequence]
 
 
 def test_a_grandchild_works_too(log: Spool) -> None:

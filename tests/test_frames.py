@@ -452,18 +452,18 @@ def test_a_reader_that_asked_is_rung_for_once(twin: ModuleType, make_ring: MakeR
     ring = make_ring(twin)
     writer = ring.writer()
     writer.append(None, b"x", 0, 0, 7)
-    assert not writer.bell
+    assert not writer.has_watchers
     rings = ring.words[frames.RINGS]
     for way in (frames.WATCHES, frames.SLEEPS):
         assert ring.reader(0, 0).ask_for_bell(way) == ring.mark()[0]
     assert ring.words[frames.WANTED] == 1 | 1 << 8
     writer.append(None, b"x", 0, 0, 7)
-    assert writer.bell == 1, "the caller wakes those that watch by inotify"
+    assert writer.has_watchers, "the caller wakes those that watch by inotify"
     assert ring.words[frames.WANTED] == 0
     assert ring.words[frames.RINGS] == rings + 1
-    writer.bell = 0
+    writer.has_watchers = False
     writer.append(None, b"x", 0, 0, 7)
-    assert not writer.bell
+    assert not writer.has_watchers
     assert ring.words[frames.RINGS] == rings + 1
 
 

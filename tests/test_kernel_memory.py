@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from loops import twins
 from rings import HOLDER, SEED, Ring
 
 import kvspool
@@ -45,13 +46,6 @@ def flush_group(twin: ModuleType, data: Any, control: Any) -> Any:
     """Return a group of the twin for a ring."""
     module = importlib.import_module(twin.__name__.replace("_frames", "_group"))
     return module.FlushGroup(twin.Ring(data, control, SEED), control, frames.FLUSH_GROUP, frames.SYNC_LOCK)
-
-
-def chunk_loops() -> list[ModuleType]:
-    try:
-        return [_chunks_py, importlib.import_module("kvspool._chunks_c")]
-    except ImportError:
-        return [_chunks_py]
 
 
 @pytest.fixture
@@ -363,7 +357,7 @@ def assert_only_closed(close: Callable[[], None], verbs: list[Callable[[], Any]]
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("loops", chunk_loops(), ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("loops", twins("kvspool._chunks"), ids=lambda module: module.__name__.rpartition(".")[2])
 def test_the_ends_of_a_queue_refuse_memory_that_is_not_their_chunks(loops: ModuleType, tmp_path: Path) -> None:
     def chunk(size: int, view: Any) -> Any:
         return SimpleNamespace(fd=-1, size=size, view=view)

@@ -428,3 +428,14 @@ def test_importing_opens_nothing_and_starts_nothing() -> None:
     code = "import os, threading, kvspool; print(threading.active_count(), [n for n in os.listdir('/proc/self/fd') if int(n) > 3])"
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert ran.stdout == "1 []\n"
+
+
+@pytest.mark.parametrize("options", [{"capacity": 8192}, {"format": "kvj"}], ids=["spool", "kvj"])
+def test_a_follower_s_timeout_of_nan_is_refused_and_a_limit_may_be_any_number(tmp_path: Path, options: dict[str, Any]) -> None:
+    nan = float("nan")
+    with kvspool.create(tmp_path / "log", **options) as log:
+        log.append(b"one")
+        for follow in (log.follow, log.follow_async, log.reader("place").follow):
+            with pytest.raises(ValueError, match="timeout is a number of seconds, not nan"):
+                follow(timeout=nan)
+        assert len(list(log.follow(timeout=float("-inf"), limit=10**30))) == 1

@@ -161,13 +161,14 @@ class Control(Handle):
         if byte != APPEND or tail is None:
             locks.acquire(self.fd, byte, timeout, self.who)
         else:
-            locks.wait_for(lambda: tail.lock.take() or None, timeout, self.who, partial(locks.rest, tail.lock))
+            locks.wait_for(lambda: tail.lock.take(self) or None, timeout, self.who, partial(locks.rest, tail.lock))
             tail.sign()
 
     def unlock(self, byte: int = APPEND) -> None:
-        """Release one of the locks, whether it is held or not."""
+        """Release one of the locks, whether it is held or not. An append that another thread is in the middle of keeps its own."""
         if byte == APPEND and self.tail is not None:
-            self.tail.lock.free()
+            if self.tail.lock.taken_by is self:
+                self.tail.lock.free()
         else:
             system.port.unlock(self.fd, byte)
 

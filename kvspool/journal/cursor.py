@@ -17,10 +17,11 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvspool import system
+from kvspool._wakeups import FileSleeper
 from kvspool.errors import Corruption, KvspoolError, LogVanished, Truncated
 from kvspool.iteration import Iteration, OnGap
 from kvspool.journal import control
-from kvspool.journal.appender import walk
+from kvspool.journal.appender import IS_ONE_STEP, walk
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
 from kvspool.record import Gap, Record
@@ -357,6 +358,16 @@ class Cursor:
         """Return that who watches is woken."""
         return True
 
+    def sleeper(self, watcher: Watcher) -> FileSleeper | None:
+        """Return what sleeps until a record is written here, and copies it out; None if more than that is expected.
+
+        The watcher has reported nothing but writes since a look found nothing after the cursor.
+        """
+        segment = self.segments.get(self.base)
+        if type(segment) is not Segment or self.end is not None or self.limit is not None or self._data or self.sequence < self._first:
+            return None
+        return FileSleeper(watcher, self, self.segments.format.scanner(), segment.fd)
+
     def refuse_vanished(self) -> None:
         """Raise LogVanished if the journal was deleted."""
         if self.has_vanished():
@@ -404,10 +415,15 @@ class Following(Reading):
         self._timeout = timeout
         self._watcher: Watcher | None = None
         self._watched = -1  # base of the segment that wakes us
+        self._sleeper: FileSleeper | None = None
 
     def _next_batch(self, most: int) -> list[Any]:
+        dozed = self._batch.rise()
         batch = self._fetch(most)
-        deadline = None if batch or self._timeout is None else system.port.monotonic() + self._timeout
+        if not batch and dozed and not self.is_over:
+            self.cursor.refuse_vanished()
+        deadline = None if batch or self._timeout is None else system.port.monotonic() + self._timeout - dozed / 1e9
+        is_calm = False
         while not batch and not self.is_over:
             left = POLL if deadline is None else min(POLL, deadline - system.port.monotonic())
             if left <= 0:
@@ -417,8 +433,17 @@ class Following(Reading):
             if not batch and self._watcher is not None and not self.is_over:
                 if self._watcher.wait(left) is None:
                     self.cursor.refuse_vanished()
+                is_calm = self._watcher.changes == CHANGED
                 batch = self._fetch(most) if not self.is_over else []
+        if batch and is_calm and not isinstance(batch[0], Gap):
+            self._lie_down()
         return batch
+
+    def _fetch(self, most: int) -> list[Any]:
+        if self._sleeper is not None:
+            self._sleeper.close()  # whoever asks here, a signal handler even, moves the cursor
+            self._sleeper = None
+        return super()._fetch(most)
 
     def _watch(self) -> None:
         """Be woken by the directory and by the segment that we stand in. A removed segment's watch goes with it."""
@@ -430,7 +455,18 @@ class Following(Reading):
             cursor.watch(self._watcher, 0)
             self._watched = cursor.base
 
+    def _lie_down(self) -> None:
+        """Let the next records come without a step of Python between, where nothing else has to be done for them."""
+        if self._make is not Record or self._watcher is None or self._watched != self.cursor.base or not IS_ONE_STEP:
+            return
+        self._sleeper = self.cursor.sleeper(self._watcher)
+        if self._sleeper is not None:
+            longest = POLL if self._timeout is None else min(POLL, self._timeout)
+            self._batch.lie_down(self._sleeper, round(longest * 1e9), MOST, Record)
+
     def _release(self) -> None:
+        if self._sleeper is not None:
+            self._sleeper.close()
         super()._release()
         if self._watcher is not None:
             self._watcher.close()

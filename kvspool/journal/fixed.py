@@ -31,6 +31,7 @@ from kvspool.journal.segments import Segment, Segments
 from kvspool.record import Gap
 from kvspool.spool.cursor import Isolation, check_isolation
 from kvspool.spool.search import Start
+from kvspool.wakeups import Watcher
 
 TRIES = 5  # looks at an item that rewinds may replace at that moment
 NOWHERE = bytes(16)  # the boot of a page that nobody believes
@@ -327,6 +328,9 @@ class FixedCursor(Cursor):
                 most = size - self.sequence
                 if most == 0:
                     return None
+
+    def sleeper(self, watcher: Watcher) -> None:
+        """Return None: each look asks for rewinds, too."""
 
     def _refuse(self, sequence: int, size: int) -> None:
         if size < sequence:

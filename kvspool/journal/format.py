@@ -248,6 +248,10 @@ class Format(ABC):
         make: called with sequence, timestamp, type, key, value and, where the format keeps it, codec; None: the values alone.
         """
 
+    def scanner(self) -> Callable[..., tuple[int, ...]]:
+        """Return what a follower calls in place of `scan`: it may return a plain tuple, which begins with the size and the sequence."""
+        return self.scan
+
     @abstractmethod
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
         """Check frames without taking records out, up to the one with the sequence `until`, or the first one later than `timestamp`."""

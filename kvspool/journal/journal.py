@@ -29,7 +29,7 @@ from kvspool import forks, producers, system
 from kvspool._tail_py import BUSY, SLOW, Tail
 from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap
+from kvspool.iteration import Iterations, OnGap, check_timeout
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import producing, settings, trim
@@ -476,7 +476,7 @@ class Journal(Handle):
         self, place: Place, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation = "appended"
     ) -> Following:
         """Return an iteration from a place on that waits for more."""
-        return self._iterations.add(Following(self._cursor(place, None, isolation), limit, on_gap, timeout))
+        return self._iterations.add(Following(self._cursor(place, None, isolation), limit, on_gap, check_timeout(timeout)))
 
     def _cursor(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
         self._refuse_closed()

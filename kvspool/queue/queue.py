@@ -515,7 +515,7 @@ class ChunkQueue(Handle):
 
     def _wait_for(self, attempt: Callable[[], T | None], block: bool, timeout: float | None) -> T | None:
         """Return what `attempt` returns once it isn't None, trying again whenever something happened; None if that took too long."""
-        if block and timeout is not None and timeout < 0:
+        if block and timeout is not None and not timeout >= 0:
             raise ValueError("'timeout' must be a non-negative number")
         got = attempt()
         if got is not None or not block:

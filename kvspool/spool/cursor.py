@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from kvspool import _frames_py as frames
 from kvspool import system
+from kvspool._frames import RingSleeper
 from kvspool.errors import Closed, LogVanished
 from kvspool.handles import Handle
 from kvspool.iteration import Iteration, OnGap
@@ -347,7 +348,8 @@ class Following(Reading):
         """Let the next records come without a step of Python between, where nothing else has to be done for them."""
         if self._make is Record:
             longest = POLL if self._timeout is None else min(POLL, self._timeout)
-            self._batch.lie_down(self._reader, self.cursor.pair, round(self._spin * 1e9), round(longest * 1e9), BATCH, Record)
+            sleeper = RingSleeper(self._reader, self.cursor.pair, round(min(self._spin, longest) * 1e9))
+            self._batch.lie_down(sleeper, round(longest * 1e9), BATCH, Record)
 
 
 def watch(watcher: Watcher | LoopWatcher, pair: Pair, key: object, more: int = 0) -> None:

@@ -25,7 +25,7 @@ from kvspool import _machine, forks, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
 from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap
+from kvspool.iteration import Iterations, OnGap, check_timeout
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search, slots, views
 from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, check_isolation, end_of
@@ -440,7 +440,7 @@ class _Waiting(_Turns, Following):
     """What is there, and what comes."""
 
     def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:
-        Following.__init__(self, owner._cursor(None), limit, on_gap, timeout, spin=spin)
+        Following.__init__(self, owner._cursor(None), limit, on_gap, check_timeout(timeout), spin=spin)
         self._belong_to(owner)
 
 

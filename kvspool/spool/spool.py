@@ -47,7 +47,7 @@ from kvspool.errors import (
     say_what_is_stored,
 )
 from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap
+from kvspool.iteration import Iterations, OnGap, check_timeout
 from kvspool.keyed import Keys, Packer
 from kvspool.producers import Booking, ColumnPieces, Producer, ProducerStats
 from kvspool.record import Codec, Record, check_codec, decode, encode
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TIMEOUT = 10.0  # seconds that a writer waits for the lock before it says who holds it
+PATIENCE = 5_000_000  # ns that one step may wait for the append lock: signal handlers wait as long
 
 
 class SpoolStats(msgspec.Struct, frozen=True):
@@ -167,9 +168,10 @@ class Spool(Single, Handle):
         writer = self._writer
         if writer is not None and writer.is_one_step:
             era = -1 if packer is None else packer.era
-            sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp, era)
+            patience = PATIENCE if timeout is None else min(round(timeout * 1e9), PATIENCE)
+            sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp, era, patience)
             if sequence >= 0:
-                if writer.bell:
+                if writer.has_watchers:
                     self.ring(writer)
                 if durable or self.is_durable:
                     self._flush(range(sequence, sequence + 1), timeout)
@@ -201,7 +203,7 @@ class Spool(Single, Handle):
             _check(None, type, timestamp)
             appended = writer.append_many(listed_keys, listed, type, -1 if timestamp is None else timestamp)
             if appended is not None:
-                if writer.bell:
+                if writer.has_watchers:
                     self.ring(writer)
                 return appended
         return self.append_prepared(self.prepare(listed, listed_keys, type, timestamp), timeout, durable)
@@ -384,7 +386,7 @@ class Spool(Single, Handle):
         a core, and saves the time to wake up where records come close together. Raises LogVanished if the log is deleted meanwhile, Closed
         as soon as any thread closes the log.
         """
-        return self._iterations.add(Following(self.cursor(start, isolation=isolation), limit, on_gap, timeout, spin=spin))
+        return self._iterations.add(Following(self.cursor(start, isolation=isolation), limit, on_gap, check_timeout(timeout), spin=spin))
 
     def follow_async(
         self,
@@ -774,7 +776,7 @@ class Spool(Single, Handle):
                             raise LockTimeout(f"{self.path} was not in place within {timeout:g} s of being resized") from None
                     left = max(0.0, deadline - system.port.monotonic())
                     continue
-                if writer.bell:
+                if writer.has_watchers:
                     self.ring(writer)
                 return done
 
@@ -788,7 +790,7 @@ class Spool(Single, Handle):
 
     def ring(self, writer: FrameWriter) -> None:
         """Wake the readers that watch by inotify. The records are stored, so errors are ignored: readers look by themselves, later."""
-        writer.bell = 0
+        writer.has_watchers = False
         pair = self._pair
         if pair is not None:
             with pair.in_use() as is_open, suppress(OSError):

@@ -17,6 +17,7 @@ import append_lock
 import pytest
 from broken import KillingPort, MeanwhilePort, RestartedPort, UnflushedPort, failing
 from children import Died, bound_addresses, in_child, start
+from loops import twins
 
 import kvspool
 from kvspool import _fflg_py, system
@@ -28,16 +29,10 @@ from kvspool.journal.formats import Fflg, fflg
 from kvspool.layout import Layout
 from kvspool.record import Gap
 
-try:
-    from kvspool import _fflg_c
-except ImportError:
-    _fflg_c = None  # type: ignore[assignment]
-
 LIMIT = 10_000  # the least size of a segment
-TWINS = [_fflg_py] if _fflg_c is None else [_fflg_py, _fflg_c]
 
 
-@pytest.fixture(params=TWINS, ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.fixture(params=twins("kvspool._fflg"), ids=lambda module: module.__name__.rpartition(".")[2])
 def loops(request: pytest.FixtureRequest) -> ModuleType:
     return request.param  # type: ignore[no-any-return]
 

@@ -15,23 +15,17 @@ from typing import Any
 
 import pytest
 from children import in_child
+from loops import twins
 from trees import tree
 
 import kvspool
-from kvspool import Gap, GapError, _fixed_py, errors
+from kvspool import Gap, GapError, errors
 from kvspool.journal import sidecars
 from kvspool.journal.bounds import ALL_ONES, FIRST, REWIND, First, Rewind
 from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.formats import Fixed
 from kvspool.journal.formats.fixed import TAIL
 from kvspool.layout import Layout
-
-try:
-    from kvspool import _fixed_c  # type: ignore[attr-defined]
-
-    TWINS = [_fixed_py, _fixed_c]
-except ImportError:
-    TWINS = [_fixed_py]
 
 
 def record(item: bytes) -> bytes:
@@ -175,7 +169,7 @@ def test_impossible_limits(limits: tuple[int, int]) -> None:
         Fixed(*limits)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", twins("kvspool._fixed"))
 def test_the_loops(twin: ModuleType) -> None:
     for size in [*range(1, 70), 4095, 4096, 4097]:
         items = [os.urandom(size) for _ in range(3)]

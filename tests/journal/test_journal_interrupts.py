@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import dis
 import gc
 import os
 import random
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from alarms import Interrupt, interrupted
+from alarms import Interrupt, Tracer, interrupted
 
 import kvspool
 from kvspool.journal import Journal, Retention
@@ -31,67 +27,6 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 BEFORE = [b"%08d" % at for at in range(10)]
 POINTS = 16  # of each operation
-PACKAGE = str(Path(kvspool.__file__).parent)
-
-
-class Tracer:
-    """Raises Interrupt at the n-th place, from 1, where the interpreter runs signal handlers: as a function begins, and after a call or a
-    jump back. 0: nowhere, and `seen` counts the places.
-
-    The opcode after a call is traced, not the call. A place counts only if both have the same exception handler: otherwise the
-    interpreter would pass by the handler that a signal within the call goes to.
-    """
-
-    def __init__(self, nth: int) -> None:
-        self.nth = nth
-        self.seen = 0
-        self.error: Interrupt | None = None
-        self._before: dict[FrameType, int] = {}  # byte of the opcode that ran last
-
-    def run(self, operation: Callable[[], Any]) -> bool:
-        """Return whether it was interrupted."""
-        before = sys.gettrace()
-        sys.settrace(self._trace)
-        try:
-            operation()
-        except Interrupt as error:
-            self.error = error
-            return True
-        finally:
-            sys.settrace(before)
-            self._before.clear()
-        return self.seen >= self.nth > 0  # swallowed on the way
-
-    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE) and not frame.f_code.co_filename.endswith("contextlib.py"):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "call":
-            self._come()
-        elif event == "opcode":
-            before = self._before.get(frame, 0)
-            self._before[frame] = frame.f_lasti
-            is_place = dis.opname[frame.f_code.co_code[before]].startswith(("CALL", "JUMP_BACKWARD"))
-            if is_place and handler_at(frame.f_code, before) == handler_at(frame.f_code, frame.f_lasti):
-                self._come()
-        elif event == "return":
-            self._before.pop(frame, None)
-        return self._trace
-
-    def _come(self) -> None:
-        self.seen += 1
-        if self.seen == self.nth:
-            raise Interrupt
-
-
-@cache
-def handlers(code: CodeType) -> list[Any]:
-    return dis._parse_exception_table(code)  # type: ignore[attr-defined, no-any-return]
-
-
-def handler_at(code: CodeType, byte: int) -> Any:
-    """Return the part of the exception table that counts at a byte of the code."""
-    return next((entry for entry in handlers(code) if entry.start <= byte < entry.end), None)
 
 
 def append(log: Any) -> None:

@@ -16,17 +16,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from loops import twin_names
 
-try:
-    import kvspool._sej_c  # noqa: F401
-
-    TWINS = ["compiled", "interpreted"]
-except ImportError:
-    TWINS = ["interpreted"]
 IMAGES = Path(__file__).parents[2] / "tools" / "faults" / "journal_images.py"
 
 
-@pytest.mark.parametrize(("form", "twin"), [(form, twin) for form in ("sej", "kvj", "fflg", "fixed") for twin in TWINS])
+@pytest.mark.parametrize(("form", "twin"), [(form, twin) for form in ("sej", "kvj", "fflg", "fixed") for twin in twin_names()])
 def test_nothing_acknowledged_is_lost_or_left_out_while_writers_and_readers_are_killed(tmp_path: Path, form: str, twin: str) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     environment = {**os.environ, "KVSPOOL_NO_EXTENSIONS": "1" if twin == "interpreted" else "0"}

@@ -226,6 +226,62 @@ def test_threads_of_one_handle_append_at_once_while_one_syncs_and_one_reads(log:
     assert all(found[sequence] == value(1000 * who + number) for who in range(3) for number, sequence in enumerate(got[who]))
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_threads_of_two_processes_append_single_records_and_batches_and_lose_nothing(log: Journal) -> None:
+    def work(name: int) -> dict[int, bytes]:
+        stored: dict[int, bytes] = {}
+        with reopened(log) as ours:
+
+            def append_batches() -> None:
+                for batch in range(200):
+                    items = [value(1_000_000 * name + 100 * batch + at) for at in range(50)]
+                    stored.update(zip(ours.append_many(items, timeout=60), items, strict=True))
+
+            batches = threading.Thread(target=append_batches)
+            batches.start()
+            number = 500_000
+            while batches.is_alive():
+                number += 1
+                item = value(1_000_000 * name + number)
+                stored[ours.append(item, timeout=60)] = item
+            batches.join()
+        return stored
+
+    other = start(lambda: work(1))
+    ours, theirs = work(2), other()
+    assert not ours.keys() & theirs.keys()
+    with reopened(log) as reader:
+        assert {record.sequence: bytes(record.value) for record in reader.read()} == ours | theirs
+
+
+def test_no_thread_frees_the_lock_that_another_one_of_its_handle_holds(log: Journal) -> None:
+    log.append(value(0))
+    log.append(value(1))
+    held, done = threading.Event(), threading.Event()
+
+    def hold(appender: Any, page: Any) -> None:
+        held.set()
+        assert done.wait(60)
+
+    holder = threading.Thread(target=lambda: log.under_lock(60, hold))
+    holder.start()
+    assert held.wait(60)
+    tail = log._open_appender(0).control.tail
+    assert tail is not None and tail.lock.is_taken
+    assert tail.append(value(2), None, 0, 0) in (tails.BUSY, tails.SLOW)
+    assert tail.lock.is_taken
+    with reopened(log) as other, pytest.raises(LockTimeout):
+        other.append(value(3), timeout=0.01)
+    done.set()
+    holder.join()
+    assert not tail.lock.is_taken
+
+    assert tail.lock.take(tail), "as an append that another thread is in the middle of"
+    log._open_appender(0).control.unlock()
+    assert tail.lock.is_taken
+    tail.lock.free()
+
+
 def test_a_close_waits_for_the_append_of_another_thread(log: Journal) -> None:
     log.append(value(0))
     done: list[int] = []

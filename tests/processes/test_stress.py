@@ -14,17 +14,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-try:
-    import kvspool._frames_c  # noqa: F401
-
-    TWINS = ["compiled", "interpreted"]
-except ImportError:
-    TWINS = ["interpreted"]
+from loops import twin_names
 
 
 @pytest.mark.parametrize("policy", ["overwrite", "block"])
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", twin_names())
 def test_every_reader_accounts_for_every_sequence_while_writers_are_killed(tmp_path: Path, twin: str, policy: str) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")

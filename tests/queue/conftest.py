@@ -6,16 +6,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from loops import twins
 
 from kvspool import _chunks_py
 from kvspool.queue import ChunkQueue, chain, queue
-
-try:
-    from kvspool import _chunks_c  # type: ignore[attr-defined]
-
-    TWINS: list[ModuleType] = [_chunks_py, _chunks_c]
-except ImportError:
-    TWINS = [_chunks_py]
 
 
 def use(monkeypatch: pytest.MonkeyPatch, twin: ModuleType) -> None:
@@ -26,7 +20,7 @@ def use(monkeypatch: pytest.MonkeyPatch, twin: ModuleType) -> None:
     monkeypatch.setattr(queue, "count", twin.count)
 
 
-@pytest.fixture(params=TWINS, ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.fixture(params=twins("kvspool._chunks"), ids=lambda module: module.__name__.rpartition(".")[2])
 def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The interpreted loops, then the compiled ones if they were built; queues use them."""
     use(monkeypatch, request.param)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from array import array
 from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import twins
 
 from kvspool import _frames
 from shard import _hash, _hash_py, route
@@ -20,14 +20,7 @@ PUBLISHED = [(b"", 0x811C9DC5), (b"a", 0xE40C292C), (b"foobar", 0xBF9CF968)]
 """FNV-1a of 32 bits, from the test vectors of its authors."""
 
 
-def _twins() -> list[ModuleType]:
-    try:
-        return [_hash_py, importlib.import_module("shard._hash_c")]
-    except ImportError:
-        return [_hash_py]
-
-
-TWINS = _twins()
+TWINS = twins("shard._hash")
 both_twins = pytest.mark.parametrize("twin", TWINS, ids=lambda module: module.__name__.rpartition(".")[2])
 keys_with_none = st.lists(st.none() | st.binary(max_size=20), max_size=50)
 

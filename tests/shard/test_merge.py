@@ -5,25 +5,33 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from children import start
+from alarms import Interrupt, Tracer
+from children import in_child, start
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvspool
 import shard
 from kvspool import Gap, system
+from kvspool._frames import TWIN
 from kvspool.errors import Corruption, LogVanished
+from kvspool.journal import Batch
+from kvspool.record import NO_TIME
 from shard import ShardSet
 from shard.merge import LOOK_AROUND, FollowingMerge, Merge
 
 SMALL = 4096
+KINDS: dict[str, dict[str, Any]] = {"spool": {"capacity": 65536}, "keyed": {"capacity": 65536, "codec": "keyed"}, "kvj": {"format": "kvj"}}
 TIMES = st.lists(st.lists(st.integers(1, 6), max_size=12).map(sorted), min_size=4, max_size=4)
 """The timestamps of the records of four shards; few different ones, so that most of them tie."""
 
@@ -120,6 +128,54 @@ def test_a_gap_comes_before_the_records_that_follow_it(tmp_path: Path) -> None:
         first = shards.stats()[1].first_sequence
         assert (got[0].first, got[0].last) == (3, first - 1)
         assert places(got[1:]) == [(1, 0, at) for at in range(20)] + [(2, 1, at) for at in range(first, 100)]
+
+
+def test_a_record_that_is_stamped_after_the_last_time_stops_no_log_and_comes_last(tmp_path: Path) -> None:
+    make = """
+import sys, shard
+from kvspool import system
+class Wrong(system.Port):
+    def now(self):
+        return 2**63 + 5
+shards = shard.create(sys.argv[1], prefix="p", bits=1, capacity=65536)
+shards.shards[0].append("early", timestamp=1)
+with system.replaced(Wrong()):
+    shards.shards[0].append("late")
+shards.shards[1].append("other", timestamp=2)
+"""
+    # Compiled, a writer can't have a clock that is so wrong.
+    subprocess.run([sys.executable, "-c", make, tmp_path / "root"], check=True, env={**os.environ, "KVSPOOL_NO_EXTENSIONS": "1"})
+    with shard.open(tmp_path / "root", prefix="p") as shards:
+        for reading in (shards.read(), shards.follow(timeout=0)):
+            assert [record.data for record in reading] == ["early", "other", "late"]
+
+
+def test_records_without_a_time_come_first(tmp_path: Path) -> None:
+    with shard.create(tmp_path / "root", prefix="p", bits=1, format="sej") as shards:
+        shards.shards[0].append_batch(Batch([b"1970"], timestamps=[0]))
+        shards.shards[1].append_batch(Batch([b"none"], timestamps=[NO_TIME]))
+        assert [record.value for record in shards.read()] == [b"none", b"1970"]
+
+
+def test_a_merge_counts_more_lost_records_than_an_int64_holds(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", first_sequence=(1 << 63) + 9) as log:
+        log.append(b"first")
+        with closing(Merge(on_gap="skip")) as merge:
+            merge.add("log", log.cursor(0, bounded=True), kvspool.Record)
+            assert [record.value for record in merge] == [b"first"]
+            assert merge.lost == (1 << 63) + 9
+
+
+def test_a_limit_and_a_timeout_may_be_any_number_but_a_timeout_of_nan_is_refused(shards: ShardSet) -> None:
+    shards.append_many([b"v"] * 9)
+    assert len(list(shards.read(limit=10**30))) == 9
+    for timeout in (-1e9, float("-inf"), -1, 0):
+        with system.replaced(Clock()) as clock, closing(shards.follow(timeout=timeout, limit=10**30)) as following:
+            assert len(list(following)) == 9
+            assert isinstance(clock, Clock)
+            assert clock.waits == []
+    with pytest.raises(ValueError, match="timeout is a number of seconds, not nan"):
+        shards.follow(timeout=float("nan"))
 
 
 def test_an_empty_merge_ends_at_once() -> None:
@@ -316,6 +372,101 @@ def test_a_follower_that_may_only_read_looks_often(shards: ShardSet) -> None:
             assert [record.data for record in following] == ["seen"]
         assert isinstance(clock, Clock)
         assert max(clock.waits) <= 0.005
+
+
+def test_a_merge_without_a_watcher_fails_as_python_does() -> None:
+    class Unarmed(FollowingMerge):
+        def arm(self) -> Any:
+            return None
+
+    def follow() -> str:
+        with pytest.raises(AttributeError) as caught:
+            next(Unarmed(timeout=1))
+        return str(caught.value)
+
+    assert in_child(follow) == "'NoneType' object has no attribute 'wait'"
+
+
+# Exceptions out of signal handlers.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_watch_that_an_exception_ended_is_made_again(tmp_path: Path, kind: str) -> None:
+    class Interrupting(Clock):
+        """Raises when the n-th watch is added. Later, appends at the last moment before a sleep, and notes whether that ends it."""
+
+        def __init__(self, nth: int) -> None:
+            super().__init__()
+            self.nth = nth
+            self.woken: list[bool] = []
+
+        def add_watch(self, *arguments: Any) -> int:
+            self.nth -= 1
+            if self.nth == 0:
+                raise Interrupt
+            return super().add_watch(*arguments)
+
+        def wait_readable(self, fd: int, timeout: float) -> bool:
+            if timeout == 0:
+                return super().wait_readable(fd, 0)
+            shards.shards[len(self.woken) % 2].append("wakes")
+            self.woken.append(system.Port.wait_readable(self, fd, 0))
+            return self.woken[-1]
+
+    with shard.create(tmp_path / "root", prefix="p", bits=1, **KINDS[kind]) as shards:
+        for one in shards.shards:
+            one.append("first")
+        interrupts = 0
+        for nth in range(1, 8):
+            with system.replaced(Interrupting(nth)) as port, closing(shards.follow("latest", timeout=0)) as following:
+                assert isinstance(port, Interrupting)
+                with suppress(Interrupt):
+                    assert list(following) == []
+                    break
+                interrupts += 1
+                for _ in range(2):
+                    for one in shards.shards:
+                        one.append("after")
+                    assert sorted(record.shard for record in following) == [0, 1]
+                following.timeout = None
+                assert [next(following).shard for _ in range(6)] == [0, 1] * 3
+                assert port.woken == [True] * 6
+        assert interrupts >= 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("waits", [False, True], ids=["read", "follow"])
+def test_an_exception_out_of_a_signal_handler_costs_a_merge_no_record_wherever_it_is_raised(tmp_path: Path, kind: str, waits: bool) -> None:
+    with shard.create(tmp_path / "root", prefix="p", bits=1, **KINDS[kind]) as shards:
+
+        def append(number: int) -> None:
+            for at, one in enumerate(shards.shards):
+                one.append_many([{"key": at}] * number)
+
+        append(2)
+        is_interrupted = True
+        places = count(1, 1 if TWIN == "compiled" else 5)  # interpreted, there are some hundred
+        while is_interrupted:
+            nth = next(places)
+            got: list[list[int]] = [[] for _ in shards.shards]
+
+            def take() -> None:
+                for record in reading:
+                    got[record.shard].append(record.sequence)  # noqa: B023
+
+            first = shards.shards[0].stats().next_sequence if waits else 0
+            with closing(shards.follow("latest", timeout=0) if waits else shards.read()) as reading:
+                if waits:
+                    assert list(reading) == []
+                    append(2)
+                is_interrupted = Tracer(nth).run(take)
+                take()
+                if waits:
+                    append(1)
+                    take()
+                assert got == [list(range(first, first + (3 if waits else 2)))] * 2, nth
+                assert reading.lost == 0
+        assert nth > 20
 
 
 # Logs that vanish.

@@ -182,6 +182,47 @@ def test_a_waiter_is_woken_when_the_lock_is_freed(ring: Ring, compiled: ModuleTy
     assert word(ring) == 0
 
 
+@pytest.mark.parametrize("number", range(20))
+def test_a_lock_that_becomes_free_in_time_is_taken_in_the_same_step(ring: Ring, number: int) -> None:
+    owner, waiter = ring.append_lock(), ring.append_lock()
+    assert owner.take()
+
+    def free() -> None:
+        for _moment in range(number << 8):
+            pass
+        owner.free()
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    assert waiter.take_within(LONG)
+    thread.join()
+    assert word(ring) & ~WAITERS == waiter.own
+    waiter.free()
+    assert word(ring) == 0
+
+
+def test_a_lock_that_stays_taken_is_given_up_after_its_time(ring: Ring) -> None:
+    owner, waiter = ring.append_lock(), ring.append_lock()
+    assert owner.take()
+    assert not waiter.take_within(1_000_000)
+    assert not waiter.take_within(0)
+    assert not waiter.is_taken and word(ring) & ~WAITERS == owner.own
+    owner.free()
+    assert waiter.take_within(LONG)
+    waiter.free()
+
+
+def test_whoever_closes_a_lock_ends_the_wait_for_it(ring: Ring) -> None:
+    owner, waiter = ring.append_lock(), ring.append_lock()
+    assert owner.take()
+    closer = threading.Thread(target=waiter.close)
+    closer.start()
+    with pytest.raises(Closed):
+        waiter.take_within(LONG)
+    closer.join()
+    owner.free()
+
+
 def test_nobody_sleeps_for_a_lock_that_is_free(ring: Ring, compiled: ModuleType) -> None:
     lock = ring.append_lock()
     assert lock.take()

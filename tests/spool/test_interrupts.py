@@ -183,20 +183,21 @@ def test_an_error_of_one_shard_costs_no_record_of_another_one(tmp_path: Path) ->
             one.append_many([b"%d" % at] * 3, timestamp=at + 1)
         reading = shards.read()
         second = reading.sources[1].reading
-        fetch, failures = second.next_or_none, [Interrupt(), Interrupt()]
+        fill, failures = second.fill, [Interrupt(), Interrupt()]
 
-        def fail_first() -> Any:
+        def fail_first(most: int) -> Any:
             if failures:
                 raise failures.pop()
-            return fetch()
+            return fill(most)
 
-        second.next_or_none = fail_first  # type: ignore[method-assign]
+        second.fill = fail_first  # type: ignore[method-assign]
         got = []
         for _ in range(20):
             try:
-                got += [record.value for record in reading]
+                got.extend(record.value for record in reading)
             except Interrupt:
                 continue
+    assert not failures
     assert got == [b"0"] * 3 + [b"1"] * 3
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from children import in_child, start
+from children import in_child, let_others_read, start
 from faults import FailingPort
 from trees import tree
 
@@ -35,9 +35,9 @@ def path(tmp_path: Path) -> Path:
 def public_path() -> Iterator[Path]:
     """A spool of 4096 bytes where another user can come, who may read it and not write."""
     folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
     with kvspool.create(folder / "log", capacity=4096, mode=0o644) as log:
         log.append_many([b"one", b"two", b"three"])
+    let_others_read(folder)
     yield folder / "log"
     shutil.rmtree(folder)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 from collections.abc import Iterator
@@ -11,11 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from loops import twins
 from rings import lock_twin
 
 import hub
 import kvspool
-from kvspool import Gap, Spool, _frames_py, system
+from kvspool import Gap, Spool, system
 from kvspool import _frames_py as frames
 from kvspool.cli import main, watch
 from kvspool.spool import format, pair
@@ -175,16 +175,9 @@ def test_only_the_words_of_rates_are_touched(log: Spool, clock: Clock) -> None:
     assert not any(control[11776:65536])
 
 
-def twins() -> list[ModuleType]:
-    try:
-        return [_frames_py, importlib.import_module("kvspool._frames_c")]
-    except ImportError:
-        return [_frames_py]
-
-
 def test_both_twins_count_the_same(tmp_path: Path) -> None:
     counted = []
-    for twin in twins():
+    for twin in twins("kvspool._frames"):
         ring, control = memoryview(bytearray(4096)), memoryview(bytearray(format.control_bytes(4096)))
         writer = twin.FrameWriter(ring, control, 0, None, memoryview(bytes(48)))
         for second in (5, 6, 6, 70, 4000):
@@ -199,7 +192,7 @@ def test_both_twins_count_the_same(tmp_path: Path) -> None:
     assert len(set(counted)) == 1 and any(counted[0])
 
 
-@pytest.mark.parametrize("twin", twins(), ids=lambda twin: twin.__name__)
+@pytest.mark.parametrize("twin", twins("kvspool._frames"), ids=lambda twin: twin.__name__)
 def test_the_clock_of_the_machine_counts(twin: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair, "FrameWriter", twin.FrameWriter)
     monkeypatch.setattr(pair, "AppendLock", lock_twin(twin).AppendLock)

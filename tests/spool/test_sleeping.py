@@ -23,6 +23,7 @@ from kvspool import Spool, errors, system
 from kvspool import _frames_py as frames
 from kvspool._frames import TWIN
 from kvspool.spool import cursor
+from kvspool.spool.format import SYNCED as SYNCED_WORD
 
 ASLEEP = 1 << 8 * frames.SLEEPS  # in the word `wanted`
 
@@ -283,6 +284,21 @@ def test_a_signal_handler_may_take_records_from_the_iterator_that_dozes(patient:
     assert (polled, taken, got) == ([b"2"], [b"3"], [b"0", b"1", b"4", b"5"])
 
 
+def test_a_thread_that_wakes_watchers_leaves_sleepers_to_the_thread_that_published(log: Spool) -> None:
+    def work(writer: Any) -> bool:
+        writer.begin()
+        writer.put_many(None, [b"value"], 0, None, -1, 40)
+        writer.publish()
+        log.ring(writer)  # another thread of this handle
+        return True
+
+    log.append(b"so that it is open for writing")
+    log._live().reader(0, 0).ask_for_bell(frames.SLEEPS)
+    rings = word(log, frames.RINGS)
+    log._locked(work, 5)
+    assert word(log, frames.RINGS) == rings + 1
+
+
 def test_one_append_wakes_every_sleeping_reader_whatever_their_number(patient: None, log: Spool) -> None:
     readers = [kvspool.open(log.path) for _ in range(20)]
     followings = [one.follow("latest", limit=2) for one in readers]
@@ -453,3 +469,38 @@ def test_readers_in_other_processes_are_all_woken(log: Spool, tmp_path: Path) ->
         assert wait() == [b"%d" % at for at in range(20)]
     os.close(ready)
     os.close(tell)
+
+
+def test_a_reader_that_spins_for_ever_is_no_other_one(log: Spool) -> None:
+    log.append(b"first")
+    with closing(log.follow(limit=2, timeout=5, spin=1e300)) as following:
+        assert next(following).value == b"first"
+        log.append(b"second")
+        assert next(following).value == b"second"
+
+
+def test_a_spin_ends_although_the_word_of_what_is_on_disk_is_nonsense(log: Spool) -> None:
+    log.append(b"first", durable=True)
+    with closing(log.follow(isolation="synced", timeout=5)) as following:
+        assert next(following).value == b"first"
+        kept = word(log, SYNCED_WORD)
+        memory = log._live().control.cast("Q")
+        memory[SYNCED_WORD] = (1 << 64) - 1
+        assert not following._reader.spin(100_000)
+        memory[SYNCED_WORD] = kept
+        memory.release()
+
+
+def test_the_spin_is_a_part_of_the_timeout(log: Spool) -> None:
+    waits: list[float] = []
+
+    class Recorded(system.Port):
+        def wait_word(self, words: memoryview, at: int, expected: int, timeout: float) -> None:
+            waits.append(timeout)
+
+    if TWIN == "compiled":
+        pytest.skip("the compiled reader sleeps past the port")
+    log.append(b"first")
+    with system.replaced(Recorded()), closing(log.follow(timeout=0.05, spin=0.05)) as following:
+        assert [record.value for record in following] == [b"first"]
+    assert all(wait == 0 for wait in waits)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import Died, in_child, start
+from children import Died, in_child, let_others_read, start
 from rings import Ring, Watched
 
 import kvspool
@@ -281,14 +281,7 @@ def test_who_may_only_read_is_told(log: Spool) -> None:
     log.append(b"x")
 
     def look() -> str:
-        os.chmod(log.path, 0o755)
-        for name in (format.CONTROL_FILE, format.DATA_FILE):
-            os.chmod(log.path / name, 0o444)
-        for parent in log.path.parents:
-            if parent.name.startswith("pytest-"):
-                os.chmod(parent, 0o755)
-            elif parent.name.startswith("test_"):
-                os.chmod(parent, 0o755)
+        let_others_read(log.path)
         os.setuid(65534)
         with kvspool.open(log.path) as other:
             try:

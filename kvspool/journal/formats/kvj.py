@@ -123,6 +123,9 @@ class Kvj(Nested):
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
         return Scan(*_kvj.scan(data, sequence, most, make, items))
 
+    def scanner(self) -> Callable[..., tuple[int, ...]]:
+        return _kvj.scan
+
     def gather(self, data: bytes, sequence: int, most: int, count: int, columns: tuple[Any, ...]) -> Scan:
         return Scan(*_kvj.gather(data, sequence, most, count, *columns))
 

@@ -70,6 +70,9 @@ class Sej(Nested):
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
         return Scan(*_sej.scan(data, sequence, most, make, items))
 
+    def scanner(self) -> Callable[..., tuple[int, ...]]:
+        return _sej.scan
+
     def guess(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
         """A message that is whole, whose offset can be, and which another one follows, or the end."""
         last = min(until - 1, sequence + len(data) // SIZES + 1)

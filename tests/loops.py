@@ -1,0 +1,24 @@
+"""The twins of the compiled modules, for tests that run on both."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from types import ModuleType
+
+
+def twins(stem: str) -> list[ModuleType]:
+    """Return the interpreted loops of a module, as "kvspool._frames", and behind them the compiled ones if they were built.
+
+    The run of the interpreted twin gets only its own: the other run has both.
+    """
+    found = [importlib.import_module(f"{stem}_py")]
+    if not os.environ.get("KVSPOOL_NO_EXTENSIONS") and importlib.util.find_spec(f"{stem}_c") is not None:
+        found.append(importlib.import_module(f"{stem}_c"))
+    return found
+
+
+def twin_names() -> list[str]:
+    """Return "interpreted" and, as in `twins`, "compiled": what a process of a test's own is to use."""
+    return ["compiled" if module.__name__.endswith("_c") else "interpreted" for module in twins("kvspool._frames")]
