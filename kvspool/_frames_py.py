@@ -1122,8 +1122,14 @@ class FrameWriter(Ring):
                 return None
             return work(self)
         finally:
-            if self.lock.taken_by is work:  # interpreted, an exception out of a signal handler may come as soon as it is taken
-                self.lock.free()
+            # Interpreted, an exception out of a signal handler may come as soon as it is taken, and before it is freed.
+            try:
+                if self.lock.taken_by is work:
+                    self.lock.free()
+            except BaseException:
+                if self.lock.taken_by is work:
+                    self.lock.free()
+                raise
             if self.has_sleepers:
                 self.ring()
 

@@ -117,7 +117,7 @@ class FlushGroup:
             if self.leader != 0:
                 return False
             self.leader = thread
-        if native.try_lock(self.lock_fd, self.lock_byte):
+        if self.lock_fd >= 0 and native.try_lock(self.lock_fd, self.lock_byte):  # another thread may close it meanwhile
             return True
         self.leader = 0
         return False
@@ -131,7 +131,10 @@ class FlushGroup:
         native.store(self.words, self.at + BEGAN, came)
 
     def leave(self, thread: int) -> None:
-        """If this thread leads: give the lock back, and wake all. They see what became of it, or one of them leads."""
+        """If this thread leads: release the lock, and wake all. They see the outcome, or one of them leads.
+
+        If a signal handler raises in the middle of this, call it again.
+        """
         if self.leader != thread:
             return
         if self.size != 0 and self.is_open:
@@ -141,8 +144,11 @@ class FlushGroup:
             # Whether we have it or not: an exception out of a signal handler may have come before we knew.
             if self.lock_fd >= 0:
                 native.unlock(self.lock_fd, self.lock_byte)
-        finally:
-            self.leader = 0
+        except OSError as error:
+            if error.errno is not None:  # the system's, and no handler's: a second attempt would fail, too
+                self.leader = 0
+            raise
+        self.leader = 0
         if self.is_open:
             native.add_one(self.words, self.at + FLUSHES)  # after the unlock: one that found it locked, and doesn't sleep yet, won't
             native.wake_all(self.words, self.at + FLUSHES)
