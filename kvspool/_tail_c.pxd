@@ -11,11 +11,17 @@ cimport kvspool._network as network
 cimport kvspool._sej_c as sej
 from kvspool._lock_c cimport AppendLock
 
-cdef Py_ssize_t LOCK, COUNT, HOLDER, HOLDER_WORDS, ERROR, TURNS, COPIES, COPY_WORDS, BASE, END, NEXT, LATEST, SYNCED, CHECK, GROUP, WORDS
+cdef Py_ssize_t LOCK, COUNT, HOLDER, HOLDER_WORDS, ERROR, TURNS, COPIES, COPY_WORDS, BASE, END, NEXT, LATEST, SYNCED, CHECK, GROUP, LEADER, WORDS
 cdef uint64_t ELSEWHERE, WRITING, STEP, WORD, LOW, HIGH, MOST
 cdef int64_t SLOW, BUSY, FRESH, GAP
 cdef int KVJ, SEJ, FFLG, FIXED
 cdef Py_ssize_t LARGEST, SMALL, LONGEST_KEY, LONGEST_KVJ_KEY
+
+
+@cython.locals(state=uint64_t)
+cdef uint64_t error_word(uint32_t seed, uint64_t error) noexcept
+@cython.locals(error=uint64_t)
+cdef uint64_t error_in(uint32_t seed, uint64_t word) noexcept
 
 
 # Not final: it has a method of its base.
@@ -60,9 +66,9 @@ cdef class Tail(group.Progress):
     cpdef object tell(self, uint64_t base, uint64_t end, uint64_t sequence, int64_t latest, uint64_t synced)
     cpdef bint is_told(self) except -1
     @cython.locals(at=Py_ssize_t)
-    cpdef int sign(self) except -1
+    cpdef int sign(self, Py_ssize_t place=*) except -1
     @cython.locals(words="uint64_t *")
-    cpdef object signed_by(self)
+    cpdef object signed_by(self, Py_ssize_t place=*)
     @cython.locals(size=Py_ssize_t)
     cpdef object append(self, object value, object key, object type, int codec)
     cdef int leave(self) except -1
@@ -78,15 +84,10 @@ cdef class Tail(group.Progress):
     cpdef int look(self, uint64_t sequence) except -1
     @cython.locals(count=uint64_t, at=Py_ssize_t, size=int64_t)
     cpdef int begin_flush(self, uint64_t base, bytes path, uint64_t device, uint64_t number) except -9
-    cpdef int end_flush(self) except -9
     @cython.locals(words="uint64_t *", count=uint64_t, at=Py_ssize_t, latest=int64_t)
-    cdef int end_flush_locked(self) except -9
-    @cython.locals(word=uint64_t)
+    cpdef bint end_flush(self) except -1
     cpdef uint64_t error(self) except? 0
     cpdef object fail(self, uint64_t error)
-    cpdef object forget_error(self)
-    @cython.locals(state=uint64_t)
-    cdef uint64_t error_word(self, uint64_t error) noexcept
     cdef Py_ssize_t copy(self, uint64_t count) noexcept
     cdef bint is_sound(self, Py_ssize_t at) noexcept
     cdef uint64_t check(self, Py_ssize_t at) noexcept

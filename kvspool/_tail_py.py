@@ -3,7 +3,7 @@
 The words say where the last segment ends, which sequence comes next, and what the latest timestamp is. There are two copies, and `COUNT`
 says which of them counts; so they change all at once, whatever instruction a writer is killed at. The checksum of a copy includes the run
 of the machine and the number of the file: what was restored, or comes from elsewhere, counts for nothing. A copy also says how far the
-journal is on disk. The words of a group commit (`_group_py`) lie behind the copies.
+journal is on disk. The words of a group commit (`_group_py`) follow the copies.
 
 Under the append lock (`_lock_py`), an append goes the short way only if
 
@@ -18,8 +18,9 @@ answer if the write fails, or is cut short: the long way cuts off what is torn, 
 
 **A flush** is one of the last segment, since earlier ones are on disk. Its leader notes where the journal ends (`begin_flush`), flushes
 without the append lock, and then says in the copy how far all is on disk (`end_flush`), under that lock. That counts only if the journal's
-end has not gone back meanwhile (`TURNS`): other records may have got the same sequences. An error is said in `ERROR` at once, without a
-lock: from then on nothing goes the short way.
+end has not gone back meanwhile (`TURNS`): other records may have got the same sequences. An error is stored in `ERROR` at once, without a
+lock: from then on nothing goes the short way. A writer that has not mapped the words changes `ERROR`, `TURNS` and the `CHECK` of both
+copies by `pwrite`.
 
 This source is also compiled, like `_frames_py`.
 """
@@ -49,7 +50,8 @@ COPIES = 8  # two of them
 COPY_WORDS = 8
 BASE, END, NEXT, LATEST, SYNCED, CHECK = 0, 1, 2, 3, 4, 5  # words of a copy; LATEST is a timestamp, and so signed
 GROUP = 24  # of those who wait for a flush
-WORDS = 28
+LEADER = 28  # which process led the last flush: as HOLDER
+WORDS = 32
 
 ELSEWHERE, WRITING = 1, 2
 STEP = 4
@@ -66,6 +68,20 @@ MOST = 0xFFFFFFFFFFFFFF00  # sequences from here on take the long way
 SMALL = 64  # more bytes than any frame has around its key and value
 LONGEST_KEY = 127  # bytes, which every format with keys has room for, and more than that takes the long way in sej
 LONGEST_KVJ_KEY = 65534
+
+
+def error_word(seed: int, error: int) -> int:
+    """Return the word that says that a flush has failed with this errno; 0 for none."""
+    if error == 0:
+        return 0
+    state = native.crc32c_head(seed, error, 0, 0, 0)
+    return error | state << 32
+
+
+def error_in(seed: int, word: int) -> int:
+    """Return the errno in what `error_word` has returned; 0 for any other word."""
+    error = word & LOW
+    return error if word == error_word(seed, error) else 0
 
 
 class Tail(group.Progress):
@@ -171,18 +187,18 @@ class Tail(group.Progress):
         """Return whether the words count, and no append is under way."""
         return self.is_open and native.load(self.words, COUNT) & (ELSEWHERE | WRITING) == 0
 
-    def sign(self) -> None:
-        """Note that we have the append lock, for who waits for it."""
+    def sign(self, place: int = HOLDER) -> None:
+        """Note that we have the append lock, or with LEADER that we lead a flush, for those who wait."""
         if self.is_open:
             for at in range(HOLDER_WORDS):
-                native.store(self.words, HOLDER + at, native.load(self.holder, at))
+                native.store(self.words, place + at, native.load(self.holder, at))
 
-    def signed_by(self) -> tuple[int, int, int, int]:
-        """Return the words of who had the append lock last; zeros if that isn't known."""
+    def signed_by(self, place: int = HOLDER) -> tuple[int, int, int, int]:
+        """Return the words of the process that signed there last; zeros if that isn't known."""
         if not self.is_open:
             return 0, 0, 0, 0
         words = self.words
-        return native.load(words, HOLDER), native.load(words, HOLDER + 1), native.load(words, HOLDER + 2), native.load(words, HOLDER + 3)
+        return native.load(words, place), native.load(words, place + 1), native.load(words, place + 2), native.load(words, place + 3)
 
     # The short way.
 
@@ -307,54 +323,30 @@ class Tail(group.Progress):
         size = native.size_at(path, device, number)
         return SLOW if size < 0 or native.unsigned(size) < self.flush_end else 0
 
-    def end_flush(self) -> int:
-        """Say that the flush has put on disk what `begin_flush` has noted, and return 0; SLOW if that can't be known any more, BUSY if
-        another handle has the append lock."""
-        if self.is_busy:
-            return BUSY if native.is_one_step() else SLOW
-        if not self.is_open:
-            return SLOW
-        self.is_busy = True
-        try:
-            return self.end_flush_locked() if self.lock.take() else BUSY
-        finally:
-            try:
-                self.leave()
-            except BaseException:  # out of a signal handler, perhaps before the lock was freed
-                self.leave()
-                raise
-
-    def end_flush_locked(self) -> int:
+    def end_flush(self) -> bool:
+        """Under the append lock: say that the flush has put on disk what `begin_flush` has noted. False if that can't be known any more."""
+        if not self.is_open or self.error() != 0:  # another flush has failed: of a reader, say, which takes no lock
+            return False
         words = self.words
         count = native.load(words, COUNT)
         at = self.copy(count)
         if count & (ELSEWHERE | WRITING) or not self.is_sound(at) or native.load(words, TURNS) != self.turn:
-            return SLOW
+            return False
         if native.load(words, at + SYNCED) < self.flush_to:
             latest = native.signed(native.load(words, at + LATEST))
             self.publish(native.load(words, at + BASE), native.load(words, at + END), native.load(words, at + NEXT), latest, self.flush_to)
-        return 0
+        return True
 
     def error(self) -> int:
         """Return the errno of the first failed flush; 0 if there was none."""
         if not self.is_open:
             return 0
-        word = native.load(self.words, ERROR)
-        return word & LOW if word & LOW != 0 and word == self.error_word(word & LOW) else 0
+        return error_in(self.seed, native.load(self.words, ERROR))
 
     def fail(self, error: int) -> None:
-        """Say that a flush has failed, with this errno."""
+        """Say that a flush has failed, with this errno; 0: that all was written anew since."""
         if self.is_open:
-            native.store(self.words, ERROR, self.error_word(error))
-
-    def forget_error(self) -> None:
-        """Say that all was written anew since a flush has failed."""
-        if self.is_open:
-            native.store(self.words, ERROR, 0)
-
-    def error_word(self, error: int) -> int:
-        state = native.crc32c_head(self.seed, error, 0, 0, 0)
-        return error | state << 32
+            native.store(self.words, ERROR, error_word(self.seed, error))
 
     # The words.
 

@@ -7,25 +7,29 @@ A flush then takes a look at the tail, one `fdatasync` of a descriptor that this
 
 **The long way** is taken without a tail, and where it doesn't say where the journal ends: it finds the end from the page of the lock file,
 and says there how far all is on disk. Whoever waited for the flush lock looks at that before it flushes again.
+
+**Errors.** The first error of a flush is noted in the lock file and in the tail before any other code runs (`control.flush_noted`), and a
+handle that is closed keeps its locks until its flushes have ended. So no other flush succeeds between the error and its note.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from kvspool import _tail_py as tails
-from kvspool import flushing, locks, system
-from kvspool.errors import KvspoolError, Poisoned
+from kvspool import flushing, system
+from kvspool.errors import Closed, KvspoolError, Poisoned, Truncated
 from kvspool.handles import Handle
 from kvspool.journal import control
 from kvspool.journal.control import SYNC
 from kvspool.journal.segment import Segment
 
 if TYPE_CHECKING:
+    from kvspool._group import FlushGroup
+    from kvspool._tail import Tail
     from kvspool.journal.appender import Appender
     from kvspool.journal.control import Control, Page
     from kvspool.journal.journal import Journal
@@ -36,12 +40,28 @@ TRIES = 2  # to find the tail's last segment open; others may begin a new one
 
 
 class Target(Handle):
-    """The last segment, as one handle keeps it open to flush it. It closes with the object: a thread may be flushing it."""
+    """The last segment, as one handle keeps it open to flush it, until it flushes a later one or is closed.
+
+    It closes with the object: a thread may be flushing it.
+    """
 
     def __init__(self, segment: Segment) -> None:
         status = system.port.status(segment.fd)
         self.segment = segment
         self.place = (segment.base, os.fsencode(segment.path), status.st_dev, status.st_ino)
+
+
+class Patience:
+    """How long one call waits for others: `timeout` seconds until its flush begins, and as long again after it, to say what it has done."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._deadline = system.port.monotonic() + timeout
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left until the flush has to begin."""
+        return max(0.0, self._deadline - system.port.monotonic())
 
 
 class Flusher(Handle):
@@ -52,75 +72,89 @@ class Flusher(Handle):
         self._target: Target | None = None
 
     def sync(self, timeout: float) -> int:
-        """Put everything that was appended so far on disk; returns the sequence below which all is there. Raises Poisoned, LockTimeout."""
+        """Put everything that was appended so far on disk; returns the sequence below which all is there.
+
+        timeout: see `Patience`. Raises Poisoned, LockTimeout, Closed, Reentered.
+        """
         return self.flush(timeout)
 
     def flush(self, timeout: float) -> int:
         """As `sync`."""
+        patience = Patience(timeout)
         tail = self._journal.control(timeout).tail
         end = None if tail is None else tail.found()
         if end is None:  # without the lock the page may be half written
-            sequence = self._journal.under_lock(timeout, lambda _, page: page.next_sequence)
+            sequence = self._journal.under_lock(patience.left, lambda _, page: page.next_sequence)
         else:
             sequence = end[2]
-        self.flush_below(sequence, timeout)
-        return sequence
+        return min(sequence, self._covered(sequence, patience))  # less, if records were taken back meanwhile
 
     def flush_below(self, sequence: int, timeout: float) -> None:
-        """Return when every record below `sequence` is on disk, whoever put it there."""
-        held = self._journal.control(timeout)
-        if held.group is None:
-            self._flush_locked(held, sequence, timeout)
-        else:
-            flush = partial(self._flush_tail, held, sequence, timeout)
-            flushing.flush_for_all(held.group, sequence, timeout, flush, self._journal.path, partial(_error, held))
+        """Return when every record below `sequence` is on disk, whoever put it there.
 
-    def _flush_tail(self, held: Control, sequence: int, timeout: float) -> None:
-        """Under the flush lock: flush what the tail says is there; the long way, if it doesn't say so."""
-        tail, target = held.tail, self._begin(held, timeout)
-        if tail is None or target is None:
-            self._flush_unless_done(held, sequence, timeout)
-            return
-        try:
-            system.port.flush_data(target.segment.fd)
-        except OSError as error:
-            tail.fail(error.errno or errno.EIO)  # at once: the failure is not reported again
-            self._poison(target.segment, error, timeout)
-        with self._journal.turn:  # interpreted, another thread would take it for an append that a signal handler came into
-            found = locks.wait_for(lambda: _unless_busy(tail.end_flush()), timeout, held.who, partial(locks.rest, tail.lock))
-        if found == tails.SLOW:
-            self._flush(timeout)
+        Raises what `sync` does, and Truncated if some of the records were taken back before.
+        """
+        covered = self._covered(sequence, Patience(timeout))
+        if covered < sequence:
+            raise Truncated(f"{self._journal.path}: the records from sequence {covered} on were taken back before they were on disk")
 
-    def _begin(self, held: Control, timeout: float) -> Target | None:
+    def _covered(self, sequence: int, patience: Patience) -> int:
+        """Put what is there of the records below `sequence` on disk, and return the sequence below which all is there."""
+        self._journal.refuse_handler()
+        held = self._journal.control(patience.left)
+        with held.held_open():
+            while True:
+                # Another thread may be about to share the tail of a new lock file, under the append lock.
+                group = held.group or self._journal.locked(patience.left, lambda: held.group)
+                if group is None:
+                    return self._flush_alone(held, sequence, patience)
+                flush = partial(self._flush_tail, held, group, sequence, patience)
+                try:
+                    covered = flushing.flush_for_all(
+                        group, sequence, patience.left, flush, self._journal.path, partial(_error, held), held.flusher
+                    )
+                    return sequence if covered is None else covered
+                except Closed:
+                    if held.group is group:
+                        raise
+                    # The lock file was removed, and another thread has opened the one that has the name now.
+
+    def _flush_tail(self, held: Control, group: FlushGroup, sequence: int, patience: Patience) -> int:
+        """Under the flush lock: flush what the tail says is there; the long way, if it doesn't say so. Returns how far all is on disk.
+
+        Raises Closed if the tail isn't the group's any more: a leader of the new one may be using it.
+        """
+        held.sign_flush()
+        begun = self._begin(held, group, patience)
+        if begun is None:
+            return self._flush_unless_done(held, sequence, patience)
+        tail, target = begun
+        covered = tail.flush_to
+        self._flush_data(held, target.segment, patience)
+        if self._journal.locked(patience.timeout, tail.end_flush):
+            return covered
+        return self._flush(held, Patience(patience.timeout))
+
+    def _begin(self, held: Control, group: FlushGroup, patience: Patience) -> tuple[Tail, Target] | None:
         """Return the last segment, when the tail has noted what a flush of it puts on disk; None if that has to go the long way."""
-        tail = held.tail
-        for attempt in range(TRIES):
-            target = self._target
-            if tail is None or (target is not None and tail.begin_flush(*target.place) != tails.SLOW):
-                return None if tail is None or self._is_blank(target, tail.flush_end) else target
-            if tail.found() is None and not attempt:  # others are in the midst of the long way
-                self._journal.under_lock(timeout, lambda appender, page: None)
-            self._target = self._opened(tail.found())
+        for _ in range(TRIES):
+            tail, target = held.tail, self._target
+            if held.group is not group:
+                raise Closed(f"{held.path} was removed, and another thread has opened the one that has the name now")
+            if tail is not None and target is not None and tail.begin_flush(*target.place) != tails.SLOW:
+                return None if self._is_blank(target, tail.flush_end) else (tail, target)
+            self._target = self._journal.under_lock(patience.left, lambda appender, page: Target(appender.reopened(page)))
         return None
 
-    def _opened(self, end: tuple[int, ...] | None) -> Target | None:
-        """Return the segment that a tail speaks of."""
-        if end is None:
-            return None
-        with suppress(FileNotFoundError):
-            return Target(Segment(self._journal.segments_apart().plain_path(end[0]), end[0], is_writable=True))
-        return None
-
-    def _is_blank(self, target: Target | None, end: int) -> bool:
+    def _is_blank(self, target: Target, end: int) -> bool:
         """Return whether the segment ends there in what may be taken for zeros that a crash has left."""
-        if target is None or not self._journal.format.reads_zeros:
-            return False
-        return not any(target.segment.read(max(0, end - BLANK), BLANK))
+        return self._journal.format.reads_zeros and not any(target.segment.read(max(0, end - BLANK), BLANK))
 
-    def _flush_locked(self, held: Control, sequence: int, timeout: float) -> None:
+    def _flush_alone(self, held: Control, sequence: int, patience: Patience) -> int:
+        """Without a tail: take the flush lock, and flush unless that was done. Returns how far all is on disk."""
         try:
-            held.lock(timeout, SYNC)
-            self._flush_unless_done(held, sequence, timeout)
+            held.lock(patience.left, SYNC)
+            return self._flush_unless_done(held, sequence, patience)
         finally:
             try:
                 held.unlock(SYNC)
@@ -128,68 +162,76 @@ class Flusher(Handle):
                 held.unlock(SYNC)
                 raise
 
-    def _flush_unless_done(self, held: Control, sequence: int, timeout: float) -> None:
-        """Under the flush lock: flush the long way, unless the page says that this was done."""
+    def _flush_unless_done(self, held: Control, sequence: int, patience: Patience) -> int:
+        """Under the flush lock: flush the long way, unless the page says that this was done. Returns how far all is on disk."""
         page = held.seen()
         if page.sync_error or page.synced_sequence < sequence:
-            self._flush(timeout)
+            return self._flush(held, patience)
+        return page.synced_sequence
 
     def close(self) -> None:
         """Keep no file open."""
         self._target = None
 
     def settle(self, sequence: int) -> None:
-        """Put the records below a sequence on disk, if they may not be there; for who is about to keep on disk that he has read them.
+        """Put the records below a sequence on disk, if they may not be there; for a reader that is about to commit it.
 
         Takes no lock, since the original may be writing. Raises Poisoned.
         """
-        if control.look(self._journal.format.lock_file(self._journal.path)).synced_sequence >= sequence:
+        path = self._journal.format.lock_file(self._journal.path)
+        if control.look(path).synced_sequence >= sequence:
             return
         segment = self._journal.segment_of(sequence - 1)
         if segment is None:
             return
         try:
-            system.port.flush_data(segment.fd)
+            control.flush_noted(lambda: system.port.flush_data(segment.fd), partial(control.note_error, path))
         except OSError as error:
             self._poison(segment, error, self._journal.timeout)
         finally:
             segment.close()
+        error_before = control.look(path).sync_error  # the kernel may have told another flush, before we opened the segment
+        if error_before:
+            raise Poisoned(f"{self._journal.path}: a flush to disk failed before (errno {error_before}); copy it to a sound disk")
 
-    def _flush(self, timeout: float) -> None:
-        """Flush the last segment the long way, without the append lock: others append meanwhile."""
+    def _flush(self, held: Control, patience: Patience) -> int:
+        """Flush the last segment the long way, without the append lock: others append meanwhile. Returns how far all is on disk."""
         journal = self._journal
         page, segment, generation = journal.under_lock(
-            timeout, lambda appender, page: (page, appender.reopened(page), journal.generation())
+            patience.left, lambda appender, page: (page, appender.reopened(page), journal.generation())
         )
         try:
-            system.port.flush_data(segment.fd)
+            self._flush_data(held, segment, patience)
             ends_blank = not any(segment.read(max(0, page.end - BLANK), BLANK))
-        except OSError as error:
-            self._poison(segment, error, timeout)
         finally:
             segment.close()
 
-        def say_so(appender: Appender, now: Page) -> None:
-            if now.synced_sequence < page.next_sequence and generation == journal.generation():
-                appender.control.write(now._replace(synced_sequence=page.next_sequence))
+        def say_so(appender: Appender, now: Page) -> int:
+            covered = min(page.next_sequence, now.next_sequence)
+            if now.synced_sequence >= covered or generation != journal.generation():
+                return now.synced_sequence
+            appender.control.write(now._replace(synced_sequence=covered))
+            return covered
 
-        journal.under_lock(timeout, say_so)
+        covered = journal.under_lock(patience.timeout, say_so)
         if journal.format.reads_zeros and ends_blank:
-            system.port.flush_data(journal.control(timeout).fd)  # so that a recovery knows that these zeros are records
+            system.port.flush_data(held.fd)  # so that a recovery knows that these zeros are records
+        return covered
+
+    def _flush_data(self, held: Control, segment: Segment, patience: Patience) -> None:
+        """Flush a segment. Raises Poisoned, after a note of the error."""
+        try:
+            control.flush_noted(lambda: system.port.flush_data(segment.fd), held.note_error)
+        except OSError as error:
+            self._poison(segment, error, patience.timeout)
 
     def _poison(self, segment: Segment, error: OSError, timeout: float) -> NoReturn:
-        """Let the journal take no more records, since a flush to disk failed. Raises Poisoned."""
+        """Let the next run of the machine know of an error that was noted, if others let us: the page has it then. Raises Poisoned."""
         with suppress(KvspoolError, OSError):
-            self._journal.under_lock(
-                timeout, lambda appender, page: appender.control.write(page._replace(sync_error=error.errno or errno.EIO))
-            )
+            self._journal.under_lock(timeout, lambda *_: None)
         raise Poisoned(f"{segment.path}: the flush to disk failed ({error}); the journal takes no more records") from error
 
 
 def _error(held: Control) -> int:
     """Return the errno of the first failed flush."""
     return held.seen().sync_error
-
-
-def _unless_busy(found: int) -> int | None:
-    return None if found == tails.BUSY else found

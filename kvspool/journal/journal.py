@@ -360,6 +360,17 @@ class Journal(Handle):
             appender = self._open_appender(timeout)
             return appender.under_lock(timeout, lambda page: work(appender, page))
 
+    def locked(self, timeout: float, work: Callable[[], T]) -> T:
+        """Return what `work` returns, called under the append lock; see `Appender.locked`."""
+        with self._thread_lock:
+            return self._open_appender(timeout).locked(timeout, work)
+
+    def refuse_handler(self) -> None:
+        """Raise Reentered in a signal handler that came into an append of this handle and thread; see `Appender.refuse_handler`."""
+        appender = self._appender
+        if appender is not None:
+            appender.refuse_handler()
+
     def _open_appender(self, timeout: float) -> Appender:
         self._refuse_closed()
         appender = self._appender
@@ -378,11 +389,6 @@ class Journal(Handle):
         if IS_ONE_STEP:
             self._tail = appender.control.tail
         return appender
-
-    @property
-    def turn(self) -> threading.RLock:
-        """Return the lock of the threads that share this handle."""
-        return self._thread_lock
 
     def control(self, timeout: float) -> Control:
         """Return the lock file of this handle, open for writing."""

@@ -25,7 +25,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import kvspool
 from kvspool import Gap, errors, system
-from kvspool.journal.fixed import NOWHERE, FixedJournal
+from kvspool.journal.control import NO_RUN
+from kvspool.journal.fixed import FixedJournal
 from kvspool.system import Port
 
 CHANGING = (*FILE_CALLS, "truncate", "remove", "look_up", "names")
@@ -243,7 +244,7 @@ def test_what_a_dead_rewind_has_left_is_not_handed_out(tmp_path: Path) -> None:
         take(follower, 2)
         take(beyond, 8)
         with append_lock.held(log) as (appender, page):
-            appender.control.write(page._replace(boot=NOWHERE))
+            appender.control.write(page._replace(boot=NO_RUN))
             log._bounds.begin_rewind(6, 0o600)
         with pytest.raises(errors.Truncated, match="rewound to 6 items, of which 8"):
             beyond.poll()

@@ -8,9 +8,11 @@ import os
 import random
 import shutil
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,8 +22,11 @@ from children import Died, in_child
 
 import kvspool
 from kvspool import _group_py as groups
+from kvspool import _machine as native
 from kvspool import _tail_py as tails
-from kvspool import errors, filesystems, system
+from kvspool import errors, filesystems, flushing, system
+from kvspool._frames import crc32c
+from kvspool.descriptor import Descriptor
 from kvspool.journal import Journal, control
 from kvspool.journal.durability import Flusher
 
@@ -165,6 +170,158 @@ def test_a_segment_that_was_replaced_by_a_copy_is_flushed_as_the_copy(log: Journ
     assert inodes == [path.stat().st_ino]
 
 
+def test_a_flush_of_records_that_are_gone_is_no_success(log: Journal) -> None:
+    log.append(value(0), durable=True)
+    path = log.segments_apart().path_of(0)
+    size = path.stat().st_size
+    log.append(value(1))
+    log.append(value(2))
+    os.truncate(path, size)
+    with pytest.raises(errors.Truncated, match="from sequence 1 on were taken back before they were on disk"):
+        log._flusher.flush_below(3, 5)
+    assert log.sync() == 1
+    assert log.append(value(3), durable=True) == 1
+
+
+def test_a_journal_in_the_place_of_ours_is_not_flushed_for_it(log: Journal, tmp_path: Path) -> None:
+    log.append(value(0), durable=True)
+    log.append(value(1))
+    with create(tmp_path / "other", log.format.name) as other:
+        other.append_many([value(number) for number in range(5)])
+    log.path.rename(tmp_path / "away")
+    (tmp_path / "other").rename(log.path)
+    with system.replaced(Flushing()) as port:
+        assert isinstance(port, Flushing)
+        with pytest.raises(errors.LogVanished):
+            log.sync(timeout=1)
+        assert port.flushed == []
+
+
+@pytest.mark.parametrize("level", ["memory", "os"])
+def test_threads_that_wait_for_a_flush_go_on_after_the_lock_file_was_removed(log: Journal, level: Any) -> None:
+    log.append(value(0), durable=True)
+    inside, go_on = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def hold() -> None:
+        if not inside.is_set():
+            inside.set()
+            assert go_on.wait(60)
+
+    with kvspool.open(log.path, durability=level, sync_interval=0.01 if level == "os" else None) as ours, kvspool.open(log.path) as other:
+        leading = other if level == "os" else ours
+        other.append(value(1))
+        ours.append(value(2))
+        ours.sync()  # type: ignore[union-attr]
+        with system.replaced(Flushing(hold)):
+            threads = [threading.Thread(target=lambda: done.append(leading.append(value(3), durable=True, timeout=60)))]
+            threads[0].start()
+            assert inside.wait(60)
+            came = words(log.path)[tails.GROUP + groups.CAME]
+            ours.append(value(4))
+            if level == "memory":
+                threads.append(threading.Thread(target=lambda: done.append(ours.append(value(5), durable=True, timeout=60))))
+                threads[1].start()
+            deadline = time.monotonic() + 60
+            while words(log.path)[tails.GROUP + groups.CAME] == came and time.monotonic() < deadline:
+                time.sleep(0.001)
+            log.format.lock_file(log.path).unlink()
+            ours.append_many([value(6)])
+            go_on.set()
+            for thread in threads:
+                thread.join(60)
+        assert sorted(done) == ([3, 5] if level == "memory" else [3])
+        last = ours.append(value(7))
+        if level == "memory":
+            ours.sync()  # type: ignore[union-attr]
+        deadline = time.monotonic() + 60
+        while log.stats().synced_sequence <= last and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert log.stats().synced_sequence == last + 1, "the thread of the level os flushes on"
+
+
+def test_a_leader_whose_lock_file_was_removed_before_its_flush_does_not_flush_beside_the_new_leader(log: Journal) -> None:
+    log.append(value(0), durable=True)
+    held, sign = log.control(5), control.Control.sign_flush
+    groups_then, leads = [held.group], []
+
+    def renew(held: control.Control) -> None:
+        sign(held)
+        if len(groups_then) == 1:
+            log.format.lock_file(log.path).unlink()
+            thread = threading.Thread(target=lambda: log.append_many([value(2)]))
+            thread.start()
+            thread.join(60)
+            groups_then.append(held.group)
+
+    def note() -> None:
+        assert held.group is not None
+        leads.append((held.group, held.group.leader))
+
+    with system.replaced(Flushing(note)), mock.patch.object(control.Control, "sign_flush", renew):
+        assert log.append(value(1), durable=True, timeout=60) == 1
+        assert leads == [], "the first writer with the new lock file has flushed all that was there"
+        assert log.append(value(3), durable=True) == 3
+    assert groups_then[0] is not groups_then[1] is not None
+    assert leads == [(groups_then[1], threading.get_ident())]
+
+
+def test_a_flush_that_comes_while_the_lock_file_is_opened_anew_waits_for_its_group(log: Journal) -> None:
+    log.append(value(0), durable=True)
+    log.append(value(1))
+    came = threading.Event()
+    alone: list[object] = []
+    share, locked = control.Control._share_tail, Journal.locked
+    other = threading.Thread(target=lambda: log._flusher.flush_below(2, 60))
+
+    def slowly(held: control.Control, timeout: float) -> Any:
+        other.start()
+        assert came.wait(60)
+        return share(held, timeout)
+
+    def note_locked(journal: Journal, timeout: float, work: Any) -> Any:
+        came.set()
+        return locked(journal, timeout, work)
+
+    def note_alone(*arguments: object) -> int:
+        alone.append(arguments)
+        came.set()
+        return 2
+
+    flush_alone = mock.patch.object(Flusher, "_flush_alone", note_alone)
+    with mock.patch.object(control.Control, "_share_tail", slowly), mock.patch.object(Journal, "locked", note_locked), flush_alone:
+        log.format.lock_file(log.path).unlink()
+        log.append_many([value(2)])
+        other.join(60)
+    assert not other.is_alive() and alone == []
+
+
+def test_a_sync_waits_for_all_locks_together_as_long_as_it_may(tmp_path: Path) -> None:
+    class Clock(system.Port):
+        time = 0.0
+
+        def monotonic(self) -> float:
+            return self.time
+
+        def sleep(self, seconds: float) -> None:
+            self.time += seconds
+            if self.time >= 4:
+                holder.unlock()
+
+    with mock.patch.object(filesystems, "KILLING", filesystems.SAFE), create(tmp_path / "log") as log, kvspool.open(log.path) as other:
+        assert isinstance(other, Journal)
+        log.append(value(0))
+        holder = other.control(5)
+        holder.lock(5)
+        holder.lock(5, control.SYNC)
+        with system.replaced(Clock()) as port, pytest.raises(errors.LockTimeout):
+            assert isinstance(port, Clock)
+            log.sync(timeout=5)
+        assert 5 <= port.time < 5.1
+        holder.unlock(control.SYNC)
+        assert log.sync() == 1
+
+
 # Flushes that fail.
 
 
@@ -204,6 +361,128 @@ def test_killed_between_the_failure_and_the_page_the_others_still_refuse_and_wri
     assert control.last_word(log.format.lock_file(log.path)).sync_error == errno.EIO
     with kvspool.open(log.path) as other, pytest.raises(errors.Poisoned):
         other.append(value(2))
+
+
+def test_an_error_is_known_to_all_although_the_handle_is_closed_during_the_flush(log: Journal) -> None:
+    with kvspool.open(log.path) as other:
+        assert isinstance(other, Journal)
+        other.append(value(0), durable=True)
+
+        def close_and_fail() -> None:
+            thread = threading.Thread(target=log.close)
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive()
+            with pytest.raises(errors.LockTimeout):  # the flush goes on, and keeps its lock
+                other.sync(timeout=0.01)
+            fail()
+
+        with system.replaced(Flushing(close_and_fail)), pytest.raises(errors.NotDurable, match="the flush to disk failed"):
+            log.append(value(1), durable=True)
+        with pytest.raises(errors.Poisoned):
+            other.append(value(2))
+        assert other.stats().sync_error == errno.EIO
+    with kvspool.open(log.path, timeout=0) as other, pytest.raises(errors.Poisoned):
+        other.append(value(2))
+
+
+@pytest.mark.parametrize("has_tail", [True, False])
+def test_an_error_is_known_to_all_although_another_writer_has_the_append_lock(tmp_path: Path, has_tail: bool) -> None:
+    bare = mock.patch.object(filesystems, "KILLING", filesystems.SAFE)
+    with nullcontext() if has_tail else bare, create(tmp_path / "log", "fflg") as log, kvspool.open(log.path) as other:
+        assert isinstance(other, Journal)
+        blank = b"abc" + bytes(8)  # a flush goes the long way
+        log.append(blank)
+        other.append(blank)
+
+        def block_and_fail() -> None:
+            other.control(5).lock(5)
+            fail()
+
+        with system.replaced(Flushing(block_and_fail)), pytest.raises(errors.NotDurable, match="the flush to disk failed"):
+            log.append(blank, durable=True, timeout=0.05)
+        assert other.stats().sync_error == errno.EIO
+        other.control(5).unlock()
+        for one in (other, log):
+            with pytest.raises(errors.Poisoned):
+                one.append(blank)
+
+
+def test_an_exception_out_of_a_signal_handler_loses_no_error_of_a_flush(log: Journal) -> None:
+    attempts: list[int] = []
+    store = control.Control._store_error
+
+    def interrupted(held: control.Control, error: int) -> None:
+        attempts.append(error)
+        if len(attempts) == 1:
+            raise KeyboardInterrupt
+        store(held, error)
+
+    with mock.patch.object(control.Control, "_store_error", autospec=True, side_effect=interrupted):
+        with system.replaced(Flushing(fail)), pytest.raises(KeyboardInterrupt):
+            log.append(value(0), durable=True)
+    with kvspool.open(log.path) as other:
+        for one in (log, other):
+            with pytest.raises(errors.Poisoned):
+                one.append(value(1))
+
+
+def test_after_a_flush_that_failed_no_reader_commits_what_may_not_be_on_disk(log: Journal) -> None:
+    log.append_many([value(number) for number in range(2)], durable=True)
+    log.append_many([value(number) for number in range(2, 5)])
+    with system.replaced(Flushing(fail)), pytest.raises(errors.NotDurable):
+        log.append(value(5), durable=True)
+    with log.reader("r") as reader:
+        assert len(list(reader.read(limit=2))) == 2
+        assert reader.commit() == 2
+        assert len(list(reader.read(limit=1))) == 1
+        with pytest.raises(errors.Poisoned):
+            reader.commit()
+    assert log.offsets.load("r") == 2
+
+
+def test_an_error_that_the_kernel_told_another_flush_is_no_success_of_ours(log: Journal) -> None:
+    path = log.format.lock_file(log.path)
+    log.append_many([value(number) for number in range(3)])
+    with system.replaced(Flushing(lambda: control.note_error(path, errno.EIO))):
+        with log.reader("r") as reader:
+            assert len(list(reader.read(limit=2))) == 2
+            with pytest.raises(errors.Poisoned):
+                reader.commit()
+    log.repair()
+    log.append(value(3))
+    with (
+        system.replaced(Flushing(lambda: control.note_error(path, errno.EIO))),
+        pytest.raises(errors.NotDurable, match="a flush to disk failed"),
+    ):
+        log.append(value(4), durable=True)
+
+
+def test_an_error_lies_behind_the_page_in_this_run_of_the_machine_until_a_repair(log: Journal) -> None:
+    path = log.format.lock_file(log.path)
+    log.append(value(0), durable=True)
+    control.note_error(path, errno.EIO)
+    state = crc32c(crc32c(0xFFFF_FFFF, system.port.boot_id()), struct.pack("<3QI", errno.EIO, 0, 0, 0))
+    assert path.read_bytes()[120:] == struct.pack("<2I", errno.EIO, state)
+    assert control.parse(path.read_bytes()).sync_error == 0
+    assert log.stats().sync_error == log.verify().sync_error == errno.EIO
+    with pytest.raises(errors.Poisoned):
+        log.append(value(1))
+    assert control.parse(path.read_bytes()).sync_error == errno.EIO
+    log.repair()
+    assert path.read_bytes()[120:] == bytes(8)
+    assert log.append(value(1), durable=True) == 1
+
+
+@pytest.mark.parametrize("word", [1, errno.EIO, 1 << 40, (1 << 64) - 1, tails.error_word(crc32c(0xFFFF_FFFF, bytes(16)), errno.EIO)])
+def test_a_word_behind_the_page_that_nobody_stored_in_this_run_stops_nobody(log: Journal, word: int) -> None:
+    log.append(value(0), durable=True)
+    with log.format.lock_file(log.path).open("r+b") as file:
+        file.seek(control.ERROR_AT)
+        file.write(word.to_bytes(8, "little"))
+    with kvspool.open(log.path) as other:
+        assert other.append(value(1), durable=True) == 1
+        assert other.stats().sync_error == 0  # type: ignore[union-attr]
 
 
 def test_a_word_of_an_error_that_nobody_stored_stops_nobody(log: Journal) -> None:
@@ -267,7 +546,7 @@ def test_followers_never_sleep_on_when_their_leader_is_gone(log: Journal, end: s
     assert leader.pid is not None
     if end.startswith("stopped"):
         os.kill(leader.pid, signal.SIGSTOP)
-        with pytest.raises(errors.NotDurable, match="another process flushes"):
+        with pytest.raises(errors.NotDurable, match=f"process {leader.pid} .* flushes, and is not done yet"):
             log.append(value(0), durable=True, timeout=0.01)
         assert results.empty()
     if "killed" in end:
@@ -320,6 +599,50 @@ def test_a_signal_handler_in_the_midst_of_a_flush_is_refused(log: Journal) -> No
     with system.replaced(Flushing(lambda: log.sync(timeout=5))), pytest.raises(errors.NotDurable, match="signal handler"):
         log.append(value(0), durable=True)
     assert log.append(value(1), durable=True) == 1
+
+
+def test_a_flush_of_a_signal_handler_in_the_midst_of_an_append_is_refused_at_once_and_frees_no_lock(log: Journal) -> None:
+    log.append(value(0))
+    log.append(value(1))
+    with kvspool.open(log.path) as other:
+
+        def come_in(*_: object) -> None:
+            with system.replaced(Flushing()) as port, pytest.raises(errors.Reentered):
+                assert isinstance(port, Flushing)
+                log.sync(timeout=1)
+            assert port.flushed == []
+            with pytest.raises(errors.LockTimeout):
+                other.append(value(2), timeout=0.01)
+
+        log.under_lock(5, come_in)
+        assert other.append(value(2)) == 2
+
+
+class Waits(groups.Progress):
+    def look(self, sequence: int) -> int:
+        return groups.WAITS
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_an_exception_out_of_a_signal_handler_at_the_unlock_keeps_no_flush_lock(tmp_path: Path, error: type[BaseException]) -> None:
+    """The loops of the interpreted twin; compiled, no handler comes in there."""
+    unlock = native.unlock
+    attempts: list[int] = []
+
+    def interrupted(fd: int, at: int) -> None:
+        attempts.append(at)
+        if len(attempts) == 1:
+            raise error
+        unlock(fd, at)
+
+    (tmp_path / "file").touch()
+    with Descriptor(tmp_path / "file", os.O_RDWR) as fd, Descriptor(tmp_path / "file", os.O_RDWR) as other:
+        group = groups.FlushGroup(Waits(), memoryview(bytearray(8 * groups.WORDS)), 0, 5)
+        group.lock_fd = fd
+        with mock.patch.object(native, "unlock", interrupted), pytest.raises(error):
+            flushing.flush_for_all(group, 1, 1.0, lambda: None, tmp_path, lambda: 0)  # type: ignore[arg-type]
+        assert group.leader == 0
+        assert system.port.try_lock(other, 5)
 
 
 def _write_and_note(path: Path, number: int, note: Path) -> None:
@@ -381,3 +704,36 @@ def test_a_leader_in_a_forked_child_does_not_hold_the_parents_lock(log: Journal)
 
     in_child(child)
     assert log.append(value(2), durable=True, timeout=5) == 2
+
+
+def test_a_writer_without_a_tail_that_rewinds_takes_back_what_the_tail_says(tmp_path: Path) -> None:
+    with create(tmp_path / "log", "fixed") as log:
+        for number in range(10):
+            log.append(value(number))
+        log.sync()
+    with mock.patch.object(filesystems, "KILLING", filesystems.SAFE), kvspool.open(tmp_path / "log") as bare:
+        bare.rewind(5)  # type: ignore[union-attr]
+        for number in range(7):
+            bare.append(value(100 + number))
+        assert bare.stats().synced_sequence == 5  # type: ignore[union-attr]
+        assert bare.end() == 12
+    with kvspool.open(tmp_path / "log") as log, system.replaced(Flushing()) as port:
+        assert isinstance(log, Journal) and isinstance(port, Flushing)
+        assert log.stats().synced_sequence == 5
+        assert log.sync() == 12 and len(port.flushed) == 1
+
+
+def test_a_writer_that_can_not_change_the_tail_does_not_rewind(tmp_path: Path) -> None:
+    class Refusing(system.Port):
+        def open(self, path: Any, flags: int, mode: int = 0o600) -> int:
+            if os.fspath(path).endswith(".tail") and flags & os.O_RDWR:
+                raise PermissionError(errno.EACCES, "not ours")
+            return super().open(path, flags, mode)
+
+    with create(tmp_path / "log", "fixed") as log:
+        log.append_many([value(number) for number in range(10)], durable=True)
+    with system.replaced(Refusing()), kvspool.open(tmp_path / "log") as bare:
+        with pytest.raises(PermissionError):
+            bare.rewind(5)  # type: ignore[union-attr]
+        assert bare.end() == bare.stats().synced_sequence == 10  # type: ignore[union-attr]
+        assert bare.append(value(10)) == 10
