@@ -172,6 +172,7 @@ cdef class Batch:
     cdef int64_t most
     cdef object make
     cdef int64_t dozed
+    cdef readonly Py_ssize_t dozing
 
     cpdef int run(self, object reader, uint64_t end, int64_t most, object make) except -1
     cpdef int lie_down(self, Sleeper sleeper, int64_t ns, int64_t most, object make) except -1

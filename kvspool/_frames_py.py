@@ -854,6 +854,7 @@ class Batch:
         self.most = 0
         self.make: Callable[..., Any] | None = None
         self.dozed = 0
+        self.dozing = 0  # calls under way: a thread that closes the log meanwhile leaves its files to the one that dozes
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
@@ -898,15 +899,19 @@ class Batch:
         began = native.monotonic()
         self.dozed = 0
         is_calm = True
-        while is_calm and self.dozed < self.longest and self.left != 0 and self.sleeper is sleeper and sleeper.is_undisturbed():
-            most = self.most if self.left < 0 or self.left > self.most else self.left
-            items = self.clear()
-            is_calm = sleeper.fetch(self.longest - self.dozed, most, self.make, items)
-            if self.is_filled(items):
-                self.dozed = 0
-                return True
-            self.dozed = native.monotonic() - began
-        return False
+        self.dozing += 1  # before the look at `left`: another thread that closes us looks here after it has set that
+        try:
+            while is_calm and self.dozed < self.longest and self.left != 0 and self.sleeper is sleeper and sleeper.is_undisturbed():
+                most = self.most if self.left < 0 or self.left > self.most else self.left
+                items = self.clear()
+                is_calm = sleeper.fetch(self.longest - self.dozed, most, self.make, items)
+                if self.is_filled(items):
+                    self.dozed = 0
+                    return True
+                self.dozed = native.monotonic() - began
+            return False
+        finally:
+            self.dozing -= 1
 
     def clear(self) -> list[Any]:
         """Forget what is there, and return the empty list that is there now."""

@@ -135,6 +135,7 @@ class Iteration(Iterator[Any], Generic[C], Handle):
                 raise GapError(item)
             if self._on_gap == "yield":
                 return item
+        self._release_closed()  # another thread has closed us while the batch dozed
         self.check_ended()
         raise StopIteration
 
@@ -153,8 +154,7 @@ class Iteration(Iterator[Any], Generic[C], Handle):
             raise
         finally:
             self._calls -= 1
-            if self._is_closed and not self._calls:
-                self._release()
+            self._release_closed()
 
     def _next_batch(self, most: int) -> list[Any]:
         """Return what `_fetch` does; who follows a log waits for it."""
@@ -167,8 +167,7 @@ class Iteration(Iterator[Any], Generic[C], Handle):
         waker = self.waker
         if waker is not None:
             waker.wake()
-        if not self._calls:
-            self._release()
+        self._release_closed()
 
     def end(self, why: str) -> None:
         """Close the iteration because its handle was closed: every call raises Closed with the words `why`."""
@@ -180,6 +179,11 @@ class Iteration(Iterator[Any], Generic[C], Handle):
         """Raise Closed if the iteration ended because its handle was closed."""
         if self._why:
             raise Closed(self._why)
+
+    def _release_closed(self) -> None:
+        """Release the files of an iteration that was closed, unless a thread still uses them: that one comes here afterwards."""
+        if self._is_closed and not self._calls and not self._batch.dozing:
+            self._release()
 
     def _release(self) -> None:
         """Release the iteration's files. They may be released already."""

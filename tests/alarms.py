@@ -5,7 +5,8 @@ from __future__ import annotations
 import dis
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -41,6 +42,18 @@ class interrupted:
                 return  # the code inside has not begun, or is over
             frame = frame.f_back
         raise Interrupt
+
+
+@contextmanager
+def called(handler: Callable[[], None], every: float = 0.005) -> Iterator[None]:
+    """Call `handler` out of a signal handler again and again, every so many seconds."""
+    before = signal.signal(signal.SIGALRM, lambda *_: handler())
+    signal.setitimer(signal.ITIMER_REAL, every, every)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Tracer:

@@ -267,6 +267,25 @@ class Run(States):
             self._look(shared, said)
 
 
+class Said:
+    """How much an operation has acknowledged; its children's words count, too."""
+
+    def __init__(self) -> None:
+        self.words = memoryview(mmap.mmap(-1, 8)).cast("Q")
+
+    def append(self, value: object) -> None:
+        self.words[0] += 1
+
+    def extend(self, values: Sequence[object]) -> None:
+        self.words[0] += len(values)
+
+    def clear(self) -> None:
+        self.words[0] = 0
+
+    def __len__(self) -> int:
+        return self.words[0]
+
+
 class Unsteppable(Exception):
     """This process may not trace another one."""
 

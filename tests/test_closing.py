@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from alarms import called
 
 import hub
 import kvspool
@@ -210,9 +211,7 @@ def test_closing_a_follower_that_sleeps_ends_it_quietly(sleeping: Sleeping, case
 @pytest.mark.parametrize("is_quiet", [False, True])
 @pytest.mark.parametrize("spin", [0.0, 3600.0])
 @pytest.mark.parametrize("of_reader", [False, True])
-def test_closing_ends_a_follower_of_a_spool_that_sleeps_or_spins(
-    tmp_path: Path, of_reader: bool, spin: float, is_quiet: bool
-) -> None:
+def test_closing_ends_a_follower_of_a_spool_that_sleeps_or_spins(tmp_path: Path, of_reader: bool, spin: float, is_quiet: bool) -> None:
     with kvspool.create(tmp_path / "log") as log:
         source: Any = log.reader("reader") if of_reader else log
         follower = Follower(source.follow(spin=spin))
@@ -223,9 +222,32 @@ def test_closing_ends_a_follower_of_a_spool_that_sleeps_or_spins(
             pass
         (follower.items if is_quiet else source).close()
         assert follower.has_ended()
-        assert follower.error is None if is_quiet else isinstance(follower.error, Closed)
+        assert follower.error is None if is_quiet else isinstance(follower.error, Closed), follower.error
         with pytest.raises(StopIteration if is_quiet else Closed):
             next(follower.items)
+
+
+@pytest.mark.parametrize("spin", [0.0, 3600.0])
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_closing_leaves_the_memory_to_the_thread_that_waits_in_it(tmp_path: Path, is_quiet: bool, spin: float) -> None:
+    with kvspool.create(tmp_path / "log") as log:
+        log.append(b"first")
+        items: Any = log.follow(spin=spin)
+        log.append(b"second")
+        next(items)
+        next(items)
+        was_closed: list[bool] = []
+
+        def close() -> None:
+            if items._batch.dozing and not was_closed:
+                (items if is_quiet else log).close()
+                was_closed.append(items.cursor.reader.closed)
+
+        with called(close):
+            with pytest.raises(StopIteration if is_quiet else Closed):
+                next(items)
+        assert set(was_closed) == {False}  # an alarm may come into the handler of another one
+        assert items.cursor.reader.closed
 
 
 def test_closing_the_handle_ends_iterations_that_have_copied_records_out(case: Case) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_states import Copy, File, Run, State
+from crash_states import Copy, File, Run, Said, State, Stepped, Unsteppable
 
 import kvspool
 from kvspool import Gap, system
+from kvspool._frames import TWIN
 from kvspool.errors import KvspoolError, LogNotFound, NoSuchReader, NotALog, Truncated
 from kvspool.journal import Journal
 from kvspool.journal.format import Before
@@ -113,6 +114,31 @@ class Append(Case):
             for number in range(BEFORE, BEFORE + 4):  # a segment ends in the midst of that
                 log.append(value(number))
                 self.said += 1
+
+
+class AppendOpen(Append):
+    """Append by a handle that is open, in one step: the compiled loop, and nothing else."""
+
+    def __init__(self, root: Path) -> None:
+        self.acknowledged = Said()
+        self.handle: Journal | None = None
+        super().__init__(root)
+
+    def prepare(self) -> None:
+        options = {"item_bytes": 32, "items_per_blob": 100} if self.format == "fixed" else {}
+        with kvspool.create(self.root / "log", format=self.format, **options) as log:  # type: ignore[call-overload]
+            log.append_many([value(number) for number in range(BEFORE)])
+            log.reader("old", START).close()
+
+    def warm(self) -> None:
+        self.handle = self.open()
+        for _ in range(2):
+            self.run()
+
+    def run(self) -> None:
+        assert self.handle is not None
+        self.handle.append(value(BEFORE + len(self.acknowledged)))
+        self.acknowledged.append(None)
 
 
 class AppendMany(Case):
@@ -402,3 +428,21 @@ def test_killed_at_any_opcode_it_is_done_or_not_and_the_next_one_goes_on(memory:
                 raise
     print(f"{kind.__name__} {format}: {run.opcodes} opcodes, {len(run.states)} states, {count} with torn ones")
     assert len(run.states) > 1
+
+
+@pytest.mark.skipif(TWIN == "interpreted", reason="interpreted, the instructions are the interpreter's")
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_compiled_an_append_is_done_or_not_after_any_instruction_of_the_machine(memory: Path, format: str) -> None:
+    root = memory / "shared"
+    root.mkdir()
+    case: AppendOpen = type("AppendOpen", (AppendOpen,), {"format": format})(root)
+    try:
+        run = Stepped(case.warm, case.run, root, lambda: len(case.acknowledged))
+    except Unsteppable:
+        pytest.skip("this process may not trace another one")
+    assert run.instructions > 1000 and run.states[-1].said == 3
+    assert len(run.states) > 3
+    with Copy(memory / "copy") as copy:
+        for state in all_states(run):
+            case.check(adopt(copy.become(state)), state.said)

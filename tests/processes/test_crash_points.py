@@ -8,7 +8,6 @@ steps through more operations of the compiled twin.
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import pickle
 import random
@@ -16,14 +15,14 @@ import shutil
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pyarrow
 import pytest
-from crash_states import Copy, Run, Shared, State, Stepped, Unsteppable, interpreted, traced
+from crash_states import Copy, Run, Said, Shared, State, Stepped, Unsteppable, interpreted, traced
 from images import Rebooted
 from interleavings import account
 from parts import leave_part
@@ -42,25 +41,6 @@ KEYED = [{"key": at, f"key {at % 3}": None} for at in range(40)]
 KILLS = 3  # true ones of each operation
 ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
 CHOICES = 400 if ALL else 24  # ways to tear one change, at most
-
-
-class Said:
-    """How much an operation has acknowledged; its children's words count, too."""
-
-    def __init__(self) -> None:
-        self.words = memoryview(mmap.mmap(-1, 8)).cast("Q")
-
-    def append(self, value: object) -> None:
-        self.words[0] += 1
-
-    def extend(self, values: Sequence[object]) -> None:
-        self.words[0] += len(values)
-
-    def clear(self) -> None:
-        self.words[0] = 0
-
-    def __len__(self) -> int:
-        return self.words[0]
 
 
 class Case:
