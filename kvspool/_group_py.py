@@ -144,8 +144,11 @@ class FlushGroup:
             # Whether we have it or not: an exception out of a signal handler may have come before we knew.
             if self.lock_fd >= 0:
                 native.unlock(self.lock_fd, self.lock_byte)
-        except OSError as error:
-            if error.errno is not None:  # the system's, and no handler's: a second attempt would fail, too
+        except BaseException:  # out of a signal handler, perhaps before the lock was released, or the system's: then it fails again
+            try:
+                if self.lock_fd >= 0:
+                    native.unlock(self.lock_fd, self.lock_byte)
+            finally:
                 self.leader = 0
             raise
         self.leader = 0
