@@ -183,6 +183,10 @@ class Tail(group.Progress):
                 native.swap(self.words, ERROR, word, 0)
             self.publish(base, end, sequence, latest, synced)
 
+    def turns(self) -> int:
+        """Return a number that changes, under the append lock, whenever the journal's end may have gone back."""
+        return native.load(self.words, TURNS) if self.is_open else 0
+
     def is_told(self) -> bool:
         """Return whether the words count, and no append is under way."""
         return self.is_open and native.load(self.words, COUNT) & (ELSEWHERE | WRITING) == 0

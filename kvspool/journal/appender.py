@@ -350,9 +350,10 @@ class Appender(Handle):
         page = page._replace(last_timestamp=max(page.last_timestamp, found.latest))
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
             return self._begin(page)
-        if not is_ours:
+        synced = min(page.synced_sequence, found.sequence)
+        if not is_ours or found.sequence < page.next_sequence:  # what the page says of the disk may be about other records
             self._flush(segment, page)
-        synced = min(page.synced_sequence, found.sequence) if is_ours else found.sequence
+            synced = found.sequence
         page = self._end_of(page, base, found.size, found.sequence)._replace(synced_sequence=synced)
         self.control.write(page)
         if self.format.reads_zeros:

@@ -104,7 +104,7 @@ class Control(Handle):
         self.group: FlushGroup | None = None  # of those who wait for a flush, with the tail
         self._has_looked = False  # whether it can
         self._guard = threading.RLock()
-        self._users = 0  # flushes under way
+        self._users: dict[object, list[Descriptor]] = {}  # flushes under way, with the files that they may use still
         self._is_closed = False
         self._file = self._open()
 
@@ -138,8 +138,12 @@ class Control(Handle):
         file = self._open()
         self._must_enter = True
         self._close_tail()
-        self._file, file = file, self._file
-        file.close()
+        with self._guard:
+            self._file, file = file, self._file
+            for kept in self._users.values():
+                kept.append(file)  # it closes with the last of them
+            if not self._users:
+                file.close()
 
     def is_in_place(self) -> bool:
         """Return whether the name stands for the file that we have open."""
@@ -199,10 +203,11 @@ class Control(Handle):
             tail.sign(tails.LEADER)
 
     def flusher(self) -> str:
-        """Name the process that led the last flush, for those who wait for it."""
+        """Say who led the last flush, for those who wait for one."""
         tail = self.tail
         words = (0, 0, 0, 0) if tail is None else tail.signed_by(tails.LEADER)
-        return holders.describe(words) if words[0] else "another process"
+        who = holders.describe(words) if words[0] else "another process"
+        return f"{who} has led the last flush, and may hold it"
 
     # The tail.
 
@@ -325,9 +330,11 @@ class Control(Handle):
         tail = self.tail
         if tail is not None:
             tail.fail(error)
-        system.port.write(self.fd, tails.error_word(_seed_of_run(self.boot_id), error).to_bytes(8, "little"), ERROR_AT)
-        if tail is None:
-            _store_in_tail(self.path, lambda fd: {tails.ERROR: tails.error_word(_seed(self.boot_id, system.port.status(fd)), error)})
+        try:
+            system.port.write(self.fd, tails.error_word(_seed_of_run(self.boot_id), error).to_bytes(8, "little"), ERROR_AT)
+        finally:
+            if tail is None:
+                _store_in_tail(self.path, lambda fd: {tails.ERROR: tails.error_word(_seed(self.boot_id, system.port.status(fd)), error)})
 
     def tell(self, base: int) -> bool:
         """Under the append lock, when all is in order: let the tail say what the page does. base: of the segment that is open for writing.
@@ -346,26 +353,36 @@ class Control(Handle):
 
     @contextmanager
     def held_open(self) -> Iterator[None]:
-        """Keep the file and its locks inside the `with` block: `close` is put off until its end. Raises Closed."""
-        with self._guard:
-            if self._is_closed:
-                raise Closed(f"{self.path} was closed by this handle; open the journal again")
-            self._users += 1
+        """Keep the file and its locks inside the `with` block: `close` is put off until its end. A file that is opened anew meanwhile
+        stays open, too. Raises Closed."""
+        user = object()
         try:
+            with self._guard:
+                if self._is_closed:
+                    raise Closed(f"{self.path} was closed by this handle; open the journal again")
+                self._users[user] = []
             yield
         finally:
-            with self._guard:
-                self._users -= 1
-                if self._is_closed and self._users <= 0:
-                    self._release()
+            try:
+                self._let_go(user)
+            except BaseException:  # out of a signal handler, perhaps before it was done
+                self._let_go(user)
+                raise
+
+    def _let_go(self, user: object) -> None:
+        """End what `held_open` has begun, unless that was done."""
+        with self._guard:
+            self._users.pop(user, None)
+            if self._is_closed and not self._users:
+                self._release()
 
     def close(self) -> None:
         """Release all locks, and close the file: at once, or at the end of the last flush under way."""
         if self._process != system.port.process_id():  # a forked child, where nobody else uses it
-            self._guard, self._users = threading.RLock(), 0
+            self._guard, self._users = threading.RLock(), {}
         with self._guard:
             self._is_closed = True
-            if self._users <= 0:
+            if not self._users:
                 self._release()
 
     def _release(self) -> None:

@@ -14,14 +14,17 @@ handle that is closed keeps its locks until its flushes have ended. So no other 
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from kvspool import _machine as native
 from kvspool import _tail_py as tails
 from kvspool import flushing, system
-from kvspool.errors import Closed, KvspoolError, Poisoned, Truncated
+from kvspool.errors import Closed, KvspoolError, LockTimeout, Poisoned, Reentered, Truncated
 from kvspool.handles import Handle
 from kvspool.journal import control
 from kvspool.journal.control import SYNC
@@ -70,6 +73,8 @@ class Flusher(Handle):
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._target: Target | None = None
+        self._turn: Any = threading.RLock()  # without a tail, one thread at a time flushes
+        self._leader = 0  # which one
 
     def sync(self, timeout: float) -> int:
         """Put everything that was appended so far on disk; returns the sequence below which all is there.
@@ -81,13 +86,23 @@ class Flusher(Handle):
     def flush(self, timeout: float) -> int:
         """As `sync`."""
         patience = Patience(timeout)
-        tail = self._journal.control(timeout).tail
-        end = None if tail is None else tail.found()
-        if end is None:  # without the lock the page may be half written
+        sequence = self._end(self._journal.control(timeout))
+        if sequence is None:  # without the lock the page may be half written
             sequence = self._journal.under_lock(patience.left, lambda _, page: page.next_sequence)
-        else:
-            sequence = end[2]
         return min(sequence, self._covered(sequence, patience))  # less, if records were taken back meanwhile
+
+    def _end(self, held: Control) -> int | None:
+        """Return the next sequence, as the tail says it; None unless the segment ends there: a writer without a tail, or one that was
+        killed, may have left more."""
+        tail, target = held.tail, self._target
+        found = None if tail is None else tail.found()
+        if tail is None or found is None or target is None or not tail.is_told():
+            return None
+        base, path, device, number = target.place
+        with suppress(OSError, Closed):  # another thread may be opening the lock file anew
+            if base == found[0] and native.size_at(path, device, number) == found[1] and not held.is_gone():
+                return found[2]
+        return None
 
     def flush_below(self, sequence: int, timeout: float) -> None:
         """Return when every record below `sequence` is on disk, whoever put it there.
@@ -151,7 +166,31 @@ class Flusher(Handle):
         return self._journal.format.reads_zeros and not any(target.segment.read(max(0, end - BLANK), BLANK))
 
     def _flush_alone(self, held: Control, sequence: int, patience: Patience) -> int:
-        """Without a tail: take the flush lock, and flush unless that was done. Returns how far all is on disk."""
+        """Without a tail: when no other thread flushes, do it under the flush lock, unless it was done. Returns how far all is on disk."""
+        thread, turn = threading.get_ident(), self._turn
+        if self._leader == thread:
+            raise Reentered(flushing.REENTERED)
+        try:
+            if not turn.acquire(timeout=min(patience.left, threading.TIMEOUT_MAX)):
+                raise LockTimeout(f"{self._journal.path}: another thread flushes, and is not done yet")
+            self._leader = thread
+            return self._flush_locked(held, sequence, patience)
+        finally:
+            try:
+                self._give_turn(turn, thread)
+            except BaseException:  # out of a signal handler, perhaps before the others could go on
+                self._give_turn(turn, thread)
+                raise
+
+    def _give_turn(self, turn: Any, thread: int) -> None:
+        """Let other threads flush, if it is this one's turn."""
+        if self._leader == thread:
+            self._leader = 0
+        with suppress(RuntimeError):  # it is not
+            turn.release()
+
+    def _flush_locked(self, held: Control, sequence: int, patience: Patience) -> int:
+        """Take the flush lock, and flush unless that was done. Returns how far all is on disk."""
         try:
             held.lock(patience.left, SYNC)
             return self._flush_unless_done(held, sequence, patience)
@@ -170,8 +209,9 @@ class Flusher(Handle):
         return page.synced_sequence
 
     def close(self) -> None:
-        """Keep no file open."""
+        """Keep no file open, and in a forked child nothing that a thread of the parent has."""
         self._target = None
+        self._turn, self._leader = threading.RLock(), 0
 
     def settle(self, sequence: int) -> None:
         """Put the records below a sequence on disk, if they may not be there; for a reader that is about to commit it.
@@ -195,21 +235,36 @@ class Flusher(Handle):
             raise Poisoned(f"{self._journal.path}: a flush to disk failed before (errno {error_before}); copy it to a sound disk")
 
     def _flush(self, held: Control, patience: Patience) -> int:
-        """Flush the last segment the long way, without the append lock: others append meanwhile. Returns how far all is on disk."""
+        """Flush the last segment the long way, again as long as records were taken back meanwhile. Returns how far all is on disk.
+
+        Raises LockTimeout if there was no flush without that.
+        """
+        while (covered := self._flush_once(held, patience)) is None:
+            if not patience.left:
+                raise LockTimeout(f"{self._journal.path}: others took records back during each flush, for {patience.timeout:g} s")
+        return covered
+
+    def _flush_once(self, held: Control, patience: Patience) -> int | None:
+        """Flush the last segment without the append lock: others append meanwhile. Returns how far all is on disk; None if that can't be
+        known, since others may have taken records back, and appended new ones."""
         journal = self._journal
-        page, segment, generation = journal.under_lock(
-            patience.left, lambda appender, page: (page, appender.reopened(page), journal.generation())
-        )
+
+        def turns() -> tuple[int, int]:
+            return journal.generation(), 0 if held.tail is None else held.tail.turns()
+
+        page, segment, before = journal.under_lock(patience.left, lambda appender, page: (page, appender.reopened(page), turns()))
         try:
             self._flush_data(held, segment, patience)
             ends_blank = not any(segment.read(max(0, page.end - BLANK), BLANK))
         finally:
             segment.close()
 
-        def say_so(appender: Appender, now: Page) -> int:
+        def say_so(appender: Appender, now: Page) -> int | None:
             covered = min(page.next_sequence, now.next_sequence)
-            if now.synced_sequence >= covered or generation != journal.generation():
+            if now.synced_sequence >= covered:
                 return now.synced_sequence
+            if before != turns():
+                return None
             appender.control.write(now._replace(synced_sequence=covered))
             return covered
 
@@ -226,9 +281,17 @@ class Flusher(Handle):
             self._poison(segment, error, patience.timeout)
 
     def _poison(self, segment: Segment, error: OSError, timeout: float) -> NoReturn:
-        """Let the next run of the machine know of an error that was noted, if others let us: the page has it then. Raises Poisoned."""
+        """Write an error into the page, if others let us: the next run of the machine, and all if it couldn't be noted, know of it then.
+        Raises Poisoned."""
+        journal = self._journal
+
+        def write() -> None:
+            held = journal.control(timeout)
+            page = held.read()
+            held.write(page._replace(magic=control.MAGIC, sync_error=page.sync_error or error.errno or errno.EIO))
+
         with suppress(KvspoolError, OSError):
-            self._journal.under_lock(timeout, lambda *_: None)
+            journal.locked(timeout, write)
         raise Poisoned(f"{segment.path}: the flush to disk failed ({error}); the journal takes no more records") from error
 
 

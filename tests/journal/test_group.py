@@ -546,7 +546,7 @@ def test_followers_never_sleep_on_when_their_leader_is_gone(log: Journal, end: s
     assert leader.pid is not None
     if end.startswith("stopped"):
         os.kill(leader.pid, signal.SIGSTOP)
-        with pytest.raises(errors.NotDurable, match=f"process {leader.pid} .* flushes, and is not done yet"):
+        with pytest.raises(errors.NotDurable, match=f"process {leader.pid} .* has led the last flush, and may hold it"):
             log.append(value(0), durable=True, timeout=0.01)
         assert results.empty()
     if "killed" in end:
@@ -737,3 +737,155 @@ def test_a_writer_that_can_not_change_the_tail_does_not_rewind(tmp_path: Path) -
             bare.rewind(5)  # type: ignore[union-attr]
         assert bare.end() == bare.stats().synced_sequence == 10  # type: ignore[union-attr]
         assert bare.append(value(10)) == 10
+
+
+# What a flush must not believe, and what must not be left behind.
+
+
+def bare() -> Any:
+    """Where journals that are opened have no tail."""
+    return mock.patch.object(filesystems, "KILLING", filesystems.SAFE)
+
+
+def test_a_sync_flushes_what_a_killed_writer_left_behind_the_end_that_the_tail_says(tmp_path: Path) -> None:
+    with create(tmp_path / "log") as log, create(tmp_path / "model") as model:
+        log.append(value(0), durable=True)
+        path = log.segments_apart().path_of(0)
+        size = path.stat().st_size
+        for number in range(2):
+            model.append(value(number))
+        with path.open("ab") as file:
+            file.write(model.segments_apart().path_of(0).read_bytes()[size:])
+        assert [record.sequence for record in log.read()] == [0, 1]
+        with system.replaced(Flushing()) as port:
+            assert isinstance(port, Flushing)
+            assert log.sync() == 2 and len(port.flushed) == 1
+
+
+def test_an_error_whose_first_note_fails_is_in_the_page(tmp_path: Path) -> None:
+    failed: list[int] = []
+
+    class Full(Flushing):
+        def write(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
+            if at == control.ERROR_AT and not failed:
+                failed.append(at)
+                raise OSError(errno.ENOSPC, "no room")
+            super().write(fd, data, at)
+
+    with bare(), create(tmp_path / "log") as log, kvspool.open(tmp_path / "log") as other:
+        log.append(value(0))
+        other.append(value(1))
+        with system.replaced(Full(fail)), pytest.raises(errors.NotDurable):
+            log.append(value(2), durable=True)
+        assert failed
+        with pytest.raises(errors.Poisoned):
+            other.append(value(3))
+
+
+@pytest.mark.parametrize("has_tail", [True, False])
+def test_a_flush_beside_a_rewind_of_later_records_is_repeated(tmp_path: Path, has_tail: bool) -> None:
+    flushes: list[int] = []
+    with nullcontext() if has_tail else bare(), create(tmp_path / "log", "fixed") as log, kvspool.open(tmp_path / "log") as other:
+        log.append(value(0), durable=True)
+
+        def take_back() -> None:
+            flushes.append(0)
+            if len(flushes) < 3:
+                other.rewind(other.append(value(9)))  # type: ignore[union-attr]
+
+        with system.replaced(Flushing(take_back)):
+            assert log.append(value(1), durable=True) == 1
+        assert len(flushes) == 3 and log.stats().synced_sequence == 2
+
+
+def test_a_tail_that_was_restored_does_not_count_for_records_that_are_fewer(tmp_path: Path) -> None:
+    flushed: list[str] = []
+
+    class Noting(system.Port):
+        def flush(self, fd: int) -> None:
+            flushed.append(os.readlink(f"/proc/self/fd/{fd}"))
+            super().flush(fd)
+
+    with create(tmp_path / "log", "fixed") as log:
+        for number in range(10):
+            log.append(value(number), durable=True)
+        path = control.tail_file(log.format.lock_file(log.path))
+        before = path.read_bytes()
+        log.rewind(5)  # type: ignore[attr-defined]
+        for number in range(4):
+            log.append(value(100 + number))
+        segment = log.segments_apart().path_of(0)
+    with path.open("r+b") as file:
+        file.write(before)
+    with kvspool.open(tmp_path / "log") as log, system.replaced(Noting()):
+        assert log.sync() == 9  # type: ignore[union-attr]
+    assert str(segment) in flushed
+
+
+def test_an_error_of_a_handler_at_the_unlock_keeps_no_flush_lock(tmp_path: Path) -> None:
+    """As `test_an_exception_out_of_a_signal_handler_at_the_unlock_keeps_no_flush_lock`, with an errno, as the system's errors have it."""
+    unlock, attempts = native.unlock, []
+
+    def interrupted(fd: int, at: int) -> None:
+        attempts.append(at)
+        if len(attempts) == 1:
+            raise TimeoutError(errno.ETIMEDOUT, "a handler's")
+        unlock(fd, at)
+
+    (tmp_path / "file").touch()
+    with Descriptor(tmp_path / "file", os.O_RDWR) as fd, Descriptor(tmp_path / "file", os.O_RDWR) as other:
+        group = groups.FlushGroup(Waits(), memoryview(bytearray(8 * groups.WORDS)), 0, 5)
+        group.lock_fd = fd
+        with mock.patch.object(native, "unlock", interrupted), pytest.raises(TimeoutError):
+            flushing.flush_for_all(group, 1, 1.0, lambda: None, tmp_path, lambda: 0)  # type: ignore[arg-type]
+        assert group.leader == 0
+        assert system.port.try_lock(other, 5)
+
+
+def test_a_flush_keeps_the_lock_file_open_that_it_has_and_no_longer(log: Journal) -> None:
+    log.append(value(0))
+    held = log.control(5)
+    with held.held_open():
+        fd = held.fd
+        log.format.lock_file(log.path).unlink()
+        log.append_many([value(1)])
+        assert held.fd != fd and os.fstat(fd).st_nlink == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_an_exception_where_a_flush_has_just_begun_leaves_no_user_of_the_lock_file(log: Journal) -> None:
+    log.append(value(0))
+    held = log.control(5)
+
+    class Interrupted(dict):  # type: ignore[type-arg]
+        def __setitem__(self, user: object, files: object) -> None:
+            super().__setitem__(user, files)
+            raise KeyboardInterrupt
+
+    users = held._users = Interrupted()
+    with pytest.raises(KeyboardInterrupt), held.held_open():
+        pass
+    assert not users
+
+
+def test_without_a_tail_one_thread_of_a_handle_flushes_at_a_time(tmp_path: Path) -> None:
+    with bare(), create(tmp_path / "log") as log:
+        log.append(value(0))
+        inside: list[int] = []
+
+        def sync() -> None:
+            with pytest.raises(errors.LockTimeout, match="another thread flushes"):
+                log._flusher.flush_below(1, 0)
+            inside.append(0)
+
+        def meet() -> None:
+            thread = threading.Thread(target=sync)
+            thread.start()
+            thread.join(60)
+            with pytest.raises(errors.Reentered):
+                log._flusher.flush_below(1, 1)
+
+        with system.replaced(Flushing(meet)):
+            assert log.sync() == 1
+        assert inside == [0]
