@@ -9,7 +9,6 @@ from kvspool._twins import choose
 if TYPE_CHECKING:
     from kvspool._frames_py import (
         Batch,
-        FlushGroup,
         FrameReader,
         FrameSurvey,
         FrameWriter,
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = [
     "TWIN",
     "Batch",
-    "FlushGroup",
     "FrameReader",
     "FrameSurvey",
     "FrameWriter",

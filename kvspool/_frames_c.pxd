@@ -2,6 +2,7 @@
 import cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+cimport kvspool._group_c as group
 cimport kvspool._machine as native
 from kvspool._lock_c cimport AppendLock
 
@@ -12,17 +13,16 @@ cdef uint64_t AHEAD, STEP, WRITTEN_AHEAD
 cdef object NO_ITEM
 cdef Py_ssize_t SLOTS_CHANGED, SLOTS_AT, SLOTS, SLOT_WORDS, SLOT_EVICTED, SLOT_NAME, SLOT_COMMITS, COMMIT_WORDS
 cdef int TRIES
-cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSHES, CAME, BEGAN, GOAL, WANTED, RINGS, WATCHES, SLEEPS
+cdef Py_ssize_t HEAD, MIN_SEQ, TAIL, MARKS, MARK_WORDS, SYNCED_SEQ, SYNC_ERROR, FLUSH_GROUP, WANTED, RINGS, WATCHES, SLEEPS
 cdef Py_ssize_t MOVED, DROPPED, KEPT, PINS
 cdef Py_ssize_t HOLDER, HOLDER_WORDS, PENDING, RATES, RATE_WORDS, BUCKETS, INDEX, INDEX_WORDS, ECHO, HEAD_ECHO
 cdef int64_t SYNC_LOCK
 cdef int FRAME, SKIP, BAD
 cdef int END, OVERRUN, DAMAGED, JUMPED, FULL
-cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, OUTDATED, LOOK_EVERY, MOST_AHEAD, SLICE, BLIND, LONGEST_SLEEP, LONGEST_GATHER
-cdef int WAITS, DONE, LEADS, LATE, FAILED
+cdef int64_t BUSY, FORKED, LOOK, NO_ROOM, MOVED_ON, UNSETTLED, OUTDATED, LOOK_EVERY, MOST_AHEAD, SLICE, BLIND
 
 
-cdef class Ring:
+cdef class Ring(group.Progress):
     cdef object owner
     cdef uint8_t *data
     cdef uint64_t *words
@@ -50,6 +50,8 @@ cdef class Ring:
     cdef int attach(self, object data, object control, uint32_t seed) except -1
     cdef int check_open(self) except -1
     cdef int check_writable(self) except -1
+    @cython.locals(synced=uint64_t, is_done=bint)
+    cpdef int look(self, uint64_t sequence) except -1
     cdef int check_word(self, Py_ssize_t at) except -1
     @cython.locals(head=uint64_t)
     cpdef uint64_t head(self) except? 0
@@ -326,23 +328,6 @@ cdef class Single:
 
     @cython.locals(writer=FrameWriter, sequence=int64_t)
     cdef int64_t append_at_once(self, object value, object key, object type, object timestamp, object durable) except? -9
-
-
-@cython.final
-cdef class FlushGroup(Ring):
-    cdef public int lock_fd
-    cdef readonly uint64_t leader
-    cdef object guard
-    cdef uint64_t group
-
-    @cython.locals(owner=object, until=int64_t, left=int64_t, seen=uint64_t, found=int)
-    cpdef int come(self, uint64_t sequence, uint64_t thread, int64_t ns) except -1
-    @cython.locals(synced=uint64_t, is_done=bint)
-    cdef int look(self, uint64_t sequence) except -1
-    cdef bint lead(self, uint64_t thread) except -1
-    @cython.locals(came=uint64_t)
-    cdef int gather(self) except -1
-    cpdef void leave(self, uint64_t thread) except *
 
 
 cdef class FrameSurvey(Ring):

@@ -25,10 +25,10 @@ whatever instruction a writer was killed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
+import kvspool._group_py as group
 import kvspool._machine as native
 from kvspool.errors import Closed, Corruption, Moved, Pinned, Poisoned, Reentered, TooLarge
 from kvspool.handles import refuse_copy
@@ -57,10 +57,7 @@ MARKS = 41
 MARK_WORDS = 3
 SYNCED_SEQ = 49
 SYNC_ERROR = 50
-FLUSHES = 52
-CAME = 53
-BEGAN = 54
-GOAL = 55
+FLUSH_GROUP = 52  # the first word of those who wait for a flush; see `_group_py`
 WANTED = 56
 RINGS = 58
 HOLDER = 64
@@ -112,24 +109,15 @@ MOVED_ON = -5
 UNSETTLED = -6
 OUTDATED = -7
 
-# What `come` found.
-WAITS = 0
-DONE = 1
-LEADS = 2
-LATE = 3
-FAILED = 4
-
 LOOK_EVERY = 1_000_000_000  # ns after which a writer must see whether its log is still there
 WATCHES = 0  # byte of WANTED: a reader watches by inotify
 SLEEPS = 1  # and this one: a reader sleeps on RINGS
 MOST_AHEAD = 86_400_000_000_000  # ns that a caller's timestamp may lie after the clock
 SLICE = 50_000  # ns that a reader looks at the tail without a break
 BLIND = 5_000_000  # ns that a reader sleeps at once where writers may not wake it
-LONGEST_SLEEP = 2_000_000  # ns until a look whether who flushes is done: one that was killed wakes nobody
-LONGEST_GATHER = 100_000  # ns that a flush waits for those whom the one before has woken
 
 
-class Ring:
+class Ring(group.Progress):
     """The memory of one log: the ring's bytes and the control block's words. Methods return values, never views.
 
     **Safety.** Both views are checked once, when the object is made: they hold every byte that a method touches, whatever those bytes say.
@@ -256,6 +244,16 @@ class Ring:
         native.add_one(self.control, RINGS)
         native.wake_all(self.control, RINGS)
 
+    def look(self, sequence: int) -> int:
+        """Say whether every record below `sequence` is on disk, for those who wait for a flush; see `Progress`."""
+        self.check_open()
+        synced = native.load(self.control, SYNCED_SEQ)
+        # What lies behind the end of the log is damage, and proves nothing.
+        is_done = sequence <= synced and synced <= self.mark()[1]
+        if native.load_after_reads(self.control, SYNC_ERROR) != 0:
+            return group.FAILED
+        return group.DONE if is_done else group.WAITS
+
     def has_moved(self) -> bool:
         """Return whether the log may lie in new files. It must be open."""
         return native.load(self.control, MOVED) != 0
@@ -343,9 +341,7 @@ class Ring:
 
     def is_sound(self, offset: int) -> bool:
         """Return whether the checksum of the frame that was just parsed agrees with its bytes in the ring."""
-        state = native.crc32c_head(
-            self.seed, self.stored | (self.content << 32), self.sequence_found, self.timestamp, self.tags
-        )
+        state = native.crc32c_head(self.seed, self.stored | (self.content << 32), self.sequence_found, self.timestamp, self.tags)
         state = native.crc32c(state, self.data, offset + HEADER, self.content)
         return (state ^ LOW) == self.checksum
 
@@ -566,9 +562,7 @@ class FrameReader(Ring):
 
     def head_state(self) -> int:
         """Return the CRC32C register over the parsed header."""
-        return native.crc32c_head(
-            self.seed, self.stored | (self.content << 32), self.sequence_found, self.timestamp, self.tags
-        )
+        return native.crc32c_head(self.seed, self.stored | (self.content << 32), self.sequence_found, self.timestamp, self.tags)
 
     def fetch(self, end: int, limit: int, make: Callable[..., Any] | None, out: list[Any] | None = None) -> list[Any]:
         """Copy out up to `limit` frames that lie before `end`, and return them.
@@ -1133,8 +1127,14 @@ class FrameWriter(Ring):
                 return None
             return work(self)
         finally:
-            if self.lock.taken_by is work:  # interpreted, an exception out of a signal handler may come as soon as it is taken
-                self.lock.free()
+            # Interpreted, an exception out of a signal handler may come as soon as it is taken, and before it is freed.
+            try:
+                if self.lock.taken_by is work:
+                    self.lock.free()
+            except BaseException:
+                if self.lock.taken_by is work:
+                    self.lock.free()
+                raise
             if self.has_sleepers:
                 self.ring()
 
@@ -1735,107 +1735,13 @@ class Single:
             self.ring(writer)
         return sequence
 
-    def append_slowly(
-        self, value: Any, key: bytes | None, type: int, timestamp: int | None, timeout: float | None, durable: bool
-    ) -> int:
+    def append_slowly(self, value: Any, key: bytes | None, type: int, timestamp: int | None, timeout: float | None, durable: bool) -> int:
         """Append what needs more than one step: to encode the value, to wait for the lock or the disk, to raise for the arguments."""
         raise NotImplementedError
 
     def ring(self, writer: FrameWriter) -> None:
         """Wake the readers that asked for it."""
         raise NotImplementedError
-
-
-class FlushGroup(Ring):
-    """Those who wait for a flush: one of them leads, holds the sync lock and flushes for all; the others sleep until it is done.
-
-    The next group gathers while a flush is under way, and for a moment behind it, until as many have come as that flush has woken. What
-    the words `came`, `began` and `goal` say of that is a hint: at worst a flush begins `LONGEST_GATHER` later. Threads of one handle share
-    the lock, so one of them at most is the `leader`.
-    """
-
-    def __init__(self, data: memoryview, control: memoryview, seed: int) -> None:
-        """Look at the ring, and at a control block that is writable. Set `lock_fd`, the descriptor for the sync lock, before `come`."""
-        Ring.__init__(self, data, control, seed)
-        if not self.may_store:
-            raise ValueError("a flush group needs a control block that it may write to; this one is read-only")
-        self.lock_fd = -1
-        self.leader = 0  # the thread of this handle that flushes
-        self.guard: Any = threading.RLock()
-        self.group = 0  # how many the flush under way is for, roughly
-
-    def come(self, sequence: int, thread: int, ns: int) -> int:
-        """Wait, up to `ns`, until every record below `sequence` is on disk: DONE, LATE, or FAILED if a flush failed, even an earlier one.
-
-        LEADS: nobody else flushes. The caller must do it, and then `leave`, whatever happens; also if this raises.
-        """
-        self.check_writable()
-        owner = self.owner  # keeps the memory while another thread closes
-        native.add_one(self.control, CAME)
-        until = native.monotonic() + ns
-        while True:
-            seen = native.load(self.control, FLUSHES)
-            found = self.look(sequence)
-            if found != WAITS:
-                return found
-            if self.lead(thread):
-                found = self.look(sequence)
-                if found != WAITS:
-                    return found
-                self.gather()
-                del owner
-                return LEADS
-            left = until - native.monotonic()
-            if left <= 0:
-                return LATE
-            native.wait_word(self.control, FLUSHES, seen, min(left, LONGEST_SLEEP))
-            native.check_signals()
-            self.check_open()
-
-    def look(self, sequence: int) -> int:
-        """Return DONE, FAILED or WAITS. Raises Corruption."""
-        self.check_open()
-        synced = native.load(self.control, SYNCED_SEQ)
-        # What lies behind the end of the log is damage, and proves nothing.
-        is_done = sequence <= synced and synced <= self.mark()[1]
-        if native.load_after_reads(self.control, SYNC_ERROR) != 0:
-            return FAILED
-        return DONE if is_done else WAITS
-
-    def lead(self, thread: int) -> bool:
-        """Take the sync lock for this thread, or return False if another thread or process has it."""
-        with self.guard:
-            if self.leader != 0:
-                return False
-            self.leader = thread
-        if native.try_lock(self.lock_fd, SYNC_LOCK):
-            return True
-        self.leader = 0
-        return False
-
-    def gather(self) -> None:
-        """Let those come who are about to, and note how many the flush will be for."""
-        native.wait_count(self.control, CAME, native.load(self.control, GOAL), LONGEST_GATHER)
-        self.check_open()
-        came = native.load(self.control, CAME)
-        self.group = (came - native.load(self.control, BEGAN)) & NOTHING
-        native.store(self.control, BEGAN, came)
-
-    def leave(self, thread: int) -> None:
-        """If this thread leads: give the lock back, and wake all. They see what became of it, or one of them leads."""
-        if self.leader != thread:
-            return
-        if self.group != 0 and not self.closed:
-            native.store(self.control, GOAL, (native.load(self.control, CAME) + self.group) & NOTHING)
-            self.group = 0
-        try:
-            # Whether we have it or not: an exception out of a signal handler may have come before we knew.
-            native.unlock(self.lock_fd, SYNC_LOCK)
-        finally:
-            self.leader = 0
-        if not self.closed:
-            native.add_one(self.control, FLUSHES)  # behind the unlock: who found it locked, and doesn't sleep yet, won't
-            native.wake_all(self.control, FLUSHES)
 
 
 class FrameSurvey(Ring):
@@ -2049,9 +1955,7 @@ def measure(keys: list[Any] | None, values: list[Any]) -> tuple[int, int]:
     return longest, total
 
 
-def measure_columns(
-    count: int, key_offsets: memoryview, has_key: memoryview | None, value_offsets: memoryview
-) -> tuple[int, int]:
+def measure_columns(count: int, key_offsets: memoryview, has_key: memoryview | None, value_offsets: memoryview) -> tuple[int, int]:
     """Return the bytes of the longest key, and of the largest key and value together, of `count` rows as `put_columns` takes them."""
     longest_key = 0
     largest = 0

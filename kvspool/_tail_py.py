@@ -2,7 +2,8 @@
 
 The words say where the last segment ends, which sequence comes next, and what the latest timestamp is. There are two copies, and `COUNT`
 says which of them counts; so they change all at once, whatever instruction a writer is killed at. The checksum of a copy includes the run
-of the machine and the number of the file: what was restored, or comes from elsewhere, counts for nothing.
+of the machine and the number of the file: what was restored, or comes from elsewhere, counts for nothing. A copy also says how far the
+journal is on disk. The words of a group commit (`_group_py`) follow the copies.
 
 Under the append lock (`_lock_py`), an append goes the short way only if
 
@@ -15,6 +16,12 @@ Under the append lock (`_lock_py`), an append goes the short way only if
 Otherwise it returns `SLOW`, and nothing counts as done: the long way (`journal.appender`) finds out what is true. That is also the
 answer if the write fails, or is cut short: the long way cuts off what is torn, and tries again, with all its errors.
 
+**A flush** is one of the last segment, since earlier ones are on disk. Its leader notes where the journal ends (`begin_flush`), flushes
+without the append lock, and then says in the copy how far all is on disk (`end_flush`), under that lock. That counts only if the journal's
+end has not gone back meanwhile (`TURNS`): other records may have got the same sequences. An error is stored in `ERROR` at once, without a
+lock: from then on nothing goes the short way. A writer that has not mapped the words changes `ERROR`, `TURNS` and the `CHECK` of both
+copies by `pwrite`.
+
 This source is also compiled, like `_frames_py`.
 """
 
@@ -24,10 +31,12 @@ from typing import Any, NoReturn
 
 import kvspool._fflg_py as fflg
 import kvspool._fixed_py as fixed
+import kvspool._group_py as group
 import kvspool._kvj_py as kvj
 import kvspool._machine as native
 import kvspool._network as network
 import kvspool._sej_py as sej
+from kvspool.errors import Closed
 from kvspool.handles import refuse_copy
 
 # Words of the memory.
@@ -35,16 +44,22 @@ LOCK = 0  # the append lock
 COUNT = 1  # bit 0: ELSEWHERE; bit 1: WRITING; bit 2: which copy counts; STEP more with every change of them
 HOLDER = 2  # who appended last: four words, see `holders`
 HOLDER_WORDS = 4
+ERROR = 6  # low half: errno of the first failed flush; high half: its checksum; 0: none
+TURNS = 7  # how often the journal's end may have gone back
 COPIES = 8  # two of them
 COPY_WORDS = 8
-BASE, END, NEXT, LATEST, CHECK = 0, 1, 2, 3, 4  # words of a copy; LATEST is a timestamp, and so signed
-WORDS = 24
+BASE, END, NEXT, LATEST, SYNCED, CHECK = 0, 1, 2, 3, 4, 5  # words of a copy; LATEST is a timestamp, and so signed
+GROUP = 24  # of those who wait for a flush
+LEADER = 28  # which process led the last flush: as HOLDER
+WORDS = 32
 
 ELSEWHERE, WRITING = 1, 2
 STEP = 4
+LOW = 0xFFFFFFFF  # the low half of a word
+WORD = 0xFFFFFFFFFFFFFFFF
 HIGH = 0xFFFFFFFF00000000  # set in CHECK, so that no word of zeros is one
 
-SLOW, BUSY = -1, -2  # what `append` returns in place of a sequence
+SLOW, BUSY = -1, -2  # what `append` returns in place of a sequence, and a flush in place of 0
 KVJ, SEJ, FFLG, FIXED = 1, 2, 3, 4  # formats
 LARGEST = 1 << 20  # bytes of a value; a larger one takes the long way
 FRESH = 50_000  # ns; about what the long way needs between its look and its write
@@ -55,7 +70,21 @@ LONGEST_KEY = 127  # bytes, which every format with keys has room for, and more 
 LONGEST_KVJ_KEY = 65534
 
 
-class Tail:
+def error_word(seed: int, error: int) -> int:
+    """Return the word that says that a flush has failed with this errno; 0 for none."""
+    if error == 0:
+        return 0
+    state = native.crc32c_head(seed, error, 0, 0, 0)
+    return error | state << 32
+
+
+def error_in(seed: int, word: int) -> int:
+    """Return the errno in what `error_word` has returned; 0 for any other word."""
+    error = word & LOW
+    return error if word == error_word(seed, error) else 0
+
+
+class Tail(group.Progress):
     """The tail of one journal, for one handle. Threads that share it exclude each other."""
 
     def __init__(self, memory: memoryview, lock: Any, lock_fd: int, seed: int, holder: memoryview) -> None:
@@ -86,6 +115,9 @@ class Tail:
         self.left_at = 0  # when the last append ended
         self.looked_at = 0  # when it was in place, by the clock that never goes back
         self.limit = 0  # bytes that the segment doesn't come to by the short way; 0: there is none
+        self.flush_to = 0  # the sequence below which a flush that is under way puts all on disk
+        self.flush_end = 0  # where the last segment ends before that
+        self.turn = 0  # TURNS when it began
         self.is_open = True
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -110,8 +142,9 @@ class Tail:
         self.limit = 0
         self.fd = -1
 
-    def found(self) -> tuple[int, int, int, int] | None:
-        """Return the base of the last segment, its end, the next sequence and the latest timestamp; None if they are told elsewhere."""
+    def found(self) -> tuple[int, int, int, int, int] | None:
+        """Return the base of the last segment, its end, the next sequence, the latest timestamp, and the sequence below which all is on
+        disk; None if they are told elsewhere."""
         if not self.is_open:
             return None
         count = native.load(self.words, COUNT)
@@ -120,34 +153,56 @@ class Tail:
             return None
         words = self.words
         latest = native.signed(native.load(words, at + LATEST))
-        return native.load(words, at + BASE), native.load(words, at + END), native.load(words, at + NEXT), latest
+        base, end = native.load(words, at + BASE), native.load(words, at + END)
+        return base, end, native.load(words, at + NEXT), latest, native.load(words, at + SYNCED)
+
+    def synced(self) -> int:
+        """Return the sequence below which all is on disk, as far as the words say so, also where the end is told elsewhere."""
+        if not self.is_open:
+            return 0
+        at = self.copy(native.load(self.words, COUNT))
+        return native.load(self.words, at + SYNCED) if self.is_sound(at) else 0
 
     def tell_elsewhere(self) -> None:
         """Say that the page of the lock file counts from now on."""
         if self.is_open:
             native.store(self.words, COUNT, native.load(self.words, COUNT) | ELSEWHERE)
 
-    def tell(self, base: int, end: int, sequence: int, latest: int) -> None:
-        """Say where the journal ends."""
+    def turn_back(self) -> None:
+        """Say that the journal's end may have gone back: nothing that was flushed before is known to be on disk until `tell`."""
         if self.is_open:
-            self.publish(base, end, sequence, latest)
+            native.store(self.words, COUNT, native.load(self.words, COUNT) | ELSEWHERE)
+            native.store(self.words, self.copy(native.load(self.words, COUNT)) + CHECK, 0)
+            native.store(self.words, TURNS, (native.load(self.words, TURNS) + STEP) & WORD)
+
+    def tell(self, base: int, end: int, sequence: int, latest: int, synced: int) -> None:
+        """Say where the journal ends, and how far it is on disk."""
+        if self.is_open:
+            word = native.load(self.words, ERROR)
+            if word != 0 and self.error() == 0:  # damage, which would keep everybody from the short way
+                native.swap(self.words, ERROR, word, 0)
+            self.publish(base, end, sequence, latest, synced)
+
+    def turns(self) -> int:
+        """Return a number that changes, under the append lock, whenever the journal's end may have gone back."""
+        return native.load(self.words, TURNS) if self.is_open else 0
 
     def is_told(self) -> bool:
         """Return whether the words count, and no append is under way."""
         return self.is_open and native.load(self.words, COUNT) & (ELSEWHERE | WRITING) == 0
 
-    def sign(self) -> None:
-        """Note that we have the append lock, for who waits for it."""
+    def sign(self, place: int = HOLDER) -> None:
+        """Note that we have the append lock, or with LEADER that we lead a flush, for those who wait."""
         if self.is_open:
             for at in range(HOLDER_WORDS):
-                native.store(self.words, HOLDER + at, native.load(self.holder, at))
+                native.store(self.words, place + at, native.load(self.holder, at))
 
-    def signed_by(self) -> tuple[int, int, int, int]:
-        """Return the words of who had the append lock last; zeros if that isn't known."""
+    def signed_by(self, place: int = HOLDER) -> tuple[int, int, int, int]:
+        """Return the words of the process that signed there last; zeros if that isn't known."""
         if not self.is_open:
             return 0, 0, 0, 0
         words = self.words
-        return native.load(words, HOLDER), native.load(words, HOLDER + 1), native.load(words, HOLDER + 2), native.load(words, HOLDER + 3)
+        return native.load(words, place), native.load(words, place + 1), native.load(words, place + 2), native.load(words, place + 3)
 
     # The short way.
 
@@ -200,6 +255,8 @@ class Tail:
         at = self.copy(count)
         if count & (ELSEWHERE | WRITING) or not self.is_sound(at) or native.load(self.words, at + BASE) != self.base:
             return SLOW
+        if native.load(self.words, ERROR) != 0:
+            return SLOW
         end = native.load(self.words, at + END)
         sequence = native.load(self.words, at + NEXT)
         latest = native.signed(native.load(self.words, at + LATEST))
@@ -228,7 +285,7 @@ class Tail:
             return SLOW
         if not self.is_open:  # by a destructor in another thread: the record is there, and the next writer finds it
             return sequence
-        self.publish(self.base, end + size, sequence + 1, latest)
+        self.publish(self.base, end + size, sequence + 1, latest, native.load(self.words, at + SYNCED))
         self.left_at = native.monotonic()
         return sequence
 
@@ -241,6 +298,59 @@ class Tail:
             return False
         self.looked_at = now
         return True
+
+    # Flushes.
+
+    def look(self, sequence: int) -> int:
+        """Say whether every record below `sequence` is on disk, for those who wait for a flush; see `Progress`."""
+        if not self.is_open:
+            raise Closed("the log was closed; open it again")
+        at = self.copy(native.load(self.words, COUNT))
+        is_done = sequence <= native.load(self.words, at + SYNCED) and self.is_sound(at)
+        if self.error() != 0:
+            return group.FAILED
+        return group.DONE if is_done else group.WAITS
+
+    def begin_flush(self, base: int, path: bytes, device: int, number: int) -> int:
+        """Note what a flush of the last segment, which begins now, puts on disk: `flush_to`, `flush_end`. Returns 0; SLOW if the last
+        segment is not the one that begins at `base`, in a file that tells itself from others by `device` and `number`, at `path`."""
+        if not self.is_open:
+            return SLOW
+        self.turn = native.load(self.words, TURNS)
+        count = native.load(self.words, COUNT)
+        at = self.copy(count)
+        # A writer may replace them meanwhile. Each was stored after the records that it speaks of had been written.
+        self.flush_to = native.load(self.words, at + NEXT)
+        self.flush_end = native.load(self.words, at + END)
+        if count & ELSEWHERE or native.load(self.words, at + BASE) != base or not self.is_sound(at):
+            return SLOW
+        size = native.size_at(path, device, number)
+        return SLOW if size < 0 or native.unsigned(size) < self.flush_end else 0
+
+    def end_flush(self) -> bool:
+        """Under the append lock: say that the flush has put on disk what `begin_flush` has noted. False if that can't be known any more."""
+        if not self.is_open or self.error() != 0:  # another flush has failed: of a reader, say, which takes no lock
+            return False
+        words = self.words
+        count = native.load(words, COUNT)
+        at = self.copy(count)
+        if count & (ELSEWHERE | WRITING) or not self.is_sound(at) or native.load(words, TURNS) != self.turn:
+            return False
+        if native.load(words, at + SYNCED) < self.flush_to:
+            latest = native.signed(native.load(words, at + LATEST))
+            self.publish(native.load(words, at + BASE), native.load(words, at + END), native.load(words, at + NEXT), latest, self.flush_to)
+        return True
+
+    def error(self) -> int:
+        """Return the errno of the first failed flush; 0 if there was none."""
+        if not self.is_open:
+            return 0
+        return error_in(self.seed, native.load(self.words, ERROR))
+
+    def fail(self, error: int) -> None:
+        """Say that a flush has failed, with this errno; 0: that all was written anew since."""
+        if self.is_open:
+            native.store(self.words, ERROR, error_word(self.seed, error))
 
     # The words.
 
@@ -255,7 +365,7 @@ class Tail:
     def check(self, at: int) -> int:
         return HIGH | native.crc32c(self.seed, self.data, 8 * at, 8 * CHECK)
 
-    def publish(self, base: int, end: int, sequence: int, latest: int) -> None:
+    def publish(self, base: int, end: int, sequence: int, latest: int, synced: int) -> None:
         """Store the other copy, and then say that it counts."""
         words = self.words
         count = native.load(words, COUNT)
@@ -264,8 +374,9 @@ class Tail:
         native.store(words, at + END, end)
         native.store(words, at + NEXT, sequence)
         native.store(words, at + LATEST, native.unsigned(latest))
+        native.store(words, at + SYNCED, synced)
         native.store(words, at + CHECK, self.check(at))
-        native.store(words, COUNT, (count + STEP) & ~(ELSEWHERE | WRITING) & 0xFFFFFFFFFFFFFFFF)
+        native.store(words, COUNT, (count + STEP) & ~(ELSEWHERE | WRITING) & WORD)
 
     def close(self) -> None:
         """Forget the memory. Nothing goes the short way any more."""

@@ -12,7 +12,7 @@
     |   `-- MissingExtra        it needs a package that isn't installed (also ImportError)
     |-- Unrecovered             the machine was restarted, and nobody who may write has opened the log since
     |-- Corruption              ours, but damaged
-    |   |-- Truncated           a file is shorter than its header says, or than what was read of it
+    |   |-- Truncated           a file is shorter than its header says, or than what was read of it, or was to be flushed
     |   |-- NotAFile            a FIFO, device, socket or directory has a file's name (also OSError)
     |   `-- ChecksumMismatch    an item's bytes are not those that were stored
     |-- TooLarge                the record can't be held          (also ValueError)
@@ -136,7 +136,10 @@ class Corruption(KvspoolError):
 
 
 class Truncated(Corruption):
-    """A file is shorter than its header says. It was not mapped, since a load behind its end would kill the process."""
+    """A file is shorter than its header says. It was not mapped, since a load behind its end would kill the process.
+
+    From a journal: records that a reader has read, or a durable append was to put on disk, were taken back by a rewind, or cut.
+    """
 
 
 class NotAFile(Corruption, OSError):
@@ -325,7 +328,7 @@ class Moved(KvspoolError):
 
 
 class Reentered(KvspoolError, RuntimeError):
-    """A signal handler or destructor appended to a handle in the middle of an append to it. Nothing was written by it.
+    """A signal handler or destructor used a handle for an append or flush in the middle of another one. Nothing was written by it.
 
     The interrupted append goes on. Let the handler use a handle of its own, or only leave a note for later.
     """

@@ -15,6 +15,7 @@ def held(log: Journal, timeout: float = 5) -> Iterator[tuple[Appender, Page]]:
     """Hold the lock inside the `with` block, as `Journal.under_lock` does while a function runs."""
     appender = log._open_appender(timeout)
     try:
-        yield appender, appender._enter(timeout)
+        appender._enter(timeout)
+        yield appender, appender._settled_end()
     finally:
         appender._leave()

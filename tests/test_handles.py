@@ -54,10 +54,11 @@ def classes() -> list[Any]:
     for name in PUBLIC:
         module, _, stem = name.rpartition(".")
         found.append(getattr(importlib.import_module(module), stem))
-    frames = ("Ring", "FrameReader", "FrameWriter", "FrameSurvey", "FlushGroup", "Batch", "Items")
+    frames = ("Ring", "FrameReader", "FrameWriter", "FrameSurvey", "Batch", "Items")
     merges = ("FollowingLoops", "Merging", "Source")
     stems = (
         ("kvspool._frames", frames),
+        ("kvspool._group", ("FlushGroup",)),
         ("kvspool._lock", ("AppendLock",)),
         ("kvspool._tail", ("Tail",)),
         ("kvspool._chunks", ("Ends",)),

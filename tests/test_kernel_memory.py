@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from rings import HOLDER, SEED, Ring
 import kvspool
 from kvspool import _chunks_py
 from kvspool import _frames_py as frames
+from kvspool import _group_py as groups
 from kvspool.errors import Closed, Reentered
 from kvspool.queue import ChunkQueue
 from kvspool.record import Record
@@ -36,9 +38,14 @@ def makers(twin: ModuleType) -> dict[str, Callable[[Any, Any], Any]]:
         "Ring": lambda data, control: twin.Ring(data, control, SEED),
         "FrameReader": lambda data, control: twin.FrameReader(data, control, SEED, 0, 0),
         "FrameSurvey": lambda data, control: twin.FrameSurvey(data, control, SEED),
-        "FlushGroup": lambda data, control: twin.FlushGroup(data, control, SEED),
         "FrameWriter": lambda data, control: twin.FrameWriter(data, control, SEED, None, memoryview(HOLDER)),
     }
+
+
+def flush_group(twin: ModuleType, data: Any, control: Any) -> Any:
+    """Return a group of the twin for a ring."""
+    module = importlib.import_module(twin.__name__.replace("_frames", "_group"))
+    return module.FlushGroup(twin.Ring(data, control, SEED), control, frames.FLUSH_GROUP, frames.SYNC_LOCK)
 
 
 @pytest.fixture
@@ -49,7 +56,7 @@ def quick_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize("name", ["Ring", "FrameReader", "FrameSurvey", "FlushGroup", "FrameWriter"])
+@pytest.mark.parametrize("name", ["Ring", "FrameReader", "FrameSurvey", "FrameWriter"])
 def test_memory_that_can_not_be_a_logs_is_refused_when_the_object_is_made(twin: ModuleType, name: str) -> None:
     make = makers(twin)[name]
     make(memoryview(bytearray(CAPACITY)), control_of(CAPACITY))
@@ -67,7 +74,7 @@ def test_memory_that_can_not_be_a_logs_is_refused_when_the_object_is_made(twin: 
         make(memoryview(bytearray(2 * CAPACITY))[::2], control_of(CAPACITY))
 
 
-@pytest.mark.parametrize("name", ["Ring", "FrameReader", "FrameSurvey", "FlushGroup", "FrameWriter"])
+@pytest.mark.parametrize("name", ["Ring", "FrameReader", "FrameSurvey", "FrameWriter"])
 def test_compiled_memory_at_an_odd_address_is_refused(twin: ModuleType, name: str) -> None:
     if twin is frames:
         pytest.skip("the interpreted twin has no pointers")
@@ -84,7 +91,7 @@ def test_whatever_stores_refuses_read_only_memory(twin: ModuleType) -> None:
         with pytest.raises(ValueError, match="read-only"):
             makers(twin)["FrameWriter"](one, other)
     with pytest.raises(ValueError, match="read-only"):
-        makers(twin)["FlushGroup"](data.toreadonly(), control.toreadonly())
+        flush_group(twin, data, control.toreadonly())
     with pytest.raises(ValueError, match="48 bytes"):
         twin.FrameWriter(data, control, SEED, None, memoryview(bytes(40)))
     reader = makers(twin)["FrameReader"](data.toreadonly(), control.toreadonly())
@@ -149,11 +156,27 @@ def test_columns_without_room_for_the_limit_are_refused(twin: ModuleType, make_r
 
 
 def test_an_object_whose_init_never_ran_touches_no_memory(twin: ModuleType) -> None:
-    for name in ("FrameReader", "FrameSurvey", "FlushGroup", "FrameWriter"):
+    for name in ("FrameReader", "FrameSurvey", "FrameWriter"):
         one = getattr(twin, name).__new__(getattr(twin, name))
         for method, arguments in (("word", (0,)), ("mark", ()), ("head", ()), ("entry", (0,)), ("ring_bell", ()), ("rouse", ())):
             with pytest.raises((Closed, AttributeError)):
                 getattr(one, method)(*arguments)
+
+
+def test_a_flush_group_has_memory_of_its_own_or_raises(twin: ModuleType, make_ring: MakeRing) -> None:
+    ring = make_ring(twin, CAPACITY)
+    group = flush_group(twin, ring.data, ring.control)
+    words = memoryview(bytearray(64))
+    kind = type(group)
+    for at in (-1, 5, 8, 1 << 40):
+        with pytest.raises(ValueError, match="4 words"):
+            kind(ring.reader(0, 0), words, at, 0)
+    kind(ring.reader(0, 0), words, 4, 0)
+    never_made = kind.__new__(kind)
+    group.close()
+    for one in (never_made, group):
+        with pytest.raises((Closed, AttributeError)):
+            one.come(0, 1, 0)
 
 
 def test_a_writer_is_not_closed_in_the_middle_of_an_append(twin: ModuleType, make_ring: MakeRing) -> None:
@@ -180,14 +203,13 @@ def test_a_writer_is_not_closed_in_the_middle_of_an_append(twin: ModuleType, mak
 
 def test_a_close_ends_calls_that_wait_in_other_threads(twin: ModuleType, make_ring: MakeRing) -> None:
     ring = make_ring(twin, CAPACITY)
-    group = twin.FlushGroup(ring.data, ring.control, SEED)
+    group = flush_group(twin, ring.data, ring.control)
     group.lock_fd = ring.lock_file
-    taken = twin.FlushGroup(ring.data, ring.control, SEED)
     reader, spinner = ring.reader(0, 0), ring.reader(0, 0)
     ring.fill([b"x"])
     spinner.position = ring.mark()[0]
     # Another thread of the first group leads, so this one waits.
-    assert group.come(1, 1, 10**9) == frames.LEADS
+    assert group.come(1, 1, 10**9) == groups.LEADS
     found: list[Any] = []
     began = threading.Barrier(4)
 
@@ -215,7 +237,6 @@ def test_a_close_ends_calls_that_wait_in_other_threads(twin: ModuleType, make_ri
     assert set(found) <= {Closed, None, False}
     assert Closed in found
     group.leave(1)
-    taken.close()
 
 
 def test_a_close_while_records_are_made_ends_the_copying(twin: ModuleType, make_ring: MakeRing) -> None:

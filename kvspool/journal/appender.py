@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -30,7 +31,7 @@ from kvspool._frames import TWIN
 from kvspool.descriptor import Descriptor
 from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, say_what_is_stored
 from kvspool.handles import Handle
-from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page
+from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page, flush_noted
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Before, Format, Rows, Scan
 from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
@@ -108,7 +109,7 @@ class Appender(Handle):
         self.room = room
         self._mode = mode
         self._segment: Segment | None = None
-        self._is_busy = False
+        self._thread = 0  # the one that holds the append lock through this handle
         self._on_roll = on_roll
         self._accounts = accounts
         self._identity = system.port.identity(segments.directory)
@@ -117,17 +118,26 @@ class Appender(Handle):
         self.under_lock(timeout, lambda page: None)
 
     def under_lock(self, timeout: float, work: Callable[[Page], T]) -> T:
-        """Hold the append lock while `work` runs, with the end of the journal, whose last segment is open; return its result.
+        """As `locked`, for work that needs the end of the journal, and its last segment open."""
 
-        The lock is released whatever a signal handler raises, and wherever. A context manager could not promise that: an exception at the
-        beginning of its `__exit__` passes by the release.
-        """
-        self._refuse_reentry()
-        self._is_busy = True
-        try:
-            result = work(self._enter(timeout))
+        def step() -> T:
+            result = work(self._settled_end())
             self._tell()
             return result
+
+        return self.locked(timeout, step)
+
+    def locked(self, timeout: float, work: Callable[[], T]) -> T:
+        """Hold the append lock while `work` runs, and return its result; nobody has looked yet where the journal ends.
+
+        The lock is released whatever a signal handler raises, and wherever. A context manager could not promise that: an exception at the
+        beginning of its `__exit__` passes by the release. Raises Reentered, LockTimeout, LogVanished.
+        """
+        self._refuse_reentry()
+        self._thread = threading.get_ident()
+        try:
+            self._enter(timeout)
+            return work()
         finally:
             try:
                 self._leave()
@@ -139,7 +149,7 @@ class Appender(Handle):
         """Append one record with the present time in one step, if it can be done so; return its sequence, or `_tail_py.SLOW`: then nothing
         was done, and `append` has to. Raises LockTimeout."""
         tail = self.control.tail
-        if tail is None or self._is_busy:
+        if tail is None or self._thread:
             return tails.SLOW
 
         def attempt() -> int | None:
@@ -148,17 +158,27 @@ class Appender(Handle):
 
         return locks.wait_for(attempt, timeout, self.control.who, partial(locks.rest, tail.lock))
 
+    def refuse_handler(self) -> None:
+        """Raise Reentered if this thread holds the append lock through this handle: a signal handler came into that."""
+        if self._thread == threading.get_ident():
+            raise Reentered("a signal handler may not use a handle in the middle of an append to it; let it use one of its own")
+
     def _refuse_reentry(self) -> None:
+        """As `refuse_handler`, for the thread whose turn it is: then an interpreted append in one step is its own, too."""
+        self.refuse_handler()
         tail = self.control.tail
-        if self._is_busy or (tail is not None and tail.is_busy and not IS_ONE_STEP):  # compiled, another thread's: wait for it
+        if tail is not None and tail.is_busy and not IS_ONE_STEP:  # compiled, another thread's: wait for it
             raise Reentered("a signal handler may not append to a handle in the middle of an append to it; let it use one of its own")
 
-    def _enter(self, timeout: float) -> Page:
-        """Take the append lock, and return the end of the journal."""
+    def _enter(self, timeout: float) -> None:
+        """Take the append lock."""
         self.control.lock(timeout)
         if self.control.renewals != self._renewals:
             self._refuse_another()
             self._renewals = self.control.renewals
+
+    def _settled_end(self) -> Page:
+        """Return the end of the journal, after all that a killed writer has left was put in order."""
         page = self._find_end()
         if self._accounts is not None and self.control.pending:
             self._accounts.settle(self.control, page.next_sequence)
@@ -189,7 +209,7 @@ class Appender(Handle):
     def _leave(self) -> None:
         """Release the append lock, if it is held; to do so twice does no harm."""
         self.control.unlock()
-        self._is_busy = False
+        self._thread = 0
 
     def append(self, batch: Rows, page: Page, at: int | None = None, advice: str = DO_NOT_REPEAT) -> range:
         """Append all records of a batch, under the append lock, and return their sequences.
@@ -256,6 +276,8 @@ class Appender(Handle):
             raise LogVanished(f"{self.control.path} was removed, and others lock another file by now; open the journal again")
         page = self.control.read()
         if page.sync_error:
+            if self.control.owes_error:  # the next run of the machine takes it from the page alone
+                self.control.write(page)
             raise Poisoned(
                 f"{self.segments.path}: a flush to disk failed ({os.strerror(page.sync_error)}); it takes no more records. "
                 "kvspool.repair writes all of it to disk anew"
@@ -328,9 +350,10 @@ class Appender(Handle):
         page = page._replace(last_timestamp=max(page.last_timestamp, found.latest))
         if is_ours and page.end == NOT_BEGUN and base < page.base == found.sequence:
             return self._begin(page)
-        if not is_ours:
+        synced = min(page.synced_sequence, found.sequence)
+        if not is_ours or found.sequence < page.next_sequence:  # what the page says of the disk may be about other records
             self._flush(segment, page)
-        synced = min(page.synced_sequence, found.sequence) if is_ours else found.sequence
+            synced = found.sequence
         page = self._end_of(page, base, found.size, found.sequence)._replace(synced_sequence=synced)
         self.control.write(page)
         if self.format.reads_zeros:
@@ -424,7 +447,7 @@ class Appender(Handle):
 
     def _flush(self, segment: Segment, page: Page) -> None:
         try:
-            system.port.flush(segment.fd)
+            flush_noted(lambda: system.port.flush(segment.fd), self.control.note_error)
         except OSError as error:
             self.control.write(page._replace(sync_error=error.errno or errno.EIO))
             raise Poisoned(f"{segment.path}: the flush to disk failed ({error}); the journal takes no more records") from error

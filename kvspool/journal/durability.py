@@ -1,53 +1,199 @@
 """Putting a journal on disk: one flush for all who wait for one.
 
-Segments before the last one are on disk since the last one began. So a flush is one of the last segment; the page then says up to which
-sequence all is there, and whoever waited for the flush lock looks at that before it flushes again.
+Segments before the last one are on disk since the last one began. So a flush is one of the last segment.
+
+**Group commit.** Where writers share a tail (`kvspool._tail_py`), it says how far all is on disk, and has the words of their `FlushGroup`.
+A flush then takes a look at the tail, one `fdatasync` of a descriptor that this handle keeps, and a moment of the append lock.
+
+**The long way** is taken without a tail, and where it doesn't say where the journal ends: it finds the end from the page of the lock file,
+and says there how far all is on disk. Whoever waited for the flush lock looks at that before it flushes again.
+
+**Errors.** The first error of a flush is noted in the lock file and in the tail before any other code runs (`control.flush_noted`), and a
+handle that is closed keeps its locks until its flushes have ended. So no other flush succeeds between the error and its note.
 """
 
 from __future__ import annotations
 
 import errno
+import os
+import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from kvspool import system
-from kvspool.errors import KvspoolError, Poisoned
+from kvspool import _machine as native
+from kvspool import _tail_py as tails
+from kvspool import flushing, system
+from kvspool.errors import Closed, KvspoolError, LockTimeout, Poisoned, Reentered, Truncated
+from kvspool.handles import Handle
 from kvspool.journal import control
 from kvspool.journal.control import SYNC
+from kvspool.journal.segment import Segment
 
 if TYPE_CHECKING:
+    from kvspool._group import FlushGroup
+    from kvspool._tail import Tail
     from kvspool.journal.appender import Appender
-    from kvspool.journal.control import Page
+    from kvspool.journal.control import Control, Page
     from kvspool.journal.journal import Journal
 
 BLANK = 4  # bytes at the end of a segment that make one look whether it ends in zeros
 SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
+TRIES = 2  # to find the tail's last segment open; others may begin a new one
 
 
-class Flusher:
+class Target(Handle):
+    """The last segment, as one handle keeps it open to flush it, until it flushes a later one or is closed.
+
+    It closes with the object: a thread may be flushing it.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        status = system.port.status(segment.fd)
+        self.segment = segment
+        self.place = (segment.base, os.fsencode(segment.path), status.st_dev, status.st_ino)
+
+
+class Patience:
+    """How long one call waits for others: `timeout` seconds until its flush begins, and as long again after it, to say what it has done."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._deadline = system.port.monotonic() + timeout
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left until the flush has to begin."""
+        return max(0.0, self._deadline - system.port.monotonic())
+
+
+class Flusher(Handle):
     """Puts a journal on disk for one handle; its threads may all use it."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._target: Target | None = None
+        self._turn: Any = threading.RLock()  # without a tail, one thread at a time flushes
+        self._leader = 0  # which one
 
     def sync(self, timeout: float) -> int:
-        """Put everything that was appended so far on disk; returns the sequence below which all is there. Raises Poisoned, LockTimeout."""
+        """Put everything that was appended so far on disk; returns the sequence below which all is there.
+
+        timeout: see `Patience`. Raises Poisoned, LockTimeout, Closed, Reentered.
+        """
         return self.flush(timeout)
 
     def flush(self, timeout: float) -> int:
         """As `sync`."""
-        sequence = self._journal.under_lock(timeout, lambda _, page: page.next_sequence)  # without the lock the page may be half written
-        return self.flush_below(sequence, timeout)
+        patience = Patience(timeout)
+        sequence = self._end(self._journal.control(timeout))
+        if sequence is None:  # without the lock the page may be half written
+            sequence = self._journal.under_lock(patience.left, lambda _, page: page.next_sequence)
+        return min(sequence, self._covered(sequence, patience))  # less, if records were taken back meanwhile
 
-    def flush_below(self, sequence: int, timeout: float) -> int:
-        """Return when every record below `sequence` is on disk, whoever put it there."""
-        held = self._journal.control(timeout)
+    def _end(self, held: Control) -> int | None:
+        """Return the next sequence, as the tail says it; None unless the segment ends there: a writer without a tail, or one that was
+        killed, may have left more."""
+        tail, target = held.tail, self._target
+        found = None if tail is None else tail.found()
+        if tail is None or found is None or target is None or not tail.is_told():
+            return None
+        base, path, device, number = target.place
+        with suppress(OSError, Closed):  # another thread may be opening the lock file anew
+            if base == found[0] and native.size_at(path, device, number) == found[1] and not held.is_gone():
+                return found[2]
+        return None
+
+    def flush_below(self, sequence: int, timeout: float) -> None:
+        """Return when every record below `sequence` is on disk, whoever put it there.
+
+        Raises what `sync` does, and Truncated if some of the records were taken back before.
+        """
+        covered = self._covered(sequence, Patience(timeout))
+        if covered < sequence:
+            raise Truncated(f"{self._journal.path}: the records from sequence {covered} on were taken back before they were on disk")
+
+    def _covered(self, sequence: int, patience: Patience) -> int:
+        """Put what is there of the records below `sequence` on disk, and return the sequence below which all is there."""
+        self._journal.refuse_handler()
+        held = self._journal.control(patience.left)
+        with held.held_open():
+            while True:
+                # Another thread may be about to share the tail of a new lock file, under the append lock.
+                group = held.group or self._journal.locked(patience.left, lambda: held.group)
+                if group is None:
+                    return self._flush_alone(held, sequence, patience)
+                flush = partial(self._flush_tail, held, group, sequence, patience)
+                try:
+                    covered = flushing.flush_for_all(
+                        group, sequence, patience.left, flush, self._journal.path, partial(_error, held), held.flusher
+                    )
+                    return sequence if covered is None else covered
+                except Closed:
+                    if held.group is group:
+                        raise
+                    # The lock file was removed, and another thread has opened the one that has the name now.
+
+    def _flush_tail(self, held: Control, group: FlushGroup, sequence: int, patience: Patience) -> int:
+        """Under the flush lock: flush what the tail says is there; the long way, if it doesn't say so. Returns how far all is on disk.
+
+        Raises Closed if the tail isn't the group's any more: a leader of the new one may be using it.
+        """
+        held.sign_flush()
+        begun = self._begin(held, group, patience)
+        if begun is None:
+            return self._flush_unless_done(held, sequence, patience)
+        tail, target = begun
+        covered = tail.flush_to
+        self._flush_data(held, target.segment, patience)
+        if self._journal.locked(patience.timeout, tail.end_flush):
+            return covered
+        return self._flush(held, Patience(patience.timeout))
+
+    def _begin(self, held: Control, group: FlushGroup, patience: Patience) -> tuple[Tail, Target] | None:
+        """Return the last segment, when the tail has noted what a flush of it puts on disk; None if that has to go the long way."""
+        for _ in range(TRIES):
+            tail, target = held.tail, self._target
+            if held.group is not group:
+                raise Closed(f"{held.path} was removed, and another thread has opened the one that has the name now")
+            if tail is not None and target is not None and tail.begin_flush(*target.place) != tails.SLOW:
+                return None if self._is_blank(target, tail.flush_end) else (tail, target)
+            self._target = self._journal.under_lock(patience.left, lambda appender, page: Target(appender.reopened(page)))
+        return None
+
+    def _is_blank(self, target: Target, end: int) -> bool:
+        """Return whether the segment ends there in what may be taken for zeros that a crash has left."""
+        return self._journal.format.reads_zeros and not any(target.segment.read(max(0, end - BLANK), BLANK))
+
+    def _flush_alone(self, held: Control, sequence: int, patience: Patience) -> int:
+        """Without a tail: when no other thread flushes, do it under the flush lock, unless it was done. Returns how far all is on disk."""
+        thread, turn = threading.get_ident(), self._turn
+        if self._leader == thread:
+            raise Reentered(flushing.REENTERED)
         try:
-            held.lock(timeout, SYNC)
-            page = held.read()
-            if page.sync_error == 0 and page.synced_sequence >= sequence:
-                return page.synced_sequence
-            return self._flush(timeout)
+            if not turn.acquire(timeout=min(patience.left, threading.TIMEOUT_MAX)):
+                raise LockTimeout(f"{self._journal.path}: another thread flushes, and is not done yet")
+            self._leader = thread
+            return self._flush_locked(held, sequence, patience)
+        finally:
+            try:
+                self._give_turn(turn, thread)
+            except BaseException:  # out of a signal handler, perhaps before the others could go on
+                self._give_turn(turn, thread)
+                raise
+
+    def _give_turn(self, turn: Any, thread: int) -> None:
+        """Let other threads flush, if it is this one's turn."""
+        if self._leader == thread:
+            self._leader = 0
+        with suppress(RuntimeError):  # it is not
+            turn.release()
+
+    def _flush_locked(self, held: Control, sequence: int, patience: Patience) -> int:
+        """Take the flush lock, and flush unless that was done. Returns how far all is on disk."""
+        try:
+            held.lock(patience.left, SYNC)
+            return self._flush_unless_done(held, sequence, patience)
         finally:
             try:
                 held.unlock(SYNC)
@@ -55,51 +201,100 @@ class Flusher:
                 held.unlock(SYNC)
                 raise
 
+    def _flush_unless_done(self, held: Control, sequence: int, patience: Patience) -> int:
+        """Under the flush lock: flush the long way, unless the page says that this was done. Returns how far all is on disk."""
+        page = held.seen()
+        if page.sync_error or page.synced_sequence < sequence:
+            return self._flush(held, patience)
+        return page.synced_sequence
+
+    def close(self) -> None:
+        """Keep no file open, and in a forked child nothing that a thread of the parent has."""
+        self._target = None
+        self._turn, self._leader = threading.RLock(), 0
+
     def settle(self, sequence: int) -> None:
-        """Put the records below a sequence on disk, if they may not be there; for who is about to keep on disk that he has read them.
+        """Put the records below a sequence on disk, if they may not be there; for a reader that is about to commit it.
 
         Takes no lock, since the original may be writing. Raises Poisoned.
         """
-        if control.look(self._journal.format.lock_file(self._journal.path)).synced_sequence >= sequence:
+        path = self._journal.format.lock_file(self._journal.path)
+        if control.look(path).synced_sequence >= sequence:
             return
         segment = self._journal.segment_of(sequence - 1)
         if segment is None:
             return
         try:
-            system.port.flush_data(segment.fd)
+            control.flush_noted(lambda: system.port.flush_data(segment.fd), partial(control.note_error, path))
         except OSError as error:
-            with suppress(KvspoolError, OSError):
-                self._poison(error, self._journal.timeout)
-            raise Poisoned(f"{segment.path}: the flush to disk failed ({error}); the journal takes no more records") from error
+            self._poison(segment, error, self._journal.timeout)
         finally:
             segment.close()
+        error_before = control.look(path).sync_error  # the kernel may have told another flush, before we opened the segment
+        if error_before:
+            raise Poisoned(f"{self._journal.path}: a flush to disk failed before (errno {error_before}); copy it to a sound disk")
 
-    def _flush(self, timeout: float) -> int:
-        """Flush the last segment, without the append lock: others append meanwhile."""
+    def _flush(self, held: Control, patience: Patience) -> int:
+        """Flush the last segment the long way, again as long as records were taken back meanwhile. Returns how far all is on disk.
+
+        Raises LockTimeout if there was no flush without that.
+        """
+        while (covered := self._flush_once(held, patience)) is None:
+            if not patience.left:
+                raise LockTimeout(f"{self._journal.path}: others took records back during each flush, for {patience.timeout:g} s")
+        return covered
+
+    def _flush_once(self, held: Control, patience: Patience) -> int | None:
+        """Flush the last segment without the append lock: others append meanwhile. Returns how far all is on disk; None if that can't be
+        known, since others may have taken records back, and appended new ones."""
         journal = self._journal
-        page, segment, generation = journal.under_lock(
-            timeout, lambda appender, page: (page, appender.reopened(page), journal.generation())
-        )
+
+        def turns() -> tuple[int, int]:
+            return journal.generation(), 0 if held.tail is None else held.tail.turns()
+
+        page, segment, before = journal.under_lock(patience.left, lambda appender, page: (page, appender.reopened(page), turns()))
         try:
-            system.port.flush_data(segment.fd)
+            self._flush_data(held, segment, patience)
             ends_blank = not any(segment.read(max(0, page.end - BLANK), BLANK))
-        except OSError as error:
-            self._poison(error, timeout)
-            raise Poisoned(f"{segment.path}: the flush to disk failed ({error}); the journal takes no more records") from error
         finally:
             segment.close()
 
-        def say_so(appender: Appender, now: Page) -> None:
-            if now.synced_sequence < page.next_sequence and generation == journal.generation():
-                appender.control.write(now._replace(synced_sequence=page.next_sequence))
+        def say_so(appender: Appender, now: Page) -> int | None:
+            covered = min(page.next_sequence, now.next_sequence)
+            if now.synced_sequence >= covered:
+                return now.synced_sequence
+            if before != turns():
+                return None
+            appender.control.write(now._replace(synced_sequence=covered))
+            return covered
 
-        journal.under_lock(timeout, say_so)
+        covered = journal.under_lock(patience.timeout, say_so)
         if journal.format.reads_zeros and ends_blank:
-            system.port.flush_data(journal.control(timeout).fd)  # so that a recovery knows that these zeros are records
-        return page.next_sequence
+            system.port.flush_data(held.fd)  # so that a recovery knows that these zeros are records
+        return covered
 
-    def _poison(self, error: OSError, timeout: float) -> None:
-        """Let the journal take no more records, since a flush to disk failed."""
-        self._journal.under_lock(
-            timeout, lambda appender, page: appender.control.write(page._replace(sync_error=error.errno or errno.EIO))
-        )
+    def _flush_data(self, held: Control, segment: Segment, patience: Patience) -> None:
+        """Flush a segment. Raises Poisoned, after a note of the error."""
+        try:
+            control.flush_noted(lambda: system.port.flush_data(segment.fd), held.note_error)
+        except OSError as error:
+            self._poison(segment, error, patience.timeout)
+
+    def _poison(self, segment: Segment, error: OSError, timeout: float) -> NoReturn:
+        """Write an error into the page, if others let us: the next run of the machine, and all if it couldn't be noted, know of it then.
+        Raises Poisoned."""
+        journal = self._journal
+
+        def write() -> None:
+            held = journal.control(timeout)
+            page = held.read()
+            held.write(page._replace(magic=control.MAGIC, sync_error=page.sync_error or error.errno or errno.EIO))
+
+        with suppress(KvspoolError, OSError):
+            journal.locked(timeout, write)
+        raise Poisoned(f"{segment.path}: the flush to disk failed ({error}); the journal takes no more records") from error
+
+
+def _error(held: Control) -> int:
+    """Return the errno of the first failed flush."""
+    return held.seen().sync_error

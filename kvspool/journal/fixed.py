@@ -21,7 +21,7 @@ from kvspool.errors import ChecksumMismatch, Closed, Corruption, KvspoolError, O
 from kvspool.iteration import OnGap
 from kvspool.journal.appender import Appender
 from kvspool.journal.bounds import Bounds
-from kvspool.journal.control import Page
+from kvspool.journal.control import NO_RUN, Page
 from kvspool.journal.cursor import Cursor, Place, Reading
 from kvspool.journal.formats.fixed import Fixed, pruned, sidecar_bounds
 from kvspool.journal.journal import Journal, JournalStats
@@ -34,7 +34,6 @@ from kvspool.spool.search import Start
 from kvspool.wakeups import Watcher
 
 TRIES = 5  # looks at an item that rewinds may replace at that moment
-NOWHERE = bytes(16)  # the boot of a page that nobody believes
 
 
 class FixedJournal(Journal):
@@ -187,19 +186,19 @@ class FixedJournal(Journal):
         first = min(minimum, page.next_sequence)
         first -= first % self.format.items_per_blob
         if first > self._bases()[0]:
-            appender.control.write(page._replace(boot=NOWHERE))
+            appender.control.write(page._replace(boot=NO_RUN))
             self._bounds.begin_at(first, self.mode(), done=pruned(self.path, first))
             self.format.prune(appender.segments, first, self.mode())
             appender.control.write(page)
 
     def _rewind(self, appender: Appender, page: Page, size: int) -> Page:
-        appender.control.write(page._replace(boot=NOWHERE))  # whoever comes after us, if we die, looks what there is to finish
+        appender.control.write(page._replace(boot=NO_RUN))  # whoever comes after us, if we die, looks what there is to finish
         self._bounds.begin_rewind(size, self.mode())
         self.format.rewind(appender.segments, size, self.mode())
         return self._end_at(appender, page, size)
 
     def _begin_at(self, appender: Appender, page: Page, position: int) -> Page:
-        appender.control.write(page._replace(boot=NOWHERE))
+        appender.control.write(page._replace(boot=NO_RUN))
         self._bounds.begin_at(position, self.mode())
         self.format.finish(appender.segments, self.mode())
         return self._end_at(appender, page, position)

@@ -168,8 +168,10 @@ class Journal(Handle):
             if sequence == BUSY:
                 sequence = self._append_one(data, key, type, codec, self.timeout if timeout is None else timeout)
             if sequence >= 0:
-                if durable or self.durability != "memory":
-                    self._settle_durability(range(sequence, sequence + 1), self.timeout if timeout is None else timeout, durable)
+                if durable or self.durability == "disk":
+                    self._make_durable(sequence, sequence + 1, self.timeout if timeout is None else timeout)
+                elif self.durability == "os":
+                    self._start_background()
                 return sequence
         return self.append_many(
             [value], keys=None if key is None else [key], type=type, timestamp=timestamp, timeout=timeout, durable=durable
@@ -285,7 +287,7 @@ class Journal(Handle):
     def _settle_durability(self, sequences: range, timeout: float, durable: bool) -> None:
         """Do for what was appended what its durability asks for."""
         if durable or self.durability == "disk":
-            self._make_durable(sequences, timeout)
+            self._make_durable(sequences.start, sequences.stop, timeout)
         elif self.durability == "os":
             self._start_background()
 
@@ -340,11 +342,12 @@ class Journal(Handle):
             raise ValueError(f"the format {self.format.name} has no room for types")
         self.format.check(batch)
 
-    def _make_durable(self, sequences: range, timeout: float) -> None:
+    def _make_durable(self, first: int, end: int, timeout: float) -> None:
+        """Return when the records from `first` up to `end` are on disk. Raises NotDurable."""
         try:
-            self._flusher.flush_below(sequences.stop, timeout)
+            self._flusher.flush_below(end, timeout)
         except Exception as error:
-            raise NotDurable(sequences, str(error)) from error
+            raise NotDurable(range(first, end), str(error)) from error
 
     def _start_background(self) -> None:
         with self._thread_lock:
@@ -356,6 +359,17 @@ class Journal(Handle):
         with self._thread_lock:
             appender = self._open_appender(timeout)
             return appender.under_lock(timeout, lambda page: work(appender, page))
+
+    def locked(self, timeout: float, work: Callable[[], T]) -> T:
+        """Return what `work` returns, called under the append lock; see `Appender.locked`."""
+        with self._thread_lock:
+            return self._open_appender(timeout).locked(timeout, work)
+
+    def refuse_handler(self) -> None:
+        """Raise Reentered in a signal handler that came into an append of this handle and thread; see `Appender.refuse_handler`."""
+        appender = self._appender
+        if appender is not None:
+            appender.refuse_handler()
 
     def _open_appender(self, timeout: float) -> Appender:
         self._refuse_closed()
@@ -378,6 +392,9 @@ class Journal(Handle):
 
     def control(self, timeout: float) -> Control:
         """Return the lock file of this handle, open for writing."""
+        appender = self._appender
+        if appender is not None and appender.process == system.port.process_id() and not self._is_closed:
+            return appender.control
         with self._thread_lock:
             return self._open_appender(timeout).control
 
@@ -970,6 +987,7 @@ class Journal(Handle):
         self._thread_lock, self._looking = threading.RLock(), threading.RLock()
         appender, self._appender = self._appender, None
         self._tail = None
+        self._flusher.close()
         if appender is not None:
             appender.close()
 
@@ -985,6 +1003,7 @@ class Journal(Handle):
         with self._thread_lock:
             self._is_closed = True
             self._tail = None
+            self._flusher.close()
             if self._appender is not None:
                 self._appender.close()
                 self._appender = None

@@ -33,7 +33,7 @@ from kvspool import disk, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, Poisoned
 from kvspool.journal.appender import walk
-from kvspool.journal.control import APPEND, MAGIC, NOTHING, SYNC, Control, Page
+from kvspool.journal.control import APPEND, MAGIC, NO_RUN, NOTHING, SYNC, Control, Page
 from kvspool.journal.damage import Examined, Run, examine
 from kvspool.journal.segment import ARCHIVE
 from kvspool.journal.segments import Segment
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from kvspool.journal.journal import Journal
 
 CHUNK = 1 << 20  # bytes copied at once
-VOID = bytes(16)  # no run of the machine
 
 
 class Removed(msgspec.Struct, frozen=True):
@@ -115,7 +114,7 @@ class _Repair:
     def go(self) -> None:
         try:
             if self.page is not NOTHING:
-                self.control.write(self.page._replace(boot=VOID))
+                self.control.write(self.page._replace(boot=NO_RUN))
             bases = self.journal.bases()
             for base, until in zip(bases, [*bases[1:], None], strict=True):
                 self._mend(base, until)

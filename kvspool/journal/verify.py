@@ -222,10 +222,10 @@ def _page(journal: Journal) -> tuple[Page, str]:
         return NOTHING, ""
     with file as fd:
         for _ in range(control.TRIES):
-            data = system.port.read(fd, control.PAGE.size, 0)
+            data = system.port.read(fd, control.CONTENT, 0)
             page = control.parse(data)
-            if page is not NOTHING or not data.strip(b"\0"):
-                return page, ""
+            if page is not NOTHING or not data[: control.PAGE.size].strip(b"\0"):
+                return control.with_error(page, data), ""
             system.port.sleep(PAUSE)
     return NOTHING, f"{journal.format.lock_file(journal.path).name} doesn't say where the journal ends; the next append finds out"
 

@@ -26,15 +26,15 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from kvspool import _frames_py as frames
-from kvspool import system
-from kvspool._frames import FlushGroup
-from kvspool.errors import KvspoolError, LockTimeout, Poisoned, Reentered
+from kvspool import flushing, system
+from kvspool._frames import Ring
+from kvspool._group import FlushGroup
+from kvspool.errors import KvspoolError, LockTimeout, Poisoned
 from kvspool.handles import Handle
 from kvspool.spool import checkpoints, format
 from kvspool.spool.pair import Pair
 
 SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
-LONGEST_TIMEOUT = 1e9  # seconds, so that nanoseconds fit into a word
 
 
 class Flusher(Handle):
@@ -42,7 +42,8 @@ class Flusher(Handle):
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        self._group = FlushGroup(pair.ring, pair.control, pair.seed)
+        self._words = Ring(pair.ring, pair.control, pair.seed)
+        self._group = FlushGroup(self._words, pair.control, frames.FLUSH_GROUP, frames.SYNC_LOCK)
         self._guard = threading.RLock()
         self._boot_id = system.port.boot_id()
 
@@ -54,27 +55,26 @@ class Flusher(Handle):
         self.flush(timeout)
         with self.pair.held_open():
             self.flush_control()
-        return int(self._group.word(format.SYNCED_SEQ))
+        return int(self._words.word(format.SYNCED_SEQ))
 
     def flush(self, timeout: float) -> None:
         """Put everything that was appended so far on disk."""
-        self.flush_below(self._group.mark()[1], timeout)
+        self.flush_below(self._words.mark()[1], timeout)
 
     def flush_below(self, sequence: int, timeout: float) -> None:
         """Return when every record below `sequence` is on disk, whoever put it there.
 
         Raises Poisoned if the disk fails, or failed before; LockTimeout after `timeout` seconds, Closed, Reentered.
         """
-        if self._group.leader == threading.get_ident():
-            raise Reentered("a signal handler may not flush a handle in the middle of a flush of it; let it use a handle of its own")
         with self.pair.held_open():
-            found = self._lead_or_follow(sequence, timeout)
-        if found == frames.FAILED:
-            number = self._group.word(frames.SYNC_ERROR)
-            raise Poisoned(f"{self.pair.path}: a flush to disk failed before (errno {number}); copy it to a sound disk")
-        if found == frames.LATE:
-            who = "another thread" if self._group.leader else "another process"
-            raise LockTimeout(f"{self.pair.path}: {who} flushes, and is not done yet")
+            if self._group.lock_fd < 0:
+                with self._guard:  # threads must not open two, which would exclude each other
+                    self._group.lock_fd = self.pair.sync_lock_fd
+            flushing.flush_for_all(self._group, sequence, timeout, self._flush, self.pair.path, self._error)
+
+    def _error(self) -> int:
+        """Return the errno of the first failed flush."""
+        return int(self._words.word(frames.SYNC_ERROR))
 
     def flush_alone(self) -> None:
         """Put all on disk, for files that nobody else has seen yet: no lock is taken."""
@@ -86,26 +86,12 @@ class Flusher(Handle):
         """Flush spool.ctl."""
         self._flush_file(self.pair.control_fd)
 
-    def _lead_or_follow(self, sequence: int, timeout: float) -> int:
-        """Wait until another one has done it, or do it for all who wait; return what `FlushGroup.come` found."""
-        thread = threading.get_ident()
-        if self._group.lock_fd < 0:
-            with self._guard:  # threads must not open two, which would exclude each other
-                self._group.lock_fd = self.pair.sync_lock_fd
-        try:
-            found: int = self._group.come(sequence, thread, int(min(LONGEST_TIMEOUT, timeout) * 1e9))
-            if found == frames.LEADS:
-                self._flush()
-            return found
-        finally:
-            self._group.leave(thread)
-
     # Flushing, under the sync lock.
 
     def _flush(self) -> None:
         """Put a checkpoint and the data that it speaks of on disk, and tell all."""
-        state = checkpoints.state(self._group)
-        synced = self._group.word(format.SYNCED)
+        state = checkpoints.state(self._words)
+        synced = self._words.word(format.SYNCED)
         at, raw = checkpoints.successor(self.pair.front, self.pair.header, state, synced, self._boot_id)
         self._flush_file(self.pair.data_fd, raw, at)
         checkpoints.announce(self.pair.control, state)
@@ -113,7 +99,7 @@ class Flusher(Handle):
 
     def _ring(self) -> None:
         """Wake the readers who wait for what is on disk now. One that misses it looks by himself, so nothing that fails here matters."""
-        if self._group.ring_bell():
+        if self._words.ring_bell():
             with suppress(OSError):
                 self.pair.wake()
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 from kvspool import _frames_py as frames
+from kvspool import _group_py as group
 from kvspool import _lock_py as appendlock
 from kvspool._frames import crc32c
 from kvspool.layout import Layout
@@ -301,10 +302,10 @@ for _word, _name in (
     (frames.MARKS + frames.MARK_WORDS, "mark_b_tail"),
     (frames.SYNCED_SEQ, "synced_seq"),
     (frames.SYNC_ERROR, "sync_error"),
-    (frames.FLUSHES, "flushes"),
-    (frames.CAME, "came"),
-    (frames.BEGAN, "began"),
-    (frames.GOAL, "goal"),
+    (frames.FLUSH_GROUP + group.FLUSHES, "flushes"),
+    (frames.FLUSH_GROUP + group.CAME, "came"),
+    (frames.FLUSH_GROUP + group.BEGAN, "began"),
+    (frames.FLUSH_GROUP + group.GOAL, "goal"),
     (frames.WANTED, "wanted"),
     (frames.RINGS, "rings"),
     (frames.HOLDER, "holder_id_low"),

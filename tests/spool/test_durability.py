@@ -20,6 +20,7 @@ from faults import ClockPort, FailingPort
 import kvspool
 from kvspool import Spool, errors, locks, system
 from kvspool import _frames_py as frames
+from kvspool import _group_py as groups
 from kvspool.record import Gap
 from kvspool.spool import checkpoints, durability, format, slots
 from kvspool.spool.cursor import Isolation
@@ -363,7 +364,7 @@ def test_a_lock_that_cannot_be_given_back_leaves_no_leader_behind(log: Spool) ->
     log.append(b"x", durable=True)
     assert log._flusher is not None
     group = log._flusher._group
-    assert group.come(2, 7, 0) == frames.LEADS
+    assert group.come(2, 7, 0) == groups.LEADS
     fd, group.lock_fd = group.lock_fd, 1_000_000
     with pytest.raises(OSError, match="Errno 9"):
         group.leave(7)
@@ -528,9 +529,9 @@ def _append_and_tell(path: Path, results: Any, act: Callable[[], object] | None,
 
 def _wait_for_sleepers(log: Spool, count: int) -> None:
     deadline = time.monotonic() + 60
-    while word(log, frames.CAME) < count and time.monotonic() < deadline:
+    while word(log, frames.FLUSH_GROUP + groups.CAME) < count and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert word(log, frames.CAME) >= count
+    assert word(log, frames.FLUSH_GROUP + groups.CAME) >= count
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped and killed", "stopped and continued", "failing"])
@@ -581,7 +582,7 @@ def test_followers_never_sleep_on_when_their_leader_is_gone(large: Spool, end: s
 @pytest.mark.parametrize("hostile", [0, 1, 2, 1 << 40, (1 << 64) - 1])
 def test_whatever_the_hints_of_a_group_say_a_durable_append_returns_when_its_record_is_on_disk(large: Spool, hostile: int) -> None:
     words = large._live().control.cast("Q")
-    for at in (frames.FLUSHES, frames.CAME, frames.BEGAN, frames.GOAL):
+    for at in range(frames.FLUSH_GROUP, frames.FLUSH_GROUP + groups.WORDS):
         words[at] = hostile
         with system.replaced(Flushes()) as port:
             assert isinstance(port, Flushes)

@@ -10,13 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import pytest
 from alarms import Interrupt, interrupted
 
 import kvspool
 import shard
-from kvspool import Spool, _frames, errors, system
+from kvspool import Spool, _frames, _machine, errors, system
 from kvspool.errors import Reentered
 from kvspool.spool import format
 
@@ -41,6 +42,25 @@ def test_an_exception_out_of_a_signal_handler_leaves_no_lock_behind(no_collector
     assert interrupts >= 400
     items = list(log.read(0, on_gap="yield"))
     assert items[-1].sequence == log.stats().next_sequence - 1
+
+
+@pytest.mark.skipif(_frames.TWIN == "compiled", reason="compiled, no handler comes in there")
+def test_an_exception_out_of_a_signal_handler_at_the_unlock_leaves_the_lock_free(log: Spool) -> None:
+    log.append(b"the first one opens what writing needs")
+    unlock = _machine.unlock
+    attempts: list[int] = []
+
+    def interrupted_once(fd: int, at: int) -> None:
+        attempts.append(at)
+        if len(attempts) == 1:
+            raise Interrupt
+        unlock(fd, at)
+
+    with mock.patch.object(_machine, "unlock", interrupted_once), pytest.raises(Interrupt):
+        log.append(b"x")
+    with kvspool.open(log.path, timeout=0) as other:
+        other.append(b"other")
+    log.append(b"same", timeout=0)
 
 
 @pytest.mark.timeout(120, method="thread")
@@ -69,9 +89,7 @@ def test_an_exception_out_of_a_signal_handler_leaves_no_lock_kept(no_collector: 
 
 
 @pytest.mark.timeout(120, method="thread")
-def test_an_exception_out_of_a_signal_handler_costs_a_reader_at_most_the_record_in_its_hands(
-    no_collector: None, tmp_path: Path
-) -> None:
+def test_an_exception_out_of_a_signal_handler_costs_a_reader_at_most_the_record_in_its_hands(no_collector: None, tmp_path: Path) -> None:
     noise = random.Random(7)
     with kvspool.create(tmp_path / "log", capacity="1MiB") as log:
         log.append_many([b"x"] * 20_000)

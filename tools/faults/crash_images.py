@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from kvspool import _frames, _frames_py, _machine, system
+from kvspool import _frames, _frames_py, _group_py, _machine, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, SpoolFull, TooLarge
 from kvspool.keyed import Packer
@@ -521,7 +521,8 @@ class Life:
                 if self.choose.random() < 0.1:
                     self._commit(owed)
 
-        with system.replaced(Machine(self, new)), mock.patch.object(durability, "FlushGroup", _frames_py.FlushGroup):
+        interpreted = mock.patch.multiple(durability, Ring=_frames_py.Ring, FlushGroup=_group_py.FlushGroup)
+        with system.replaced(Machine(self, new)), interpreted:
             try:
                 resizing = Resizing(self, new)
                 resizing.run(Path("image"), None, 0, progress)  # type: ignore[arg-type]
