@@ -10,7 +10,10 @@ from glob import glob
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-STEMS = {"kvspool": ("_chunks", "_fflg", "_fixed", "_frames", "_group", "_kvj", "_lock", "_sej", "_tail", "_wakeups"), "shard": ("_hash", "_merge")}
+STEMS = {
+    "kvspool": ("_chunks", "_fflg", "_fixed", "_frames", "_group", "_kvj", "_lock", "_sej", "_tail", "_wakeups"),
+    "shard": ("_hash", "_merge"),
+}
 
 
 def twin(package: str, stem: str) -> Extension:
