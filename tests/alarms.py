@@ -5,8 +5,7 @@ from __future__ import annotations
 import dis
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -22,38 +21,34 @@ class Interrupt(Exception):
     """What the signal handler raises."""
 
 
-class interrupted:
-    """Raise Interrupt after so many seconds, wherever the code inside is then; and again, if that place swallows exceptions."""
+class called:
+    """Call `handler` out of a signal handler after so many seconds, and then again and again, while the code inside runs."""
 
-    def __init__(self, seconds: float, again: float = 0.002) -> None:
+    def __init__(self, handler: Callable[[int, FrameType | None], None], seconds: float = 0.005, again: float = 0.005) -> None:
+        self.handler = handler
         self.times = (seconds, again)
 
     def __enter__(self) -> None:
-        self.before = signal.signal(signal.SIGALRM, self.handle)
+        self.before = signal.signal(signal.SIGALRM, self.handler)
         signal.setitimer(signal.ITIMER_REAL, *self.times)
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self.before)
 
+
+class interrupted(called):
+    """Raise Interrupt after so many seconds, wherever the code inside is then; and again, if that place swallows exceptions."""
+
+    def __init__(self, seconds: float, again: float = 0.002) -> None:
+        super().__init__(self.handle, seconds, again)
+
     def handle(self, _: int, frame: FrameType | None) -> None:
         while frame is not None:
-            if frame.f_code in (interrupted.__enter__.__code__, interrupted.__exit__.__code__):
+            if frame.f_code in (called.__enter__.__code__, called.__exit__.__code__):
                 return  # the code inside has not begun, or is over
             frame = frame.f_back
         raise Interrupt
-
-
-@contextmanager
-def called(handler: Callable[[], None], every: float = 0.005) -> Iterator[None]:
-    """Call `handler` out of a signal handler again and again, every so many seconds."""
-    before = signal.signal(signal.SIGALRM, lambda *_: handler())
-    signal.setitimer(signal.ITIMER_REAL, every, every)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 class Tracer:

@@ -65,7 +65,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if is_twice or collection_path in named else True
 
 
-@pytest.hookimpl(tryfirst=True)  # what marks select comes behind it
+@pytest.hookimpl(tryfirst=True)  # marks select tests after it
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is long. Leave out of the run of the interpreted twin the tests that take its loops in the other run too."""
     for item in items:

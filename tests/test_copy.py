@@ -17,6 +17,7 @@ from typing import Any
 import children
 import pytest
 from faults import FailingPort
+from schedules import ALL
 from test_exchange import frame, old_spool, spool_file
 
 import kvspool
@@ -44,7 +45,6 @@ FULL = ("spool", "kvj")  # keep everything
 OPTIONS: dict[str, dict[str, Any]] = {"spool": {"capacity": "64KiB"}, "fixed": {"item_bytes": 8, "items_per_blob": 5}}
 COUNT = 23
 TIME = 1_500_000_000_000_000_000
-ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
 
 Item = tuple[int, int, int, bytes | None, bytes, int]
 

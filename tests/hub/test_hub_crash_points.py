@@ -6,19 +6,18 @@ is shipped again as a shipper does it; see `crash_states`. A kill in the midst o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from crash_states import Copy, File, Run, State
+from schedules import ALL
 from shipping import LOG, OTHER, contents, numbered
 
 import kvspool
 from hub.errors import Fenced
 from hub.store import Shard, Store
 
-ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
 PREFIXES = 10_000 if ALL else 12  # of one write, at most
 CHOICES = 400 if ALL else 3  # ways to tear a change of what was there already
 Log = tuple[bytes, str, int, int]  # id, what its records say, from which sequence on it has them, and its end

@@ -22,6 +22,7 @@ from faults import FILE_CALLS, FailingPort
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from schedules import ALL
 
 import kvspool
 from kvspool import Gap, errors, system
@@ -381,7 +382,6 @@ class KillingPort(Port):
         return counted
 
 
-ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
 OLD = {position: item(position) for position in range(3, 11)}
 OPERATIONS: dict[str, tuple[Callable[[FixedJournal], object], dict[int, bytes], int, int]] = {
     "append": (lambda log: log.append_many([item(n, 1) for n in range(11, 20)]), OLD | {n: item(n, 1) for n in range(11, 20)}, 3, 20),
@@ -424,7 +424,7 @@ def check_outcome(path: Path, operation: str) -> None:
 @pytest.mark.parametrize("turn", range(4) if ALL else [0])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_killed_at_every_call(tmp_path: Path, operation: str, turn: int) -> None:
-    """Before the call or in the midst of it, and with or without a reboot: in turn, or at each call all four."""
+    """Before the call or during it, and with or without a reboot: in turn, or at each call all four."""
     killed = 0
     for nth in range(1, 400):
         half, reboots = divmod((nth + turn) % 4, 2)

@@ -7,7 +7,6 @@ change, it takes some, the shortest and the longest among them; KVSPOOL_ALL_SCHE
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from crash_states import Copy, File, Run, Said, State, Stepped, Unsteppable
+from schedules import ALL
 
 import kvspool
 from kvspool import Gap, system
@@ -30,7 +30,6 @@ FORMATS: dict[str, dict[str, Any]] = {
     "kvj": {"segment_bytes": 200},
     "fixed": {"item_bytes": 32, "items_per_blob": 4},
 }
-ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
 PREFIXES = 10000 if ALL else 12  # of one write, or some more
 CHOICES = 400 if ALL else 8  # ways to tear a change of what was there already
 

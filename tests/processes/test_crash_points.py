@@ -26,6 +26,7 @@ from crash_states import Copy, Run, Said, Shared, State, Stepped, Unsteppable, i
 from images import Rebooted
 from interleavings import account
 from parts import leave_part
+from schedules import ALL
 
 import kvspool
 import shard
@@ -39,7 +40,6 @@ BEFORE = [b"before %d" % at + bytes(60) for at in range(50)]
 BATCH = [b"%d" % at + bytes(120) for at in range(9)]  # a third of the ring: in pieces, over its end, with room made
 KEYED = [{"key": at, f"key {at % 3}": None} for at in range(40)]
 KILLS = 3  # true ones of each operation
-ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
 CHOICES = 400 if ALL else 24  # ways to tear one change, at most
 
 

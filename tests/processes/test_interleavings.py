@@ -5,7 +5,6 @@ KVSPOOL_ALL_SCHEDULES=1 tries all of them, and pairs of stops for the smallest p
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 import pytest
 from faults import ClockPort
 from interleavings import Files, account, run
+from schedules import ALL
 
 import kvspool
 from kvspool import Gap, Spool, errors, system
 
-ALL = os.environ.get("KVSPOOL_ALL_SCHEDULES") == "1"
 SCHEDULES = 40  # of each pair, evenly over all opcodes
 
 
