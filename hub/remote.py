@@ -47,8 +47,8 @@ from kvspool import arrow
 from kvspool.errors import Closed
 from kvspool.handles import Handle
 from kvspool.iteration import Iterations
+from kvspool.options import Isolation
 from kvspool.record import Gap
-from kvspool.spool.cursor import Isolation
 
 T = TypeVar("T")
 TIMEOUT = 15.0  # seconds for a call that is answered at once

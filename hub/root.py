@@ -29,9 +29,9 @@ from hub.reader import HubReader, HubReaderStats, delete, listing
 from kvspool import SpoolStats, disk, system
 from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NotALog
 from kvspool.handles import Handle, close_all
-from kvspool.iteration import Iterations, OnGap
+from kvspool.iteration import Iterations
 from kvspool.journal import JournalStats
-from kvspool.spool.cursor import Isolation
+from kvspool.options import Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.spool import TIMEOUT
 from shard import ShardSet, TooFewDescriptors, descriptors, route

@@ -36,8 +36,8 @@ from hub.wire import Log as LogOnWire
 from kvspool import system
 from kvspool.errors import KvspoolError, NotALog
 from kvspool.handles import Handle, close_all
+from kvspool.options import Isolation
 from kvspool.queue import ChunkQueue
-from kvspool.spool.cursor import Isolation
 from kvspool.wakeups import BLIND_POLL, POLL, Watcher
 from shard.shardset import Log
 

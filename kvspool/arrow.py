@@ -22,10 +22,11 @@ from kvspool import _kvj, _kvj_py, system
 from kvspool._frames import measure_columns
 from kvspool.errors import GapError, OutOfRange, TooLarge, Undecodable
 from kvspool.exchange import plain
-from kvspool.iteration import OnGap, keeping
+from kvspool.iteration import keeping
 from kvspool.journal.cursor import CHUNK, Take
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.journal.format import WHOLE, Batch, Before, Format, Scan
+from kvspool.options import OnGap
 from kvspool.pool import Pool
 from kvspool.record import Codec, Gap, Record, check_codec
 from kvspool.spool import format, times

@@ -20,11 +20,11 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from kvspool.errors import NotImportable
-from kvspool.iteration import OnGap, gathered
+from kvspool.iteration import gathered
+from kvspool.options import OnGap, Start
 from kvspool.record import Codec, Gap, Record
 from kvspool.spool import times
 from kvspool.spool.appending import Row
-from kvspool.spool.search import Start
 from kvspool.spool.spool import Spool
 
 if TYPE_CHECKING:

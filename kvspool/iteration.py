@@ -10,15 +10,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from kvspool._frames import Batch, Items
 from kvspool.errors import Closed, GapError
 from kvspool.handles import Handle
+from kvspool.options import OnGap
 from kvspool.record import Gap
 
-OnGap = Literal["raise", "yield", "skip"]
 NO_END = 1 << 62  # records, and more: nobody reads so many
 
 

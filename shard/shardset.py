@@ -23,11 +23,11 @@ import kvspool
 from kvspool import Record, Spool, SpoolStats, disk, system
 from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotALog, NotDurable, appended_by
 from kvspool.handles import Handle, close_all
-from kvspool.iteration import Iterations, OnGap
+from kvspool.iteration import Iterations
 from kvspool.journal import Journal, JournalStats
+from kvspool.options import Isolation, OnGap
 from kvspool.queue import ChunkQueue
 from kvspool.record import Codec
-from kvspool.spool.cursor import Isolation
 from kvspool.spool.spool import TIMEOUT
 from shard import descriptors, route
 from shard._hash import Spread, group, hash_column

@@ -26,10 +26,9 @@ from kvspool.errors import (
 )
 from kvspool.handles import Handle
 from kvspool.journal import Journal
+from kvspool.options import Isolation, Start
 from kvspool.queue import ChunkQueue
 from kvspool.record import Gap
-from kvspool.spool.cursor import Isolation
-from kvspool.spool.search import Start
 from shard.shardset import Log
 
 if TYPE_CHECKING:

@@ -23,10 +23,8 @@ import kvspool
 from kvspool.cli import output
 from kvspool.cli.queues import QueueLog
 from kvspool.errors import KvspoolError, NotALog
-from kvspool.iteration import OnGap
+from kvspool.options import Isolation, OnGap, Start
 from kvspool.queue import ChunkQueue
-from kvspool.spool.cursor import Isolation
-from kvspool.spool.search import Start
 
 GROUP = "kvspool.commands"
 

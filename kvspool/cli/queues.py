@@ -10,13 +10,11 @@ import kvspool
 from kvspool.cli import output
 from kvspool.cli.options import BadInput
 from kvspool.handles import Handle
-from kvspool.iteration import OnGap
 from kvspool.journal import Journal
+from kvspool.options import Isolation, OnGap, Start
 from kvspool.queue import ChunkQueue, QueueRepairReport, QueueStats, QueueVerifyReport
 from kvspool.record import Record
 from kvspool.spool import Spool
-from kvspool.spool.cursor import Isolation
-from kvspool.spool.search import Start
 
 
 class QueueLog(Handle):

@@ -17,9 +17,9 @@ from kvspool.errors import OutOfRange
 from kvspool.handles import Handle
 from kvspool.iteration import gathered
 from kvspool.journal import Journal
+from kvspool.options import Start
 from kvspool.record import Codec, Gap, Record
 from kvspool.spool import Spool
-from kvspool.spool.search import Start
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
 

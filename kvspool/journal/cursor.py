@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvspool import system
 from kvspool._wakeups import FileSleeper
 from kvspool.errors import Corruption, KvspoolError, LogVanished, Truncated
-from kvspool.iteration import Iteration, OnGap
+from kvspool.iteration import Iteration
 from kvspool.journal import control
 from kvspool.journal.appender import IS_ONE_STEP, walk
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
+from kvspool.options import OnGap
 from kvspool.record import Gap, Record
 from kvspool.wakeups import CHANGED, ENTERED, LINKS, POLL, Watcher
 

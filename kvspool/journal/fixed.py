@@ -18,7 +18,6 @@ import msgspec
 
 from kvspool import _fixed
 from kvspool.errors import ChecksumMismatch, Closed, Corruption, KvspoolError, OutOfRange, Pruned, Truncated
-from kvspool.iteration import OnGap
 from kvspool.journal.appender import Appender
 from kvspool.journal.bounds import Bounds
 from kvspool.journal.control import Page
@@ -28,9 +27,8 @@ from kvspool.journal.journal import Journal, JournalStats
 from kvspool.journal.offsets import Lease
 from kvspool.journal.reader import JournalReader
 from kvspool.journal.segments import Segment, Segments
+from kvspool.options import Isolation, OnGap, Start, check_isolation
 from kvspool.record import Gap
-from kvspool.spool.cursor import Isolation, check_isolation
-from kvspool.spool.search import Start
 from kvspool.wakeups import Watcher
 
 TRIES = 5  # looks at an item that rewinds may replace at that moment

@@ -29,7 +29,7 @@ from kvspool import forks, producers, system
 from kvspool._tail_py import BUSY, SLOW, Tail
 from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
 from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap, check_timeout
+from kvspool.iteration import Iterations, check_timeout
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import producing, settings, trim
@@ -51,13 +51,12 @@ from kvspool.journal.settings import Settings
 from kvspool.journal.times import time_at
 from kvspool.journal.trim import Elsewhere, TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
+from kvspool.options import Isolation, OnGap, Start, check_isolation
 from kvspool.producers import Booking, Producer, ProducerStats
 from kvspool.record import NO_TIME, Codec, encode
 from kvspool.spool import times
-from kvspool.spool.cursor import Isolation, check_isolation
 from kvspool.spool.durability import Background
 from kvspool.spool.format import Durability
-from kvspool.spool.search import Start
 from kvspool.spool.spool import TIMEOUT
 from kvspool.spool.verify import Progress
 

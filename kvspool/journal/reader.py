@@ -10,11 +10,11 @@ import msgspec
 
 from kvspool.errors import Closed, GapError
 from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap
+from kvspool.iteration import Iterations
 from kvspool.journal.cursor import Place, Reading
 from kvspool.journal.offsets import Lease
+from kvspool.options import OnGap, Start
 from kvspool.record import Gap
-from kvspool.spool.search import Start
 
 if TYPE_CHECKING:
     from kvspool.journal.journal import Journal

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sized
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool._frames import RingSleeper
 from kvspool.errors import Closed, LogVanished
 from kvspool.handles import Handle
-from kvspool.iteration import Iteration, OnGap
+from kvspool.iteration import Iteration
+from kvspool.options import Isolation, OnGap, check_isolation
 from kvspool.record import Gap, Record
 from kvspool.spool import search
 from kvspool.spool.format import CONTROL_FILE, SYNCED, SYNCED_SEQ
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from kvspool.wakeups import Watcher
 
 T = TypeVar("T", bound=Sized)
-Isolation = Literal["appended", "synced"]  # what a reader sees: all that was appended, or only what is on disk
 AFTER_RECORDS = "machine restart"  # why sequences are missing right behind records
 BATCH = 256  # records copied out at once; small, so that a limit or a slow consumer costs little
 RUN = 4096  # records that are then copied out one by one until the next look whether the log was closed
@@ -376,10 +376,3 @@ def end_of(reader: FrameReader, isolation: Isolation) -> search.Place:
     if check_isolation(isolation) == "appended" or synced >= next_sequence:
         return tail, next_sequence
     return search.find(reader, synced)
-
-
-def check_isolation(isolation: Isolation) -> Isolation:
-    """Return the isolation. Raises ValueError for what is none."""
-    if isolation not in ("appended", "synced"):
-        raise ValueError(f'isolation is "appended" or "synced", not {isolation!r}')
-    return isolation

@@ -25,10 +25,11 @@ from kvspool import _machine, forks, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
 from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap, check_timeout
+from kvspool.iteration import Iterations, check_timeout
+from kvspool.options import Isolation, OnGap, Start, check_isolation
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search, slots, views
-from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, check_isolation, end_of
+from kvspool.spool.cursor import Cursor, Following, Reading, end_of
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
@@ -83,7 +84,7 @@ class Reader(Handle):
     _place: Place  # behind what was handed out
 
     def __init__(
-        self, live: Callable[[], Pair], name: str, start: search.Start, timeout: float, isolation: Isolation = "appended"
+        self, live: Callable[[], Pair], name: str, start: Start, timeout: float, isolation: Isolation = "appended"
     ) -> None:
         self.name = name
         self.isolation = check_isolation(isolation)
@@ -308,11 +309,11 @@ class Reader(Handle):
         with _appending(pair, self._file, self._timeout):
             yield
 
-    def _find(self, pair: Pair, start: search.Start) -> Place:
+    def _find(self, pair: Pair, start: Start) -> Place:
         reader = pair.reader(0, 0)
         return end_of(reader, self.isolation) if start == "latest" else search.find(reader, start)
 
-    def _go(self, start: search.Start) -> None:
+    def _go(self, start: Start) -> None:
         self._place = self._find(self._pair(), start)
         self._turn = None
 

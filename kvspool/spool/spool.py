@@ -47,13 +47,14 @@ from kvspool.errors import (
     say_what_is_stored,
 )
 from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap, check_timeout
+from kvspool.iteration import Iterations, check_timeout
 from kvspool.keyed import Keys, Packer
+from kvspool.options import Isolation, OnGap, Start
 from kvspool.producers import Booking, ColumnPieces, Producer, ProducerStats
 from kvspool.record import Codec, Record, check_codec, decode, encode
 from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, times, views
 from kvspool.spool.appending import Appending, Batch, Outdated, Prepared, Row, RowBatch
-from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, end_of, refuse_vanished
+from kvspool.spool.cursor import Cursor, Following, Reading, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import Reader, ReaderStats, delete, listing, slowest
@@ -344,7 +345,7 @@ class Spool(Single, Handle):
 
     def read(
         self,
-        start: search.Start = "earliest",
+        start: Start = "earliest",
         *,
         limit: int | None = None,
         on_gap: OnGap = "raise",
@@ -361,7 +362,7 @@ class Spool(Single, Handle):
 
     def read_values(
         self,
-        start: search.Start = "earliest",
+        start: Start = "earliest",
         *,
         limit: int | None = None,
         on_gap: OnGap = "raise",
@@ -372,7 +373,7 @@ class Spool(Single, Handle):
 
     def follow(
         self,
-        start: search.Start = "earliest",
+        start: Start = "earliest",
         *,
         timeout: float | None = None,
         limit: int | None = None,
@@ -390,7 +391,7 @@ class Spool(Single, Handle):
 
     def follow_async(
         self,
-        start: search.Start = "earliest",
+        start: Start = "earliest",
         *,
         timeout: float | None = None,
         limit: int | None = None,
@@ -407,7 +408,7 @@ class Spool(Single, Handle):
 
     def read_arrow(
         self,
-        start: search.Start = "earliest",
+        start: Start = "earliest",
         *,
         limit: int | None = None,
         on_gap: OnGap = "raise",
@@ -425,7 +426,7 @@ class Spool(Single, Handle):
 
     def cursor(
         self,
-        start: search.Start = "earliest",
+        start: Start = "earliest",
         *,
         bounded: bool = False,
         end: int | None = None,
@@ -462,7 +463,7 @@ class Spool(Single, Handle):
 
     # Durable readers.
 
-    def reader(self, name: str, start: search.Start = "earliest", *, isolation: Isolation = "appended") -> Reader:
+    def reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> Reader:
         """Open the durable reader `name`: it keeps its place in the log, goes on there next time, and is open only once.
 
         name: 1 to 64 bytes of UTF-8 without control characters. start: where a new reader begins, as in `read`; one that exists goes on

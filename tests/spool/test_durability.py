@@ -20,9 +20,9 @@ from faults import ClockPort, FailingPort
 import kvspool
 from kvspool import Spool, errors, locks, system
 from kvspool import _frames_py as frames
+from kvspool.options import Isolation
 from kvspool.record import Gap
 from kvspool.spool import checkpoints, durability, format, slots
-from kvspool.spool.cursor import Isolation
 
 SECOND = 1_000_000_000
 THREAD = "kvspool sync"
