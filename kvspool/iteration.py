@@ -268,3 +268,10 @@ def check_timeout(timeout: float | None) -> float | None:
     if timeout != timeout:
         raise ValueError("timeout is a number of seconds, not nan")
     return max(0.0, timeout)
+
+
+def check_spin(spin: float) -> float:
+    """Return the seconds to look for a record before sleeping. Raises ValueError for another value."""
+    if not 0 <= spin < float("inf"):
+        raise ValueError(f"spin is a number of seconds, not {spin}")
+    return spin

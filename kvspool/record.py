@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from enum import IntEnum
 from functools import partial
@@ -122,6 +122,33 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
         if self.count == 1:
             return f"1 record lost ({self.reason}): sequence {self.first} of {self.path}"
         return f"{self.count} records lost ({self.reason}): sequences {self.first} to {self.last} of {self.path}"
+
+
+def listed(values: Iterable[Any]) -> list[Any]:
+    """Return the values to append as a list of the caller's own. Raises TypeError for a single str or bytes."""
+    if isinstance(values, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"values are an iterable of values, not one {type(values).__name__}; `append` stores one")
+    return list(values)
+
+
+def listed_keys(keys: Iterable[bytes | str | None] | None) -> list[Any] | None:
+    """Return keys as a list of bytes and None; str becomes UTF-8, anything else stays for a check. Raises TypeError for a single key."""
+    if keys is None:
+        return None
+    if isinstance(keys, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"keys are an iterable with a key for each value, not one {type(keys).__name__}")
+    found = list(keys)
+    return [encode_key(key) for key in found] if any(isinstance(key, str) for key in found) else found
+
+
+def encode_key(key: Any) -> Any:
+    """Return a key as it is stored: UTF-8 of a str; anything else as it is, for a check. Raises Unencodable for lone surrogates."""
+    if not isinstance(key, str):
+        return key
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise Unencodable(f"a key is bytes, or str that UTF-8 can hold: {error}") from error
 
 
 def check_codec(codec: int) -> int:

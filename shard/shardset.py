@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import kvspool
-from kvspool import Record, Spool, SpoolStats, disk, system
-from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotALog, NotDurable, appended_by
+from kvspool import Record, Spool, SpoolStats, disk, logs, system
+from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotDurable, appended_by
 from kvspool.handles import Handle, close_all
 from kvspool.iteration import Iterations
 from kvspool.journal import Journal, JournalStats
 from kvspool.options import Isolation, OnGap
-from kvspool.queue import ChunkQueue
 from kvspool.record import Codec
 from kvspool.spool.spool import TIMEOUT
 from shard import descriptors, route
@@ -298,12 +297,8 @@ class ShardSet(Spread, Handle):
 
 
 def open_shard(path: Path, timeout: float) -> Log:
-    """Open the log of one shard. Raises NotALog for a queue: nobody could read it beside another one."""
-    log = kvspool.open(path, timeout=timeout)
-    if isinstance(log, ChunkQueue):
-        log.close()
-        raise NotALog(f"{path} is a queue, and no shard")
-    return log
+    """Open the log of one shard. Raises what `kvspool.open` raises."""
+    return logs.open_store(path, timeout=timeout)
 
 
 def _say_what_is_stored(error: BaseException, parts: dict[int, list[range]], shards: set[int], *, is_last: bool) -> None:

@@ -223,5 +223,5 @@ def open(path: Path, format: str | None, options: dict[str, Any], timeout: float
         return V1Source(path)
     if format == "queue" or (format is None and queues.is_queue(path)):
         return QueueSource(path)
-    log: Any = logs.open(path, format=format, timeout=timeout, **options)  # type: ignore[arg-type]
+    log: Any = logs.open(path, format=format, timeout=timeout, **options)
     return LogSource(log)

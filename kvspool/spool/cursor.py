@@ -21,7 +21,7 @@ from kvspool import system
 from kvspool._frames import RingSleeper
 from kvspool.errors import Closed, LogVanished
 from kvspool.handles import Handle
-from kvspool.iteration import Iteration
+from kvspool.iteration import Iteration, check_spin, check_timeout
 from kvspool.options import Isolation, OnGap, check_isolation
 from kvspool.record import Gap, Record
 from kvspool.spool import search
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
     from kvspool.eventloops import LoopWatcher
     from kvspool.keyed import Keys
+    from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.keys import KeyTable
     from kvspool.spool.pair import Pair
     from kvspool.wakeups import Watcher
@@ -193,11 +194,22 @@ class Cursor(Handle):
         """Let go of the memory."""
         self.reader.close()
 
-    # For who reads several logs at once.
+    # Iterations, also of readers of several logs at once.
 
-    def reading(self, make: Callable[..., Any]) -> Reading:
-        """Return an iteration that hands Gaps out."""
-        return Reading(self, None, "yield", make)
+    def reading(self, make: Callable[..., Any] | None, limit: int | None = None, on_gap: OnGap = "yield") -> Reading:
+        """Return an iteration over the records up to the cursor's end, made by `make`; None: the values alone."""
+        return Reading(self, limit, on_gap, make)
+
+    def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Following:
+        """Return an iteration that waits for more."""
+        return Following(self, limit, on_gap, check_timeout(timeout), spin=spin)
+
+    def following_async(self, limit: int | None, on_gap: OnGap, timeout: float | None) -> tuple[Reading, AsyncFollowing]:
+        """Return an iteration that waits for more in an event loop, and the one that it is made of."""
+        from kvspool.spool.following import AsyncFollowing
+
+        reading = Reading(self, limit, on_gap)
+        return reading, AsyncFollowing(reading, timeout)
 
     @property
     def frames(self) -> FrameReader | None:
@@ -320,10 +332,8 @@ class Following(Reading):
         spin: float = 0.0,
     ) -> None:
         super().__init__(cursor, limit, on_gap, make)
-        if not 0 <= spin < float("inf"):
-            raise ValueError(f"spin is a number of seconds, not {spin}")
         self._timeout = timeout
-        self._spin = spin
+        self._spin = check_spin(spin)
 
     def _next_batch(self, most: int) -> list[Any]:
         """Return the next records as soon as there are any; nothing once the timeout has passed, or another thread has closed us."""
