@@ -432,9 +432,7 @@ class Log(Handle, ABC):
         """Store other rules with the log, on disk; handles apply them from their next new segment on. Raises Unsupported, LockTimeout."""
         self._refuse("trim")
 
-    def resize(
-        self, capacity: int | str, *, timeout: float | None = None, progress: Callable[[int, int], None] | None = None
-    ) -> Resized:
+    def resize(self, capacity: int | str, *, timeout: float | None = None, progress: Callable[[int, int], None] | None = None) -> Resized:
         """Give a spool a ring of another size while others append and read; see `kvspool.resize`. Raises Unsupported for a journal."""
         self._refuse("resize")
 

@@ -82,9 +82,7 @@ class Reader(Handle, ABC):
         """
 
     @abstractmethod
-    def follow_async(
-        self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise"
-    ) -> AsyncFollowing[Any]:
+    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncFollowing[Any]:
         """Iterate with `async for` over the records from the reader's place on, and wait for more; see `Log.follow_async`."""
 
     @abstractmethod

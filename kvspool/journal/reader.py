@@ -54,9 +54,7 @@ class JournalReader(Reader):
     def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
         return self._iterations.add(_Taking(self, limit, on_gap, self._journal.end_of_read(self.isolation)))
 
-    def follow(
-        self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0
-    ) -> Following:
+    def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0) -> Following:
         return self._iterations.add(_Waiting(self, limit, on_gap, timeout, spin))
 
     def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncFollowing:

@@ -43,7 +43,7 @@ def test_threads_of_one_handle_get_different_sequences(log: Log) -> None:
     assert len(log) == 200
 
 
-@pytest.mark.parametrize("wrong", ["abcd", b"abcd", bytearray(b"abcd"), memoryview(b"abcd")], ids=["str", "bytes", "bytearray", "memoryview"])
+@pytest.mark.parametrize("wrong", ["abcd", b"abcd", bytearray(b"abcd"), memoryview(b"abcd")], ids=lambda wrong: type(wrong).__name__)
 def test_one_value_is_no_batch(log: Log, wrong: Any) -> None:
     with pytest.raises(TypeError, match="an iterable of values, not one"):
         log.append_many(wrong)
@@ -90,7 +90,7 @@ def test_keys_are_bytes_or_text(log: Log) -> None:
         return
     log.append(b"four", key="ключ")
     log.append({"four": 4}, key="k")
-    log.append(b"four", key="k" * 300)
+    log.append(b"four", key="k" * 100)
     log.append_many([b"four"] * 3, keys=["k", b"l", None])
     with log.writer() as writer:
         writer.append(b"four", key="w")
@@ -98,7 +98,7 @@ def test_keys_are_bytes_or_text(log: Log) -> None:
     if "producers" in log.capabilities:
         log.producer("one").append_many([b"four"], keys=["p"], batch=0)
     keys = [record.key for record in log]
-    assert keys[:6] == ["ключ".encode(), b"k", b"k" * 300, b"k", b"l", None]
+    assert keys[:6] == ["ключ".encode(), b"k", b"k" * 100, b"k", b"l", None]
     assert keys[6:8] == [b"w", b"x"]
     assert keys[8:] in ([], [b"p"])
     with pytest.raises(Unencodable):

@@ -52,7 +52,7 @@ def test_bad_arguments_make_no_reader(filled: Log) -> None:
     with pytest.raises(OutOfRange):
         filled.reader("r", start=31)
     with pytest.raises(ValueError):
-        filled.reader("")
+        filled.reader("r" * 5000)
     assert filled.readers() == []
 
 

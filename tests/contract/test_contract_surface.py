@@ -20,7 +20,8 @@ from kvspool.reader import Reader
 from kvspool.spool import Spool
 from kvspool.spool.reader import SpoolReader
 
-VERBS = [name for name, _ in inspect.getmembers(Log, inspect.isfunction) if not name.startswith("_")]
+ENGINE = ("append_prepared",)  # no verb of users: a journal's takes more
+VERBS = [name for name, _ in inspect.getmembers(Log, inspect.isfunction) if not name.startswith("_") and name not in ENGINE]
 OF_READERS = [name for name, _ in inspect.getmembers(Reader, inspect.isfunction) if not name.startswith("_")]
 LACKS: dict[str, Callable[[Any], object]] = {
     "keys": lambda log: log.append(b"four", key=b"k"),
@@ -40,10 +41,8 @@ def parameters(function: Any) -> list[tuple[str, Any, Any]]:
 @pytest.mark.parametrize("store", [Spool, Journal, FixedJournal])
 def test_each_verb_has_one_signature_and_one_docstring(store: type[Log], name: str) -> None:
     own, declared = getattr(store, name), getattr(Log, name)
-    if name not in ("append_prepared", "verify", "close"):  # an engine verb; and without arguments that could differ
-        assert parameters(own) == parameters(declared)
-    documented = inspect.getdoc(own)
-    assert documented is None or documented == inspect.getdoc(declared)
+    assert parameters(own) == parameters(declared)
+    assert (inspect.getdoc(own) or "").endswith(inspect.getdoc(declared) or "-")  # the compiled twin puts the signature before it
 
 
 @pytest.mark.parametrize("name", OF_READERS)
