@@ -124,21 +124,16 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
         return f"{self.count} records lost ({self.reason}): sequences {self.first} to {self.last} of {self.path}"
 
 
-def listed(values: Iterable[Any]) -> list[Any]:
-    """Return the values to append as a list of the caller's own. Raises TypeError for a single str or bytes."""
-    if isinstance(values, (str, bytes, bytearray, memoryview)):
-        raise TypeError(f"values are an iterable of values, not one {type(values).__name__}; `append` stores one")
-    return list(values)
+def listed(many: Iterable[T], what: str = "values") -> list[T]:
+    """Return values, or keys, to append as a list of the caller's own. Raises TypeError for a single str or bytes."""
+    if isinstance(many, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"{what} are an iterable with one for each record, not one {many.__class__.__name__}")
+    return list(many)
 
 
-def listed_keys(keys: Iterable[bytes | str | None] | None) -> list[Any] | None:
-    """Return keys as a list of bytes and None; str becomes UTF-8, anything else stays for a check. Raises TypeError for a single key."""
-    if keys is None:
-        return None
-    if isinstance(keys, (str, bytes, bytearray, memoryview)):
-        raise TypeError(f"keys are an iterable with a key for each value, not one {type(keys).__name__}")
-    found = list(keys)
-    return [encode_key(key) for key in found] if any(isinstance(key, str) for key in found) else found
+def encode_keys(keys: list[Any] | None) -> list[Any] | None:
+    """Return keys as they are stored; see `encode_key`."""
+    return None if keys is None else [encode_key(key) for key in keys]
 
 
 def encode_key(key: Any) -> Any:

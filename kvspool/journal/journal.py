@@ -54,7 +54,7 @@ from kvspool.log import Log
 from kvspool.options import Isolation, Start, check_isolation
 from kvspool.producers import Booking
 from kvspool.reader import Lag, ReaderStats
-from kvspool.record import NO_TIME, Codec, encode, encode_key, listed, listed_keys
+from kvspool.record import NO_TIME, Codec, encode, encode_key, encode_keys, listed
 from kvspool.spool import times
 from kvspool.spool.durability import Background
 from kvspool.spool.format import Durability
@@ -187,8 +187,14 @@ class Journal(Log):
             timestamp = 0
         if timestamp is not None and self.format.has_timestamps:
             times.refuse_ahead(timestamp)
-        batch = Batch(encoded, listed_keys(keys), type, timestamp, codecs=codecs)
-        self._check(batch)
+        batch = Batch(encoded, None if keys is None else listed(keys, "keys"), type, timestamp, codecs=codecs)  # type: ignore[arg-type]
+        try:
+            self._check(batch)
+        except TypeError:
+            if not any(isinstance(key, str) for key in batch.keys or ()):
+                raise
+            batch = batch._replace(keys=encode_keys(batch.keys))  # apart, since most keys are bytes and nothing is looked at twice
+            self._check(batch)
         return batch
 
     def _encoded(self, values: list[Any]) -> tuple[list[bytes], bytes | None]:

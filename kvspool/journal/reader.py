@@ -101,10 +101,6 @@ class JournalReader(Reader):
         self._check_open()
         return self._journal.lag(self._sequence)
 
-    def stand_at(self, sequence: int) -> None:
-        """Let this sequence come next."""
-        self._sequence = sequence
-
     def cursor(self, end: int | None) -> Cursor:
         """Return a cursor at the reader's place, up to the sequence `end`; None: whatever is there."""
         self._check_open()
@@ -141,14 +137,14 @@ class _Moving(Reading):
 
     def _belong_to(self, owner: JournalReader) -> None:
         self._owner = owner
-        self._next = owner.sequence
+        self._next = owner._sequence
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         owner = self._owner
-        if owner.sequence != self._next and not self.is_over:
+        if owner._sequence != self._next and not self.is_over:
             self._begin_afresh()
         self._next = -1  # interrupted from here on, it goes on at the reader's place: copied records count as not handed out
         try:
@@ -156,11 +152,10 @@ class _Moving(Reading):
         except (GapError, StopIteration):
             is_moved = self.cursor.sequence > owner.sequence  # after a Gap that was raised or skipped
             if is_moved and not self._is_closed and not self.has_items:
-                owner.stand_at(self.cursor.sequence)
-            self._next = owner.sequence
+                owner._sequence = self.cursor.sequence
+            self._next = owner._sequence
             raise
-        owner.stand_at(item.last + 1 if isinstance(item, Gap) else item.sequence + 1)
-        self._next = owner.sequence
+        owner._sequence = self._next = item.last + 1 if isinstance(item, Gap) else item.sequence + 1
         return item
 
     def _begin_afresh(self) -> None:

@@ -52,7 +52,7 @@ from kvspool.log import Log
 from kvspool.options import Isolation, Start
 from kvspool.producers import Booking, ColumnPieces
 from kvspool.reader import ReaderStats
-from kvspool.record import Codec, check_codec, decode, encode, encode_key, listed, listed_keys
+from kvspool.record import Codec, check_codec, decode, encode, encode_key, encode_keys, listed
 from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, times, views
 from kvspool.spool.appending import Appending, Batch, Outdated, Prepared, Row, RowBatch
 from kvspool.spool.cursor import Cursor, end_of, refuse_vanished
@@ -164,23 +164,23 @@ class Spool(Single, Log):
     # Writing.
 
     def append_slowly(
-        self, value: Any, key: bytes | str | None, type: int, timestamp: int | None, timeout: float | None, durable: bool
+        self, value: Any, key: Any, type: int, timestamp: int | None, timeout: float | None, durable: bool
     ) -> int:
         """Append what needs more than one step; see `append`."""
         packer = None
-        stored_key: Any = key if key is None or key.__class__ is bytes else encode_key(key)
         if value.__class__ is bytes:
             codec = 0
         else:
             packer = self._packer
             value, codec = encode(value, self._codec, None if packer is None else packer.pack)
         if key is not None or type or timestamp is not None:
-            _check(stored_key, type, timestamp)
+            key = encode_key(key)
+            _check(key, type, timestamp)
         writer = self._writer
         if writer is not None and writer.is_one_step:
             era = -1 if packer is None else packer.era
             patience = PATIENCE if timeout is None else min(round(timeout * 1e9), PATIENCE)
-            sequence = writer.append(stored_key, value, type, codec, -1 if timestamp is None else timestamp, era, patience)
+            sequence = writer.append(key, value, type, codec, -1 if timestamp is None else timestamp, era, patience)
             if sequence >= 0:
                 if writer.has_watchers:
                     self.ring(writer)
@@ -188,7 +188,7 @@ class Spool(Single, Log):
                     self._flush(range(sequence, sequence + 1), timeout)
                 return sequence
         packed = None if packer is None else packer.keys
-        batch = Prepared([stored_key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp, packed=packed)
+        batch = Prepared([key], [value], type, bytes((codec,)), -1 if timestamp is None else timestamp, packed=packed)
         return self.append_prepared(batch, timeout, durable)[0]
 
     def append_many(
@@ -202,7 +202,7 @@ class Spool(Single, Log):
         durable: bool = False,
     ) -> range:
         many: Any = values if values.__class__ is list else listed(values)
-        many_keys: Any = keys if keys is None or keys.__class__ is list else listed_keys(keys)
+        many_keys: Any = keys if keys is None or keys.__class__ is list else listed(keys, "keys")
         writer = self._writer
         if writer is not None and writer.is_one_step and not durable and not self.is_durable:
             _check(None, type, timestamp)
@@ -217,18 +217,19 @@ class Spool(Single, Log):
         self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
     ) -> Prepared:
         values = listed(values)  # ours: nobody can change it while we wait for the lock
-        keys = listed_keys(keys)
+        stored_keys: Any = None if keys is None else listed(keys, "keys")
         _check(None, type, timestamp)
         codecs = packed = None
-        longest, stored = measure(keys, values)
+        longest, stored = measure(stored_keys, values)
         if longest < 0:
-            _check_keys(keys, values)
+            stored_keys = encode_keys(stored_keys)
+            _check_keys(stored_keys, values)
             packer = self._packer
             packed = None if packer is None else packer.keys
             values, codecs = _encode_all(values, self._codec, None if packer is None else packer.pack)
-            longest, stored = measure(keys, values)
+            longest, stored = measure(stored_keys, values)
         self.refuse_larger(longest)
-        return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored, packed)
+        return Prepared(stored_keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored, packed)
 
     def append_prepared(self, batch: Prepared, timeout: float | None = None, durable: bool = False) -> range:
         return self._write(batch, timeout, durable)

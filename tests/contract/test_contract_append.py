@@ -45,11 +45,11 @@ def test_threads_of_one_handle_get_different_sequences(log: Log) -> None:
 
 @pytest.mark.parametrize("wrong", ["abcd", b"abcd", bytearray(b"abcd"), memoryview(b"abcd")], ids=lambda wrong: type(wrong).__name__)
 def test_one_value_is_no_batch(log: Log, wrong: Any) -> None:
-    with pytest.raises(TypeError, match="an iterable of values, not one"):
+    with pytest.raises(TypeError, match="values are an iterable with one for each record, not one"):
         log.append_many(wrong)
-    with pytest.raises(TypeError, match="not one"):
+    with pytest.raises(TypeError, match="keys are an iterable"):
         log.append_many([b"four"] * 4, keys=wrong)
-    with log.writer() as writer, pytest.raises(TypeError, match="an iterable of values"):
+    with log.writer() as writer, pytest.raises(TypeError, match="values are an iterable"):
         writer.append_many(wrong)
     assert len(log) == 0
 
