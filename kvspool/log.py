@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvspool.exchange import Progress as ExportProgress
     from kvspool.following import AsyncFollowing
     from kvspool.iteration import Iteration
+    from kvspool.journal.archive import ArchiveReport
     from kvspool.journal.journal import JournalStats
     from kvspool.journal.repair import JournalRepairReport
     from kvspool.journal.retention import Retention
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 
 CAPABILITIES = {
-    "archive": "only journals of the kind kvj are compressed in place",
+    "archive": "only journals of the kind kvj are compressed in place; copy it to one",
     "at": "a spool numbers its records by itself; append without `at`, or use a journal",
     "codecs": "values come back as bytes; use a spool or a kvj journal, or decode them yourself",
     "keys": "store the key in the value, or use a spool, kvj or sej",
@@ -435,6 +436,42 @@ class Log(Handle, ABC):
     def resize(self, capacity: int | str, *, timeout: float | None = None, progress: Callable[[int, int], None] | None = None) -> Resized:
         """Give a spool a ring of another size while others append and read; see `kvspool.resize`. Raises Unsupported for a journal."""
         self._refuse("resize")
+
+    def archive(
+        self,
+        before: int | None = None,
+        *,
+        older_than: float | None = None,
+        level: int = 3,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        timeout: float | None = None,
+    ) -> ArchiveReport:
+        """Compress sealed segments in place, which stay readable as they were; never the last one. On disk when it returns.
+
+        before: only segments whose records all come before this sequence. older_than: only those that nothing was written to for so many
+        seconds. level: of zstd, 1 to 22. dry_run: only report. progress: called as `progress(done, all)` now and then, with bytes.
+        timeout: seconds to wait for each lock. Others append and read meanwhile; there must be room for one segment's archive.
+
+        Raises Unsupported for a kind other than kvj, MissingExtra (install `kvspool[archive]`), LockTimeout, Poisoned, Corruption if an
+        archive can't be read back, Closed, TooLarge, or the system's OSError: segments done before it stay done.
+        """
+        self._refuse("archive")
+
+    def unarchive(
+        self,
+        before: int | None = None,
+        *,
+        older_than: float | None = None,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        timeout: float | None = None,
+    ) -> ArchiveReport:
+        """Restore archived segments, byte for byte, and remove the archives; see `archive`.
+
+        Raises Corruption for a damaged archive, which stays as it is; it names the block.
+        """
+        self._refuse("archive")
 
     def export(
         self,

@@ -26,7 +26,7 @@ from kvspool.handles import Handle, close_all
 from kvspool.iteration import Iterations
 from kvspool.journal import Journal, JournalStats
 from kvspool.options import Isolation, OnGap
-from kvspool.record import Codec
+from kvspool.record import Codec, listed
 from kvspool.spool.spool import TIMEOUT
 from shard import descriptors, route
 from shard._hash import Spread, group, hash_column
@@ -132,7 +132,7 @@ class ShardSet(Spread, Handle):
 
     # Writing.
 
-    def append_slowly(self, shard: int, value: Any, key: bytes | None, type: int, timestamp: int | None, durable: bool) -> Place:
+    def append_slowly(self, shard: int, value: Any, key: bytes | str | None, type: int, timestamp: int | None, durable: bool) -> Place:
         """Append to a shard what takes more than one step, or raise for the arguments; see `append`."""
         try:
             return Place(shard, self.shards[shard].append(value, key=key, type=type, timestamp=timestamp, durable=durable))
@@ -144,7 +144,7 @@ class ShardSet(Spread, Handle):
         self,
         values: Iterable[Any],
         *,
-        keys: Iterable[bytes | None] | None = None,
+        keys: Iterable[bytes | str | None] | None = None,
         type: int = 0,
         timestamp: int | None = None,
         durable: bool = False,
@@ -155,11 +155,11 @@ class ShardSet(Spread, Handle):
         be. A lock or a disk that fails half-way leaves the parts before it written: AppendedToSomeShards says which. The system's OSError
         and KeyboardInterrupt have its attribute `parts` then.
         """
-        values = values if isinstance(values, list) else list(values)
-        keys = [None] * len(values) if keys is None else list(keys)
+        values = values if isinstance(values, list) else listed(values)
+        keys = [None] * len(values) if keys is None else listed(keys, "keys")
         if len(keys) != len(values):
             raise ValueError(f"{len(values)} values, but {len(keys)} keys")
-        parts: dict[int, tuple[list[Any], list[bytes | None]]] = {}
+        parts: dict[int, tuple[list[Any], list[bytes | str | None]]] = {}
         for value, key in zip(values, keys, strict=True):
             part = parts.setdefault(self.shard_of(key), ([], []))
             part[0].append(value)
@@ -234,7 +234,7 @@ class ShardSet(Spread, Handle):
         """Iterate over the records (`ShardRecord`) of all shards that are there now, in the order of `merge`.
 
         start: "earliest", "latest", an aware datetime, or a sequence for each shard (the others from the earliest on). Raises
-        OutOfRange; limit, on_gap and isolation as `kvspool.Spool.read` has them.
+        OutOfRange; limit, on_gap and isolation as `kvspool.log.Log.read` has them.
         """
         return self._fill(Merge(limit, on_gap), start, True, isolation)
 
@@ -314,7 +314,7 @@ def _say_what_is_stored(error: BaseException, parts: dict[int, list[range]], sha
 
 
 def _prepared(
-    log: Log, values: list[Any], keys: list[bytes | None], type: int, timestamp: int | None, durable: bool
+    log: Log, values: list[Any], keys: list[bytes | str | None], type: int, timestamp: int | None, durable: bool
 ) -> Callable[[], range]:
     """Return the call that appends records, once nothing about them can be wrong any more."""
     if isinstance(log, Journal):

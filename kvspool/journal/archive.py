@@ -24,11 +24,12 @@ import msgspec
 
 from kvspool import disk, locks, system
 from kvspool.descriptor import Descriptor
-from kvspool.errors import Corruption
+from kvspool.errors import Corruption, Unsupported
 from kvspool.journal import seekable
 from kvspool.journal.control import ADMIN, Control
 from kvspool.journal.segment import Archived, Segment
 from kvspool.journal.segments import Segments
+from kvspool.log import CAPABILITIES
 
 if TYPE_CHECKING:
     from kvspool.journal.journal import Journal
@@ -242,7 +243,7 @@ def archive(
 ) -> ArchiveReport:
     """See `Journal.archive`."""
     if not journal.format.has_archives:
-        raise ValueError(f"the format {journal.format.name} belongs to another program, which reads no archives; copy the journal to kvj")
+        raise Unsupported(journal.kind, "archive", CAPABILITIES["archive"])
     if level not in LEVELS:
         raise ValueError(f"a level is a number from {LEVELS[0]} to {LEVELS[-1]}, not {level}")
     return Archiver(journal, timeout, progress, level=level).run(before, older_than, dry_run=dry_run)
@@ -253,5 +254,5 @@ def unarchive(
 ) -> ArchiveReport:
     """See `Journal.unarchive`."""
     if not journal.format.has_archives:
-        raise ValueError(f"journals of the format {journal.format.name} have no archives")
+        raise Unsupported(journal.kind, "archive", CAPABILITIES["archive"])
     return Archiver(journal, timeout, progress, undo=True).run(before, older_than, dry_run=dry_run)

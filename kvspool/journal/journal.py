@@ -766,15 +766,6 @@ class Journal(Log):
         progress: archiving.Progress | None = None,
         timeout: float | None = None,
     ) -> ArchiveReport:
-        """Compress sealed segments in place, which stay readable as they were; never the last one. On disk when it returns.
-
-        before: only segments whose records all come before this sequence. older_than: only those that nothing was written to for so many
-        seconds. level: of zstd, 1 to 22. dry_run: only say which. progress: called as `progress(done, all)` now and then, with bytes.
-        timeout: seconds to wait for each lock. Others append and read meanwhile; there must be room for one segment's archive.
-
-        Raises ValueError for a format that has no archives, MissingExtra (install `kvspool[archive]`), LockTimeout, Poisoned, Corruption
-        if what was written can't be read back, Closed, TooLarge, or the system's OSError: the segments that were done stay done.
-        """
         timeout = self.timeout if timeout is None else timeout
         return archiving.archive(self, before, older_than, level, timeout, progress, dry_run=dry_run)
 
@@ -787,10 +778,6 @@ class Journal(Log):
         progress: archiving.Progress | None = None,
         timeout: float | None = None,
     ) -> ArchiveReport:
-        """Make the segments again that were archived, byte for byte, and remove the archives; see `archive`.
-
-        Raises Corruption for an archive that is damaged, which stays as it is; it names the block.
-        """
         timeout = self.timeout if timeout is None else timeout
         return archiving.unarchive(self, before, older_than, timeout, progress, dry_run=dry_run)
 

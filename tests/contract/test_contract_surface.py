@@ -24,6 +24,7 @@ ENGINE = ("append_prepared",)  # no verb of users: a journal's takes more
 VERBS = [name for name, _ in inspect.getmembers(Log, inspect.isfunction) if not name.startswith("_") and name not in ENGINE]
 OF_READERS = [name for name, _ in inspect.getmembers(Reader, inspect.isfunction) if not name.startswith("_")]
 LACKS: dict[str, Callable[[Any], object]] = {
+    "archive": lambda log: log.archive(),
     "keys": lambda log: log.append(b"four", key=b"k"),
     "types": lambda log: log.append(b"four", type=1),
     "producers": lambda log: log.producer("one"),
@@ -162,3 +163,12 @@ def test_a_queue_is_no_log(tmp_path: Path) -> None:
             kvspool.open(tmp_path / "queue")
         with queue.open(tmp_path / "queue") as other:
             assert other.get(timeout=5) == b"entry"
+
+
+def test_the_docs_have_a_row_for_each_capability(log: Log, kind: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "log.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| ")]
+    head = next(row for row in rows if row[0] == "capability")
+    table = {row[0].strip("`"): row for row in rows if row[0].strip("`") in CAPABILITIES}
+    assert {name: row[-1] for name, row in table.items()} == CAPABILITIES
+    assert {name for name, row in table.items() if row[head.index(kind)] == "yes"} == log.capabilities
