@@ -77,6 +77,31 @@ def test_a_place_moves_with_each_record_that_is_handed_out(filled: Log) -> None:
         assert reader.sequence == 5
 
 
+def test_a_commit_counts_what_was_handed_out_and_not_what_was_copied_in_advance(log: Log) -> None:
+    log.append_many([b"%04d" % number for number in range(1000)])
+    with log.reader("r") as reader:
+        for record in reader.follow(timeout=30):
+            if record.sequence == 599:
+                break
+        assert reader.commit() == reader.committed == reader.sequence == 600
+        next(reader.read())
+    with log.reader("r", start="latest") as reader:
+        assert sequences(reader.read()) == list(range(600, 1000))
+
+
+def test_a_loop_goes_on_where_its_reader_is_moved_to(filled: Log) -> None:
+    with filled.reader("r") as reader:
+        seen = []
+        for record in reader.read(limit=12):
+            seen.append(record.sequence)
+            if len(seen) == 3:
+                reader.seek(15)
+            if record.sequence == 18:
+                reader.rewind()
+        assert seen == [0, 1, 2, 15, 16, 17, 18, 0, 1, 2, 3, 4]
+        assert (reader.sequence, reader.committed) == (5, 0)
+
+
 def test_iterations_of_a_reader_take_turns(filled: Log) -> None:
     with filled.reader("r") as reader:
         one, other = reader.read(), reader.follow(timeout=0)
@@ -116,9 +141,13 @@ def test_a_reader_seeks_a_time(log: Log) -> None:
         if "timestamps" not in log.capabilities:
             with pytest.raises(Unsupported):
                 reader.seek_time(epoch)
+            with pytest.raises(Unsupported):
+                log.reader("new", start=epoch)
             return
         reader.seek_time(epoch + timedelta(seconds=4))
         assert reader.sequence == 4
+    with log.reader("new", start=epoch + timedelta(seconds=6)) as reader:
+        assert next(reader.read()).sequence == 6
 
 
 def test_a_reader_follows(log: Log) -> None:

@@ -629,35 +629,6 @@ def test_a_synced_reader_sees_nothing_before_a_sync_and_exactly_up_to_it_after(l
     following.close()
 
 
-def test_a_synced_table_has_what_is_on_disk(log: Spool) -> None:
-    pytest.importorskip("pyarrow")
-    log.append(b"one", durable=True)
-    log.append(b"two")
-    assert log.read_arrow(isolation="synced").num_rows == 1
-
-
-def test_latest_is_behind_what_is_on_disk(log: Spool) -> None:
-    log.append(b"one", durable=True)
-    log.append(b"two")
-    with log.follow("latest", isolation="synced", timeout=0) as following, log.reader("r", "latest", isolation="synced") as reader:
-        log.append(b"three", durable=True)
-        assert [record.value for record in following] == [b"two", b"three"]
-        assert [record.value for record in reader.read()] == [b"two", b"three"]
-
-
-def test_what_is_no_isolation_is_refused(log: Spool) -> None:
-    wrong: Any = "serializable"
-    for call in (
-        lambda: log.read(isolation=wrong),
-        lambda: log.follow(isolation=wrong),
-        lambda: log.reader("r", isolation=wrong),
-        lambda: log.cursor(isolation=wrong),
-    ):
-        with pytest.raises(ValueError, match="isolation"):
-            call()
-    assert log.readers() == []
-
-
 def test_a_sync_wakes_who_waits_for_it_although_an_append_has_cleared_the_wish_before(log: Spool) -> None:
     bells: list[int] = []
 
