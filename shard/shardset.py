@@ -221,10 +221,10 @@ class ShardSet(Spread, Handle):
         """
         return ShardProducer(self, name)
 
-    def sync(self) -> dict[int, int]:
-        """Put everything that was appended so far on disk; return for each shard the sequence below which all is there."""
+    def sync(self, timeout: float | None = None) -> dict[int, int]:
+        """Put every appended record on disk; return for each shard the sequence below which all are there; see `kvspool.log.Log.sync`."""
         with descriptors.for_logs(self.root, len(self.shards)):
-            return {index: shard.sync() for index, shard in enumerate(self.shards)}
+            return {index: shard.sync(timeout) for index, shard in enumerate(self.shards)}
 
     # Reading.
 

@@ -172,3 +172,30 @@ def test_the_docs_have_a_row_for_each_capability(log: Log, kind: str) -> None:
     table = {row[0].strip("`"): row for row in rows if row[0].strip("`") in CAPABILITIES}
     assert {name: row[-1] for name, row in table.items()} == CAPABILITIES
     assert {name for name, row in table.items() if row[head.index(kind)] == "yes"} == log.capabilities
+
+
+def above() -> list[tuple[type, type]]:
+    """Return the classes of many logs at once, each with the class whose verbs it shares."""
+    pytest.importorskip("pyarrow")
+    from hub import HubRoot
+    from hub.reader import HubReader
+    from hub.remote import RemoteHub
+    from shard import ShardSet
+
+    return [(ShardSet, Log), (HubRoot, Log), (RemoteHub, Log), (HubReader, Reader)]
+
+
+def test_sets_and_hubs_call_what_they_share_by_the_same_names() -> None:
+    apart = {("HubReader", "seek")}  # a hub's reader has a sequence in each shard
+    for one, shared in above():
+        verbs = [name for name in dir(one) if name in {"Log": VERBS, "Reader": OF_READERS}[shared.__name__]]
+        assert {"close", "readers"} <= set(verbs) or {"close", "sync"} <= set(verbs) or shared is Reader
+        for name in verbs:
+            here = {parameter: (kind, default) for parameter, kind, default in parameters(getattr(one, name))}
+            there = {parameter: (kind, default) for parameter, kind, default in parameters(getattr(shared, name))}
+            common = here.keys() & there.keys()
+            assert {parameter: here[parameter] for parameter in common} == {parameter: there[parameter] for parameter in common}
+            positional = [parameter for parameter, (kind, _) in there.items() if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+            if one.__name__ != "RemoteHub" and (one.__name__, name) not in apart:
+                first = [parameter for parameter, (kind, _) in here.items() if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+                assert first[: len(positional)] == positional[: len(first)], (one, name)
