@@ -132,7 +132,7 @@ class HubRoot(Handle):
     ) -> Merge:
         """Iterate over the records (`HubRecord`) of all clients that are there now. start: "earliest", "latest", an aware datetime.
 
-        limit, on_gap and isolation as `kvspool.Spool.read` has them. Raises ShardError for shards that make up no set. The error of a shard
+        limit, on_gap and isolation as `kvspool.Log.read` has them. Raises ShardError for shards that make up no set. The error of a shard
         that can't be opened is raised once, by the first call for a record; the next calls hand out the records of all others.
         """
         merge = Merge(limit, on_gap)

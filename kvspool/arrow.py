@@ -58,7 +58,7 @@ AnyCursor = Cursor | JournalCursor
 
 
 def read(cursor: AnyCursor, limit: int | None, on_gap: OnGap) -> pa.Table:
-    """Return what the bounded cursor has to give, up to `limit` records; see `Spool.read_arrow` and `Journal.read_arrow`."""
+    """Return what the bounded cursor has to give, up to `limit` records; see `Log.read_arrow`."""
     if limit is not None and limit < 0:
         raise ValueError(f"limit is a number of records, not {limit}")
     return table(batches(cursor, limit, LARGE_BATCH), SCHEMA, on_gap)

@@ -208,7 +208,7 @@ def import_(log: Spool, file: IO[bytes], format: str = "jsonl", *, progress: Pro
     """Append the records of a binary file, in order, in batches that are appended whole or not at all.
 
     format: "jsonl" or "parquet". Raises NotImportable for what is no record, naming line or row and how far it came; what
-    `Spool.append_many` raises (a batch that finds no room is not appended); ValueError; OSError of the file.
+    `Log.append_many` raises (a batch that finds no room is not appended); ValueError; OSError of the file.
     """
     if format not in FORMATS:
         raise ValueError(f"a format is one of {', '.join(FORMATS)}, not {format!r}")

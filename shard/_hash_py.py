@@ -79,7 +79,7 @@ class Spread:
     def append(
         self, value: Any, *, key: bytes | str | None = None, type: int = 0, timestamp: int | None = None, durable: bool = False
     ) -> Place:
-        """Append one record to its key's shard and return where it went; see `kvspool.log.Log.append`. Raises TypeError for a key that is
+        """Append one record to its key's shard and return where it went; see `kvspool.Log.append`. Raises TypeError for a key that is
         neither bytes nor str, which counts as its UTF-8.
         """
         shard = self.find(key)

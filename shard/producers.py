@@ -70,7 +70,7 @@ class ShardProducer(Handle):
 
     def _shard_of(self, value: Any, key: bytes | None) -> int:
         if key is not None and not isinstance(key, bytes):
-            raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
+            raise TypeError(f"a key is bytes, str or None, not {key.__class__.__name__}")
         return route.shard_of(encode(value, Codec.JSON)[0] if key is None else key, self._shards.bits)
 
     def append_arrow(
@@ -82,7 +82,7 @@ class ShardProducer(Handle):
         durable: bool = False,
         changed: Changed = "raise",
     ) -> dict[int, Stored]:
-        """As `append_many`, a record for each row; columns and `codec` as for `kvspool.Spool.append_arrow`."""
+        """As `append_many`, a record for each row; columns and `codec` as for `kvspool.Log.append_arrow`."""
         from kvspool import arrow
 
         pieces: dict[int, Pieces] = {}

@@ -222,7 +222,7 @@ class ShardSet(Spread, Handle):
         return ShardProducer(self, name)
 
     def sync(self, timeout: float | None = None) -> dict[int, int]:
-        """Put every appended record on disk; return for each shard the sequence below which all are there; see `kvspool.log.Log.sync`."""
+        """Put every appended record on disk; return for each shard the sequence below which all are there; see `kvspool.Log.sync`."""
         with descriptors.for_logs(self.root, len(self.shards)):
             return {index: shard.sync(timeout) for index, shard in enumerate(self.shards)}
 
@@ -234,7 +234,7 @@ class ShardSet(Spread, Handle):
         """Iterate over the records (`ShardRecord`) of all shards that are there now, in the order of `merge`.
 
         start: "earliest", "latest", an aware datetime, or a sequence for each shard (the others from the earliest on). Raises
-        OutOfRange; limit, on_gap and isolation as `kvspool.log.Log.read` has them.
+        OutOfRange; limit, on_gap and isolation as `kvspool.Log.read` has them.
         """
         return self._fill(Merge(limit, on_gap), start, True, isolation)
 

@@ -41,7 +41,7 @@ class Source(ABC):
 
     @abstractmethod
     def begin(self, start: Start) -> int:
-        """Return the sequence of a start; see `Spool.read`."""
+        """Return the sequence of a start; see `Log.read`."""
 
     @abstractmethod
     def read(self, start: int, end: int | None) -> Iterator[Rows | Gap]:

@@ -80,7 +80,7 @@ class Archiver:
         self._done = self._all = 0
 
     def run(self, before: int | None, older_than: float | None, *, dry_run: bool) -> ArchiveReport:
-        """Convert the segments that were asked for. See `Journal.archive`."""
+        """Convert the segments that were asked for. See `Log.archive`."""
         if dry_run:
             return self._report([Converted(base, size, None) for base, size in self._chosen(before, older_than)], is_done=False)
         seekable.library()  # before anything is begun
@@ -241,7 +241,7 @@ def archive(
     *,
     dry_run: bool = False,
 ) -> ArchiveReport:
-    """See `Journal.archive`."""
+    """See `Log.archive`."""
     if not journal.format.has_archives:
         raise Unsupported(journal.kind, "archive", CAPABILITIES["archive"])
     if level not in LEVELS:
@@ -252,7 +252,7 @@ def archive(
 def unarchive(
     journal: Journal, before: int | None, older_than: float | None, timeout: float, progress: Progress | None, *, dry_run: bool = False
 ) -> ArchiveReport:
-    """See `Journal.unarchive`."""
+    """See `Log.unarchive`."""
     if not journal.format.has_archives:
         raise Unsupported(journal.kind, "archive", CAPABILITIES["archive"])
     return Archiver(journal, timeout, progress, undo=True).run(before, older_than, dry_run=dry_run)

@@ -292,7 +292,7 @@ class Journal(Log):
                 raise ValueError(f"{len(many)} {name} for {len(batch.values)} values; there must be one for each")
         kinds = set(map(builtins.type, batch.keys or ()))
         if not kinds <= {bytes, NoneType}:
-            raise TypeError(f"a key is bytes or None, not {', '.join(kind.__name__ for kind in kinds - {bytes, NoneType})}")
+            raise TypeError(f"a key is bytes, str or None, not {', '.join(kind.__name__ for kind in kinds - {bytes, NoneType})}")
         types, times = batch.types or (batch.type,), batch.timestamps or (batch.timestamp or 0,)
         if not 0 <= min(types) <= max(types) <= 255:
             raise ValueError("a type is a number from 0 to 255")
