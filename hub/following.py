@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvspool.errors import LogVanished
-from kvspool.iteration import OnGap
-from kvspool.spool.cursor import Isolation
+from kvspool.options import Isolation, OnGap
 from kvspool.wakeups import ENTERED, Watcher
 from shard.merge import FollowingMerge
 

@@ -35,7 +35,7 @@ from kvspool import system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import KvspoolError, LogExists
 from kvspool.handles import Handle
-from kvspool.spool.cursor import Isolation
+from kvspool.options import Isolation
 from shard import descriptors
 
 IMPATIENT_WAIT = 0.05  # seconds, by who wants to come to an end

@@ -31,8 +31,8 @@ from kvspool import Gap, Record, Spool, forks, system
 from kvspool.disk import flush_directory
 from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
 from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap, check, check_timeout
-from kvspool.spool.cursor import Isolation, check_isolation
+from kvspool.iteration import Iterations, check, check_timeout
+from kvspool.options import Isolation, OnGap, check_isolation
 from shard import route
 from shard.merge import Cursor, Merge
 from shard.shardset import Log

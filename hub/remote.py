@@ -47,8 +47,8 @@ from kvspool import arrow
 from kvspool.errors import Closed
 from kvspool.handles import Handle
 from kvspool.iteration import Iterations
+from kvspool.options import Isolation
 from kvspool.record import Gap
-from kvspool.spool.cursor import Isolation
 
 T = TypeVar("T")
 TIMEOUT = 15.0  # seconds for a call that is answered at once
@@ -120,9 +120,9 @@ class RemoteHub(Handle):
         """Return our durable readers at the hub, by name; those of everybody to an admin. Raises Unreachable, NotAllowed."""
         return self._act("readers", b"", Readers).readers
 
-    def delete_reader(self, reader: str) -> None:
+    def delete_reader(self, name: str) -> None:
         """Forget a durable reader of ours, or, for an admin, of anybody. Raises NotFound, Conflict while it is open, Unreachable."""
-        self._act("delete-reader", msgspec.json.encode(ReaderName(reader)), Readers)
+        self._act("delete-reader", msgspec.json.encode(ReaderName(name)), Readers)
 
     # Reading.
 

@@ -29,9 +29,9 @@ from hub.reader import HubReader, HubReaderStats, delete, listing
 from kvspool import SpoolStats, disk, system
 from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NotALog
 from kvspool.handles import Handle, close_all
-from kvspool.iteration import Iterations, OnGap
+from kvspool.iteration import Iterations
 from kvspool.journal import JournalStats
-from kvspool.spool.cursor import Isolation
+from kvspool.options import Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
 from kvspool.spool.spool import TIMEOUT
 from shard import ShardSet, TooFewDescriptors, descriptors, route
@@ -132,7 +132,7 @@ class HubRoot(Handle):
     ) -> Merge:
         """Iterate over the records (`HubRecord`) of all clients that are there now. start: "earliest", "latest", an aware datetime.
 
-        limit, on_gap and isolation as `kvspool.Spool.read` has them. Raises ShardError for shards that make up no set. The error of a shard
+        limit, on_gap and isolation as `kvspool.Log.read` has them. Raises ShardError for shards that make up no set. The error of a shard
         that can't be opened is raised once, by the first call for a record; the next calls hand out the records of all others.
         """
         merge = Merge(limit, on_gap)

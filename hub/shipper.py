@@ -23,7 +23,6 @@ from typing import Literal
 
 import msgspec
 
-import kvspool
 import shard
 from hub.client import check_client
 from hub.columns import Rows
@@ -33,11 +32,11 @@ from hub.shipping.connection import SILENCE, Connection, Security, jittered
 from hub.shipping.lane import ASK_AGAIN, LOOK_AGAIN, Lane
 from hub.wire import BATCH_BYTES, VERSION, Opening
 from hub.wire import Log as LogOnWire
-from kvspool import system
+from kvspool import logs, system
 from kvspool.errors import KvspoolError, NotALog
 from kvspool.handles import Handle, close_all
-from kvspool.queue import ChunkQueue
-from kvspool.spool.cursor import Isolation
+from kvspool.options import Isolation
+from kvspool.queue import is_queue
 from kvspool.wakeups import BLIND_POLL, POLL, Watcher
 from shard.shardset import Log
 
@@ -524,10 +523,8 @@ class _Bed(Handle):
 def open_source(path: Path) -> list[Log]:
     """Open a log, or the logs of a shard set, in order. Raises NotALog for a queue, and what opening raises."""
     try:
-        log = kvspool.open(path)
+        return [logs.open_store(path)]
     except NotALog:
+        if is_queue(path):
+            raise
         return list(shard.open(path).shards)
-    if isinstance(log, ChunkQueue):
-        log.close()
-        raise NotALog(f"{path} is a queue; only logs that keep sequences can be shipped")
-    return [log]

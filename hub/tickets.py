@@ -16,8 +16,8 @@ from hub.errors import HubError, Malformed
 from hub.store import Generation
 from hub.wire import LAST, LONGEST_ECHO, Level, Reason, error_of, refusal
 from hub.wire import Refused as _Refused
+from kvspool.options import Isolation
 from kvspool.record import Gap
-from kvspool.spool.cursor import Isolation
 from shard.route import MOST_BITS
 
 LARGEST_TICKET = 4096  # bytes

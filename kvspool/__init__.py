@@ -11,15 +11,14 @@ See README.md for what an `append` promises, `kvspool.errors` for what can go wr
 """
 
 from kvspool.copying import CopyPlan, CopyProgress, CopyReport, copy
-from kvspool.errors import GapError, KvspoolError
+from kvspool.errors import GapError, KvspoolError, Unsupported
 from kvspool.exchange import export, import_, import_v1
+from kvspool.log import Log
 from kvspool.logs import create, open, repair, resize, verify
+from kvspool.reader import Lag, Reader, ReaderStats
 from kvspool.record import Codec, Gap, Record
 from kvspool.spool import (
     Damage,
-    Lag,
-    Reader,
-    ReaderStats,
     RecoveryReport,
     RepairReport,
     SalvageReport,
@@ -42,6 +41,7 @@ __all__ = [
     "GapError",
     "KvspoolError",
     "Lag",
+    "Log",
     "Reader",
     "ReaderStats",
     "Record",
@@ -50,6 +50,7 @@ __all__ = [
     "SalvageReport",
     "Spool",
     "SpoolStats",
+    "Unsupported",
     "VerifyReport",
     "Writer",
     "__version__",

@@ -1698,23 +1698,22 @@ class Single:
         self,
         value: Any,
         *,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         type: int = 0,
         timestamp: int | None = None,
         timeout: float | None = None,
         durable: bool = False,
     ) -> int:
-        """Append one record and return its sequence; it survives the death of this process when the call returns.
+        """Append one record and return its sequence; it survives a crash of this process when the call returns.
 
-        value: bytes, str, or what the log's codec takes. key: bytes, or None for no key. type: 0..255, the caller's. timestamp: ns
-        since the Unix epoch; the clock's by default, and at most a day after it. One that lies before the last record's becomes that
-        record's. timeout: seconds to
-        wait for the lock and for room (default: the handle's). durable: return when the record is on disk, in a flush that is shared with
-        all who wait for one; a handle of the level "disk" always does.
+        value: bytes, str, or any value that the log's codec takes. key: bytes, str (stored as UTF-8), or None for no key. type: 0..255,
+        yours. timestamp: ns since the Unix epoch; the clock's by default, and at most a day after it. One earlier than the last record's
+        becomes that record's. timeout: seconds to wait for the lock and for room (default: the handle's). durable: return when the
+        record is on disk, in a flush that all waiting callers share; a handle of the level "disk" always does.
 
-        Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, SpoolFull, Poisoned, Corruption, Closed,
-        Reentered; PermissionError where one may only read. Nothing was written then. A log that was deleted is noticed within a second:
-        LogVanished. If only the flush fails, the record was appended: NotDurable, or Poisoned with a note, says so.
+        Raises Unencodable, TooLarge, Unsupported, TypeError and ValueError for the arguments, LockTimeout, SpoolFull, Poisoned, Corruption,
+        TimeUnknown, Closed, Reentered, LogVanished, or the system's OSError (no space, no permission): nothing was written then. If only
+        the flush fails, the record was appended: NotDurable, or Poisoned with a note, says so.
         """
         sequence = self.append_at_once(value, key, type, timestamp, durable)
         if sequence >= 0:
@@ -1735,7 +1734,9 @@ class Single:
             self.ring(writer)
         return sequence
 
-    def append_slowly(self, value: Any, key: bytes | None, type: int, timestamp: int | None, timeout: float | None, durable: bool) -> int:
+    def append_slowly(
+        self, value: Any, key: bytes | str | None, type: int, timestamp: int | None, timeout: float | None, durable: bool
+    ) -> int:
         """Append what needs more than one step: to encode the value, to wait for the lock or the disk, to raise for the arguments."""
         raise NotImplementedError
 

@@ -22,10 +22,11 @@ from kvspool import _kvj, _kvj_py, system
 from kvspool._frames import measure_columns
 from kvspool.errors import GapError, OutOfRange, TooLarge, Undecodable
 from kvspool.exchange import plain
-from kvspool.iteration import OnGap, keeping
+from kvspool.iteration import keeping
 from kvspool.journal.cursor import CHUNK, Take
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.journal.format import WHOLE, Batch, Before, Format, Scan
+from kvspool.options import OnGap
 from kvspool.pool import Pool
 from kvspool.record import Codec, Gap, Record, check_codec
 from kvspool.spool import format, times
@@ -57,7 +58,7 @@ AnyCursor = Cursor | JournalCursor
 
 
 def read(cursor: AnyCursor, limit: int | None, on_gap: OnGap) -> pa.Table:
-    """Return what the bounded cursor has to give, up to `limit` records; see `Spool.read_arrow` and `Journal.read_arrow`."""
+    """Return what the bounded cursor has to give, up to `limit` records; see `Log.read_arrow`."""
     if limit is not None and limit < 0:
         raise ValueError(f"limit is a number of records, not {limit}")
     return table(batches(cursor, limit, LARGE_BATCH), SCHEMA, on_gap)

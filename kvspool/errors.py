@@ -23,6 +23,7 @@
     |-- OtherRecords            the target of a copy holds records that aren't the source's
     |-- OutOfRange              no such sequence yet              (also ValueError)
     |-- Pruned                  no such item any more             (also LookupError)
+    |-- Unsupported             this kind of log has no such capability (also ValueError)
     |-- UnsafeFilesystem        shared memory doesn't work there
     |-- LockTimeout             somebody else holds the lock      (also TimeoutError)
     |-- SpoolFull               no room until a durable reader moves on
@@ -214,6 +215,19 @@ class Pruned(KvspoolError, LookupError):
     def __init__(self, message: str, position: int, path: str, offset: int) -> None:
         super().__init__(f"{message}; it lay at byte {offset} of {path}")
         self.position, self.path, self.offset = position, path, offset
+
+
+class Unsupported(KvspoolError, ValueError):
+    """This kind of log can't do that. Nothing happened. `capability` is not in the log's `capabilities`; `instead` says what to use."""
+
+    exit_code = 2
+
+    def __init__(self, kind: str, capability: str, instead: str) -> None:
+        super().__init__(f"a log of the kind {kind} has no {capability}: {instead}")
+        self.kind, self.capability, self.instead = kind, capability, instead
+
+    def __reduce__(self) -> tuple[type[Unsupported], tuple[str, str, str]]:
+        return type(self), (self.kind, self.capability, self.instead)
 
 
 class UnsafeFilesystem(KvspoolError):

@@ -20,11 +20,12 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from kvspool.errors import NotImportable
-from kvspool.iteration import OnGap, gathered
+from kvspool.iteration import gathered
+from kvspool.log import Log
+from kvspool.options import OnGap, Start
 from kvspool.record import Codec, Gap, Record
 from kvspool.spool import times
 from kvspool.spool.appending import Row
-from kvspool.spool.search import Start
 from kvspool.spool.spool import Spool
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ _LINES = msgspec.json.Decoder(Line)
 
 
 def export(
-    log: Spool,
+    log: Log,
     file: IO[bytes],
     format: str = "jsonl",
     *,
@@ -88,7 +89,7 @@ def export(
     """Write the records that are there now to a binary file, up to sequence `end` (not included) if that is given.
 
     format: "jsonl" or "parquet". on_gap: "raise" ends with GapError at the first lost record; "yield" and "skip" go on, and
-    the result lists the Gaps. progress: called with the number of records so far. Raises what `Spool.read` raises, Undecodable for a keyed
+    the result lists the Gaps. progress: called with the number of records so far. Raises what `Log.read` raises, Undecodable for a keyed
     value whose keys are damaged, OSError of the file, ValueError. All records before an error are in the file.
     """
     if format not in FORMATS:
@@ -118,7 +119,7 @@ def _records(items: Iterable[Record | Gap], end: int | None, gaps: list[Gap]) ->
         yield item
 
 
-def _write_lines(log: Spool, file: IO[bytes], records: Iterable[Record]) -> Iterator[int]:
+def _write_lines(log: Log, file: IO[bytes], records: Iterable[Record]) -> Iterator[int]:
     lines = (_to_json(_members(record)) + b"\n" for record in records)
     for batch in gathered(lines, len, BATCH, BATCH_BYTES):
         file.write(b"".join(batch))
@@ -178,14 +179,14 @@ def plain(record: Record) -> bytes:
     return _to_msgpack(record.data) if record.codec == Codec.KEYED else record.value
 
 
-def _write_parquet(log: Spool, file: IO[bytes], records: Iterable[Record]) -> Iterator[int]:
+def _write_parquet(log: Log, file: IO[bytes], records: Iterable[Record]) -> Iterator[int]:
     import pyarrow as pa
     from pyarrow import parquet
 
     from kvspool import arrow
 
-    stats = log.stats()
-    about = {"kvspool.log_id": stats.log_id, "kvspool.codec": stats.codec, "kvspool.keyed": "values of codec 4 are plain MessagePack here"}
+    about = {"kvspool.log_id": log.log_id.hex(), "kvspool.codec": log.stats().codec}
+    about["kvspool.keyed"] = "values of codec 4 are plain MessagePack here"
     schema = arrow.SCHEMA.insert(3, pa.field("codec", pa.int32())).with_metadata(about)
     rows = ((record.sequence, record.timestamp, record.type, record.codec, record.key, plain(record)) for record in records)
     with parquet.ParquetWriter(file, schema) as writer:
@@ -207,7 +208,7 @@ def import_(log: Spool, file: IO[bytes], format: str = "jsonl", *, progress: Pro
     """Append the records of a binary file, in order, in batches that are appended whole or not at all.
 
     format: "jsonl" or "parquet". Raises NotImportable for what is no record, naming line or row and how far it came; what
-    `Spool.append_many` raises (a batch that finds no room is not appended); ValueError; OSError of the file.
+    `Log.append_many` raises (a batch that finds no room is not appended); ValueError; OSError of the file.
     """
     if format not in FORMATS:
         raise ValueError(f"a format is one of {', '.join(FORMATS)}, not {format!r}")

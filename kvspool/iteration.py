@@ -10,15 +10,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from kvspool._frames import Batch, Items
 from kvspool.errors import Closed, GapError
 from kvspool.handles import Handle
+from kvspool.options import OnGap
 from kvspool.record import Gap
 
-OnGap = Literal["raise", "yield", "skip"]
 NO_END = 1 << 62  # records, and more: nobody reads so many
 
 
@@ -268,3 +268,10 @@ def check_timeout(timeout: float | None) -> float | None:
     if timeout != timeout:
         raise ValueError("timeout is a number of seconds, not nan")
     return max(0.0, timeout)
+
+
+def check_spin(spin: float) -> float:
+    """Return the seconds to look for a record before sleeping. Raises ValueError for another value."""
+    if not 0 <= spin < float("inf"):
+        raise ValueError(f"spin is a number of seconds, not {spin}")
+    return spin

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 from kvspool import filesystems, queue, sizes, system, v1
 from kvspool.errors import LogNotFound, NotALog
@@ -16,7 +16,8 @@ from kvspool.journal.formats import FORMATS
 from kvspool.journal.repair import JournalRepairReport
 from kvspool.journal.retention import Retention
 from kvspool.journal.verify import JournalVerifyReport
-from kvspool.queue import ChunkQueue, QueueRepairReport, QueueVerifyReport, is_queue
+from kvspool.log import Log
+from kvspool.queue import QueueRepairReport, QueueVerifyReport, is_queue
 from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, pair
 from kvspool.spool import format as spool_format
@@ -85,6 +86,21 @@ def create(
 ) -> Journal: ...
 
 
+@overload
+def create(
+    path: str | os.PathLike[str],
+    *,
+    format: str,
+    codec: str = "json",
+    mode: int = 0o600,
+    durability: spool_format.Durability = "memory",
+    sync_interval: float | None = None,
+    timeout: float = TIMEOUT,
+    allow_unsafe_fs: bool = False,
+    **options: Any,
+) -> Log: ...
+
+
 def create(
     path: str | os.PathLike[str],
     *,
@@ -102,7 +118,7 @@ def create(
     prefill: bool = True,
     retention: Retention | None = None,
     **limits: Any,
-) -> Spool | Journal:
+) -> Log:
     """Make a log at `path` and open it. It is on disk, complete, when the call returns.
 
     format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, "sej", "fflg" or
@@ -168,7 +184,7 @@ def create(
         raise TypeError(f"a spool has no {', '.join(limits)}; its size is `capacity`")
     if first_sequence:
         raise ValueError("the first record of a spool has the sequence 0; a journal may begin at another one")
-    size = _ring_size(capacity)
+    size = spool_format.ring_size(capacity)
     if policy not in spool_format.POLICIES:
         raise ValueError(f"a policy is one of {', '.join(spool_format.POLICIES)}, not {policy!r}")
     if reader_expiry is not None and policy == "overwrite":
@@ -204,16 +220,9 @@ def resize(
     system that can't exchange two directories). The log is as it was then. NameNotDurable: the log was resized, but the last flush of its
     parent directory failed. Handles go on in the new files; writers try that flush again, and append only when it succeeds.
     """
-    size = _ring_size(capacity)
+    size = spool_format.ring_size(capacity)
     with open(path, format="spool", timeout=timeout) as log:
         return resizing.resize(log, size, timeout, progress)
-
-
-def _ring_size(capacity: int | str) -> int:
-    size = -(-sizes.parse(capacity) // spool_format.PAGE) * spool_format.PAGE
-    if not spool_format.LEAST_CAPACITY <= size <= spool_format.MOST_CAPACITY:
-        raise ValueError(f"a capacity is {spool_format.LEAST_CAPACITY} bytes to {sizes.show(spool_format.MOST_CAPACITY)}, not {capacity}")
-    return size
 
 
 @overload
@@ -258,24 +267,13 @@ def open(
 def open(
     path: str | os.PathLike[str],
     *,
-    format: Literal["queue"],
+    format: str | None = None,
     timeout: float = TIMEOUT,
     durability: spool_format.Durability | None = None,
     sync_interval: float | None = None,
     allow_unsafe_fs: bool = False,
-) -> ChunkQueue: ...
-
-
-@overload
-def open(
-    path: str | os.PathLike[str],
-    *,
-    format: None = None,
-    timeout: float = TIMEOUT,
-    durability: spool_format.Durability | None = None,
-    sync_interval: float | None = None,
-    allow_unsafe_fs: bool = False,
-) -> Spool | Journal | ChunkQueue: ...
+    **limits: Any,
+) -> Log: ...
 
 
 def open(
@@ -287,15 +285,16 @@ def open(
     sync_interval: float | None = None,
     allow_unsafe_fs: bool = False,
     **limits: Any,
-) -> Spool | Journal | ChunkQueue:
+) -> Log:
     """Open the log that lies at `path`, for reading, and for writing where that is permitted.
 
     format: the only one that will do; None finds out. limits: for a journal that another program has made, what `create` takes for its
     format. timeout: how many seconds a writer waits for another one's lock before LockTimeout. durability, sync_interval: for the appends
-    of this handle, in place of what `create` was told. allow_unsafe_fs: append to a spool, or open a queue, where a full disk kills
-    processes that store to mapped files (btrfs); otherwise the spool can only be read there, and UnsafeFilesystem says so.
+    of this handle, in place of what `create` was told. allow_unsafe_fs: append to a spool where a full disk kills processes
+    that store to mapped files (btrfs); otherwise the spool can only be read there, and UnsafeFilesystem says so.
 
-    Raises LogNotFound, NotALog, UnknownVersion, MismatchedPair, Truncated, Corruption, or the system's OSError.
+    Raises LogNotFound, NotALog (for a queue too: `kvspool.queue.open` opens it), UnknownVersion, MismatchedPair, Truncated, Corruption,
+    or the system's OSError.
     """
     _check_durability(durability, sync_interval)
     target = Path(os.path.abspath(path))
@@ -304,9 +303,8 @@ def open(
         return Spool(pair.Pair(target, allow_unsafe_fs=allow_unsafe_fs), timeout, durability, sync_interval)
     if not os.path.lexists(target):
         raise LogNotFound(f"{target} does not exist; kvspool.create makes a log")
-    if format in (None, "queue") and is_queue(target):
-        chosen = {} if durability is None else {"durability": durability, "sync_interval": sync_interval}
-        return ChunkQueue.open(target, timeout=timeout, allow_unsafe_fs=allow_unsafe_fs, **chosen)  # type: ignore[arg-type]
+    if is_queue(target):
+        raise NotALog(f"{target} is a queue, and no log: kvspool.queue.open opens it")
     found = None if format == "spool" else journals.find(target, format, {name: sizes.parse(value) for name, value in limits.items()})
     if found is not None:
         return journals.open(target, found, timeout=timeout, durability=durability, sync_interval=sync_interval)
@@ -316,6 +314,11 @@ def open(
     if format is not None:
         raise NotALog(f"{target} is no log of the format {format}")
     raise NotALog(f"{target} is neither a log nor a directory of logs")
+
+
+def open_store(path: str | os.PathLike[str], *, timeout: float = TIMEOUT, allow_unsafe_fs: bool = False) -> Spool | Journal:
+    """Open a log whose kind matters to the caller; see `open`."""
+    return cast("Spool | Journal", open(path, timeout=timeout, allow_unsafe_fs=allow_unsafe_fs))
 
 
 def is_log(path: str | os.PathLike[str]) -> bool:
@@ -342,7 +345,6 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
     if is_queue(target := Path(os.path.abspath(path))):
         return queue.verify(target)
     with open(path) as log:
-        assert not isinstance(log, ChunkQueue)
         return log.verify(progress)
 
 

@@ -114,7 +114,7 @@ class ProducerLog(Protocol):
     def sync(self, timeout: float | None) -> None:
         """Put all that was appended on disk."""
 
-    def prepared_rows(self, values: Iterable[Any], keys: Iterable[bytes | None] | None, type: int, timestamp: int | None) -> Rows: ...
+    def prepared_rows(self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None, type: int, timestamp: int | None) -> Rows: ...
 
     def column_rows(self, pieces: Pieces, codec: int) -> Rows: ...
 
@@ -169,7 +169,7 @@ class Producer(Handle):
         values: Iterable[Any],
         *,
         batch: int,
-        keys: Iterable[bytes | None] | None = None,
+        keys: Iterable[bytes | str | None] | None = None,
         type: int = 0,
         timestamp: int | None = None,
         timeout: float | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from enum import IntEnum
 from functools import partial
@@ -122,6 +122,28 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
         if self.count == 1:
             return f"1 record lost ({self.reason}): sequence {self.first} of {self.path}"
         return f"{self.count} records lost ({self.reason}): sequences {self.first} to {self.last} of {self.path}"
+
+
+def listed(many: Iterable[T], what: str = "values") -> list[T]:
+    """Return values, or keys, to append as a list of the caller's own. Raises TypeError for a single str or bytes."""
+    if isinstance(many, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"{what} are an iterable with one for each record, not one {many.__class__.__name__}")
+    return list(many)
+
+
+def encode_keys(keys: list[Any] | None) -> list[Any] | None:
+    """Return keys as they are stored; see `encode_key`."""
+    return None if keys is None else [encode_key(key) for key in keys]
+
+
+def encode_key(key: Any) -> Any:
+    """Return a key as it is stored: UTF-8 of a str; anything else as it is, for a check. Raises Unencodable for lone surrogates."""
+    if not isinstance(key, str):
+        return key
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise Unencodable(f"a key is bytes, or str that UTF-8 can hold: {error}") from error
 
 
 def check_codec(codec: int) -> int:

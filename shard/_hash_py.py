@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import kvspool._machine as native
+from kvspool.record import encode_key
 from shard.place import Place
 
 BASIS = 2166136261
@@ -76,10 +77,10 @@ class Spread:
         self._turn = turn
 
     def append(
-        self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None, durable: bool = False
+        self, value: Any, *, key: bytes | str | None = None, type: int = 0, timestamp: int | None = None, durable: bool = False
     ) -> Place:
-        """Append one record to its key's shard and return where it went; see `kvspool.Spool.append`. Raises TypeError for a key that is
-        not bytes.
+        """Append one record to its key's shard and return where it went; see `kvspool.Log.append`. Raises TypeError for a key that is
+        neither bytes nor str, which counts as its UTF-8.
         """
         shard = self.find(key)
         sequence = self.append_at_once(shard, value, key, type, timestamp, durable)
@@ -96,7 +97,7 @@ class Spread:
         sequence: int = log.append_at_once(value, key, type, timestamp, durable)
         return sequence
 
-    def shard_of(self, key: bytes | None) -> int:
+    def shard_of(self, key: bytes | str | None) -> int:
         """Return the shard of a key. Records without a key (None) take turns; an empty key is a key. Raises TypeError."""
         return self.find(key)
 
@@ -106,9 +107,11 @@ class Spread:
             self._turn = (self._turn + 1) & self._mask
             return self._turn
         if not isinstance(key, bytes):
-            raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
+            key = encode_key(key)
+            if not isinstance(key, bytes):
+                raise TypeError(f"a key is bytes, str or None, not {key.__class__.__name__}")
         return fold(native.bytes_of(key), 0, len(key)) & self._mask
 
-    def append_slowly(self, shard: int, value: Any, key: bytes | None, type: int, timestamp: int | None, durable: bool) -> Place:
+    def append_slowly(self, shard: int, value: Any, key: bytes | str | None, type: int, timestamp: int | None, durable: bool) -> Place:
         """Append to a shard what takes more than one step, or raise for the arguments."""
         raise NotImplementedError

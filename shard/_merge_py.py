@@ -18,8 +18,9 @@ from kvspool import GapError, system
 from kvspool._wakeups_py import BLIND_POLL, POLL
 from kvspool.errors import Closed, Corruption, FormatError, Unrecovered
 from kvspool.handles import close_all, refuse_copy
-from kvspool.iteration import OnGap, check, check_timeout
+from kvspool.iteration import check, check_timeout
 from kvspool.journal.cursor import Cursor as JournalCursor
+from kvspool.options import OnGap
 from kvspool.record import Codec, Gap
 from kvspool.spool.cursor import Cursor as SpoolCursor
 from shard import descriptors

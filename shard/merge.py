@@ -24,7 +24,7 @@ __all__ = ["FEW", "LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge
 
 
 class Merge(Merging, Iterator[Any], Handle):
-    """Iterates over several logs that are bounded. `limit` and `on_gap` as `kvspool.Spool.read` has them."""
+    """Iterates over several logs that are bounded. `limit` and `on_gap` as `kvspool.Log.read` has them."""
 
     def __enter__(self) -> Self:
         return self

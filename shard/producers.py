@@ -17,7 +17,7 @@ from kvspool import Codec
 from kvspool.handles import Handle
 from kvspool.journal import Journal
 from kvspool.producers import Changed, Pieces, Stored
-from kvspool.record import encode
+from kvspool.record import encode, encode_keys, listed
 from shard import route
 from shard._hash import group, hash_column
 
@@ -42,7 +42,7 @@ class ShardProducer(Handle):
         values: Iterable[Any],
         *,
         batch: int,
-        keys: Iterable[bytes | None] | None = None,
+        keys: Iterable[bytes | str | None] | None = None,
         type: int = 0,
         timestamp: int | None = None,
         durable: bool = False,
@@ -52,8 +52,8 @@ class ShardProducer(Handle):
 
         Arguments and errors as for `kvspool.producers.Producer.append_many`. Parts of shards before an error are there, and stay.
         """
-        values = list(values)
-        keys = [None] * len(values) if keys is None else list(keys)
+        values = listed(values)
+        keys = [None] * len(values) if keys is None else encode_keys(listed(keys, "keys")) or []
         if len(keys) != len(values):
             raise ValueError(f"{len(values)} values, but {len(keys)} keys")
         parts: dict[int, tuple[list[Any], list[bytes | None]]] = {}
@@ -70,7 +70,7 @@ class ShardProducer(Handle):
 
     def _shard_of(self, value: Any, key: bytes | None) -> int:
         if key is not None and not isinstance(key, bytes):
-            raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
+            raise TypeError(f"a key is bytes, str or None, not {key.__class__.__name__}")
         return route.shard_of(encode(value, Codec.JSON)[0] if key is None else key, self._shards.bits)
 
     def append_arrow(
@@ -82,7 +82,7 @@ class ShardProducer(Handle):
         durable: bool = False,
         changed: Changed = "raise",
     ) -> dict[int, Stored]:
-        """As `append_many`, a record for each row; columns and `codec` as for `kvspool.Spool.append_arrow`."""
+        """As `append_many`, a record for each row; columns and `codec` as for `kvspool.Log.append_arrow`."""
         from kvspool import arrow
 
         pieces: dict[int, Pieces] = {}

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import kvspool
-from kvspool import Record, Spool, SpoolStats, disk, system
-from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotALog, NotDurable, appended_by
+from kvspool import Record, Spool, SpoolStats, disk, logs, system
+from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotDurable, appended_by
 from kvspool.handles import Handle, close_all
-from kvspool.iteration import Iterations, OnGap
+from kvspool.iteration import Iterations
 from kvspool.journal import Journal, JournalStats
-from kvspool.queue import ChunkQueue
-from kvspool.record import Codec
-from kvspool.spool.cursor import Isolation
+from kvspool.options import Isolation, OnGap
+from kvspool.record import Codec, listed
 from kvspool.spool.spool import TIMEOUT
 from shard import descriptors, route
 from shard._hash import Spread, group, hash_column
@@ -133,7 +132,7 @@ class ShardSet(Spread, Handle):
 
     # Writing.
 
-    def append_slowly(self, shard: int, value: Any, key: bytes | None, type: int, timestamp: int | None, durable: bool) -> Place:
+    def append_slowly(self, shard: int, value: Any, key: bytes | str | None, type: int, timestamp: int | None, durable: bool) -> Place:
         """Append to a shard what takes more than one step, or raise for the arguments; see `append`."""
         try:
             return Place(shard, self.shards[shard].append(value, key=key, type=type, timestamp=timestamp, durable=durable))
@@ -145,7 +144,7 @@ class ShardSet(Spread, Handle):
         self,
         values: Iterable[Any],
         *,
-        keys: Iterable[bytes | None] | None = None,
+        keys: Iterable[bytes | str | None] | None = None,
         type: int = 0,
         timestamp: int | None = None,
         durable: bool = False,
@@ -156,11 +155,11 @@ class ShardSet(Spread, Handle):
         be. A lock or a disk that fails half-way leaves the parts before it written: AppendedToSomeShards says which. The system's OSError
         and KeyboardInterrupt have its attribute `parts` then.
         """
-        values = values if isinstance(values, list) else list(values)
-        keys = [None] * len(values) if keys is None else list(keys)
+        values = values if isinstance(values, list) else listed(values)
+        keys = [None] * len(values) if keys is None else listed(keys, "keys")
         if len(keys) != len(values):
             raise ValueError(f"{len(values)} values, but {len(keys)} keys")
-        parts: dict[int, tuple[list[Any], list[bytes | None]]] = {}
+        parts: dict[int, tuple[list[Any], list[bytes | str | None]]] = {}
         for value, key in zip(values, keys, strict=True):
             part = parts.setdefault(self.shard_of(key), ([], []))
             part[0].append(value)
@@ -222,10 +221,10 @@ class ShardSet(Spread, Handle):
         """
         return ShardProducer(self, name)
 
-    def sync(self) -> dict[int, int]:
-        """Put everything that was appended so far on disk; return for each shard the sequence below which all is there."""
+    def sync(self, timeout: float | None = None) -> dict[int, int]:
+        """Put every appended record on disk; return for each shard the sequence below which all are there; see `kvspool.Log.sync`."""
         with descriptors.for_logs(self.root, len(self.shards)):
-            return {index: shard.sync() for index, shard in enumerate(self.shards)}
+            return {index: shard.sync(timeout) for index, shard in enumerate(self.shards)}
 
     # Reading.
 
@@ -235,7 +234,7 @@ class ShardSet(Spread, Handle):
         """Iterate over the records (`ShardRecord`) of all shards that are there now, in the order of `merge`.
 
         start: "earliest", "latest", an aware datetime, or a sequence for each shard (the others from the earliest on). Raises
-        OutOfRange; limit, on_gap and isolation as `kvspool.Spool.read` has them.
+        OutOfRange; limit, on_gap and isolation as `kvspool.Log.read` has them.
         """
         return self._fill(Merge(limit, on_gap), start, True, isolation)
 
@@ -298,12 +297,8 @@ class ShardSet(Spread, Handle):
 
 
 def open_shard(path: Path, timeout: float) -> Log:
-    """Open the log of one shard. Raises NotALog for a queue: nobody could read it beside another one."""
-    log = kvspool.open(path, timeout=timeout)
-    if isinstance(log, ChunkQueue):
-        log.close()
-        raise NotALog(f"{path} is a queue, and no shard")
-    return log
+    """Open the log of one shard. Raises what `kvspool.open` raises."""
+    return logs.open_store(path, timeout=timeout)
 
 
 def _say_what_is_stored(error: BaseException, parts: dict[int, list[range]], shards: set[int], *, is_last: bool) -> None:
@@ -319,7 +314,7 @@ def _say_what_is_stored(error: BaseException, parts: dict[int, list[range]], sha
 
 
 def _prepared(
-    log: Log, values: list[Any], keys: list[bytes | None], type: int, timestamp: int | None, durable: bool
+    log: Log, values: list[Any], keys: list[bytes | str | None], type: int, timestamp: int | None, durable: bool
 ) -> Callable[[], range]:
     """Return the call that appends records, once nothing about them can be wrong any more."""
     if isinstance(log, Journal):

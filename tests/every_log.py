@@ -78,12 +78,16 @@ def deeds(path: Path) -> Iterator[tuple[str, Callable[[], object]]]:
         yield name, lambda deed=deed: _done(path, deed)
     yield "verify", lambda: kvspool.verify(path)
     yield "repair", lambda: kvspool.repair(path, timeout=5)
-    yield "open", lambda: kvspool.open(path).close()
+    yield "open", lambda: _open(path).close()
 
 
 def _done(path: Path, deed: Callable[[Any], object]) -> None:
-    with closing(kvspool.open(path)) as log:
+    with closing(_open(path)) as log:
         deed(log)
+
+
+def _open(path: Path) -> Any:
+    return queue.open(path) if queue.is_queue(path) else kvspool.open(path)
 
 
 def _has_producers(log: Any) -> bool:

@@ -123,11 +123,10 @@ def test_a_spool_that_is_there_can_be_read_and_changed_only_by_those_who_take_th
 def test_a_queue_that_is_there_is_opened_only_by_those_who_take_the_risk(place: Path) -> None:
     with kvspool.queue.create(place / "queue", allow_unsafe_fs=True, chunk_bytes=65536) as queue:
         queue.put(b"entry")
-    for opening in (kvspool.queue.open, kvspool.open):
-        with pytest.raises(errors.UnsafeFilesystem):
-            opening(place / "queue")
+    with pytest.raises(errors.UnsafeFilesystem):
+        kvspool.queue.open(place / "queue")
     assert kvspool.verify(place / "queue").entries == 1  # type: ignore[union-attr]
-    with kvspool.open(place / "queue", format="queue", allow_unsafe_fs=True) as queue:
+    with kvspool.queue.open(place / "queue", allow_unsafe_fs=True) as queue:
         assert queue.get(block=False) == b"entry"
 
 

@@ -23,8 +23,8 @@ from kvspool.record import Gap, Record
 HOLDERS = holders()
 PUBLIC = [
     "kvspool.spool.spool.Spool",
-    "kvspool.spool.writer.Writer",
-    "kvspool.spool.reader.Reader",
+    "kvspool.writer.Writer",
+    "kvspool.spool.reader.SpoolReader",
     "kvspool.spool.cursor.Reading",
     "kvspool.spool.cursor.Following",
     "kvspool.spool.pair.Pair",

@@ -316,7 +316,7 @@ def test_values_that_can_not_be_stored_change_nothing(make: Make) -> None:
 
 def test_other_formats_have_no_producers(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="sej") as log:
-        with pytest.raises(ValueError, match="is a journal of format sej, which has no producers; spools and kvj journals have"):
+        with pytest.raises(ValueError, match="a log of the kind sej has no producers: only spools and kvj journals have"):
             log.producer("a")
         assert log.producers() == []
 

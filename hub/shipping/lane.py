@@ -5,20 +5,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import kvspool
 from hub import columns, wire
 from hub.errors import Conflict, HubError, ShardDamaged
 from hub.wire import Put
-from kvspool import system
+from kvspool import logs, system
 from kvspool.errors import (
     KvspoolError,
     LockTimeout,
     LogNotFound,
     LogVanished,
-    NotALog,
     OutOfRange,
     ReaderBusy,
     TooLarge,
@@ -26,10 +23,8 @@ from kvspool.errors import (
 )
 from kvspool.handles import Handle
 from kvspool.journal import Journal
-from kvspool.queue import ChunkQueue
+from kvspool.options import Isolation, Start
 from kvspool.record import Gap
-from kvspool.spool.cursor import Isolation
-from kvspool.spool.search import Start
 from shard.shardset import Log
 
 if TYPE_CHECKING:
@@ -179,7 +174,7 @@ class Lane(Handle):
 
     def _is_replaced(self) -> bool:
         try:
-            with _open(self.path) as now:
+            with logs.open_store(self.path) as now:
                 return _id(now) != self.id
         except LogNotFound:
             return True
@@ -234,7 +229,7 @@ class Lane(Handle):
 
     def _take_anew(self) -> None:
         """Go on with the log that lies under the path now. If that fails, no log can be used before another call has succeeded."""
-        log = _open(self.path)
+        log = logs.open_store(self.path)
         with suppress(KvspoolError, OSError):  # the old one can't be put on disk any more
             self.close()
         try:
@@ -256,14 +251,6 @@ class Lane(Handle):
         with self._lock:
             self.reader.close()
         self.log.close()
-
-
-def _open(path: Path) -> Log:
-    log = kvspool.open(path)
-    if isinstance(log, ChunkQueue):
-        log.close()
-        raise NotALog(f"{path} is a queue; only logs that keep sequences can be shipped")
-    return log
 
 
 def _id(log: Log) -> bytes:

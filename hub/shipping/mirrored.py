@@ -29,8 +29,8 @@ from hub.wire import LAST
 from kvspool import arrow, disk, documents, system
 from kvspool.errors import Corruption, KvspoolError, NotAFile, OutOfRange, Poisoned
 from kvspool.journal import Journal
+from kvspool.options import Isolation
 from kvspool.record import Gap
-from kvspool.spool.cursor import Isolation
 from shard import route
 
 TURN_BYTES = 32 << 20  # bytes that are pulled of a shard before it is the others' turn

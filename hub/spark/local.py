@@ -30,7 +30,7 @@ from kvspool.errors import LogNotFound, NotALog
 from kvspool.handles import close_all
 from kvspool.journal import Journal
 from kvspool.journal.files import LEFTOVERS
-from kvspool.spool.cursor import Isolation
+from kvspool.options import Isolation
 from kvspool.spool.spool import TIMEOUT
 from shard import route
 from shard.shardset import Log, open_shard

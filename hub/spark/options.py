@@ -21,7 +21,7 @@ from hub.spark.offsets import EARLIEST, LARGEST, LATEST, Bound, parse_text
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import ShardKey
 from kvspool.journal.offsets import check_name
-from kvspool.spool.cursor import Isolation
+from kvspool.options import Isolation
 from shard import route
 
 if TYPE_CHECKING:

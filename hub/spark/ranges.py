@@ -20,7 +20,7 @@ from hub.store import PRIVATE
 from hub.tickets import Ticket
 from kvspool import Gap, disk
 from kvspool.errors import KvspoolError
-from kvspool.spool.cursor import Isolation
+from kvspool.options import Isolation
 from kvspool.spool.spool import TIMEOUT as LOCK_TIMEOUT
 from shard import route
 from shard.shardset import open_shard

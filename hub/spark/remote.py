@@ -25,7 +25,7 @@ from hub.spark.shards import Extent, ShardKey
 from hub.tickets import ShardState, Ticket
 from kvspool import system
 from kvspool.handles import close_all
-from kvspool.spool.cursor import Isolation
+from kvspool.options import Isolation
 
 if TYPE_CHECKING:
     from hub.remote import RemoteHub

@@ -15,9 +15,9 @@ from kvspool import sizes
 from kvspool.errors import KvspoolError
 from kvspool.journal import Floor, Journal, Retention
 from kvspool.journal import files as journals
+from kvspool.options import Start
 from kvspool.record import STRUCTURED
 from kvspool.spool.format import CONTROL_FILE
-from kvspool.spool.search import Start
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 END = datetime(2262, 1, 1, tzinfo=timezone.utc)  # 2**63 ns after the epoch is later in that year

@@ -20,13 +20,11 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import kvspool
+from kvspool import queue
 from kvspool.cli import output
 from kvspool.cli.queues import QueueLog
 from kvspool.errors import KvspoolError, NotALog
-from kvspool.iteration import OnGap
-from kvspool.queue import ChunkQueue
-from kvspool.spool.cursor import Isolation
-from kvspool.spool.search import Start
+from kvspool.options import Isolation, OnGap, Start
 
 GROUP = "kvspool.commands"
 
@@ -98,8 +96,7 @@ def opened(path: Path, plugins: list[ModuleType]) -> Iterator[Log]:
 
 def _open(path: Path, plugins: list[ModuleType]) -> Log:
     try:
-        ours = kvspool.open(path)
-        return QueueLog(ours) if isinstance(ours, ChunkQueue) else ours
+        return QueueLog(queue.open(path)) if queue.is_queue(path) else kvspool.open(path)
     except NotALog:
         for plugin in plugins:
             log = _ask(plugin, path)

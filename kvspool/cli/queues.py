@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import kvspool
+from kvspool import logs
 from kvspool.cli import output
 from kvspool.cli.options import BadInput
 from kvspool.handles import Handle
-from kvspool.iteration import OnGap
 from kvspool.journal import Journal
-from kvspool.queue import ChunkQueue, QueueRepairReport, QueueStats, QueueVerifyReport
+from kvspool.options import Isolation, OnGap, Start
+from kvspool.queue import ChunkQueue, QueueRepairReport, QueueStats, QueueVerifyReport, is_queue
 from kvspool.record import Record
 from kvspool.spool import Spool
-from kvspool.spool.cursor import Isolation
-from kvspool.spool.search import Start
 
 
 class QueueLog(Handle):
@@ -61,11 +59,9 @@ class QueueLog(Handle):
 
 def open_log(path: Path) -> Spool | Journal:
     """Open a log for a command that means nothing for a queue. Raises BadInput, besides what `kvspool.open` does."""
-    log = kvspool.open(path)
-    if isinstance(log, ChunkQueue):
-        log.close()
+    if is_queue(path):
         raise BadInput(f"{path} is a queue, which this command does not know; see kvspool.queue in the library")
-    return log
+    return logs.open_store(path)
 
 
 def open_spool(path: Path) -> Spool:

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         if name is not None:
             _delete(log, name)
             return 0
-        found = log.readers()
+        found = log.consumers() if isinstance(log, Journal) else log.readers()
     if arguments.json:
         for one in found:
             output.print_json(one)

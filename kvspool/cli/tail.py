@@ -15,8 +15,8 @@ from typing import Any
 from kvspool.cli import options, output, plugins
 from kvspool.cli.plugins import Log
 from kvspool.errors import GapError, KvspoolError
+from kvspool.options import Start
 from kvspool.record import Gap
-from kvspool.spool.search import Start
 
 NAME = "tail"
 SUMMARY = "print the last records, and follow what comes"

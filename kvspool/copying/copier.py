@@ -25,11 +25,10 @@ from kvspool.copying.rows import Room, Rows, latest, lost, may_lose
 from kvspool.copying.sources import Source
 from kvspool.copying.targets import QueueTarget, SpoolTarget, Target
 from kvspool.errors import Corruption, GapError, LogNotFound, NotALog, NotKept, OtherRecords
-from kvspool.iteration import OnGap
 from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
+from kvspool.options import OnGap, Start
 from kvspool.record import Codec, Gap
-from kvspool.spool.search import Start
 from kvspool.spool.spool import TIMEOUT
 
 LEAST_CAPACITY = 64 << 20  # bytes of a spool that is made for a copy

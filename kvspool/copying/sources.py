@@ -17,9 +17,9 @@ from kvspool.errors import OutOfRange
 from kvspool.handles import Handle
 from kvspool.iteration import gathered
 from kvspool.journal import Journal
+from kvspool.options import Start
 from kvspool.record import Codec, Gap, Record
 from kvspool.spool import Spool
-from kvspool.spool.search import Start
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
 
@@ -41,7 +41,7 @@ class Source(ABC):
 
     @abstractmethod
     def begin(self, start: Start) -> int:
-        """Return the sequence of a start; see `Spool.read`."""
+        """Return the sequence of a start; see `Log.read`."""
 
     @abstractmethod
     def read(self, start: int, end: int | None) -> Iterator[Rows | Gap]:
@@ -223,5 +223,5 @@ def open(path: Path, format: str | None, options: dict[str, Any], timeout: float
         return V1Source(path)
     if format == "queue" or (format is None and queues.is_queue(path)):
         return QueueSource(path)
-    log: Any = logs.open(path, format=format, timeout=timeout, **options)  # type: ignore[arg-type]
+    log: Any = logs.open(path, format=format, timeout=timeout, **options)
     return LogSource(log)

@@ -262,5 +262,5 @@ def create(path: Path, format: str, first: int, options: dict[str, Any]) -> Targ
     known = FORMATS.get(format)
     limits = {name: sizes.parse(value) for name, value in options.items() if name not in NO_LIMITS}
     may_begin = known is not None and known(**limits).name_of(first) is not None
-    log: Any = logs.create(path, format=format, first_sequence=first if may_begin else 0, **options)  # type: ignore[call-overload]
+    log: Any = logs.create(path, format=format, first_sequence=first if may_begin else 0, **options)
     return JournalTarget(log)

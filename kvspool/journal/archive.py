@@ -24,11 +24,12 @@ import msgspec
 
 from kvspool import disk, locks, system
 from kvspool.descriptor import Descriptor
-from kvspool.errors import Corruption
+from kvspool.errors import Corruption, Unsupported
 from kvspool.journal import seekable
 from kvspool.journal.control import ADMIN, Control
 from kvspool.journal.segment import Archived, Segment
 from kvspool.journal.segments import Segments
+from kvspool.log import CAPABILITIES
 
 if TYPE_CHECKING:
     from kvspool.journal.journal import Journal
@@ -79,7 +80,7 @@ class Archiver:
         self._done = self._all = 0
 
     def run(self, before: int | None, older_than: float | None, *, dry_run: bool) -> ArchiveReport:
-        """Convert the segments that were asked for. See `Journal.archive`."""
+        """Convert the segments that were asked for. See `Log.archive`."""
         if dry_run:
             return self._report([Converted(base, size, None) for base, size in self._chosen(before, older_than)], is_done=False)
         seekable.library()  # before anything is begun
@@ -240,9 +241,9 @@ def archive(
     *,
     dry_run: bool = False,
 ) -> ArchiveReport:
-    """See `Journal.archive`."""
+    """See `Log.archive`."""
     if not journal.format.has_archives:
-        raise ValueError(f"the format {journal.format.name} belongs to another program, which reads no archives; copy the journal to kvj")
+        raise Unsupported(journal.kind, "archive", CAPABILITIES["archive"])
     if level not in LEVELS:
         raise ValueError(f"a level is a number from {LEVELS[0]} to {LEVELS[-1]}, not {level}")
     return Archiver(journal, timeout, progress, level=level).run(before, older_than, dry_run=dry_run)
@@ -251,7 +252,7 @@ def archive(
 def unarchive(
     journal: Journal, before: int | None, older_than: float | None, timeout: float, progress: Progress | None, *, dry_run: bool = False
 ) -> ArchiveReport:
-    """See `Journal.unarchive`."""
+    """See `Log.unarchive`."""
     if not journal.format.has_archives:
-        raise ValueError(f"journals of the format {journal.format.name} have no archives")
+        raise Unsupported(journal.kind, "archive", CAPABILITIES["archive"])
     return Archiver(journal, timeout, progress, undo=True).run(before, older_than, dry_run=dry_run)

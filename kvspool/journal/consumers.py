@@ -126,6 +126,9 @@ class ConsumerIndex(Offsets):
             places[id] = sequence
             self._replace(Index(list(places.items()), index.rest), moved(name, sequence))
 
+    def updated(self, name: str) -> int:
+        return 0
+
     def remove(self, name: str) -> None:
         with self._locked():
             index = self._read()

@@ -19,16 +19,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvspool import system
 from kvspool._wakeups import FileSleeper
 from kvspool.errors import Corruption, KvspoolError, LogVanished, Truncated
-from kvspool.iteration import Iteration, OnGap
+from kvspool.iteration import Iteration, check_spin, check_timeout
 from kvspool.journal import control
 from kvspool.journal.appender import IS_ONE_STEP, walk
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
+from kvspool.options import OnGap
 from kvspool.record import Gap, Record
 from kvspool.wakeups import CHANGED, ENTERED, LINKS, POLL, Watcher
 
 if TYPE_CHECKING:
     from kvspool.eventloops import LoopWatcher
+    from kvspool.journal.following import AsyncFollowing
 
 CHUNK = 1 << 18  # bytes read at once
 MOST = 1 << 12  # records taken at once
@@ -329,11 +331,22 @@ class Cursor:
         last = sequence - 1 if self.end is None else min(sequence, self.end) - 1
         return Gap(first, last, reason, str(self.segments.path)) if last >= first else None
 
-    # For who reads several logs at once.
+    # Iterations, also of readers of several logs at once.
 
-    def reading(self, make: Callable[..., Any]) -> Reading:
-        """Return an iteration that hands Gaps out."""
-        return Reading(self, None, "yield", make)
+    def reading(self, make: Callable[..., Any] | None, limit: int | None = None, on_gap: OnGap = "yield") -> Reading:
+        """Return an iteration over the records up to the cursor's end, made by `make`; None: the values alone."""
+        return Reading(self, limit, on_gap, make)
+
+    def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Following:
+        """Return an iteration that waits for more."""
+        return Following(self, limit, on_gap, check_timeout(timeout), spin=spin)
+
+    def following_async(self, limit: int | None, on_gap: OnGap, timeout: float | None) -> tuple[Reading, AsyncFollowing]:
+        """Return an iteration that waits for more in an event loop, and the one that it is made of."""
+        from kvspool.journal.following import AsyncFollowing
+
+        reading = Reading(self, limit, on_gap)
+        return reading, AsyncFollowing(reading, timeout)
 
     frames = None  # there is no memory to look at
     is_plain = False
@@ -406,12 +419,22 @@ class Reading(Iteration[Cursor]):
 
 
 class Following(Reading):
-    """Like Reading, and sleeps where nothing is there; ends after `timeout` seconds without a record (None: never)."""
+    """Like Reading, and sleeps where nothing is there; ends after `timeout` seconds without a record (None: never).
+
+    Before it sleeps it looks for a record for `spin` seconds: that takes a core, and saves the wake-up.
+    """
 
     def __init__(
-        self, cursor: Cursor, limit: int | None, on_gap: OnGap, timeout: float | None, make: Callable[..., Any] | None = Record
+        self,
+        cursor: Cursor,
+        limit: int | None,
+        on_gap: OnGap,
+        timeout: float | None,
+        make: Callable[..., Any] | None = Record,
+        spin: float = 0.0,
     ) -> None:
         super().__init__(cursor, limit, on_gap, make)
+        self._spin = check_spin(spin)
         self._timeout = timeout
         self._watcher: Watcher | None = None
         self._watched = -1  # base of the segment that wakes us
@@ -429,7 +452,7 @@ class Following(Reading):
             if left <= 0:
                 break
             self._watch()
-            batch = self._fetch(most)
+            batch = self._look(most, min(left, self._spin))
             if not batch and self._watcher is not None and not self.is_over:
                 if self._watcher.wait(left) is None:
                     self.cursor.refuse_vanished()
@@ -437,6 +460,13 @@ class Following(Reading):
                 batch = self._fetch(most) if not self.is_over else []
         if batch and is_calm and not isinstance(batch[0], Gap):
             self._lie_down()
+        return batch
+
+    def _look(self, most: int, seconds: float) -> list[Any]:
+        """Return what is there now, or comes within so many seconds of looking for it."""
+        until = system.port.monotonic() + seconds if seconds else 0.0
+        while not (batch := self._fetch(most)) and seconds and not self.is_over and system.port.monotonic() < until:
+            pass
         return batch
 
     def _fetch(self, most: int) -> list[Any]:
@@ -457,7 +487,7 @@ class Following(Reading):
 
     def _lie_down(self) -> None:
         """Let the next records come without a step of Python between, where nothing else has to be done for them."""
-        if self._make is not Record or self._watcher is None or self._watched != self.cursor.base or not IS_ONE_STEP:
+        if self._spin or self._make is not Record or self._watcher is None or self._watched != self.cursor.base or not IS_ONE_STEP:
             return
         self._sleeper = self.cursor.sleeper(self._watcher)
         if self._sleeper is not None:

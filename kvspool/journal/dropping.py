@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def drop_before(journal: Journal, sequence: int, timeout: float | None = None) -> list[int]:
     """Drop every segment whose records all come before a sequence, on disk when it returns; returns their first sequences.
 
-    timeout: seconds to wait for the append lock; None: the journal's. Raises what `Journal.append` raises for the lock and the disk.
+    timeout: seconds to wait for the append lock; None: the journal's. Raises what `Log.append` raises for the lock and the disk.
     """
 
     def work(appender: Appender, _: Page) -> list[int]:

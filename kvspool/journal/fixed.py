@@ -18,19 +18,18 @@ import msgspec
 
 from kvspool import _fixed
 from kvspool.errors import ChecksumMismatch, Closed, Corruption, KvspoolError, OutOfRange, Pruned, Truncated
-from kvspool.iteration import OnGap
+from kvspool.iteration import Iteration
 from kvspool.journal.appender import Appender
 from kvspool.journal.bounds import Bounds
 from kvspool.journal.control import NO_RUN, Page
-from kvspool.journal.cursor import Cursor, Place, Reading
+from kvspool.journal.cursor import Cursor, Place
 from kvspool.journal.formats.fixed import Fixed, pruned, sidecar_bounds
 from kvspool.journal.journal import Journal, JournalStats
 from kvspool.journal.offsets import Lease
 from kvspool.journal.reader import JournalReader
 from kvspool.journal.segments import Segment, Segments
+from kvspool.options import Isolation, OnGap, Start, check_isolation
 from kvspool.record import Gap
-from kvspool.spool.cursor import Isolation, check_isolation
-from kvspool.spool.search import Start
 from kvspool.wakeups import Watcher
 
 TRIES = 5  # looks at an item that rewinds may replace at that moment
@@ -44,12 +43,12 @@ class FixedJournal(Journal):
     def __init__(self, path: Path, format: Fixed, **options: Any) -> None:
         super().__init__(path, format, **options)
         self._bounds = sidecar_bounds(path)
-        self._blobs = Segments(path, format)  # for `get`
+        self._blobs = Segments(path, format)  # for `item`
         self._blobs_lock = threading.Lock()
 
     # Items.
 
-    def get(self, position: int) -> bytes:
+    def item(self, position: int) -> bytes:
         """Return the item at a position, checked.
 
         Raises OutOfRange for one that has not been appended yet, Pruned for one that is gone, ChecksumMismatch for one that is damaged,
@@ -99,12 +98,12 @@ class FixedJournal(Journal):
         rest = position % self.format.items_per_blob
         return position, str(self._segments.path_of(position - rest)), rest * self.format.record_bytes
 
-    def replay(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
+    def replay(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Iteration[Any]:
         """Iterate over the items that are there now, as bytes, in order, each one checked: the quickest way to read all.
 
         start, limit, on_gap: as `read` has them. A damaged item is a Gap of that one; the items behind it follow.
         """
-        return self.values(start, limit=limit, on_gap=on_gap)
+        return self.read_values(start, limit=limit, on_gap=on_gap)
 
     def oldest(self) -> int:
         """Return the position of the oldest item, or that of the next one if there is none."""
@@ -236,7 +235,7 @@ class FixedJournal(Journal):
         first = self._bounds.first()
         return (self._at(first) if place.sequence < first else place), stop
 
-    def _cursor(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
+    def cursor_from(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
         if self._is_closed:
             raise Closed(f"{self.path} was closed; open it again")
         limit = self._synced if check_isolation(isolation) == "synced" else None
@@ -244,18 +243,10 @@ class FixedJournal(Journal):
 
     # The rest.
 
-    def reader(self, name: str, start: Start = "earliest") -> JournalReader:
-        """Open the durable reader of this name, exclusively; see `Journal.reader`. After a rewind to less than it has read, its next
-        operation raises Truncated, and it stands at the new end."""
-        lease = self.offsets.take(name)
-        try:
-            return FixedReader(self, name, start, lease, self._bounds)
-        except BaseException:
-            lease.close()
-            raise
+    def _new_reader(self, name: str, start: Start, isolation: Isolation, lease: Lease) -> FixedReader:
+        return FixedReader(self, name, start, isolation, lease, self._bounds)
 
     def stats(self) -> JournalStats:
-        """Return what the journal holds at this moment."""
         found = super().stats()
         oldest = self.oldest()
         return msgspec.structs.replace(found, first_sequence=oldest, records=max(0, found.next_sequence - oldest))
@@ -353,12 +344,15 @@ class FixedCursor(Cursor):
 
 
 class FixedReader(JournalReader):
-    """A durable reader that knows of rewinds."""
+    """A durable reader that knows of rewinds.
 
-    def __init__(self, journal: FixedJournal, name: str, start: Start, lease: Lease, bounds: Bounds) -> None:
+    After a rewind to less than it has read, its next operation raises Truncated, and it stands at the new end.
+    """
+
+    def __init__(self, journal: FixedJournal, name: str, start: Start, isolation: Isolation, lease: Lease, bounds: Bounds) -> None:
         self._rewinds = Rewinds(bounds)
         self._path = journal.path
-        super().__init__(journal, name, start, lease)
+        super().__init__(journal, name, start, isolation, lease)
         self._sequence = journal.clamped(self._sequence)
 
     def _place(self) -> Place:

@@ -13,8 +13,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from kvspool.errors import OutOfRange
+from kvspool.errors import Unsupported
 from kvspool.journal import settings
+from kvspool.log import CAPABILITIES
 from kvspool.record import NO_TIME, Codec
 
 if TYPE_CHECKING:
@@ -312,6 +313,6 @@ class Format(ABC):
     # Times.
 
     def refuse_time(self) -> None:
-        """Raise OutOfRange if records of this format have no time that could be looked for."""
+        """Raise Unsupported if records of this format have no time that could be looked for."""
         if not self.has_timestamps:
-            raise OutOfRange(f"records of the format {self.name} have no timestamp; start from a sequence")
+            raise Unsupported(self.name, "timestamps", CAPABILITIES["timestamps"])

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import builtins
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import NoneType
@@ -25,23 +25,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from kvspool import forks, producers, system
+from kvspool import forks, system
 from kvspool._tail_py import BUSY, SLOW, Tail
 from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
-from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap, check_timeout
+from kvspool.iteration import Iterations
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import producing, settings, trim
 from kvspool.journal.appender import IS_ONE_STEP, Accounts, Appender, Torn, last_whole, walk
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
-from kvspool.journal.cursor import Cursor, Following, Place, Reading
+from kvspool.journal.cursor import Cursor, Place
 from kvspool.journal.dropping import Room, drop_consumed
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format, Rows, joined
 from kvspool.journal.index import STRIDE, Index
-from kvspool.journal.offsets import Offsets
+from kvspool.journal.offsets import Lease, Offsets
 from kvspool.journal.reader import Consumer, JournalReader
 from kvspool.journal.repair import JournalRepairReport, repair_journal
 from kvspool.journal.retention import Retention
@@ -51,13 +50,14 @@ from kvspool.journal.settings import Settings
 from kvspool.journal.times import time_at
 from kvspool.journal.trim import Elsewhere, TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
-from kvspool.producers import Booking, Producer, ProducerStats
-from kvspool.record import NO_TIME, Codec, encode
+from kvspool.log import Log
+from kvspool.options import Isolation, Start, check_isolation
+from kvspool.producers import Booking
+from kvspool.reader import Lag, ReaderStats
+from kvspool.record import NO_TIME, Codec, encode, encode_key, encode_keys, listed
 from kvspool.spool import times
-from kvspool.spool.cursor import Isolation, check_isolation
 from kvspool.spool.durability import Background
 from kvspool.spool.format import Durability
-from kvspool.spool.search import Start
 from kvspool.spool.spool import TIMEOUT
 from kvspool.spool.verify import Progress
 
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.arrow import JournalColumns, Records
-    from kvspool.journal.following import AsyncFollowing
 
 T = TypeVar("T")
 RAW = int(Codec.RAW)
@@ -102,11 +101,8 @@ class JournalStats(msgspec.Struct, frozen=True):
         return 0
 
 
-class Journal(Handle):
-    """A handle of one journal. Get it from `kvspool.create` or `kvspool.open`.
-
-    It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it.
-    """
+class Journal(Log):
+    """A handle of a journal; see `Log` for what every log can do."""
 
     def __init__(
         self,
@@ -140,33 +136,35 @@ class Journal(Handle):
         self.offsets: Offsets = format.offsets(path, self.mode())
         forks.register(self)
 
+    @property
+    def kind(self) -> str:
+        return self.format.name
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        form = self.format
+        has = {"keys": form.has_keys, "types": form.has_types, "timestamps": form.has_timestamps, "codecs": form.has_codecs}
+        has |= {"producers": form.has_producers, "archive": form.has_archives, "at": True, "trim": True}
+        return frozenset(name for name, is_so in has.items() if is_so)
+
     # Writing.
 
     def append(
         self,
         value: Any,
         *,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         type: int = 0,
         timestamp: int | None = None,
         timeout: float | None = None,
         durable: bool = False,
     ) -> int:
-        """Append one record and return its sequence; it survives the death of this process when the call returns.
-
-        value: bytes, str, or what the journal's codec takes. key, type, timestamp (ns): refused where the format has no room for them. A
-        timestamp earlier than the latest one of the journal becomes that one, so that they never decrease.
-        timeout: seconds to wait for the lock. durable: return when the record is on disk.
-
-        Raises Unencodable, TooLarge, TypeError and ValueError for the arguments, LockTimeout, Poisoned, Corruption, Closed, Reentered,
-        TimeUnknown, or the system's OSError (no space, no permission): nothing was written then. If only the flush fails: NotDurable.
-        """
         if timestamp is None and self._appender is not None:
             data, codec = (value, RAW) if value.__class__ is bytes else encode(value, self._codec)
             tail = self._tail
-            sequence = BUSY if tail is None else tail.append(data, key, type, codec)
+            sequence = BUSY if tail is None else tail.append(data, key, type, codec)  # type: ignore[arg-type]  # it refuses str
             if sequence == BUSY:
-                sequence = self._append_one(data, key, type, codec, self.timeout if timeout is None else timeout)
+                sequence = self._append_one(data, encode_key(key), type, codec, self.timeout if timeout is None else timeout)
             if sequence >= 0:
                 if durable or self.durability == "disk":
                     self._make_durable(sequence, sequence + 1, self.timeout if timeout is None else timeout)
@@ -177,36 +175,28 @@ class Journal(Handle):
             [value], keys=None if key is None else [key], type=type, timestamp=timestamp, timeout=timeout, durable=durable
         )[0]
 
-    def _append_one(self, value: bytes, key: bytes | None, type: int, codec: int, timeout: float) -> int:
+    def _append_one(self, value: bytes, key: Any, type: int, codec: int, timeout: float) -> int:
         """Append one record in one step as soon as no other writer is at work; see `Appender.append_one`."""
         with self._thread_lock:
             appender = self._appender
             return SLOW if appender is None else appender.append_one(value, key, type, codec, timeout)
 
-    def append_many(
-        self,
-        values: Iterable[Any],
-        *,
-        keys: Iterable[bytes | None] | None = None,
-        type: int = 0,
-        timestamp: int | None = None,
-        timeout: float | None = None,
-        durable: bool = False,
-    ) -> range:
-        """Append a record for each value under one lock, and return their sequences; see `append`."""
-        return self.append_prepared(self.prepare(values, keys, type, timestamp), timeout, durable)
-
     def prepare(
-        self, values: Iterable[Any], keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
+        self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
     ) -> Batch:
-        """Return what `append_prepared` takes: encoded and checked, with every error that the values can cause raised here."""
-        values, codecs = self._encoded(list(values))
+        encoded, codecs = self._encoded(listed(values))
         if timestamp is None and not self.format.has_timestamps:
             timestamp = 0
         if timestamp is not None and self.format.has_timestamps:
             times.refuse_ahead(timestamp)
-        batch = Batch(values, None if keys is None else list(keys), type, timestamp, codecs=codecs)
-        self._check(batch)
+        batch = Batch(encoded, None if keys is None else listed(keys, "keys"), type, timestamp, codecs=codecs)  # type: ignore[arg-type]
+        try:
+            self._check(batch)
+        except TypeError:
+            if not any(isinstance(key, str) for key in batch.keys or ()):
+                raise
+            batch = batch._replace(keys=encode_keys(batch.keys))  # apart, since most keys are bytes and nothing is looked at twice
+            self._check(batch)
         return batch
 
     def _encoded(self, values: list[Any]) -> tuple[list[bytes], bytes | None]:
@@ -233,15 +223,6 @@ class Journal(Handle):
         durable: bool = False,
         at: int | None = None,
     ) -> range:
-        """Append a record for each row under one lock, and return their sequences. In the format kvj without a Python object for a row.
-
-        Columns: `value` (binary or string, no nulls); if present `key` (binary or string; null: no key), `type` (0..255), `timestamp` (a
-        timestamp, or int64 in ns, also before 1970; null: now) and `codec` (0..3, no nulls: what the value is; without it, `codec` says so
-        for all). Others are refused. at: as for `append_batch`. Needs the extra `arrow`. Durability and errors as `append_many`.
-
-        What comes from elsewhere has to be checked before, by `batch.validate(full=True)`: offsets of Arrow that lie would have bytes
-        read that aren't the batch's.
-        """
         from kvspool import arrow
 
         columns = [arrow.JournalColumns(part, codec) for part in arrow.parts(batch)]
@@ -303,25 +284,8 @@ class Journal(Handle):
         if sequences:
             self._settle_durability(sequences, timeout, durable)
 
-    def producer(self, name: str) -> Producer:
-        """Return a producer: what appends numbered batches, each record of which is stored once, whatever dies; see `kvspool.producers`.
-
-        Raises ValueError for a format other than kvj, and for a name that is none.
-        """
-        return Producer(producing.JournalProducing(self), name)
-
-    def producers(self) -> list[ProducerStats]:
-        """Return the figures of the journal's producers, by name. Raises Closed."""
-        self._refuse_closed()
-        return producers.listing(producing.JournalProducing(self)) if self.format.has_producers else []
-
-    def forget_producers(self, names: Iterable[str], timeout: float | None = None) -> int:
-        """Let the journal forget producers, whose records stay; returns how many it knew. Raises LockTimeout."""
-        return producers.forget(producing.JournalProducing(self), names, timeout)
-
-    def retire_producers(self, prefix: str, timeout: float | None = None) -> int:
-        """Let the journal know that producers whose names begin so append nothing more; see `kvspool.producers.retire`."""
-        return producers.retire(producing.JournalProducing(self), prefix, timeout)
+    def _producing(self) -> producing.JournalProducing:
+        return producing.JournalProducing(self)
 
     def _check(self, batch: Batch) -> None:
         """Raise TypeError, ValueError or TooLarge for a batch that can't be appended as it is."""
@@ -330,16 +294,16 @@ class Journal(Handle):
                 raise ValueError(f"{len(many)} {name} for {len(batch.values)} values; there must be one for each")
         kinds = set(map(builtins.type, batch.keys or ()))
         if not kinds <= {bytes, NoneType}:
-            raise TypeError(f"a key is bytes or None, not {', '.join(kind.__name__ for kind in kinds - {bytes, NoneType})}")
+            raise TypeError(f"a key is bytes, str or None, not {', '.join(kind.__name__ for kind in kinds - {bytes, NoneType})}")
         types, times = batch.types or (batch.type,), batch.timestamps or (batch.timestamp or 0,)
         if not 0 <= min(types) <= max(types) <= 255:
             raise ValueError("a type is a number from 0 to 255")
         if not NO_TIME <= min(times) <= max(times) <= LAST_TIME:
             raise ValueError("a timestamp is ns since 1970 in 64 bits, signed")
         if not self.format.has_keys and bytes in kinds:
-            raise ValueError(f"the format {self.format.name} has no room for keys")
+            self._refuse("keys")
         if not self.format.has_types and any(types):
-            raise ValueError(f"the format {self.format.name} has no room for types")
+            self._refuse("types")
         self.format.check(batch)
 
     def _make_durable(self, first: int, end: int, timeout: float) -> None:
@@ -372,7 +336,7 @@ class Journal(Handle):
             appender.refuse_handler()
 
     def _open_appender(self, timeout: float) -> Appender:
-        self._refuse_closed()
+        self.check_open()
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
             mode = self.mode()
@@ -390,6 +354,10 @@ class Journal(Handle):
             self._tail = appender.control.tail
         return appender
 
+    def open_to_write(self) -> None:
+        with self._thread_lock:
+            self._open_appender(self.timeout)
+
     def control(self, timeout: float) -> Control:
         """Return the lock file of this handle, open for writing."""
         appender = self._appender
@@ -399,10 +367,7 @@ class Journal(Handle):
             return self._open_appender(timeout).control
 
     def sync(self, timeout: float | None = None) -> int:
-        """Put everything that was appended so far on disk; returns the sequence below which all is there.
-
-        Concurrent callers share one flush. Raises Poisoned if the disk fails, or failed before; LockTimeout, Closed.
-        """
+        self.check_open()
         return self._flusher.sync(self.timeout if timeout is None else timeout)
 
     @property
@@ -412,80 +377,20 @@ class Journal(Handle):
 
     # Reading.
 
-    def read(
-        self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> Reading:
-        """Iterate over the records that are there now.
+    def _cursor_at(self, start: Start, *, bounded: bool = False, isolation: Isolation = "appended") -> Cursor:
+        end = self.end_of_read(isolation) if bounded else None
+        return self.cursor_from(self.place_seen(start, isolation), end, isolation)
 
-        start: a sequence, "earliest", "latest" or an aware datetime. limit: at most so many. on_gap: see `Reading`. isolation: with
-        "synced" only records that are on disk. Raises OutOfRange for a sequence that has not been written yet, Corruption, Truncated.
-        """
-        end = self._synced() if check_isolation(isolation) == "synced" else self.readable_end()
-        return self.reading(self.place(start), limit, on_gap, end)
+    def end_of_read(self, isolation: Isolation) -> int:
+        """Return the sequence where a read of what is there now ends."""
+        return self.readable_end() if check_isolation(isolation) == "appended" else self.extent(isolation)[1]
 
-    def follow(
-        self,
-        start: Start = "earliest",
-        *,
-        timeout: float | None = None,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-    ) -> Following:
-        """Iterate over records as they come; ends after `timeout` seconds without one (None: never). See `read`.
+    def place_seen(self, start: Start, isolation: Isolation) -> Place:
+        """Return the place of a start; with the isolation "synced" the latest one is where the records on disk end."""
+        return self.place(self.extent(isolation)[1] if start == "latest" and check_isolation(isolation) == "synced" else start)
 
-        Raises Closed as soon as any thread closes the journal.
-        """
-        return self.following(self.place(start), limit, on_gap, timeout, isolation)
-
-    def follow_async(
-        self,
-        start: Start = "earliest",
-        *,
-        timeout: float | None = None,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-    ) -> AsyncFollowing:
-        """As `follow`, for `async for`: the event loop goes on with its other work while nothing is there."""
-        from kvspool.journal.following import AsyncFollowing
-
-        return AsyncFollowing(self._iterations.add(Reading(self._cursor(self.place(start), None, isolation), limit, on_gap)), timeout)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.read())
-
-    def values(self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
-        """As `read`, and hands out the stored bytes alone: quicker."""
-        return self._iterations.add(Reading(self._cursor(self.place(start), self.readable_end()), limit, on_gap, None))
-
-    def read_arrow(
-        self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
-    ) -> pyarrow.Table:
-        """Return the records that are there now as a `pyarrow.Table`; in the format kvj without a Python object for a row.
-
-        Columns: sequence (int64), timestamp (ns, UTC; whatever is stored, also `record.NO_TIME`), type (int32), key (binary, null: none),
-        value (binary). Gaps: "skip", or GapError with "raise"; a table has no room for "yield". Raises what `read` does, and OutOfRange for
-        sequences from 2^63 on. Every error has the records before it as `partial`, a table; go on after a GapError with
-        `start=error.gap.last + 1`. Needs the extra `arrow`.
-        """
-        from kvspool import arrow
-
-        with closing(self.cursor(start, bounded=True, isolation=isolation)) as cursor:
-            return arrow.read(cursor, limit, on_gap)
-
-    def reading(self, place: Place, limit: int | None, on_gap: OnGap, end: int) -> Reading:
-        """Return an iteration from a place up to the sequence `end`."""
-        return self._iterations.add(Reading(self._cursor(place, end), limit, on_gap))
-
-    def following(
-        self, place: Place, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation = "appended"
-    ) -> Following:
-        """Return an iteration from a place on that waits for more."""
-        return self._iterations.add(Following(self._cursor(place, None, isolation), limit, on_gap, check_timeout(timeout)))
-
-    def _cursor(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
-        self._refuse_closed()
+    def cursor_from(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor:
+        self.check_open()
         limit = self._synced if check_isolation(isolation) == "synced" else None
         if limit is None and end is None and self.format.reads_zeros and self._word_before_restart() is not None:
             limit = self._until_recovered
@@ -500,12 +405,12 @@ class Journal(Handle):
         isolation: Isolation = "appended",
     ) -> Cursor:
         """Return a cursor at `start`, for who merges several logs; `bounded`: up to what is there now, or to sequence `end`."""
-        place = self.place(start)
         if bounded and end is None:
-            end = self._synced() if check_isolation(isolation) == "synced" else self.readable_end()
+            end = self.end_of_read(isolation)
+        place = self.place_seen(start, isolation)
         with self._looking:
             self._segments.close()  # of many logs even one descriptor each would be too many
-        return self._cursor(place, end, isolation)
+        return self.cursor_from(place, end, isolation)
 
     def has_vanished(self) -> bool:
         """Return whether the journal was deleted."""
@@ -513,7 +418,6 @@ class Journal(Handle):
 
     @property
     def closed(self) -> bool:
-        """Return whether the handle was closed."""
         return self._is_closed
 
     # Places.
@@ -523,13 +427,10 @@ class Journal(Handle):
         return self._end(self._bases())[0].sequence
 
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
-        """Return the sequences of the oldest record and of the next one; no file stays open.
-
-        With the isolation "synced" the second one is where what is on disk ends; never before the first one.
-        """
-        try:
-            first = self.first()
-            end = self._synced() if check_isolation(isolation) == "synced" else self.end()
+        try:  # no file stays open
+            first, end = self.first(), self.end()
+            if check_isolation(isolation) == "synced":
+                end = min(end, self._synced())
             return first, max(first, end)
         finally:
             with self._looking:
@@ -721,12 +622,12 @@ class Journal(Handle):
     def _synced(self) -> int:
         return page_file.look(self.format.lock_file(self.path)).synced_sequence
 
-    def _refuse_closed(self) -> None:
+    def check_open(self) -> None:
         if self._is_closed:
             raise Closed(f"{self.path} was closed; open it again")
 
     def _bases(self) -> list[int]:
-        self._refuse_closed()
+        self.check_open()
         try:
             bases = self._segments.bases()
         except FileNotFoundError:
@@ -759,18 +660,42 @@ class Journal(Handle):
             return None if base is None else Segment(segments.path_of(base), base)
         return None
 
-    def reader(self, name: str, start: Start = "earliest") -> JournalReader:
-        """Open the durable reader of this name, exclusively; one that is new stands at `start`. Raises ReaderBusy, OutOfRange,
-        ValueError."""
+    def reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> JournalReader:
+        self.check_open()
         lease = self.offsets.take(name)
         try:
-            return JournalReader(self, name, start, lease)
+            return self._iterations.add(self._new_reader(name, start, isolation, lease))
         except BaseException:
             lease.close()
             raise
 
-    def readers(self) -> list[Consumer]:
-        """Return all durable readers, and how far behind they are."""
+    def _new_reader(self, name: str, start: Start, isolation: Isolation, lease: Lease) -> JournalReader:
+        return JournalReader(self, name, start, isolation, lease)
+
+    def readers(self) -> list[ReaderStats]:
+        found = []
+        for one in self.consumers():
+            lag = None if one.sequence is None else self.lag(one.sequence)
+            updated = self.offsets.updated(one.name)
+            found.append(ReaderStats(one.name, one.sequence, lag, updated, None, False, lag is None, -1, one.problem))
+        return found
+
+    def lag(self, sequence: int) -> Lag:
+        """Return how far a sequence is behind the end."""
+        first, end = self.extent()
+        begin = max(first, sequence)
+        if begin >= end:
+            return Lag(0, 0, 0.0)
+        place = self.place(begin)
+        bases = [base for base in self._bases() if base >= place.base]
+        sizes = [system.port.look_up(self._segments.path_of(base)) for base in bases]
+        found = self._time_from(place) if self.format.has_timestamps else None
+        age = 0.0 if found is None or found[0] == NO_TIME else max(0.0, (system.port.now() - found[0]) / 1e9)
+        total = sum(status.st_size for status in sizes if status is not None)
+        return Lag(end - begin, max(0, total - place.position), age)
+
+    def consumers(self) -> list[Consumer]:
+        """Return the places of all durable readers, and how many records each is behind the end."""
         end = self.end()
         found = []
         for name in self.offsets.names():
@@ -783,8 +708,10 @@ class Journal(Handle):
                 found.append(Consumer(name, sequence, max(0, end - sequence)))
         return found
 
-    def delete_reader(self, name: str) -> None:
-        """Forget a durable reader. Raises NoSuchReader, ReaderBusy."""
+    def delete_reader(self, name: str | int) -> None:
+        self.check_open()
+        if not isinstance(name, str):
+            raise ValueError(f"{self.path} is a journal: its readers have no slots; {name!r} is no reader's name")
         with suppress(Corruption):  # one whose place can't be read can be deleted all the same
             if self.offsets.load(name) is None:
                 raise NoSuchReader(f"{self.path} has no reader {name!r}")
@@ -798,11 +725,9 @@ class Journal(Handle):
 
     @property
     def retention(self) -> Retention | None:
-        """Return the rules that whoever begins a segment applies; None if there are none. Raises Corruption for damaged settings."""
         return trim.own(self)
 
     def set_retention(self, retention: Retention | None, timeout: float | None = None) -> None:
-        """Keep other rules in the journal's settings, on disk; every handle goes by them from its next new segment on."""
         self.under_lock(self.timeout if timeout is None else timeout, lambda *_: self._change_settings(retention=retention))
 
     def trim(
@@ -816,18 +741,6 @@ class Journal(Handle):
         most: int | None = None,
         elsewhere: Elsewhere = dict,
     ) -> TrimReport:
-        """Remove the oldest segments, whole, that no rule keeps; never the last one. On disk when it returns.
-
-        retention: the rules; None: those that the journal was given. before: what lies wholly before this sequence goes as well. force:
-        what a durable reader has yet to read goes too, and it gets a Gap; the floor, also the journal's own one, holds all the same.
-        dry_run: only say what would go. Others append and read meanwhile. most: segments that go at once.
-
-        elsewhere: returns the durable readers that the journal doesn't know of (a hub root's), where each stands by name: they hold back
-        as its own ones do; -1 holds back everything, and isn't left behind. It is asked again while the append lock is held.
-
-        Raises ValueError if nothing says what is to go, OutOfRange, LockTimeout, Poisoned, Closed, or the system's OSError: what was
-        removed before it stays removed.
-        """
         return trim.trim(self, retention, before, force, dry_run, self.timeout if timeout is None else timeout, most, elsewhere)
 
     def first(self) -> int:
@@ -849,18 +762,9 @@ class Journal(Handle):
     # Damage.
 
     def verify(self, progress: Progress | None = None) -> JournalVerifyReport:
-        """Look at every record while others append and read: frames, segments, names, settings, durable readers; see `verify`.
-
-        progress: called as `progress(done, all)` now and then, with bytes. Raises LogNotFound, Closed, or the system's OSError.
-        """
         return verify_journal(self, progress)
 
     def repair(self, timeout: float | None = None) -> JournalRepairReport:
-        """Take out what is damaged, into files of its own, and let a journal whose flush failed take records again; see `repair`. All of
-        it is on disk when the call returns.
-
-        Writers wait meanwhile, readers go on. Raises LockTimeout, Poisoned if the disk still fails, Closed, or the system's OSError.
-        """
         return repair_journal(self, self.mode(), self.timeout if timeout is None else timeout)
 
     def bases(self) -> list[int]:
@@ -879,15 +783,6 @@ class Journal(Handle):
         progress: archiving.Progress | None = None,
         timeout: float | None = None,
     ) -> ArchiveReport:
-        """Compress sealed segments in place, which stay readable as they were; never the last one. On disk when it returns.
-
-        before: only segments whose records all come before this sequence. older_than: only those that nothing was written to for so many
-        seconds. level: of zstd, 1 to 22. dry_run: only say which. progress: called as `progress(done, all)` now and then, with bytes.
-        timeout: seconds to wait for each lock. Others append and read meanwhile; there must be room for one segment's archive.
-
-        Raises ValueError for a format that has no archives, MissingExtra (install `kvspool[archive]`), LockTimeout, Poisoned, Corruption
-        if what was written can't be read back, Closed, TooLarge, or the system's OSError: the segments that were done stay done.
-        """
         timeout = self.timeout if timeout is None else timeout
         return archiving.archive(self, before, older_than, level, timeout, progress, dry_run=dry_run)
 
@@ -900,10 +795,6 @@ class Journal(Handle):
         progress: archiving.Progress | None = None,
         timeout: float | None = None,
     ) -> ArchiveReport:
-        """Make the segments again that were archived, byte for byte, and remove the archives; see `archive`.
-
-        Raises Corruption for an archive that is damaged, which stays as it is; it names the block.
-        """
         timeout = self.timeout if timeout is None else timeout
         return archiving.unarchive(self, before, older_than, timeout, progress, dry_run=dry_run)
 
@@ -947,7 +838,6 @@ class Journal(Handle):
         settings.store(directory, msgspec.structs.replace(found, **changes), self.mode())
 
     def stats(self) -> JournalStats:
-        """Return what the journal holds at this moment."""
         bases = self._bases()
         end, _ = self._end(bases)
         page = page_file.look(self.format.lock_file(self.path))
@@ -967,7 +857,7 @@ class Journal(Handle):
             sync_interval=self.sync_interval if self.durability == "os" else 0.0,
             synced_sequence=page.synced_sequence,
             sync_error=page.sync_error,
-            readers=self.readers(),
+            readers=self.consumers(),
         )
 
     def latest_time(self) -> int:
@@ -992,10 +882,6 @@ class Journal(Handle):
             appender.close()
 
     def close(self) -> None:
-        """Release locks and files. Flushes the records that the level "os" has not flushed yet.
-
-        Iterations raise Closed, those that wait in other threads at once; a `cursor` goes on.
-        """
         self._iterations.end(f"{self.path} was closed; open it again")
         background, self._background = self._background, None
         if background is not None and background.is_ours:
@@ -1009,12 +895,3 @@ class Journal(Handle):
                 self._appender = None
             with self._looking:
                 self._segments.close()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<Journal {self.path} ({self.format.name}){' closed' if self._is_closed else ''}>"

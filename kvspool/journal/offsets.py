@@ -97,6 +97,10 @@ class Offsets(ABC):
     def take(self, name: str) -> Lease:
         """Return the reader's lease. Raises ReaderBusy."""
 
+    @abstractmethod
+    def updated(self, name: str) -> int:
+        """Return when a reader's place was stored last, ns since the Unix epoch; 0 where that isn't known."""
+
 
 class OffsetFiles(Offsets):
     """A file of 8 bytes for each reader, big-endian, and one for its lock: sej's `ofs` directory. The program of sej understands it."""
@@ -129,6 +133,10 @@ class OffsetFiles(Offsets):
         path = self._path(name)
         self._make_directory()
         disk.replace(path, sequence.to_bytes(8, "big"), self._mode, done=moved(name, sequence))
+
+    def updated(self, name: str) -> int:
+        status = system.port.look_up(self._path(name))
+        return 0 if status is None else status.st_mtime_ns
 
     def remove(self, name: str) -> None:
         try:

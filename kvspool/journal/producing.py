@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvspool import producers
+from kvspool.errors import Unsupported
 from kvspool.handles import Handle
 from kvspool.journal.cursor import Reading
 from kvspool.journal.format import Batch
 from kvspool.ledger import Ledger
+from kvspool.log import CAPABILITIES
 from kvspool.producers import Booking, ColumnPieces, Pieces
 from kvspool.record import Record
 
@@ -61,9 +63,9 @@ class JournalProducing(Handle):
     """One journal, as its producers see it."""
 
     def __init__(self, log: Journal) -> None:
-        """Raises ValueError for a format that has no room for it."""
+        """Raises Unsupported for a format that has no room for it."""
         if not log.format.has_producers:
-            raise ValueError(f"{log.path} is a journal of format {log.format.name}, which has no producers; spools and kvj journals have")
+            raise Unsupported(log.kind, "producers", CAPABILITIES["producers"])
         self._log = log
         self.path = log.path
         self.timeout = log.timeout
@@ -75,7 +77,7 @@ class JournalProducing(Handle):
     def sync(self, timeout: float | None) -> None:
         self._log.sync(timeout)
 
-    def prepared_rows(self, values: Iterable[Any], keys: Iterable[bytes | None] | None, type: int, timestamp: int | None) -> ListedRows:
+    def prepared_rows(self, values: Iterable[Any], keys: Iterable[Any] | None, type: int, timestamp: int | None) -> ListedRows:
         return ListedRows(self._log.prepare(values, keys, type, timestamp))
 
     def columns(self, batch: Any, codec: int) -> Columns:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from kvspool.errors import Closed, GapError
-from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap
-from kvspool.journal.cursor import Place, Reading
+from kvspool.errors import Closed, GapError, OutOfRange
+from kvspool.iteration import Iterations, check_timeout
+from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.offsets import Lease
+from kvspool.options import Isolation, OnGap, Start, check_isolation
+from kvspool.reader import Lag, Reader
 from kvspool.record import Gap
-from kvspool.spool.search import Start
 
 if TYPE_CHECKING:
+    from kvspool.journal.following import AsyncFollowing
     from kvspool.journal.journal import Journal
 
 
@@ -30,52 +31,50 @@ class Consumer(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class JournalReader(Handle):
-    """Get it from `log.reader(name)`. Used by one thread at a time.
+class JournalReader(Reader):
+    """A durable reader of a journal: its name is locked while it is open, and `commit` puts its place on disk."""
 
-    Reading moves it, `commit` makes that durable: a reader that dies is resumed at its last commit, so records after that come again.
-    """
-
-    def __init__(self, journal: Journal, name: str, start: Start, lease: Lease) -> None:
+    def __init__(self, journal: Journal, name: str, start: Start, isolation: Isolation, lease: Lease) -> None:
         self.name = name
+        self.isolation = check_isolation(isolation)
         self._journal = journal
         self._lease: Lease | None = lease
         self._iterations = Iterations()
         self._offsets = journal.offsets
         stored = self._offsets.load(name)
-        place = journal.place(start if stored is None else journal.clamped(stored))
+        place = journal.place_seen(start, isolation) if stored is None else journal.place(journal.clamped(stored))
         is_ahead = stored is not None and stored > place.sequence == journal.readable_end()  # of what was cut, or came from a backup
         self._sequence = place.sequence if stored is None or is_ahead else stored
         self._committed = stored
         if stored is None or is_ahead:
             self.commit()  # before others get the numbers that we had passed
 
-    @property
-    def sequence(self) -> int:
-        """Return the sequence of the record that comes next."""
-        return self._sequence
+    # Reading.
 
-    @property
-    def committed(self) -> int:
-        """Return where the reader would be resumed."""
-        return self._sequence if self._committed is None else self._committed
+    def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
+        return self._iterations.add(_Taking(self, limit, on_gap, self._journal.end_of_read(self.isolation)))
 
-    def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Iterator[Any]:
-        """Iterate over the records that are there now, from where the reader stands."""
-        self._check_open()
-        reading = self._journal.reading(self._place(), limit, on_gap, self._journal.readable_end())
-        return _Moving(self, self._iterations.add(reading))
+    def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0) -> Following:
+        return self._iterations.add(_Waiting(self, limit, on_gap, timeout, spin))
 
-    def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> Iterator[Any]:
-        """Iterate over records as they come; ends after `timeout` seconds without one (None: never).
+    def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncFollowing:
+        from kvspool.journal.following import AsyncFollowing
 
-        Raises Closed as soon as any thread closes the reader, or the journal.
-        """
-        self._check_open()
-        return _Moving(self, self._iterations.add(self._journal.following(self._place(), limit, on_gap, timeout)))
+        return AsyncFollowing(self._iterations.add(_Taking(self, limit, on_gap, None)), timeout)
+
+    @contextmanager
+    def view(self) -> Iterator[memoryview]:
+        with closing(_Taking(self, None, "raise", None)) as taking:
+            before = self._sequence
+            item = next(taking, None)
+            if item is None:
+                raise OutOfRange(f"record {before} is not written yet")
+            self._sequence = before
+            with memoryview(item.value) as value:
+                yield value
+        self._sequence = item.sequence + 1
 
     def commit(self) -> int:
-        """Let the reader be resumed behind the last record that was handed out; on disk when it returns. Returns that sequence."""
         self._check_open()
         if self._committed != self._sequence:
             self._journal.settle(self._sequence)  # or a crash of the machine would leave us ahead of what is there
@@ -84,67 +83,102 @@ class JournalReader(Handle):
             self._journal.committed()
         return self._sequence
 
-    def seek(self, sequence: int) -> None:
-        """Go to a sequence; not durable before `commit`. Raises OutOfRange for one that has not been written yet."""
-        self._check_open()
-        self._sequence = self._journal.place(sequence).sequence
+    # Moving.
 
-    def seek_time(self, time: datetime) -> None:
-        """Go to the first record that is not before a time. Raises OutOfRange where the format has no times."""
-        self._check_open()
-        self._sequence = self._journal.place(time).sequence
+    @property
+    def sequence(self) -> int:
+        return self._sequence
 
-    def rewind(self) -> None:
-        """Go back to the oldest record; not durable before `commit`."""
+    @property
+    def committed(self) -> int:
+        return self._sequence if self._committed is None else self._committed
+
+    def _go(self, start: Start) -> None:
         self._check_open()
-        self._sequence = self._journal.place("earliest").sequence
+        self._sequence = self._journal.place(start).sequence
+
+    def lag(self) -> Lag:
+        self._check_open()
+        return self._journal.lag(self._sequence)
+
+    def cursor(self, end: int | None) -> Cursor:
+        """Return a cursor at the reader's place, up to the sequence `end`; None: whatever is there."""
+        self._check_open()
+        return self._journal.cursor_from(self._place(), end, self.isolation)
 
     def _place(self) -> Place:
         return self._journal.place(self._journal.clamped(self._sequence))
 
-    def moved(self, item: Any) -> None:
-        """Stand behind an item that was handed out."""
-        self._sequence = item.last + 1 if isinstance(item, Gap) else item.sequence + 1
+    # Open and closed.
+
+    @property
+    def closed(self) -> bool:
+        return self._lease is None
 
     def _check_open(self) -> None:
         if self._lease is None or self._lease.is_closed:  # closed, or its parent's in a forked child
             raise Closed(self._closed_words())
-
-    def _closed_words(self) -> str:
-        return f"the reader {self.name!r} was closed; open it again"
+        self._journal.check_open()
 
     def close(self) -> None:
-        """Give the name back, without a commit. Iterations raise Closed, those that wait in other threads at once."""
         try:
-            self._iterations.end(self._closed_words())
+            self.end(self._closed_words())
         finally:
             lease, self._lease = self._lease, None
             if lease is not None:
                 lease.close()
 
-    def __enter__(self) -> JournalReader:
+
+class _Moving(Reading):
+    """An iteration that moves its reader with each item, and goes on at the reader's place, also if another iteration has moved it."""
+
+    _owner: JournalReader
+    _next: int  # the reader's place after the last item, while nothing else moves it
+
+    def _belong_to(self, owner: JournalReader) -> None:
+        self._owner = owner
+        self._next = owner._sequence
+
+    def __iter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class _Moving(Iterator[Any], Handle):
-    """An iteration that moves its reader with each item that it hands out."""
-
-    def __init__(self, owner: JournalReader, reading: Reading) -> None:
-        self._owner = owner
-        self._reading = reading
-
     def __next__(self) -> Any:
+        owner = self._owner
+        if owner._sequence != self._next and not self.is_over:
+            self._begin_afresh()
+        self._next = -1  # interrupted from here on, it goes on at the reader's place: copied records count as not handed out
         try:
-            item = next(self._reading)
-        except GapError as error:
-            self._owner.moved(error.gap)
+            item = self._batch.take(self._refill)
+        except (GapError, StopIteration):
+            is_moved = self.cursor.sequence > owner.sequence  # after a Gap that was raised or skipped
+            if is_moved and not self._is_closed and not self.has_items:
+                owner._sequence = self.cursor.sequence
+            self._next = owner._sequence
             raise
-        self._owner.moved(item)
+        owner._sequence = self._next = item.last + 1 if isinstance(item, Gap) else item.sequence + 1
         return item
 
-    def close(self) -> None:
-        """Let go of the files; the iteration is over."""
-        self._reading.close()
+    def _begin_afresh(self) -> None:
+        """Go on where the reader is now."""
+        before = self.cursor
+        self._batch.rise()
+        self._batch.clear()
+        self.cursor = self._owner.cursor(before.end)
+        self.cursor.lost = before.lost
+        before.close()
+
+
+class _Taking(_Moving):
+    """The records that are there now, up to `end`; None: that are there at each call."""
+
+    def __init__(self, owner: JournalReader, limit: int | None, on_gap: OnGap, end: int | None) -> None:
+        super().__init__(owner.cursor(end), limit, on_gap)
+        self._belong_to(owner)
+
+
+class _Waiting(_Moving, Following):
+    """The records that are there, and those that come."""
+
+    def __init__(self, owner: JournalReader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:
+        Following.__init__(self, owner.cursor(None), limit, on_gap, check_timeout(timeout), spin=spin)
+        self._belong_to(owner)

@@ -1,12 +1,12 @@
 """The heart: a bounded circular log in shared memory. `format` has the bytes, `Spool` the verbs."""
 
-from kvspool.spool.reader import Lag, Reader, ReaderStats
+from kvspool.reader import Lag, Reader, ReaderStats
 from kvspool.spool.recovery import Damage, RecoveryReport
 from kvspool.spool.repair import RepairReport, repair
 from kvspool.spool.salvage import SalvageReport, salvage
 from kvspool.spool.spool import Spool, SpoolStats
 from kvspool.spool.verify import VerifyReport
-from kvspool.spool.writer import Writer
+from kvspool.writer import Writer
 
 __all__ = [
     "Damage",

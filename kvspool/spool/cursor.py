@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sized
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool._frames import RingSleeper
 from kvspool.errors import Closed, LogVanished
 from kvspool.handles import Handle
-from kvspool.iteration import Iteration, OnGap
+from kvspool.iteration import Iteration, check_spin, check_timeout
+from kvspool.options import Isolation, OnGap, check_isolation
 from kvspool.record import Gap, Record
 from kvspool.spool import search
 from kvspool.spool.format import CONTROL_FILE, SYNCED, SYNCED_SEQ
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
     from kvspool.eventloops import LoopWatcher
     from kvspool.keyed import Keys
+    from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.keys import KeyTable
     from kvspool.spool.pair import Pair
     from kvspool.wakeups import Watcher
 
 T = TypeVar("T", bound=Sized)
-Isolation = Literal["appended", "synced"]  # what a reader sees: all that was appended, or only what is on disk
 AFTER_RECORDS = "machine restart"  # why sequences are missing right behind records
 BATCH = 256  # records copied out at once; small, so that a limit or a slow consumer costs little
 RUN = 4096  # records that are then copied out one by one until the next look whether the log was closed
@@ -193,11 +194,22 @@ class Cursor(Handle):
         """Let go of the memory."""
         self.reader.close()
 
-    # For who reads several logs at once.
+    # Iterations, also of readers of several logs at once.
 
-    def reading(self, make: Callable[..., Any]) -> Reading:
-        """Return an iteration that hands Gaps out."""
-        return Reading(self, None, "yield", make)
+    def reading(self, make: Callable[..., Any] | None, limit: int | None = None, on_gap: OnGap = "yield") -> Reading:
+        """Return an iteration over the records up to the cursor's end, made by `make`; None: the values alone."""
+        return Reading(self, limit, on_gap, make)
+
+    def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Following:
+        """Return an iteration that waits for more."""
+        return Following(self, limit, on_gap, check_timeout(timeout), spin=spin)
+
+    def following_async(self, limit: int | None, on_gap: OnGap, timeout: float | None) -> tuple[Reading, AsyncFollowing]:
+        """Return an iteration that waits for more in an event loop, and the one that it is made of."""
+        from kvspool.spool.following import AsyncFollowing
+
+        reading = Reading(self, limit, on_gap)
+        return reading, AsyncFollowing(reading, timeout)
 
     @property
     def frames(self) -> FrameReader | None:
@@ -320,10 +332,8 @@ class Following(Reading):
         spin: float = 0.0,
     ) -> None:
         super().__init__(cursor, limit, on_gap, make)
-        if not 0 <= spin < float("inf"):
-            raise ValueError(f"spin is a number of seconds, not {spin}")
         self._timeout = timeout
-        self._spin = spin
+        self._spin = check_spin(spin)
 
     def _next_batch(self, most: int) -> list[Any]:
         """Return the next records as soon as there are any; nothing once the timeout has passed, or another thread has closed us."""
@@ -376,10 +386,3 @@ def end_of(reader: FrameReader, isolation: Isolation) -> search.Place:
     if check_isolation(isolation) == "appended" or synced >= next_sequence:
         return tail, next_sequence
     return search.find(reader, synced)
-
-
-def check_isolation(isolation: Isolation) -> Isolation:
-    """Return the isolation. Raises ValueError for what is none."""
-    if isolation not in ("appended", "synced"):
-        raise ValueError(f'isolation is "appended" or "synced", not {isolation!r}')
-    return isolation

@@ -20,6 +20,7 @@ from typing import Annotated, Literal, NamedTuple
 from kvspool import _frames_py as frames
 from kvspool import _group_py as group
 from kvspool import _lock_py as appendlock
+from kvspool import sizes
 from kvspool._frames import crc32c
 from kvspool.layout import Layout
 
@@ -341,3 +342,11 @@ def blocks(capacity: int) -> int:
 def control_bytes(capacity: int) -> int:
     """Return the size of spool.ctl for a ring of `capacity` bytes."""
     return -(-(INDEX_AT + blocks(capacity) * INDEX_ENTRY.size) // PAGE) * PAGE
+
+
+def ring_size(capacity: int | str) -> int:
+    """Return the bytes of a ring of this capacity, rounded up to pages. Raises ValueError for one that is too small or too large."""
+    size = -(-sizes.parse(capacity) // PAGE) * PAGE
+    if not LEAST_CAPACITY <= size <= MOST_CAPACITY:
+        raise ValueError(f"a capacity is {LEAST_CAPACITY} bytes to {sizes.show(MOST_CAPACITY)}, not {capacity}")
+    return size

@@ -78,7 +78,7 @@ class SpoolProducing(Handle):
     def sync(self, timeout: float | None) -> None:
         self._log.sync(timeout)
 
-    def prepared_rows(self, values: Iterable[Any], keys: Iterable[bytes | None] | None, type: int, timestamp: int | None) -> ListedRows:
+    def prepared_rows(self, values: Iterable[Any], keys: Iterable[Any] | None, type: int, timestamp: int | None) -> ListedRows:
         return ListedRows(self._log.prepare(values, keys, type, timestamp))
 
     def columns(self, batch: Any, codec: int) -> Columns:

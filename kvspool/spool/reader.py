@@ -15,20 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn, Self
-
-import msgspec
 
 from kvspool import _frames_py as frames
 from kvspool import _machine, forks, locks, system
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
 from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap, check_timeout
+from kvspool.iteration import Iterations, check_timeout
+from kvspool.options import Isolation, OnGap, Start, check_isolation
+from kvspool.reader import Lag, Reader, ReaderStats
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search, slots, views
-from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, check_isolation, end_of
+from kvspool.spool.cursor import Cursor, Following, Reading, end_of
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
@@ -40,41 +39,10 @@ if TYPE_CHECKING:
 AFTER_DEATH = 50  # looks, 2 ms apart, at a lock whose holder has ended
 
 
-class Lag(msgspec.Struct, frozen=True):
-    """How far a reader is behind the end of the log, counting only what it can still read.
+class SpoolReader(Reader):
+    """A durable reader of a spool.
 
-    records: by their sequences, without those that a crash of the machine has left out. bytes: of the ring, headers and padding included.
-    seconds: age of the oldest record that it has yet to read; 0 where there is none.
-    """
-
-    records: int
-    bytes: int
-    seconds: float
-
-
-class ReaderStats(msgspec.Struct, frozen=True):
-    """A durable reader as others see it.
-
-    sequence: of the first record that is not committed. lag: from there; both None where the slot is damaged. updated: when it last
-    committed, ns since the Unix epoch. open: somebody has it open now. expired: writers wait no more for it, until it
-    commits again. slot: its number, 0..63.
-    """
-
-    name: str
-    sequence: int | None
-    lag: Lag | None
-    updated: int
-    open: bool
-    expired: bool
-    damaged: bool
-    slot: int
-
-
-class Reader(Handle):
-    """A durable reader that is open. Get it from `Spool.reader`; use it in one thread.
-
-    Closing does not commit. In a forked child it opens anew when it is used, from the last commit, which fails with ReaderBusy as long as
-    the parent has it open.
+    In a forked child it opens anew when it is used, from the last commit, which fails with ReaderBusy as long as the parent has it open.
     """
 
     _slots: slots.Slots
@@ -83,7 +51,7 @@ class Reader(Handle):
     _place: Place  # behind what was handed out
 
     def __init__(
-        self, live: Callable[[], Pair], name: str, start: search.Start, timeout: float, isolation: Isolation = "appended"
+        self, live: Callable[[], Pair], name: str, start: Start, timeout: float, isolation: Isolation = "appended"
     ) -> None:
         self.name = name
         self.isolation = check_isolation(isolation)
@@ -103,32 +71,21 @@ class Reader(Handle):
     # Reading.
 
     def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> Reading:
-        """Iterate over the records that are there now, from the reader's place on; see `Spool.read`."""
         end = end_of(self._pair().reader(0, 0), self.isolation)
         return self._iterations.add(_Taking(self, limit, on_gap, end))
 
     def follow(
         self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise", spin: float = 0.0
     ) -> Following:
-        """Iterate over the records from the reader's place on, and wait for more; see `Spool.follow`.
-
-        Raises Closed as soon as any thread closes the reader, or the log.
-        """
         return self._iterations.add(_Waiting(self, limit, on_gap, timeout, spin))
 
     def follow_async(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> AsyncFollowing:
-        """Iterate with `async for` over the records from the reader's place on, and wait for more; see `Spool.follow_async`."""
         from kvspool.spool.following import AsyncFollowing
 
         return AsyncFollowing(self._iterations.add(_Taking(self, limit, on_gap, None)), timeout)
 
     @contextmanager
     def view(self) -> Iterator[memoryview]:
-        """Look at the stored bytes of the next record's value where they lie, without a copy; see `Spool.view`.
-
-        The reader's place is behind the record when the `with` block has ended without an exception. Raises OutOfRange if there is no next
-        record, GapError if it was lost; the place is behind the Gap then.
-        """
         cursor = self._cursor(None)
         self._turn = None
         try:
@@ -145,10 +102,6 @@ class Reader(Handle):
         self._place = cursor.reader.position, cursor.reader.sequence
 
     def commit(self) -> int:
-        """Store the reader's place: behind everything that was handed out so far, exactly. Return the sequence that comes next.
-
-        The next one to open the reader begins there, whatever becomes of this process.
-        """
         pair = self._pair()
         self._store(pair)
         _machine.fence()
@@ -184,63 +137,31 @@ class Reader(Handle):
 
     @property
     def sequence(self) -> int:
-        """Return the sequence that comes next."""
         return self._place[1]
 
     @property
     def committed(self) -> int:
-        """Return the sequence that came next at the last commit."""
         return self._committed.sequence
 
-    def seek(self, sequence: int) -> None:
-        """Go on at `sequence`; one that was overwritten gives a Gap. Not committed yet. Raises OutOfRange."""
-        self._go(sequence)
-
-    def seek_time(self, time: datetime) -> None:
-        """Go on at the first record at or after an aware datetime. Not committed yet."""
-        if not isinstance(time, datetime):
-            raise TypeError(f"a time is an aware datetime, not {type(time).__name__}")
-        self._go(time)
-
-    def rewind(self) -> None:
-        """Go on at the oldest record that is kept. Not committed yet."""
-        self._go("earliest")
-
     def lag(self) -> Lag:
-        """Return how far the reader's place is behind the end of the log."""
         return measure(self._pair().reader(0, 0), self._place)
 
     # Open and closed.
 
     @property
     def closed(self) -> bool:
-        """Return whether the reader was closed."""
         return self._is_closed
 
     def close(self) -> None:
-        """Give the reader up, for others to open. Nothing is committed. Its iterations raise Closed, those in other threads at once."""
         self._is_closed = True
         try:
             self.end(self._closed_words())
         finally:
             self._let_go()
 
-    def end(self, why: str) -> None:
-        """End all iterations: the reader, or its log, was closed."""
-        self._iterations.end(why)
-
-    def _closed_words(self) -> str:
-        return f"the reader {self.name!r} was closed; open it again"
-
     def forked(self) -> None:
         """In a forked child: the lock is the parent's; only our copy of its descriptor goes."""
         self._let_go()
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self._let_go()
@@ -308,11 +229,11 @@ class Reader(Handle):
         with _appending(pair, self._file, self._timeout):
             yield
 
-    def _find(self, pair: Pair, start: search.Start) -> Place:
+    def _find(self, pair: Pair, start: Start) -> Place:
         reader = pair.reader(0, 0)
         return end_of(reader, self.isolation) if start == "latest" else search.find(reader, start)
 
-    def _go(self, start: search.Start) -> None:
+    def _go(self, start: Start) -> None:
         self._place = self._find(self._pair(), start)
         self._turn = None
 
@@ -335,7 +256,7 @@ class Reader(Handle):
 class _Cursor(Cursor):
     """A cursor that knows whether the writers should have waited for it."""
 
-    def __init__(self, pair: Pair, place: Place, end: Place | None, owner: Reader) -> None:
+    def __init__(self, pair: Pair, place: Place, end: Place | None, owner: SpoolReader) -> None:
         super().__init__(pair, place, end, "overrun", owner.isolation)
         self._owner = owner
 
@@ -350,12 +271,12 @@ class _Turns(Reading):
     dropped. `seek` works the same way, even in the midst of a loop.
     """
 
-    _owner: Reader
+    _owner: SpoolReader
     _turn: object
     _record: Callable[..., Record]
     _places: dict[int, Place]  # behind each record that was copied out, by its sequence
 
-    def _belong_to(self, owner: Reader) -> None:
+    def _belong_to(self, owner: SpoolReader) -> None:
         self._owner = owner
         self._places = {}
         self._note()
@@ -431,7 +352,7 @@ def _noting(places: dict[int, Place], reader: FrameReader, record: Callable[...,
 class _Taking(_Turns):
     """What is there now, up to `end`; None: whatever is there at each call."""
 
-    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, end: Place | None) -> None:
+    def __init__(self, owner: SpoolReader, limit: int | None, on_gap: OnGap, end: Place | None) -> None:
         super().__init__(owner._cursor(end), limit, on_gap)
         self._belong_to(owner)
 
@@ -439,7 +360,7 @@ class _Taking(_Turns):
 class _Waiting(_Turns, Following):
     """What is there, and what comes."""
 
-    def __init__(self, owner: Reader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:
+    def __init__(self, owner: SpoolReader, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> None:
         Following.__init__(self, owner._cursor(None), limit, on_gap, check_timeout(timeout), spin=spin)
         self._belong_to(owner)
 

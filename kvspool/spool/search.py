@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from kvspool import _frames_py as frames
 from kvspool.errors import OutOfRange
+from kvspool.options import Start
 from kvspool.spool import format
 
 if TYPE_CHECKING:
     from kvspool._frames_py import FrameReader
 
 LAST_TIME = (1 << 63) - 1  # ns; a timestamp can't be later
-Start = int | str | datetime
 Place = tuple[int, int]  # a position and the sequence expected there
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kvspool import _frames_py as frames
-from kvspool import forks, holders, ledger, locks, producers, system
+from kvspool import forks, holders, ledger, locks, system
 from kvspool._frames import FrameWriter, Single, measure
 from kvspool.errors import (
     AGAIN,
@@ -46,27 +46,30 @@ from kvspool.errors import (
     appended_by,
     say_what_is_stored,
 )
-from kvspool.handles import Handle
-from kvspool.iteration import Iterations, OnGap, check_timeout
+from kvspool.iteration import Iterations
 from kvspool.keyed import Keys, Packer
-from kvspool.producers import Booking, ColumnPieces, Producer, ProducerStats
-from kvspool.record import Codec, Record, check_codec, decode, encode
+from kvspool.log import Log
+from kvspool.options import Isolation, Start
+from kvspool.producers import Booking, ColumnPieces
+from kvspool.reader import ReaderStats
+from kvspool.record import Codec, check_codec, decode, encode, encode_key, encode_keys, listed
 from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, times, views
 from kvspool.spool.appending import Appending, Batch, Outdated, Prepared, Row, RowBatch
-from kvspool.spool.cursor import Cursor, Following, Isolation, Reading, end_of, refuse_vanished
+from kvspool.spool.cursor import Cursor, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
 from kvspool.spool.pair import Pair
-from kvspool.spool.reader import Reader, ReaderStats, delete, listing, slowest
+from kvspool.spool.reader import SpoolReader, delete, listing, slowest
+from kvspool.spool.repair import RepairReport, repair
 from kvspool.spool.verify import Progress, VerifyReport, verify_pair
-from kvspool.spool.writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.arrow import Columns
-    from kvspool.spool.following import AsyncFollowing
+    from kvspool.spool.resize import Resized
 
 T = TypeVar("T")
+CAPABILITIES = frozenset(("codecs", "keys", "producers", "resize", "timestamps", "types"))
 TIMEOUT = 10.0  # seconds that a writer waits for the lock before it says who holds it
 PATIENCE = 5_000_000  # ns that one step may wait for the append lock: signal handlers wait as long
 
@@ -109,12 +112,11 @@ class SpoolStats(msgspec.Struct, frozen=True):
     lost_bytes: int = 0
 
 
-class Spool(Single, Handle):
-    """A handle of one log. Get it from `kvspool.create` or `kvspool.open`.
+class Spool(Single, Log):
+    """A handle of a spool; see `Log` for what every log can do.
 
-    It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it. It
-    reopens nothing else; a log that was deleted stays deleted. `recovery` is the report if opening it had to recover it after a crash of
-    the machine, None otherwise.
+    A forked child reopens nothing but the files; a log that was deleted stays deleted. `recovery` is the report if opening it had to
+    recover it after a crash of the machine, None otherwise.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class Spool(Single, Handle):
         durability, sync_interval: in place of what the log's header says. is_new: this call of `create` made the log, so that there is
         nothing to recover, and nothing can fail here any more.
         """
-        super().__init__()
+        Single.__init__(self)
         self.path = pair.path
         self.timeout = timeout
         self.recovery = None if is_new else _settled(pair, timeout)
@@ -151,10 +153,18 @@ class Spool(Single, Handle):
         self._iterations = Iterations()
         forks.register(self)
 
+    @property
+    def kind(self) -> str:
+        return "spool"
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return CAPABILITIES
+
     # Writing.
 
     def append_slowly(
-        self, value: Any, key: bytes | None, type: int, timestamp: int | None, timeout: float | None, durable: bool
+        self, value: Any, key: Any, type: int, timestamp: int | None, timeout: float | None, durable: bool
     ) -> int:
         """Append what needs more than one step; see `append`."""
         packer = None
@@ -164,6 +174,7 @@ class Spool(Single, Handle):
             packer = self._packer
             value, codec = encode(value, self._codec, None if packer is None else packer.pack)
         if key is not None or type or timestamp is not None:
+            key = encode_key(key)
             _check(key, type, timestamp)
         writer = self._writer
         if writer is not None and writer.is_one_step:
@@ -184,50 +195,43 @@ class Spool(Single, Handle):
         self,
         values: Iterable[Any],
         *,
-        keys: Iterable[bytes | None] | None = None,
+        keys: Iterable[bytes | str | None] | None = None,
         type: int = 0,
         timestamp: int | None = None,
         timeout: float | None = None,
         durable: bool = False,
     ) -> range:
-        """Append a record for each value under one lock, and return their sequences; see `append`.
-
-        keys: one for each value. Nothing is written if any of them can't be, or if there is no room for all. Up to a quarter of the
-        ring is published at once; more than that becomes visible, and safe, in pieces. An error that comes after some pieces is
-        AppendedInPart, or has its attribute `appended`: the sequences that are stored; see `kvspool.errors`.
-        """
-        listed: Any = values if values.__class__ is list else list(values)
-        listed_keys: Any = keys if keys is None or keys.__class__ is list else list(keys)
+        many: Any = values if values.__class__ is list else listed(values)
+        many_keys: Any = keys if keys is None or keys.__class__ is list else listed(keys, "keys")
         writer = self._writer
         if writer is not None and writer.is_one_step and not durable and not self.is_durable:
             _check(None, type, timestamp)
-            appended = writer.append_many(listed_keys, listed, type, -1 if timestamp is None else timestamp)
+            appended = writer.append_many(many_keys, many, type, -1 if timestamp is None else timestamp)
             if appended is not None:
                 if writer.has_watchers:
                     self.ring(writer)
                 return appended
-        return self.append_prepared(self.prepare(listed, listed_keys, type, timestamp), timeout, durable)
+        return self.append_prepared(self.prepare(many, many_keys, type, timestamp), timeout, durable)
 
     def prepare(
-        self, values: Iterable[Any], keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
+        self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
     ) -> Prepared:
-        """Return what `append_prepared` takes: encoded and checked, with every error that the values can cause raised here."""
-        values = list(values)  # ours: nobody can change it while we wait for the lock
-        keys = None if keys is None else list(keys)
+        values = listed(values)  # ours: nobody can change it while we wait for the lock
+        stored_keys: Any = None if keys is None else listed(keys, "keys")
         _check(None, type, timestamp)
         codecs = packed = None
-        longest, stored = measure(keys, values)
+        longest, stored = measure(stored_keys, values)
         if longest < 0:
-            _check_keys(keys, values)
+            stored_keys = encode_keys(stored_keys)
+            _check_keys(stored_keys, values)
             packer = self._packer
             packed = None if packer is None else packer.keys
             values, codecs = _encode_all(values, self._codec, None if packer is None else packer.pack)
-            longest, stored = measure(keys, values)
+            longest, stored = measure(stored_keys, values)
         self.refuse_larger(longest)
-        return Prepared(keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored, packed)
+        return Prepared(stored_keys, values, type, codecs or bytes(len(values)), -1 if timestamp is None else timestamp, stored, packed)
 
     def append_prepared(self, batch: Prepared, timeout: float | None = None, durable: bool = False) -> range:
-        """Append a prepared batch under one lock; see `append_many`."""
         return self._write(batch, timeout, durable)
 
     def append_rows(self, rows: list[Row], timeout: float | None = None) -> range:
@@ -249,25 +253,8 @@ class Spool(Single, Handle):
             return row._replace(codec=Codec.MSGPACK)
         return row._replace(value=encode(decode(row.value, Codec.MSGPACK, None), self._codec, packer.pack)[0])
 
-    def producer(self, name: str) -> Producer:
-        """Return a producer: what appends numbered batches, each record of which is stored once, whatever dies; see `kvspool.producers`.
-
-        Raises ValueError for a name that is none.
-        """
-        return Producer(producing.SpoolProducing(self), name)
-
-    def producers(self) -> list[ProducerStats]:
-        """Return what the log remembers of its producers, by name. Raises Closed."""
-        self._live()
-        return producers.listing(producing.SpoolProducing(self))
-
-    def forget_producers(self, names: Iterable[str], timeout: float | None = None) -> int:
-        """Let the log forget producers, whose records stay; returns how many it knew. Raises LockTimeout, the system's OSError."""
-        return producers.forget(producing.SpoolProducing(self), names, timeout)
-
-    def retire_producers(self, prefix: str, timeout: float | None = None) -> int:
-        """Let the log know that producers whose names begin so append nothing more; see `kvspool.producers.retire`."""
-        return producers.retire(producing.SpoolProducing(self), prefix, timeout)
+    def _producing(self) -> producing.SpoolProducing:
+        return producing.SpoolProducing(self)
 
     def append_booked(self, batch: Batch, booking: Booking, timeout: float | None, durable: bool) -> None:
         """Append a producer's batch under one lock; see `_write` and `kvspool.producers`."""
@@ -285,13 +272,8 @@ class Spool(Single, Handle):
 
         return self._locked(work, self.timeout if timeout is None else timeout)
 
-    def writer(self, timeout: float | None = None) -> Writer:
-        """Return a writer for many appends: `with log.writer() as w: w.append(value)`.
-
-        timeout: seconds to wait for the lock and for room (default: the handle's). Raises Closed, LogVanished; PermissionError
-        where one may only read.
-        """
-        return Writer(self, timeout)
+    def open_to_write(self) -> None:
+        self.frame_writer()
 
     def frame_writer(self) -> FrameWriter:
         """Return the writer of frames of this handle, which belongs to this process."""
@@ -299,16 +281,18 @@ class Spool(Single, Handle):
             return self._open_writer()
 
     def append_arrow(
-        self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW, timeout: float | None = None, durable: bool = False
+        self,
+        batch: pyarrow.RecordBatch | pyarrow.Table,
+        *,
+        codec: int = Codec.RAW,
+        timeout: float | None = None,
+        durable: bool = False,
+        at: int | None = None,
     ) -> range:
-        """Append a record for each row under one lock, without a Python object for it, and return their sequences.
-
-        Columns: `value` (binary or string, no nulls); if present `key` (binary or string; null: no key), `type` (0..255) and
-        `timestamp` (a timestamp, or int64 in ns; null: now). Others are refused. `codec` says what the values are. Needs the extra
-        `arrow`. Durability and errors as `append_many`.
-        """
         from kvspool import arrow
 
+        if at is not None:
+            self._refuse("at")
         return self.append_columns([arrow.Columns(part) for part in arrow.parts(batch)], None, codec, timeout, durable)
 
     def append_columns(
@@ -327,12 +311,6 @@ class Spool(Single, Handle):
             raise TooLarge(_too_large(largest, capacity))
 
     def sync(self, timeout: float | None = None) -> int:
-        """Put everything that was appended so far on disk, and return the sequence below which all of it is there.
-
-        What readers have committed is on disk then, too. Concurrent callers share one flush of the records. Appends go on meanwhile.
-        Raises Poisoned if the disk fails: then no more records are taken, by any process; LockTimeout if another process's flush takes
-        longer than `timeout` seconds (default: the handle's).
-        """
         with self._thread_lock:
             self._open_writer()
             flusher = self._open_flusher()
@@ -342,90 +320,9 @@ class Spool(Single, Handle):
 
     # Reading.
 
-    def read(
-        self,
-        start: search.Start = "earliest",
-        *,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-    ) -> Reading:
-        """Iterate over the records that are there now, from `start` on.
-
-        start: "earliest", "latest", a sequence, or an aware datetime (the first record at or after it). limit: at most so many
-        records. on_gap: what becomes of records that were lost before they could be read: "raise" (GapError; the next call
-        goes on behind them), "yield" (the Gap in their place), "skip". isolation: "appended" for all, "synced" for only those that the
-        death of the machine can't take; "latest" is behind the last of these then. Raises OutOfRange, Closed.
-        """
-        return self._iterations.add(Reading(self.cursor(start, bounded=True, isolation=isolation), limit, on_gap, Record))
-
-    def read_values(
-        self,
-        start: search.Start = "earliest",
-        *,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-    ) -> Reading:
-        """Iterate over the stored bytes of the values alone; see `read`. The fastest way to Python objects."""
-        return self._iterations.add(Reading(self.cursor(start, bounded=True, isolation=isolation), limit, on_gap, None))
-
-    def follow(
-        self,
-        start: search.Start = "earliest",
-        *,
-        timeout: float | None = None,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-        spin: float = 0.0,
-    ) -> Following:
-        """Iterate over the records from `start` on, and wait for more; see `read`.
-
-        Ends quietly after `timeout` seconds without a record; None: never. spin: seconds to look for more before going to sleep: that takes
-        a core, and saves the time to wake up where records come close together. Raises LogVanished if the log is deleted meanwhile, Closed
-        as soon as any thread closes the log.
-        """
-        return self._iterations.add(Following(self.cursor(start, isolation=isolation), limit, on_gap, check_timeout(timeout), spin=spin))
-
-    def follow_async(
-        self,
-        start: search.Start = "earliest",
-        *,
-        timeout: float | None = None,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-    ) -> AsyncFollowing:
-        """Iterate with `async for` over the records from `start` on, and wait for more while the event loop does other work; see `follow`.
-
-        All logs that are followed in a loop share one inotify descriptor. A cancelled wait loses no record, and leaves nothing behind.
-        """
-        from kvspool.spool.following import AsyncFollowing
-
-        return AsyncFollowing(self._iterations.add(Reading(self.cursor(start, isolation=isolation), limit, on_gap)), timeout)
-
-    def read_arrow(
-        self,
-        start: search.Start = "earliest",
-        *,
-        limit: int | None = None,
-        on_gap: OnGap = "raise",
-        isolation: Isolation = "appended",
-    ) -> pyarrow.Table:
-        """Return the records that are there now as a `pyarrow.Table`, without a Python object for a row.
-
-        Columns: sequence (int64), timestamp (ns, UTC), type (int32), key (binary, null: none), value (binary). Gaps: "skip", or
-        GapError with "raise"; a table has no room for "yield". Every error has the records before it as `partial`, a table; go on after a
-        GapError with `start=error.gap.last + 1`. Needs the extra `arrow`.
-        """
-        from kvspool import arrow
-
-        return arrow.read(self.cursor(start, bounded=True, isolation=isolation), limit, on_gap)
-
     def cursor(
         self,
-        start: search.Start = "earliest",
+        start: Start = "earliest",
         *,
         bounded: bool = False,
         end: int | None = None,
@@ -440,6 +337,8 @@ class Spool(Single, Handle):
             stop = end_of(reader, isolation) if end is None else search.find(reader, end)
         return Cursor(pair, place, stop, "overrun", isolation)
 
+    _cursor_at = cursor
+
     def decode(self, value: bytes, codec: int = Codec.KEYED) -> Any:
         """Return what a stored value of this log means, as `read_values` and `read_arrow` give it: what `Record.data` would be.
 
@@ -451,41 +350,23 @@ class Spool(Single, Handle):
 
     @contextmanager
     def view(self, sequence: int) -> Iterator[memoryview]:
-        """Look at the stored bytes of a record's value where they lie, without a copy, inside the `with` block.
-
-        Its part of the ring is pinned meanwhile: a writer that would overwrite it waits up to its timeout, then raises Pinned, with the
-        policy "raise" at once. The view ends with the block: whoever looks at it afterwards gets ValueError. Make no slices of it that
-        live longer. Raises OutOfRange, GapError, PermissionError for who may only read.
-        """
         with views.view(self.cursor(sequence)) as value:
             yield value
 
     # Durable readers.
 
-    def reader(self, name: str, start: search.Start = "earliest", *, isolation: Isolation = "appended") -> Reader:
-        """Open the durable reader `name`: it keeps its place in the log, goes on there next time, and is open only once.
-
-        name: 1 to 64 bytes of UTF-8 without control characters. start: where a new reader begins, as in `read`; one that exists goes on
-        behind its last `commit`. isolation: as in `read`. Raises ReaderBusy (naming who has it open), TooManyReaders, Corruption (its slot
-        is damaged), OutOfRange, LockTimeout; PermissionError where one may only read: `read` and `follow` work there too.
-        """
-        return self._iterations.add(Reader(self._live, name, start, self.timeout, isolation))
+    def reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> SpoolReader:
+        return self._iterations.add(SpoolReader(self._live, name, start, self.timeout, isolation))
 
     def readers(self) -> list[ReaderStats]:
-        """Return what is known of each durable reader: name, place, lag, when it last committed, whether it is open."""
         return listing(self._live())
 
     def delete_reader(self, name: str | int) -> None:
-        """Forget a durable reader; a new one of the same name starts anew. A damaged one can be named by its slot's number.
-
-        Raises NoSuchReader, ReaderBusy while it is open; PermissionError where one may only read.
-        """
         delete(self._live, name, self.timeout)
 
     # Looking after it.
 
     def stats(self) -> SpoolStats:
-        """Return what the spool holds at this moment."""
         pair = self._live()
         reader = pair.reader(0, 0)
         synced, synced_sequence = reader.word(format.SYNCED), reader.word(format.SYNCED_SEQ)
@@ -519,15 +400,20 @@ class Spool(Single, Handle):
         )
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
-        """Check every record that is there now against its checksum, while others go on; see `VerifyReport`.
-
-        `progress(done, all)` is called now and then, with bytes. Takes no lock and changes nothing.
-        """
         return verify_pair(self._live(), progress)
+
+    def repair(self, timeout: float | None = None) -> RepairReport:
+        return repair(self._live().path, timeout=self.timeout if timeout is None else timeout)
+
+    def resize(
+        self, capacity: int | str, *, timeout: float | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> Resized:
+        from kvspool.spool import resize as resizing
+
+        return resizing.resize(self, format.ring_size(capacity), self.timeout if timeout is None else timeout, progress)
 
     @property
     def closed(self) -> bool:
-        """Return whether the handle was closed."""
         return self._pair is None
 
     def has_vanished(self) -> bool:
@@ -538,8 +424,7 @@ class Spool(Single, Handle):
 
     @property
     def log_id(self) -> bytes:
-        """Return the 16 random bytes that tell this log from every other one. It keeps them when it is resized."""
-        return self._origin
+        return self._origin  # also once it was resized
 
     @property
     def capacity(self) -> int:
@@ -551,10 +436,6 @@ class Spool(Single, Handle):
         return int(self._live().reader(0, 0).mark()[1])
 
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
-        """Return the sequences of the oldest record and of the next one: a few loads, for who looks often.
-
-        With the isolation "synced" the second one is where what is on disk ends; never before the first one.
-        """
         reader = self._live().reader(0, 0)
         first = search.find(reader, "earliest")[1]
         return first, max(first, end_of(reader, isolation)[1])
@@ -572,11 +453,6 @@ class Spool(Single, Handle):
         return search.count(reader, max(sequence, first), reader.mark()[:2])
 
     def close(self) -> None:
-        """Give back files and memory. Every later call raises Closed; so do iterations, those that wait in other threads at once.
-
-        At the level "memory" nothing that was appended needs it. At the others it syncs; if that fails it raises what `sync` does, and the
-        handle is closed all the same. Raises Reentered, and closes nothing, in a signal handler that comes in the midst of an append.
-        """
         with self._thread_lock:
             if self._writer is not None and self._writer.is_held and self._process == system.port.process_id():
                 raise Reentered("a signal handler or destructor may not close a handle in the midst of an append to it")
@@ -613,19 +489,10 @@ class Spool(Single, Handle):
         if self._pair is not None:
             self._pair.forked()
 
-    def __enter__(self) -> Spool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Reading:
-        return self.read()
-
-    def __repr__(self) -> str:
-        return f"<Spool {self.path}{' closed' if self.closed else ''}>"
-
     # Inside.
+
+    def check_open(self) -> None:
+        self._live()
 
     def _live(self) -> Pair:
         """Return the open files; in a forked child, files of its own."""
@@ -865,7 +732,7 @@ def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
     """Raise for arguments that don't fit into a frame."""
     if key is not None:
         if not isinstance(key, bytes):
-            raise TypeError(f"a key is bytes or None, not {key.__class__.__name__}")
+            raise TypeError(f"a key is bytes, str or None, not {key.__class__.__name__}")
         if len(key) > format.LARGEST_KEY:
             raise TooLarge(f"a key of {len(key)} bytes; at most {format.LARGEST_KEY} are possible")
     if not 0 <= type <= 255:

@@ -430,7 +430,7 @@ def test_a_log_takes_rows_of_its_own_topic_only(tmp_path: Path) -> None:
         with pytest.raises(KvspoolError, match="is one log, of the topic 'log', and a row has 'other'; drop the column topic"):
             append(writing, iter([of_rows(kinds, [{"value": "v", "topic": "other"}])]), "job/0", 1)
     kvspool.create(tmp_path / "sej", format="sej").close()
-    with pytest.raises(ValueError, match="is a journal of format sej, which has no producers; spools and kvj journals have"):
+    with pytest.raises(ValueError, match="a log of the kind sej has no producers: only spools and kvj journals have"):
         target(tmp_path / "sej", "value string")
 
 

@@ -123,7 +123,7 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
     before = tree(tmp_path)
     with opened(path) as log:
         assert len(list(log.replay())) == 8
-        assert log.get(7) == item(7)
+        assert log.item(7) == item(7)
         assert log.stats().records == 8
         assert list(log.follow(7, timeout=0.01)) == list(log.read(7))
         assert log.readers() == []
@@ -215,7 +215,7 @@ def test_items_have_one_length(tmp_path: Path) -> None:
 
 def test_three_errors_of_get(tmp_path: Path) -> None:
     with made(tmp_path / "log") as log:
-        assert [log.get(position) for position in range(8)] == [item(position) for position in range(8)]
+        assert [log.item(position) for position in range(8)] == [item(position) for position in range(8)]
         log.prune(3)
         with (tmp_path / "log" / f"{1:016x}").open("r+b") as blob:
             blob.write(b"!")
@@ -226,16 +226,16 @@ def test_three_errors_of_get(tmp_path: Path) -> None:
             (errors.ChecksumMismatch, 3, 0, 1),
         ]:
             with pytest.raises(kind) as raised:
-                log.get(position)
+                log.item(position)
             path = str(tmp_path / "log" / f"{index:016x}")
             assert type(raised.value) is kind
             assert (raised.value.position, raised.value.path, raised.value.offset) == (position, path, offset)  # type: ignore[attr-defined]
             assert f"byte {offset} of {path}" in str(raised.value)
         with pytest.raises(ValueError):
-            log.get(-1)
-        assert log.get(4) == item(4)
+            log.item(-1)
+        assert log.item(4) == item(4)
     with pytest.raises(errors.Closed):
-        log.get(4)
+        log.item(4)
     assert issubclass(errors.ChecksumMismatch, errors.Corruption)
     assert not issubclass(errors.Pruned, errors.OutOfRange) and not issubclass(errors.Pruned, errors.Corruption)
 
@@ -252,7 +252,7 @@ def test_every_length_of_the_last_blob(tmp_path: Path, size: int) -> None:
     with opened(path) as log:
         assert what_is_read(log) == numbered(*range(whole))
         with pytest.raises(errors.OutOfRange):
-            log.get(whole)
+            log.item(whole)
         assert log.append(b"xx") == whole
         torn = [(found.position, found.sequence, found.size) for found in log.torn]
         assert torn == ([(size // 6 * 6, whole, size % 6)] if size % 6 else [])
@@ -275,7 +275,7 @@ def test_every_length_of_a_blob_in_the_middle(tmp_path: Path, size: int) -> None
                 *numbered(6, 7),
             ]
         with pytest.raises(errors.Corruption, match="missing, or too short for item 5"):
-            log.get(5)
+            log.item(5)
         with pytest.raises(errors.Corruption, match=f"{1:016x} has {size} bytes instead of 18"):
             log.append(b"xx")
     assert tree(path) == before
@@ -299,7 +299,7 @@ def test_every_bit_flip_costs_exactly_its_item(tmp_path: Path, knows_the_end: bo
                 gap: list[Any] = [(lost, lost, "damaged")] if knows_the_end or rest else []  # a last one that is damaged is torn
                 assert what_is_read(log) == numbered(*range(lost)) + gap + rest
                 with pytest.raises(errors.ChecksumMismatch if gap else errors.OutOfRange):
-                    log.get(lost)
+                    log.item(lost)
                 with pytest.raises(GapError) if gap else pytest.raises(StopIteration):
                     next(log.replay(min(lost, log.end())))
             (path / f"{index:016x}").write_bytes(blob)
@@ -342,7 +342,7 @@ def test_a_missing_blob_is_a_gap_and_no_place_to_append(tmp_path: Path) -> None:
         assert what_is_read(log) == [*numbered(0, 1, 2), (3, 5, "damaged"), *numbered(*range(6, 11))]
         assert what_is_read(log, 4) == [(4, 5, "damaged"), *numbered(*range(6, 11))]
         with pytest.raises(errors.Corruption, match=f"{1:016x} is missing"):
-            log.get(4)
+            log.item(4)
         with pytest.raises(errors.Corruption, match=f"{1:016x} is missing"):
             log.append(b"xx")
         with pytest.raises(errors.Corruption, match=f"{1:016x} is missing"):
@@ -410,7 +410,7 @@ def test_ten_thousand_blobs_take_a_few_descriptors(tmp_path: Path) -> None:
             assert isinstance(log, FixedJournal)
             replayed = list(log.replay()) == items
             order = random.Random(1).sample(range(10_000), 2000)
-            wrong = [position for position in order if log.get(position) != items[position]]
+            wrong = [position for position in order if log.item(position) != items[position]]
             followed = sum(1 for _ in log.follow(timeout=0.01))
             log.append_many(items[:50])
             return log.end(), replayed, wrong, followed

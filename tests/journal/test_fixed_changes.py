@@ -172,10 +172,10 @@ class Machine(RuleBasedStateMachine):
         assert list(self.log.replay()) == list(self.items.values())
         for position in range(max(0, self.first - 4), self.size + 4):
             if position in self.items:
-                assert self.log.get(position) == self.items[position]
+                assert self.log.item(position) == self.items[position]
             else:
                 with pytest.raises(errors.Pruned if position < self.first else errors.OutOfRange):
-                    self.log.get(position)
+                    self.log.item(position)
         gaps = [(found.first, found.last, found.reason) for found in self.log.read(0, on_gap="yield") if isinstance(found, Gap)]
         assert [position for first, last, _ in gaps for position in range(first, last + 1)] == list(range(self.first))
         assert {reason for _, _, reason in gaps} <= {"trimmed"}
@@ -200,7 +200,7 @@ def test_a_fresh_begin_in_the_midst_of_a_blob_is_filled_up_as_the_original_does(
         assert os.listdir(tmp_path / "log") == [f"{2:016x}"]
         assert (tmp_path / "log" / f"{2:016x}").read_bytes()[:40] == bytes(40)
         with pytest.raises(errors.Pruned):
-            log.get(24)
+            log.item(24)
         assert there(log) == {25: item(25)}
 
 
@@ -415,7 +415,7 @@ def check_outcome(path: Path, operation: str) -> None:
         assert found.items() <= (union | {end: b"next"}).items()
         assert sorted(found) == list(range(log.oldest(), end + 1))
         assert log.oldest() in (3, 6, new_first)
-        assert [log.get(position) for position in found] == list(found.values())
+        assert [log.item(position) for position in found] == list(found.values())
         with log.reader("r") as reader:
             assert reader.sequence == min(8, end)
     refuse_what_the_original_refuses(path, 3)
@@ -488,7 +488,7 @@ def test_threads_get_items_while_others_append(tmp_path: Path) -> None:
     with made(tmp_path / "log", 300, 2) as log:
 
         def read() -> None:
-            wrong.extend(position for position in range(300) if log.get(position) != item(position))
+            wrong.extend(position for position in range(300) if log.item(position) != item(position))
 
         threads = [threading.Thread(target=read) for _ in range(4)]
         for thread in threads:

@@ -12,7 +12,6 @@ from types import ModuleType
 
 import pytest
 
-import kvspool
 from kvspool import errors, system
 from kvspool.queue import ChunkQueue, QueueEmpty, QueueFull, format
 
@@ -313,14 +312,6 @@ def test_creating_where_something_lies_and_opening_where_nothing_does(path: Path
     path.mkdir()
     with pytest.raises(errors.NotALog):
         ChunkQueue.open(path)
-
-
-def test_kvspool_open_opens_a_queue(path: Path) -> None:
-    with ChunkQueue.create(path) as one:
-        one.put(b"a")
-    with kvspool.open(path) as opened:  # type: ignore[attr-defined]
-        assert isinstance(opened, ChunkQueue)
-        assert list(opened) == [b"a"]
 
 
 def test_a_closed_queue_says_so(twin: ModuleType, make: Make) -> None:

@@ -372,7 +372,9 @@ def test_the_same_key_goes_to_the_same_shard_in_every_process_and_handle(shards:
         ([b"a", b"b", bytes(20_000)], None, TooLarge),
         ([b"a"] * 40 + [{1: object()}], None, Unencodable),
         ([b"a", b"b"], [b"k"], ValueError),
-        ([b"a", b"b"], [b"k", "k"], TypeError),
+        ([b"a", b"b"], [b"k", 7], TypeError),
+        ("ab", None, TypeError),
+        ([b"a", b"b"], "kk", TypeError),
         ([b"a", b"b"], [b"k", bytearray(b"k")], TypeError),
         ([b"a", b"b"], [b"k", bytes(65_535)], TooLarge),
     ],
@@ -394,9 +396,9 @@ def test_a_bad_type_or_timestamp_is_refused(shards: ShardSet, options: dict[str,
     assert list(shards) == []
 
 
-@pytest.mark.parametrize("key", ["text", 1, bytearray(b"k")], ids=repr)
-def test_a_key_that_is_not_bytes_is_refused(shards: ShardSet, key: Any) -> None:
-    with pytest.raises(TypeError, match="a key is bytes or None"):
+@pytest.mark.parametrize("key", [["text"], 1, bytearray(b"k")], ids=repr)
+def test_a_key_that_is_neither_bytes_nor_text_is_refused(shards: ShardSet, key: Any) -> None:
+    with pytest.raises(TypeError, match="a key is bytes, str or None"):
         shards.append(b"v", key=key)
     assert list(shards) == []
 
@@ -848,3 +850,14 @@ def test_a_merge_closes_all_its_sources_though_one_fails(shards: ShardSet) -> No
     with pytest.raises(ZeroDivisionError):
         merge.close()
     assert len(closed) == 4
+
+
+def test_a_text_key_goes_where_its_utf_8_goes(shards: ShardSet) -> None:
+    for key in ("", "k", "ключ", "N14228"):
+        place = shards.append(b"value", key=key)
+        assert place.shard == shards.shard_of(key) == shards.shard_of(key.encode())
+        assert shards.append_many([b"value"], keys=[key]).keys() == {place.shard}
+        assert shards.shards[place.shard].get(place.sequence).key == key.encode()
+    assert {record.key for record in shards} == {b"", b"k", "ключ".encode(), b"N14228"}
+    with pytest.raises(Unencodable):
+        shards.append(b"value", key="\ud800")

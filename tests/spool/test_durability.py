@@ -21,9 +21,9 @@ import kvspool
 from kvspool import Spool, errors, locks, system
 from kvspool import _frames_py as frames
 from kvspool import _group_py as groups
+from kvspool.options import Isolation
 from kvspool.record import Gap
 from kvspool.spool import checkpoints, durability, format, slots
-from kvspool.spool.cursor import Isolation
 
 SECOND = 1_000_000_000
 THREAD = "kvspool sync"
@@ -628,35 +628,6 @@ def test_a_synced_reader_sees_nothing_before_a_sync_and_exactly_up_to_it_after(l
         log.append(b"four", durable=True)
         assert seen() == [[b"one", b"two", b"three", b"four"]] * 2 + [[b"three", b"four"]] * 3
     following.close()
-
-
-def test_a_synced_table_has_what_is_on_disk(log: Spool) -> None:
-    pytest.importorskip("pyarrow")
-    log.append(b"one", durable=True)
-    log.append(b"two")
-    assert log.read_arrow(isolation="synced").num_rows == 1
-
-
-def test_latest_is_behind_what_is_on_disk(log: Spool) -> None:
-    log.append(b"one", durable=True)
-    log.append(b"two")
-    with log.follow("latest", isolation="synced", timeout=0) as following, log.reader("r", "latest", isolation="synced") as reader:
-        log.append(b"three", durable=True)
-        assert [record.value for record in following] == [b"two", b"three"]
-        assert [record.value for record in reader.read()] == [b"two", b"three"]
-
-
-def test_what_is_no_isolation_is_refused(log: Spool) -> None:
-    wrong: Any = "serializable"
-    for call in (
-        lambda: log.read(isolation=wrong),
-        lambda: log.follow(isolation=wrong),
-        lambda: log.reader("r", isolation=wrong),
-        lambda: log.cursor(isolation=wrong),
-    ):
-        with pytest.raises(ValueError, match="isolation"):
-            call()
-    assert log.readers() == []
 
 
 def test_a_sync_wakes_who_waits_for_it_although_an_append_has_cleared_the_wish_before(log: Spool) -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from hypothesis import strategies as st
 
 import kvspool
 from kvspool import Gap, GapError, Spool, system
-from kvspool.errors import Closed, Corruption, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
+from kvspool.errors import Closed, Corruption, NoSuchReader, ReaderBusy, TooManyReaders
 from kvspool.spool import format
 from kvspool.spool.slots import Slots, encode_name
 
@@ -61,80 +60,6 @@ def holder(spool: Spool) -> Iterator[subprocess.Popen[bytes]]:
 
 def sequences(items: Any) -> list[int]:
     return [item.sequence for item in items]
-
-
-def test_a_reader_goes_on_behind_its_last_commit(spool: Spool) -> None:
-    spool.append_many([b"%d" % at for at in range(1000)])
-    with spool.reader("billing") as reader:
-        for record in reader.follow(timeout=5):
-            if record.sequence == 599:
-                break  # far more than that was copied out in advance
-        assert reader.commit() == reader.committed == reader.sequence == 600
-        next(reader.read())
-    with spool.reader("billing", start="latest") as reader:
-        assert reader.sequence == 600
-        assert sequences(reader.read()) == list(range(600, 1000))
-
-
-def test_closing_does_not_commit(spool: Spool) -> None:
-    spool.append(b"x")
-    with spool.reader("billing") as reader:
-        assert sequences(reader.read()) == [0]
-    with spool.reader("billing") as reader:
-        assert sequences(reader.read()) == [0]
-
-
-@pytest.mark.parametrize(
-    ("start", "first"),
-    [("earliest", 0), ("latest", 10), (4, 4), (datetime(1970, 1, 1, 0, 0, 0, 6, timezone.utc), 6), (10, 10)],
-)
-def test_a_new_reader_begins_at_start(spool: Spool, start: Any, first: int) -> None:
-    for at in range(10):
-        spool.append(b"x", timestamp=at * 1000)
-    with spool.reader("new", start=start) as reader:
-        assert reader.sequence == first
-    with spool.reader("new") as reader:
-        assert reader.sequence == first
-        reader.seek_time(datetime(1970, 1, 1, 0, 0, 0, 3, timezone.utc))
-        assert next(reader.read()).sequence == 3
-        with pytest.raises(TypeError):
-            reader.seek_time(3)  # type: ignore[arg-type]
-
-
-def test_a_start_that_is_not_there_takes_no_slot(spool: Spool) -> None:
-    with pytest.raises(OutOfRange):
-        spool.reader("new", start=1)
-    with pytest.raises(ValueError):
-        spool.reader("new", start="soon")
-    assert spool.readers() == []
-    with spool.reader("new"):
-        pass
-
-
-def test_seek_and_rewind_in_the_midst_of_a_loop(spool: Spool) -> None:
-    spool.append_many([b"x"] * 20)
-    with spool.reader("r") as reader:
-        seen = []
-        for record in reader.read(limit=12):
-            seen.append(record.sequence)
-            if len(seen) == 3:
-                reader.seek(15)
-            if record.sequence == 18:
-                reader.rewind()
-        assert seen == [0, 1, 2, 15, 16, 17, 18, 0, 1, 2, 3, 4]
-        assert reader.sequence == 5
-        with pytest.raises(OutOfRange):
-            reader.seek(21)
-        assert reader.sequence == 5 and reader.committed == 0
-
-
-def test_iterators_of_a_reader_take_turns(spool: Spool) -> None:
-    spool.append_many([b"x"] * 20)
-    with spool.reader("r") as reader:
-        first, second = reader.read(limit=4), reader.follow(limit=4, timeout=0)
-        assert [next(it).sequence for it in (first, second, second, first)] == [0, 1, 2, 3]
-        assert sequences(first) == [4, 5] and sequences(second) == [6, 7]
-        assert reader.commit() == 8
 
 
 def test_interrupted_while_it_copies_out_nothing_is_passed_over(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,5 +414,3 @@ def test_resuming_is_exact(tmp_path: Path, data: st.DataObject) -> None:
                 place = committed
             assert (reader.sequence, reader.committed) == (place, committed)
         reader.close()
-
-

@@ -138,7 +138,6 @@ def test_a_value_that_contains_itself_is_unencodable(log: Spool) -> None:
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
-        ({"key": "text"}, TypeError),
         ({"key": bytearray(b"k")}, TypeError),
         ({"key": 7}, TypeError),
         ({"type": -1}, ValueError),
@@ -275,39 +274,6 @@ def test_a_start_of_each_kind_gives_the_records_from_there_on(dated: Spool, star
     assert dated.read_values(start).poll() == [b"%d" % at for at in range(first, 10)]
     with closing(dated.follow(start, timeout=0)) as following:
         assert sequences(following) == list(range(first, 10))
-
-
-@pytest.mark.parametrize("start", [11, 1 << 63, 1 << 64, 1 << 70])
-def test_a_sequence_that_is_not_written_yet_is_out_of_range(dated: Spool, start: int) -> None:
-    for read in (dated.read, dated.read_values, dated.follow):
-        with pytest.raises(errors.OutOfRange, match="the next one is 10"):
-            read(start)
-
-
-@pytest.mark.parametrize("start", [-1, True, 1.5, "first", None, b"0", datetime(2023, 11, 14)], ids=repr)
-def test_what_is_no_start_is_refused(dated: Spool, start: Any) -> None:
-    with pytest.raises(ValueError):
-        dated.read(start)
-
-
-@pytest.mark.parametrize(("limit", "count"), [(0, 0), (1, 1), (9, 9), (10, 10), (11, 10), (10**6, 10), (None, 10)])
-def test_a_limit_bounds_the_records(dated: Spool, limit: int | None, count: int) -> None:
-    assert sequences(dated.read(limit=limit)) == list(range(count))
-    with closing(dated.follow(limit=limit, timeout=0)) as following:
-        assert sequences(following) == list(range(count))
-
-
-@pytest.mark.parametrize("wrong", [{"limit": -1}, {"on_gap": "ignore"}, {"on_gap": None}], ids=str)
-def test_wrong_arguments_of_a_read_are_refused(dated: Spool, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        dated.read(**wrong)
-
-
-def test_a_read_ends_where_the_log_ended_when_it_began(dated: Spool) -> None:
-    reading = dated.read()
-    assert next(reading).sequence == 0
-    dated.append(b"later")
-    assert sequences(reading) == list(range(1, 10))
 
 
 def test_two_reads_do_not_disturb_each_other(dated: Spool) -> None:

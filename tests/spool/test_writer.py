@@ -81,7 +81,7 @@ def test_it_stores_what_the_log_itself_would_store(log: Spool, value: Any, optio
 @pytest.mark.parametrize(
     ("value", "options"),
     [
-        (object(), {}), (b"", {"key": "text"}), (b"", {"key": b"k" * 65535}), (b"", {"type": 256}), (b"", {"type": -1}),
+        (object(), {}), (b"", {"key": ["text"]}), (b"", {"key": b"k" * 65535}), (b"", {"type": 256}), (b"", {"type": -1}),
         (b"", {"type": "x"}), (b"", {"timestamp": -1}), (b"", {"timestamp": 2**63}), (b"x" * 300_000, {}), (b"", {"unknown": 1}),
     ],
 )  # fmt: skip

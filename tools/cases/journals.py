@@ -113,7 +113,7 @@ def get(bench: Bench) -> Iterator[Row]:
             for place in places:
                 os.pread(fd, size, place * size)
 
-        ours = partial(bench.rate, PIECE, lambda: [log.get(place) for place in places])
+        ours = partial(bench.rate, PIECE, lambda: [log.item(place) for place in places])
         yield bench.row("get, fixed", "k/s", ours, "os.pread", partial(bench.rate, PIECE, pread), Bar(figure=200))
         os.close(fd)
 

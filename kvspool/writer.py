@@ -15,37 +15,37 @@ from kvspool.errors import Closed
 from kvspool.handles import Handle
 
 if TYPE_CHECKING:
-    from kvspool.spool.spool import Spool
+    from kvspool.log import Log
 
 
 class Append(Protocol):
     """Append one record and return its sequence."""
 
-    def __call__(self, value: Any, *, key: bytes | None = None, type: int = 0, timestamp: int | None = None) -> int: ...
+    def __call__(self, value: Any, *, key: bytes | str | None = None, type: int = 0, timestamp: int | None = None) -> int: ...
 
 
 class Writer(Handle):
-    """Appends to a log until it is closed; get it from `Spool.writer`. Threads may share it.
+    """Appends to a log until it is closed; get it from `Log.writer`. Threads may share it.
 
     append: the `append` of the log, with this writer's timeout.
     """
 
     append: Append
 
-    def __init__(self, log: Spool, timeout: float | None) -> None:
-        self._log: Spool | None = log
+    def __init__(self, log: Log, timeout: float | None) -> None:
+        self._log: Log | None = log
         self._timeout = timeout
         self.append = log.append if timeout is None else partial(log.append, timeout=timeout)
-        log.frame_writer()  # or the error that appending would raise
+        log.open_to_write()  # or the error that appending would raise
 
     def append_many(
-        self, values: Iterable[Any], *, keys: Iterable[bytes | None] | None = None, type: int = 0, timestamp: int | None = None
+        self, values: Iterable[Any], *, keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
     ) -> range:
-        """Append a record for each value in one publication, and return their sequences; see `Spool.append_many`."""
+        """Append a record for each value in one publication, and return their sequences; see `Log.append_many`."""
         return self._live().append_many(values, keys=keys, type=type, timestamp=timestamp, timeout=self._timeout)
 
     def sync(self, timeout: float | None = None) -> int:
-        """Put everything that was appended so far on disk; see `Spool.sync`."""
+        """Put everything that was appended so far on disk; see `Log.sync`."""
         return self._live().sync(timeout)
 
     @property
@@ -67,7 +67,7 @@ class Writer(Handle):
     def __repr__(self) -> str:
         return f"<Writer of {'nothing: closed' if self._log is None else self._log.path}>"
 
-    def _live(self) -> Spool:
+    def _live(self) -> Log:
         return _refuse() if self._log is None else self._log
 
 

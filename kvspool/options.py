@@ -1,0 +1,22 @@
+"""The options that the verbs of every log share: where a read starts, what it sees, and what becomes of lost records."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+Start = int | str | datetime
+"""Where a read starts: "earliest", "latest", a sequence, or an aware datetime (the first record at or after it)."""
+
+OnGap = Literal["raise", "yield", "skip"]
+"""What a read does about lost records: raise GapError, hand out the Gap in their place, or only count them."""
+
+Isolation = Literal["appended", "synced"]
+"""What a read sees: every appended record, or only those on disk."""
+
+
+def check_isolation(isolation: Isolation) -> Isolation:
+    """Return the isolation. Raises ValueError for any other value."""
+    if isolation not in ("appended", "synced"):
+        raise ValueError(f'isolation is "appended" or "synced", not {isolation!r}')
+    return isolation

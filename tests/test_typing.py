@@ -1,0 +1,153 @@
+"""A user's program that runs on any kind of log, and the Python lines of README and docs, pass `mypy --strict`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mypy")
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GIVEN = {
+    "df": "from typing import Any; df: Any = None",
+    "duckdb": "import duckdb",
+    "fetch": "from typing import Any; fetch: Any = None",
+    "itertools": "import itertools",
+    "kvspool": "import kvspool",
+    "log": "from kvspool import Log; log: Log",
+    "mirror": "from kvspool.journal import Journal; mirror: Journal",
+    "pandas": "import pandas",
+    "polars": "import polars",
+    "pyarrow": "import pyarrow",
+    "root": "from hub import HubRoot; root: HubRoot",
+    "server": "from typing import Any; server: Any = None",
+    "source": "from kvspool.spool import Spool; source: Spool",
+    "spark": "from typing import Any; spark: Any = None",
+    "table": "import pyarrow; table: pyarrow.Table",
+    "token": "token: str = ''",
+    "window": "from typing import Any; window: Any = None",
+    "RemoteHub": "from hub.remote import RemoteHub",
+    "Security": "from hub.shipping.connection import Security",
+}
+"""What a page's lines use and other lines, or its text, have introduced."""
+
+CONFIG = """
+[mypy]
+strict = true
+ignore_missing_imports = true
+
+# Not under test here.
+[mypy-duckdb.*,pandas.*,polars.*,pyarrow.*,pyspark.*]
+follow_imports = skip
+"""
+
+PROGRAM = """
+import asyncio
+import sys
+from datetime import datetime, timedelta, timezone
+
+import kvspool
+from kvspool import Log, Reader, Unsupported
+
+
+def fill(log: Log) -> range:
+    first: int = log.append({"user": 7}, key="seven", type=1, timeout=2.5, durable=True)
+    with log.writer(timeout=1) as writer:
+        writer.append(b"one", key=b"k")
+        writer.append_many([b"two"], keys=["k"])
+    log.producer("one").append_many([b"a"], batch=0)
+    return log.append_many([b"one", "two"], keys=["k", None])
+
+
+def look(log: Log) -> None:
+    for record in log.read(start=datetime.now(timezone.utc) - timedelta(hours=1), limit=10, on_gap="skip", isolation="synced"):
+        print(record.sequence, record.data)
+    for value in log.read_values():
+        print(len(value))
+    for record in log.follow("latest", timeout=1, spin=0.001):
+        print(record.key)
+    print(len(log), log.get(3).value, [one.time for one in log.last(3)], log.read_arrow(limit=2).num_rows)
+    with log.view(3) as view:
+        print(view.nbytes)
+    stats = log.stats()
+    print(stats.records, stats.first_sequence, stats.next_sequence, stats.used, stats.durability)
+    print(log.verify().is_sound, log.kind, sorted(log.capabilities), log.path.name, log.log_id.hex(), log.closed)
+    try:
+        print(log.resize("1GiB").capacity)
+    except Unsupported as error:
+        print(error.kind, error.capability, error.instead)
+    try:
+        print(log.trim(before=10, dry_run=True).removed_records)
+    except Unsupported as error:
+        print(error)
+    with open("export.jsonl", "wb") as file:
+        print(log.export(file).records)
+
+
+async def follow(log: Log) -> None:
+    async with log.follow_async(timeout=1) as following:
+        async for record in following:
+            print(record.sequence)
+
+
+def consume(log: Log) -> int:
+    reader: Reader
+    with log.reader("billing", start="latest", isolation="synced") as reader:
+        reader.seek(3)
+        reader.seek_time(datetime.now(timezone.utc))
+        reader.rewind()
+        for record in reader.read(limit=3):
+            print(record.data)
+        for record in reader.follow(timeout=1, spin=0.1):
+            print(record.data)
+        print(reader.lag().records, [one.name for one in log.readers() if one.lag is not None and one.lag.seconds > 60])
+        return reader.commit()
+
+
+def main(path: str, format: str) -> None:
+    with kvspool.create(path, format=format) as log:
+        fill(log)
+    with kvspool.open(path) as log:
+        look(log)
+        asyncio.run(follow(log))
+        consume(log)
+    spool = kvspool.create("events", capacity="64MiB")
+    print(spool.capacity)
+    journal = kvspool.create("history", format="kvj", segment_bytes="128MiB")
+    print(journal.archive().segments)
+
+
+main(*sys.argv[1:])
+"""
+
+
+def programs() -> dict[str, str]:
+    """Return the Python lines of the pages, each block with what it is given, and the program above; by file name."""
+    found = {"program": PROGRAM}
+    for page in PAGES:
+        for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
+            needed = [
+                line for name, line in GIVEN.items() if re.search(rf"(?<![\w.\"']){name}\b(?!=)", block) and not _defines(block, name)
+            ]
+            found[f"{page.stem.lower().replace('-', '_')}_{number}"] = "\n".join([*needed, block])
+    return found
+
+
+def _defines(block: str, name: str) -> bool:
+    """Return whether lines import a name, or assign it before they use it."""
+    lines = re.findall(rf"^.*(?<![\w.\"']){name}\b(?!=).*$", block, re.MULTILINE)
+    return bool(lines) and bool(re.match(rf"(import|from) .*\b{name}\b|{name}(, \w+)* = (?!.*\b{name}\b)|.* as {name}:", lines[0]))
+
+
+def test_programs_of_users_pass_mypy(tmp_path: Path) -> None:
+    for name, lines in programs().items():
+        (tmp_path / f"{name}.py").write_text(lines, encoding="utf-8")
+    (tmp_path / "mypy.ini").write_text(CONFIG, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", f"--cache-dir={tmp_path / 'cache'}", "."]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.stdout.startswith("Success: no issues found"), done.stdout + done.stderr
