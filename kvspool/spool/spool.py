@@ -153,9 +153,7 @@ class Spool(Single, Handle):
 
     # Writing.
 
-    def append_slowly(
-        self, value: Any, key: bytes | None, type: int, timestamp: int | None, timeout: float | None, durable: bool
-    ) -> int:
+    def append_slowly(self, value: Any, key: bytes | None, type: int, timestamp: int | None, timeout: float | None, durable: bool) -> int:
         """Append what needs more than one step; see `append`."""
         packer = None
         if value.__class__ is bytes:
@@ -540,6 +538,11 @@ class Spool(Single, Handle):
     def log_id(self) -> bytes:
         """Return the 16 random bytes that tell this log from every other one. It keeps them when it is resized."""
         return self._origin
+
+    @property
+    def header(self) -> format.Header:
+        """Return what the log was created with; its capacity is that of the last resize."""
+        return self._live().header
 
     @property
     def capacity(self) -> int:
