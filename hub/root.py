@@ -73,6 +73,8 @@ class HubStats(msgspec.Struct, frozen=True):
 class HubRoot(Handle):
     """A handle of a hub root. Get it from `HubRoot.open`; may be used by threads, and survives a fork."""
 
+    HELPERS = frozenset(("add_shards", "forget", "logs", "open_log", "shard_paths"))
+
     def __init__(self, path: Path, timeout: float) -> None:
         """Take a directory that exists; `timeout` is how long a writer waits for another one, in seconds."""
         self.path = path

@@ -57,6 +57,8 @@ class ShardRecord(Record, frozen=True, gc=False):
 class ShardSet(Spread, Handle):
     """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`; may be used by threads, and survives a fork."""
 
+    HELPERS = frozenset(("append_slowly",))
+
     def __init__(self, root: Path, prefix: str, shards: list[Log]) -> None:
         """Take over the open logs of a complete set, in order."""
         # Writers without keys start at different shards, or all would queue for the first one.

@@ -114,9 +114,9 @@ def copy(
     lossy: go on although records have something that the target has no room for, and let a spool overwrite the oldest ones of the copy.
     append: to a target that holds other records. before: called once before the first record is written. timeout: seconds for each lock.
 
-    Raises TypeError for unknown options, NotKept, OtherRecords, TooLarge (naming the record), SpoolFull, QueueFull, GapError, LockTimeout (another copy fills the
-    target), ValueError, what opening and creating logs raises, or the system's OSError. What was copied before stays, and the same call
-    goes on there.
+    Raises TypeError for unknown options, NotKept, OtherRecords, TooLarge (naming the record), SpoolFull, QueueFull, GapError,
+    LockTimeout (another copy fills the target), ValueError, what opening and creating logs raises, or the system's OSError. What was
+    copied before stays, and the same call goes on there.
     """
     refuse_unknown("copy", options, {*logs.all_options(), *queues.options(), *(copy.__kwdefaults__ or ())})
     origin_path, path = Path(os.path.abspath(source)), Path(os.path.abspath(target))

@@ -40,6 +40,7 @@ NOWHERE = bytes(16)  # the boot of a page that nobody believes
 class FixedJournal(Journal):
     """A handle of a journal with the format fixed. Get it from `kvspool.create` or `kvspool.open`; see `Journal` for what all have."""
 
+    HELPERS = frozenset(("open_for_sync",))
     format: Fixed
 
     def __init__(self, path: Path, format: Fixed, **options: Any) -> None:

@@ -27,7 +27,7 @@ import msgspec
 
 from kvspool import forks, producers, system
 from kvspool._tail_py import BUSY, SLOW, Tail
-from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, LogVanished, NoSuchReader, NotDurable, OutOfRange
 from kvspool.handles import Handle
 from kvspool.iteration import Iterations, OnGap, check_timeout
 from kvspool.journal import archive as archiving
@@ -107,6 +107,14 @@ class Journal(Handle):
 
     It may be used by several threads at once, and it survives a fork: the child opens files of its own when it uses it.
     """
+
+    HELPERS = frozenset(
+        """
+        append_booked append_prepared append_records bases clamped committed control cursor extent first following forked
+        generation latest_time mode offsets place prepare prepare_columns read_log_id readable_end reading records_from
+        retire_producers segment_of segments_apart settle under_lock values
+        """.split()
+    )
 
     def __init__(
         self,
@@ -361,6 +369,8 @@ class Journal(Handle):
         self._refuse_closed()
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
+            if self.has_vanished():
+                raise LogVanished(f"{self.path} was deleted while it was open; open it again if it exists")
             mode = self.mode()
             self.format.prepare(self.path)
             control = Control(self.format.lock_file(self.path), mode)

@@ -117,6 +117,13 @@ class Spool(Single, Handle):
     the machine, None otherwise.
     """
 
+    HELPERS = frozenset(
+        """
+        append_booked append_columns append_prepared append_rows append_slowly change_accounts check_columns cursor extent forked
+        frame_writer header held is_durable prepare records_from refuse_larger retire_producers ring
+        """.split()
+    )
+
     def __init__(
         self,
         pair: Pair,
