@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from holders_of_handles import Found, holders, load
 
+import hub
 import kvspool
+import shard
 from kvspool.queue import ChunkQueue
 from kvspool.record import Gap, Record
 
@@ -141,3 +143,41 @@ def test_plain_values_are_copied_and_pickled_as_before(tmp_path: Path) -> None:
         assert pickle.loads(pickle.dumps(value)) == value
     assert isinstance(values[0], Record)
     assert pickle.loads(pickle.dumps(values[0])).data == {"a": 1}
+
+
+# What `dir` shows.
+
+APPENDING = "append append_arrow append_many producer producers forget_producers sync"
+READING = "read read_arrow follow follow_async reader readers delete_reader end"
+COMMON = f"{APPENDING} {READING} close closed path timeout durability sync_interval stats verify log_id has_vanished"
+JOURNAL = "append_batch archive ensure_log_id format repair retention set_retention torn trim trim_error unarchive"
+SHOWN = {
+    "spool": f"{COMMON} capacity decode read_values recovery view writer",
+    "kvj": f"{COMMON} {JOURNAL}",
+    "sej": f"{COMMON} {JOURNAL}",
+    "fflg": f"{COMMON} {JOURNAL}",
+    "fixed": f"{COMMON} {JOURNAL} get oldest prune replay rewind",
+    "queue": "clear close create drain durability empty full get get_if get_many get_nowait max_chunks open path peek peek_nowait "
+    "put put_many put_nowait qsize stats sync timeout",
+    "shards": "append append_arrow append_many bits close closed create follow open prefix producer read root shard_of shards stats sync",
+    "hub": "client clients close closed create create_client delete_reader follow held open path read reader readers stats",
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_dir_shows_what_users_call_and_everything_else_is_there_all_the_same(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "log"
+    handle: Any
+    if kind == "shards":
+        handle = shard.create(path, bits=1, capacity=4096)
+    elif kind == "hub":
+        handle = hub.create(path)
+    elif kind == "queue":
+        handle = kvspool.queue.create(path)
+    else:
+        fixed = {"item_bytes": 4, "items_per_blob": 4} if kind == "fixed" else {}
+        handle = kvspool.create(path, format=kind, **fixed)
+    with handle:
+        assert [name for name in sorted(dir(handle)) if not name.startswith("__")] == sorted(SHOWN[kind].split())
+        hidden = {name for cls in type(handle).__mro__ for name in vars(cls).get("HELPERS", ())}
+        assert [name for name in hidden if not hasattr(handle, name)] == []
