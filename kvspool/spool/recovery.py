@@ -63,7 +63,6 @@ SPARE = 1 << 31  # sequences that may have been given out without a trace on dis
 MOST_PLACES = 1000  # damaged places that a report lists; it counts all of them
 
 
-
 class Damage(msgspec.Struct, frozen=True):
     """A place whose bytes are no frames, or not those that should be there.
 
@@ -283,9 +282,7 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
     )
 
 
-def _decide(
-    memory: Memory, checkpoint: format.Checkpoint, newest: Run | None, end: int, lap: str
-) -> tuple[Case, tuple[int, int] | None]:
+def _decide(memory: Memory, checkpoint: format.Checkpoint, newest: Run | None, end: int, lap: str) -> tuple[Case, tuple[int, int] | None]:
     """Return the case of a log that ends at a position with this run, and what the control block says of the end."""
     recorded = _recorded(memory, end)
     case = decide(
