@@ -57,7 +57,7 @@ class ShardRecord(Record, frozen=True, gc=False):
 class ShardSet(Spread, Handle):
     """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`; may be used by threads, and survives a fork."""
 
-    HELPERS = frozenset(("append_slowly",))
+    HELPERS = frozenset(("append_at_once", "append_slowly", "find"))
 
     def __init__(self, root: Path, prefix: str, shards: list[Log]) -> None:
         """Take over the open logs of a complete set, in order."""

@@ -119,8 +119,8 @@ class Spool(Single, Handle):
 
     HELPERS = frozenset(
         """
-        append_booked append_columns append_prepared append_rows append_slowly change_accounts check_columns cursor extent forked
-        frame_writer header held is_durable prepare records_from refuse_larger retire_producers ring
+        append_at_once append_booked append_columns append_prepared append_rows append_slowly change_accounts check_columns cursor extent
+        forked frame_writer header held is_durable prepare records_from refuse_larger retire_producers ring
         """.split()
     )
 
