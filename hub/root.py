@@ -73,6 +73,8 @@ class HubStats(msgspec.Struct, frozen=True):
 class HubRoot(Handle):
     """A handle of a hub root. Get it from `HubRoot.open`; may be used by threads, and survives a fork."""
 
+    HELPERS = frozenset(("add_shards", "forget", "logs", "open_log", "shard_paths"))
+
     def __init__(self, path: Path, timeout: float) -> None:
         """Take a directory that exists; `timeout` is how long a writer waits for another one, in seconds."""
         self.path = path
@@ -84,10 +86,16 @@ class HubRoot(Handle):
         self._iterations = Iterations()
 
     @classmethod
-    def create(cls, root: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> HubRoot:
-        """Make an empty directory for a hub root, with rights for its owner alone, and open it. LogExists if there is something."""
+    def create(cls, root: str | os.PathLike[str], *, exist_ok: bool = False, timeout: float = TIMEOUT) -> HubRoot:
+        """Make an empty directory for a hub root, with rights for its owner alone, and open it.
+
+        exist_ok: open the one that is there, as `open` does. Raises LogExists if there is something, NotALog with `exist_ok` if that can't
+        be a hub root, or the system's OSError.
+        """
         path = Path(os.path.abspath(root))
         if not disk.make_directory(path):
+            if exist_ok:
+                return cls.open(path, timeout=timeout)
             raise LogExists(f"{path} exists already; hub.open opens it")
         return cls(path, timeout)
 
@@ -372,4 +380,3 @@ def _client_stats(client: str, bits: int, shards: list[SpoolStats | JournalStats
         last_timestamp=max((stats.last_timestamp for stats in shards), default=0),
         shards=shards,
     )
-

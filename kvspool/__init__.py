@@ -8,26 +8,35 @@
         print(record.sequence, record.time, record.key, record.data)
 
 See README.md for what an `append` promises, `kvspool.errors` for what can go wrong, `docs/format.md` for the bytes.
+
+A name is imported when it is used first, so that `import kvspool` takes a millisecond.
 """
 
-from kvspool.copying import CopyPlan, CopyProgress, CopyReport, copy
-from kvspool.errors import GapError, KvspoolError, Unsupported
-from kvspool.exchange import export, import_, import_v1
-from kvspool.log import Log
-from kvspool.logs import create, open, repair, resize, verify
-from kvspool.reader import Lag, Reader, ReaderStats
-from kvspool.record import Codec, Gap, Record
-from kvspool.spool import (
-    Damage,
-    RecoveryReport,
-    RepairReport,
-    SalvageReport,
-    Spool,
-    SpoolStats,
-    VerifyReport,
-    Writer,
-    salvage,
-)
+TYPE_CHECKING = False  # type checkers know better; the module typing takes longer to import than this one
+if TYPE_CHECKING:
+    from kvspool import arrow as arrow
+    from kvspool import errors as errors
+    from kvspool import journal as journal
+    from kvspool import queue as queue
+    from kvspool.copying import CopyPlan, CopyProgress, CopyReport, copy
+    from kvspool.errors import GapError, KvspoolError, Unsupported
+    from kvspool.exchange import export, import_, import_v1
+    from kvspool.log import Log
+    from kvspool.logs import create, open, repair, resize, verify
+    from kvspool.places import delete, rename
+    from kvspool.reader import Lag, Reader, ReaderStats
+    from kvspool.record import Codec, Gap, Record
+    from kvspool.spool import (
+        Damage,
+        RecoveryReport,
+        RepairReport,
+        SalvageReport,
+        Spool,
+        SpoolStats,
+        VerifyReport,
+    )
+    from kvspool.spool.salvage import salvage
+    from kvspool.writer import Writer
 
 __version__ = "0.1.0"
 
@@ -56,12 +65,44 @@ __all__ = [
     "__version__",
     "copy",
     "create",
+    "delete",
     "export",
     "import_",
     "import_v1",
     "open",
+    "rename",
     "repair",
     "resize",
     "salvage",
     "verify",
 ]
+
+_MODULES = ("arrow", "errors", "journal", "queue")
+_PLACES = {
+    "kvspool.copying": "CopyPlan CopyProgress CopyReport copy",
+    "kvspool.errors": "GapError KvspoolError Unsupported",
+    "kvspool.exchange": "export import_ import_v1",
+    "kvspool.log": "Log",
+    "kvspool.logs": "create open repair resize verify",
+    "kvspool.places": "delete rename",
+    "kvspool.reader": "Lag Reader ReaderStats",
+    "kvspool.record": "Codec Gap Record",
+    "kvspool.spool": "Damage RecoveryReport RepairReport SalvageReport Spool SpoolStats VerifyReport salvage",
+    "kvspool.writer": "Writer",
+}
+_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES and name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kvspool.importing import import_whole
+
+    if name in _MODULES:
+        return import_whole(f"{__name__}.{name}")
+    found = globals()[name] = getattr(import_whole(_MODULE_OF[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

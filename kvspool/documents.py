@@ -8,7 +8,6 @@ one counts.
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,6 +64,8 @@ def from_json(data: bytes, kind: type[T]) -> T:
 
 def from_toml(data: bytes) -> dict[str, Any]:
     """Return what TOML says. Raises ValueError."""
+    import tomllib
+
     try:
         return tomllib.loads(text(data))
     except RecursionError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 
 def refuse_copy(handle: object) -> NoReturn:
@@ -20,9 +20,17 @@ def refuse_copy(handle: object) -> NoReturn:
 
 
 class Handle:
-    """A mix-in: refuses `copy.copy`, `copy.deepcopy` and `pickle`."""
+    """A mix-in: refuses `copy.copy`, `copy.deepcopy` and `pickle`, and lets `dir` show what users call.
+
+    HELPERS: public names of a class, besides those of its bases, that other modules of this project call, and no user.
+    """
 
     __slots__ = ()
+    HELPERS: ClassVar[frozenset[str]] = frozenset(("HELPERS",))
+
+    def __dir__(self) -> list[str]:
+        helpers = frozenset[str]().union(*(vars(kind).get("HELPERS", ()) for kind in type(self).__mro__))
+        return [name for name in super().__dir__() if name not in helpers and (not name.startswith("_") or name.endswith("__"))]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)

@@ -19,7 +19,6 @@ account's other place still says where the whole one is, all of that is there.
 
 from __future__ import annotations
 
-import logging
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, NamedTuple
 
-from kvspool import disk, system
+from kvspool import disk, logger, system
 from kvspool._frames import crc32c
 from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, TooManyPieces, TooManyProducers, UnknownVersion
@@ -44,7 +43,6 @@ MOST = 4096
 HOUR = 3600 * 10**9  # ns
 EXPIRY = 7 * 24 * HOUR  # an account that was not used for so long may become another producer's, if it doesn't say otherwise
 _RANGE = struct.Struct("<2Q")
-_logger = logging.getLogger("kvspool")
 
 
 class Header(NamedTuple):
@@ -107,7 +105,7 @@ class Account(NamedTuple):
         """Return the account at rest, with only those of its records that are there; `kept(first, count)` says which of some are."""
         runs = [part for run in self.runs for part in kept(*run) if part[1]]
         if len(runs) > PIECES:
-            _logger.warning("producer %s, batch %d: only %d of %d pieces are remembered", self.shown, self.batch, PIECES, len(runs))
+            logger.warn("producer %s, batch %d: only %d of %d pieces are remembered", self.shown, self.batch, PIECES, len(runs))
         account = self.with_runs(runs[:PIECES])._replace(state=AT_REST)
         if account.stored == self.rows:
             return account._replace(done=self.batch + 1)
@@ -347,10 +345,10 @@ def settle(directory: Path, log_id: bytes, number: int, next_sequence: int) -> N
     try:
         ledger = Ledger.open(directory, log_id)
     except (Corruption, UnknownVersion) as error:
-        _logger.warning("%s; a batch that was being appended is not accounted for", error)
+        logger.warn("%s; a batch that was being appended is not accounted for", error)
         return
     if ledger is None:
-        _logger.warning("%s has no list of producers any more; a batch that was being appended is not accounted for", directory)
+        logger.warn("%s has no list of producers any more; a batch that was being appended is not accounted for", directory)
         return
     with ledger:
         account = ledger.read(number)
@@ -365,9 +363,7 @@ def before(end: int) -> Callable[[int, int], list[tuple[int, int]]]:
     return lambda first, count: [(first, max(0, min(end - first, count)))]
 
 
-def restarted(
-    directory: Path, log_id: bytes, kept: Callable[[int, int], list[tuple[int, int]]], *, is_forced: bool = False
-) -> None:
+def restarted(directory: Path, log_id: bytes, kept: Callable[[int, int], list[tuple[int, int]]], *, is_forced: bool = False) -> None:
     """Take out of all accounts what the log has lost in a crash of the machine; on disk when this returns.
 
     Called by who recovers the log, under its locks, before anybody appends: so that what it lost is never taken for what is there.
@@ -376,7 +372,7 @@ def restarted(
     try:
         ledger = Ledger.open(directory, log_id)
     except (Corruption, UnknownVersion) as error:
-        _logger.warning("%s", error)
+        logger.warn("%s", error)
         return
     if ledger is None:
         return

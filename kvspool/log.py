@@ -90,6 +90,7 @@ class Log(Handle, ABC):
     A log that has no records is true, as every handle is.
     """
 
+    HELPERS = frozenset("append_prepared check_open open_to_write prepare".split())
     path: Path
     timeout: float
     durability: Durability

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
-from kvspool import filesystems, queue, sizes, system, v1
-from kvspool.errors import LogNotFound, NotALog
+from kvspool import filesystems, queue, settings, sizes, system, v1
+from kvspool.errors import LogExists, LogNotFound, NotALog
 from kvspool.journal import FixedJournal, Journal
 from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
 from kvspool.journal.repair import JournalRepairReport
 from kvspool.journal.retention import Retention
+from kvspool.journal.settings import Settings
 from kvspool.journal.verify import JournalVerifyReport
+from kvspool.keywords import refuse_unknown
 from kvspool.log import Log
 from kvspool.queue import QueueRepairReport, QueueVerifyReport, is_queue
 from kvspool.record import STRUCTURED
@@ -30,6 +33,8 @@ from kvspool.spool.spool import TIMEOUT
 from kvspool.spool.verify import Progress, VerifyReport
 
 JournalFormat = Literal["kvj", "sej", "fflg", "fixed"]
+CAPACITY = "64MiB"  # of a spool, by default
+SPOOL_OPTIONS = ("capacity", "policy", "reader_expiry", "prefill")
 LONGEST_EXPIRY = 1e9  # seconds, some 30 years
 LEAST_INTERVAL = 1e-3  # seconds
 _SHARD_NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?[1-9a]\.[0-3][0-9a-f]{2}")
@@ -50,6 +55,7 @@ def create(
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
     prefill: bool = True,
+    exist_ok: bool = False,
 ) -> Spool: ...
 
 
@@ -64,6 +70,7 @@ def create(
     sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
+    exist_ok: bool = False,
     item_bytes: int | str,
     items_per_blob: int | str,
 ) -> FixedJournal: ...
@@ -82,6 +89,7 @@ def create(
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
     retention: Retention | None = None,
+    exist_ok: bool = False,
     **limits: Any,
 ) -> Journal: ...
 
@@ -105,50 +113,58 @@ def create(
     path: str | os.PathLike[str],
     *,
     format: str = "spool",
-    capacity: int | str = "64MiB",
+    capacity: int | str | None = None,
     first_sequence: int = 0,
     codec: str = "json",
     mode: int = 0o600,
-    policy: str = "overwrite",
+    policy: str | None = None,
     reader_expiry: float | None = None,
     durability: spool_format.Durability = "memory",
     sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
-    prefill: bool = True,
+    prefill: bool | None = None,
     retention: Retention | None = None,
+    exist_ok: bool = False,
     **limits: Any,
 ) -> Log:
     """Make a log at `path` and open it. It is on disk, complete, when the call returns.
 
     format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, "sej", "fflg" or
-    "fixed"; those take what their class in `kvspool.journal.formats` takes in place of capacity, policy and reader_expiry:
+    "fixed"; those take what their class in `kvspool.journal.formats` takes in place of capacity, policy, reader_expiry and prefill:
     `segment_bytes`, say. retention: of a journal, rules by which whoever begins a segment removes the oldest ones; None: all are kept.
 
     first_sequence: of the first record, in a journal.
 
-    capacity: size of the ring, in bytes or as "64MiB"; rounded up to 4096. It is reserved on disk at once, and bounds what the log will
-    ever take. codec: how values that are neither bytes nor str are stored: "json", "msgpack", or "keyed",
-    which is MessagePack with repeated keys stored once. mode: permission bits of the
-    files; 0o600 by default, with 0o640 the group may read. timeout: see `open`.
+    capacity: size of the ring, in bytes or as "64MiB", the default; rounded up to 4096. It is reserved on disk at once, with 68 KiB and
+    0.04 % more for the control block, and bounds what the log will ever take. codec: how values that are neither bytes nor str are
+    stored: "json", "msgpack", or "keyed", which is MessagePack with repeated keys stored once. mode: permission bits of the files;
+    0o600 by default, with 0o640 the group may read. timeout: see `open`.
 
-    policy: what a writer does when the ring is full of records that a durable reader has yet to commit: "overwrite" them, "block" up
-    to its timeout, or "raise" SpoolFull. Records that no durable reader waits for are always overwritten. reader_expiry: seconds
-    after which writers wait no more for a reader that hasn't moved although it had something to read; None: they always wait.
+    policy: what a writer does when the ring is full of records that a durable reader has yet to commit: "overwrite" them, the default,
+    "block" up to its timeout, or "raise" SpoolFull. Records that no durable reader waits for are always overwritten. reader_expiry:
+    seconds after which writers wait no more for a reader that hasn't moved although it had something to read; None: they always wait.
 
     durability: when an append is on disk, in every handle that isn't opened with another one: "memory", after a `sync`; "os", within
     `sync_interval` seconds (default: 1) and a flush; "disk", when the call returns. See `kvspool.spool.durability`.
 
     prefill: of a spool, bring the pages of its ring into memory now, so that the first lap is as fast as later ones: up to 1 GiB, and
-    an eighth of the available memory. That takes about a microsecond a page; the kernel, or the first `sync`, writes them to disk.
-    False: each page at the first store to it, for many logs, or logs that are seldom full. Logs of the level "disk" always do that:
+    an eighth of the available memory; the default. That takes about a microsecond a page; the kernel, or the first `sync`, writes them to
+    disk. False: each page at the first store to it, for many logs, or logs that are seldom full. Logs of the level "disk" always do that:
     their flushes take far longer.
 
-    Raises LogExists, UnsafeFilesystem (a network file system, or a spool on btrfs, unless `allow_unsafe_fs`), ValueError, or the system's
-    OSError (no space, no permission): nothing is left then, except a hidden directory that a note of the error names, and files of a
-    journal that can't be removed, or whose directory was there before. NameNotDurable: the log is there and complete, but a crash of the
-    machine may undo it.
+    exist_ok: open the log at `path` if there is one with the same settings, of whatever size if no capacity is given. Of several
+    processes that create it at once each one gets the same log. The log's files keep their permission bits, whatever `mode` is.
+
+    Raises LogExists (with `exist_ok`: for other settings, and its text names them), UnsafeFilesystem (a network file system, or a spool on
+    btrfs, unless `allow_unsafe_fs`), TypeError for options that are unknown or that logs of the format don't have, ValueError, or the
+    system's OSError (no space, no permission): nothing is left then, except a hidden directory that a note of the error names, and files
+    of a journal that can't be removed, or whose directory was there before. NameNotDurable: the log is there and complete, but a crash of
+    the machine may undo it. With `exist_ok` also what `open` raises.
     """
+    of_spools = dict(zip(SPOOL_OPTIONS, (capacity, policy, reader_expiry, prefill), strict=True))
+    given = [name for name, value in of_spools.items() if value is not None]
+    check_options(format, [*given, *limits, *(() if retention is None else ("retention",))])
     system.refuse_unfit_host()
     target = Path(os.path.abspath(path))
     if codec not in STRUCTURED:
@@ -160,50 +176,101 @@ def create(
         raise FileNotFoundError(f"{target.parent} is no directory; make it first")
     if not allow_unsafe_fs:
         filesystems.refuse_unsafe(target.parent)
-    if format != "spool":
-        if format not in FORMATS:
-            raise ValueError(f"a format is spool or one of {', '.join(FORMATS)}, not {format!r}")
+    asked: dict[str, Any] = {"format": format, "codec": codec, "durability": durability, "sync_interval": sync_interval}
+    make: Callable[[], Spool | Journal]
+    if format == "spool":
+        if first_sequence:
+            raise ValueError("the first record of a spool has the sequence 0; a journal may begin at another one")
+        size = spool_format.ring_size(CAPACITY if capacity is None else capacity)
+        policy = spool_format.POLICIES[0] if policy is None else policy
+        _check_policy(policy, reader_expiry)
+        asked |= {"policy": policy, "reader_expiry": reader_expiry, **({} if capacity is None else {"capacity": size})}
+        touched = pair.touchable(size) if prefill is not False and durability != "disk" else 0
+        make = partial(_make_spool, target, {**asked, "capacity": size}, mode, touched, timeout, allow_unsafe_fs)
+    else:
         if codec == "keyed":
             raise ValueError("keyed values need the key table of a spool; a journal takes json or msgpack")
-        sizes_in = {name: sizes.parse(value) for name, value in limits.items()}
-        return journals.create(
-            target,
-            format,
-            sizes_in,
-            codec=codec,
-            mode=mode,
-            durability=durability,
-            sync_interval=sync_interval,
-            timeout=timeout,
-            retention=retention,
-            first_sequence=first_sequence,
-        )
-    if retention is not None:
-        raise ValueError("retention is for journals; a spool keeps what fits into its capacity")
-    if limits:
-        raise TypeError(f"a spool has no {', '.join(limits)}; its size is `capacity`")
-    if first_sequence:
-        raise ValueError("the first record of a spool has the sequence 0; a journal may begin at another one")
-    size = spool_format.ring_size(capacity)
+        form = FORMATS[format](**{name: sizes.parse(value) for name, value in limits.items()})
+        asked |= {"retention": retention, "first_sequence": first_sequence, "limits": form.limits()}
+        make = partial(journals.create, target, form, Settings(**asked), mode=mode, timeout=timeout)
+        asked |= asked.pop("limits")
+    while True:
+        try:
+            return make()
+        except LogExists:
+            if not exist_ok:
+                raise
+        try:
+            return _open_same(target, asked, timeout, allow_unsafe_fs)
+        except LogNotFound:
+            if os.path.lexists(target):  # otherwise it was deleted between our two looks
+                raise
+
+
+def _check_policy(policy: str, reader_expiry: float | None) -> None:
     if policy not in spool_format.POLICIES:
         raise ValueError(f"a policy is one of {', '.join(spool_format.POLICIES)}, not {policy!r}")
     if reader_expiry is not None and policy == "overwrite":
         raise ValueError("reader_expiry needs the policy block or raise: with overwrite nobody waits for a reader")
     if reader_expiry is not None and not 1e-9 <= reader_expiry <= LONGEST_EXPIRY:
         raise ValueError(f"reader_expiry is a number of seconds up to {LONGEST_EXPIRY:.0f}, not {reader_expiry}")
+
+
+def _make_spool(target: Path, chosen: dict[str, Any], mode: int, touched: int, timeout: float, allow_unsafe_fs: bool) -> Spool:
     made = pair.create(
         target,
-        capacity=size,
-        codec=STRUCTURED[codec],
+        capacity=chosen["capacity"],
+        codec=STRUCTURED[chosen["codec"]],
         mode=mode,
-        policy=spool_format.POLICIES.index(policy),
-        reader_expiry=0 if reader_expiry is None else round(reader_expiry * 1e9),
-        durability=spool_format.DURABILITIES.index(durability),
-        sync_interval=0 if sync_interval is None else round(sync_interval * 1e9),
+        policy=spool_format.POLICIES.index(chosen["policy"]),
+        reader_expiry=round((chosen["reader_expiry"] or 0) * 1e9),
+        durability=spool_format.DURABILITIES.index(chosen["durability"]),
+        sync_interval=round((chosen["sync_interval"] or 0) * 1e9),
         allow_unsafe_fs=allow_unsafe_fs,
-        touched=pair.touchable(size) if prefill and durability != "disk" else 0,
+        touched=touched,
     )
     return Spool(made, timeout, is_new=True)
+
+
+def _open_same(target: Path, asked: dict[str, Any], timeout: float, allow_unsafe_fs: bool) -> Spool | Journal:
+    """Open the log at a path that has these settings. Raises LogExists for another one, and what `open` raises."""
+    log = open_store(target, timeout=timeout, allow_unsafe_fs=allow_unsafe_fs)
+    try:
+        settings.refuse_others(target, settings.of_log(log), asked)
+        return log
+    except BaseException:
+        log.close()
+        raise
+
+
+def check_options(format: str, names: Iterable[str], function: str = "create", also: Iterable[str] = ()) -> None:
+    """Raise for options that `create` doesn't have, or that a log of a format doesn't: TypeError; and for no format: ValueError.
+
+    function: its name for the error; also: further options that it has.
+    """
+    if format not in ("spool", *FORMATS):
+        raise ValueError(f"a format is spool or one of {', '.join(FORMATS)}, not {format!r}")
+    own = _own_options(format)
+    of_some = {name for one in ("spool", *FORMATS) for name in _own_options(one)}
+    names = list(names)
+    refuse_unknown(function, names, all_options().union(also))
+    for name in names:
+        if name in of_some.difference(own):
+            raise TypeError(f"{_named(format)} has no option {name!r}; its own ones are {', '.join(own)}")
+
+
+def all_options() -> set[str]:
+    """Return the options of `create` for logs of all formats."""
+    return {*(create.__kwdefaults__ or ()), *(name for form in FORMATS.values() for name in form.limit_names())}
+
+
+def _own_options(format: str) -> tuple[str, ...]:
+    """Return the options that not every format has."""
+    return SPOOL_OPTIONS if format == "spool" else ("retention", *FORMATS[format].limit_names())
+
+
+def _named(format: str) -> str:
+    return "a spool" if format == "spool" else f"a journal in the format {format}"
 
 
 def resize(
@@ -296,9 +363,11 @@ def open(
     Raises LogNotFound, NotALog (for a queue too: `kvspool.queue.open` opens it), UnknownVersion, MismatchedPair, Truncated, Corruption,
     or the system's OSError.
     """
+    _check_limits(format, limits)
     _check_durability(durability, sync_interval)
     target = Path(os.path.abspath(path))
     if format in (None, "spool") and os.path.lexists(target / spool_format.CONTROL_FILE):
+        _refuse_limits("spool", limits)
         system.refuse_unfit_host()
         return Spool(pair.Pair(target, allow_unsafe_fs=allow_unsafe_fs), timeout, durability, sync_interval)
     if not os.path.lexists(target):
@@ -319,6 +388,20 @@ def open(
 def open_store(path: str | os.PathLike[str], *, timeout: float = TIMEOUT, allow_unsafe_fs: bool = False) -> Spool | Journal:
     """Open a log whose kind matters to the caller; see `open`."""
     return cast("Spool | Journal", open(path, timeout=timeout, allow_unsafe_fs=allow_unsafe_fs))
+
+
+def _check_limits(format: str | None, limits: Collection[str]) -> None:
+    """Raise TypeError for options that no log of this format, None: of any, takes in `open`; ValueError for no format."""
+    if format not in (None, "spool", *FORMATS):
+        raise ValueError(f"a format is spool or one of {', '.join(FORMATS)}, not {format!r}")
+    all_limits = {name for form in FORMATS.values() for name in form.limit_names()}
+    refuse_unknown("open", limits, {*(open.__kwdefaults__ or ()), *all_limits})
+
+
+def _refuse_limits(format: str, limits: Iterable[str]) -> None:
+    """Raise TypeError for any option of a journal, in `open` of another log."""
+    for name in limits:
+        raise TypeError(f"{_named(format)} has no option {name!r} to be opened with")
 
 
 def is_log(path: str | os.PathLike[str]) -> bool:

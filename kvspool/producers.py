@@ -21,18 +21,16 @@ last batch, as of every append. Then they are not taken to be there, and come wi
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from kvspool import system
+from kvspool import logger, system
 from kvspool.errors import AGAIN, BatchChanged, BatchOutOfOrder, LockTimeout, SpoolFull, say_what_is_stored
 from kvspool.handles import Handle
 from kvspool.ledger import AT_REST, FREE, UNDER_WAY, Account, Ledger, before, new_account
@@ -48,7 +46,6 @@ LARGEST_NAME = 1024  # bytes
 MOST_BATCH = (1 << 63) - 1
 Changed = Literal["raise", "append"]
 Pieces = list[tuple["Columns", "memoryview | None"]]  # record batches, and the numbers (int32) of the rows that are meant; None: all
-_logger = logging.getLogger("kvspool")
 
 
 class Stored(NamedTuple):
@@ -299,7 +296,7 @@ class Producer(Handle):
                     return self._repeated(_all_of(account), timeout, durable)
             else:
                 if seen is not None and not seen.is_done and seen.pieces:
-                    _logger.warning(
+                    logger.warn(
                         "producer %s begins batch %d; of batch %d %d records were appended, of %d",
                         self.name, batch, seen.batch, seen.stored, seen.rows,
                     )  # fmt: skip
@@ -337,7 +334,7 @@ class Producer(Handle):
                     "makes the batches must make the same ones again"
                 )
             words = "batch %d of producer %s has changed: %d records of it stay that are not in it any more"
-            _logger.warning(words, account.batch, self.name, others)
+            logger.warn(words, account.batch, self.name, others)
         if rows.count != account.rows and changed == "raise":
             raise BatchChanged(
                 f"[KVSPOOL_BATCH_CHANGED] {self._log.path}: batch {account.batch} of producer {self.name!r} had {account.rows} records, "
@@ -346,7 +343,7 @@ class Producer(Handle):
             )
         if gone:
             # Nobody can say which ones they were; in the same order they were the first ones.
-            _logger.warning(
+            logger.warn(
                 "batch %d of producer %s: %d records that were appended before were overwritten since; as many are left out now",
                 account.batch, self.name, gone,
             )  # fmt: skip
@@ -446,6 +443,8 @@ class ColumnPieces:
 
 def producer_id(name: str) -> bytes:
     """Return the 16 bytes by which an account is found."""
+    from hashlib import blake2b
+
     return blake2b(name.encode(), digest_size=16).digest()
 
 
@@ -456,9 +455,7 @@ def listing(log: ProducerLog) -> list[ProducerStats]:
         return []
     with ledger:
         found = [account for _, account in ledger.accounts()]
-    stats = [
-        ProducerStats(one.shown, one.batch, one.rows, _known(one), one.done - 1 if one.done else None, one.updated) for one in found
-    ]
+    stats = [ProducerStats(one.shown, one.batch, one.rows, _known(one), one.done - 1 if one.done else None, one.updated) for one in found]
     return sorted(stats, key=lambda one: one.name)
 
 

@@ -24,8 +24,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from inotify_simple import INotify
+if TYPE_CHECKING:
+    from inotify_simple import INotify
 
 # struct flock on 64-bit Linux: type, whence, start, length, pid (which must be 0 for these locks).
 _FLOCK = struct.Struct("@hhqqi4x")
@@ -275,6 +277,8 @@ class Port:
 
     def inotify(self) -> INotify:
         """Return a new inotify descriptor, not inherited."""
+        from inotify_simple import INotify  # which imports subprocess and tempfile, and is used by followers alone
+
         return INotify()
 
     def add_watch(self, notifier: INotify, path: str | os.PathLike[str], mask: int) -> int:

@@ -11,16 +11,20 @@ import errno
 import os
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-
-from inotify_simple import INotify, flags
+from typing import TYPE_CHECKING
 
 from kvspool import _wakeups_py, system
 from kvspool._wakeups import Waiting
 from kvspool.handles import Handle
 
-CHANGED = flags.MODIFY  # a byte of the file was written
-ENTERED = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR  # a name appeared in the directory
-LINKS = flags.ATTRIB  # a name of the file was removed, or other metadata changed
+if TYPE_CHECKING:
+    from inotify_simple import INotify
+
+# The flags of inotify(7).
+MODIFY, ATTRIB, MOVED_TO, CREATE, ONLYDIR = 0x2, 0x4, 0x80, 0x100, 0x1000000
+CHANGED = MODIFY  # a byte of the file was written
+ENTERED = CREATE | MOVED_TO | ONLYDIR  # a name appeared in the directory
+LINKS = ATTRIB  # a name of the file was removed, or other metadata changed
 POLL = _wakeups_py.POLL
 BLIND_POLL = _wakeups_py.BLIND_POLL
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM)  # no instance or watch is left

@@ -28,10 +28,11 @@ EXAMPLES = """\
   kvspool tail orders --follow"""
 
 CREATE = """\
-Make a set of 2^BITS shards under ROOT, which is made too if it isn't there. Each shard's whole capacity is reserved on disk at once.
-A set that an earlier call left incomplete is completed."""
+Make a set of 2^BITS shards under ROOT, which is made too if it isn't there. Each shard's whole capacity is reserved on disk at once:
+64MiB for all of them, unless --capacity says otherwise. A record takes at most a quarter of its shard. A set that an earlier call left
+incomplete is completed."""
 CREATE_EXAMPLES = """\
-  kvspool shard create orders --bits 4                           16 shards: orders/4.000 to orders/4.00f
+  kvspool shard create orders --bits 4                           16 shards of 4MiB: orders/4.000 to orders/4.00f
   kvspool shard create root --prefix orders --bits 4             root/orders.4.000 to root/orders.4.00f
   kvspool shard create orders --bits 4 --capacity 1GiB --codec msgpack"""
 
@@ -58,14 +59,15 @@ def add_commands(subparsers: Any) -> None:
     parser.set_defaults(run=lambda arguments: _help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    create = commands.add_parser(
-        "create", help="make a sharded log", description=CREATE, epilog=f"Examples:\n{CREATE_EXAMPLES}"
-    )
+    create = commands.add_parser("create", help="make a sharded log", description=CREATE, epilog=f"Examples:\n{CREATE_EXAMPLES}")
     create.add_argument("path", metavar="ROOT", type=Path, help="where the shards are to lie; its parent directory must exist")
     _add_prefix(create, default="")
     _add_bits(create)
     create.add_argument(
-        "--capacity", type=options.size, default="64MiB", metavar="SIZE", help="of each shard; bytes, or with a unit (default: %(default)s)"
+        "--capacity",
+        type=options.size,
+        metavar="SIZE",
+        help="of each shard; bytes, or with a unit (default: 64MiB for all shards together, but at least 1MiB for each)",
     )
     options.add_codec(create, "how structured values are stored (default: %(default)s)")
     create.add_argument("--exist-ok", action="store_true", help="a set that is there already is no error")
@@ -129,7 +131,7 @@ def _create(arguments: argparse.Namespace) -> int:
             arguments.path,
             prefix=arguments.prefix,
             bits=arguments.bits,
-            capacity=arguments.capacity,
+            **({} if arguments.capacity is None else {"capacity": arguments.capacity}),
             codec=arguments.codec,
             mode=arguments.mode,
             exist_ok=arguments.exist_ok,
@@ -143,9 +145,11 @@ def _create(arguments: argparse.Namespace) -> int:
         output.print_json(stats)
         return 0
     first, last = (Path(one.path).name for one in (stats[0], stats[-1]))
-    capacity = sum(one.capacity for one in stats)
     names = first if first == last else f"{first} to {last}"
-    print(output.escape(f"created {shards.root}: {names}, {sizes.show(capacity)} in all, structured values as {stats[0].codec}"))
+    size = f"{sizes.show(sum(one.capacity for one in stats))} in all"
+    if len(stats) > 1:
+        size = f"{len(stats):,} x {sizes.show(stats[0].capacity)}, {size}"
+    print(output.escape(f"created {shards.root}: {names}, {size}, structured values as {stats[0].codec}"))
     return 0
 
 

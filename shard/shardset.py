@@ -13,7 +13,6 @@ import operator
 import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -43,6 +42,8 @@ Start = str | datetime | Mapping[int, int]
 M = TypeVar("M", bound=Merge)
 
 
+CAPACITY = 64 << 20  # bytes, of all rings of a set by default: what one log has, however many shards there are
+LEAST_CAPACITY = 1 << 20  # of one ring by default
 Log = Spool | Journal
 
 
@@ -54,6 +55,8 @@ class ShardRecord(Record, frozen=True, gc=False):
 
 class ShardSet(Spread, Handle):
     """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`; may be used by threads, and survives a fork."""
+
+    HELPERS = frozenset(("append_at_once", "append_slowly", "find"))
 
     def __init__(self, root: Path, prefix: str, shards: list[Log]) -> None:
         """Take over the open logs of a complete set, in order."""
@@ -78,12 +81,17 @@ class ShardSet(Spread, Handle):
     ) -> ShardSet:
         """Make a set of 2^bits shards under `root` and open it; `root` is made too, but not its parent.
 
-        prefix, bits: see `route`. options: those of `kvspool.create`, for each shard: `capacity`, say, or `format="sej"`; but `prefill` is
-        False by default, since the rings of a set may be many and large. A set that an
-        earlier call left incomplete is completed. Raises LogExists if it is there in full, unless `exist_ok`; ValueError for a bad prefix
-        or bits; ConflictingShardSets if the prefix has another number of shards already; TooFewDescriptors to open all of them, which are
-        there then.
+        prefix, bits: see `route`. options: those of `kvspool.create`, for each shard: `capacity`, say, or `format="sej"`. By default
+        the rings of a set have 64 MiB in all, as one log has, in equal parts, but at least 1 MiB each: `default_capacity(bits)`. Their
+        space is reserved on disk at once. `prefill` is False by default, since the rings of a set may be many and large. A set that an
+        earlier call left incomplete is completed, and with `exist_ok` one that is there is opened; its shards must have the settings
+        that are asked for, and any capacity if none is given.
+
+        Raises LogExists if the set is there in full and not `exist_ok`, or with `exist_ok` if a shard has other settings, which its
+        text names; TypeError for unknown options; ValueError for a bad prefix or bits; ConflictingShardSets if the prefix has another
+        number of shards already; TooFewDescriptors to open all of them, which are there then; and what `kvspool.create` raises.
         """
+        logs.check_options(options.get("format", "spool"), options, "ShardSet.create", ("prefix", "bits"))
         base = Path(os.path.abspath(root))
         names = [route.directory_name(prefix, bits, index) for index in range(1 << route.check_bits(bits))]
         if not base.is_dir():
@@ -95,9 +103,8 @@ class ShardSet(Spread, Handle):
             if not found.missing and not exist_ok:
                 raise LogExists(f"{base} has a shard set with prefix {prefix!r} already; shard.open opens it")
         for name in names:
-            # It may be there: left by an earlier call, or made by another process at this moment.
-            with suppress(LogExists), descriptors.for_logs(base, len(names)):
-                kvspool.create(base / name, **{"prefill": False, **options}).close()
+            with descriptors.for_logs(base, len(names)):
+                _make_shard(base / name, bits, options, exist_ok)
         return cls.open(base, prefix=prefix, timeout=timeout)
 
     @classmethod
@@ -294,6 +301,22 @@ class ShardSet(Spread, Handle):
 
     def __repr__(self) -> str:
         return f"<ShardSet {self.root} prefix={self.prefix!r} bits={self.bits}{' closed' if self.closed else ''}>"
+
+
+def default_capacity(bits: int) -> int:
+    """Return the size of each ring in a set of 2^bits shards for which no capacity is given, in bytes."""
+    return max(LEAST_CAPACITY, CAPACITY >> bits)
+
+
+def _make_shard(path: Path, bits: int, options: dict[str, Any], exist_ok: bool) -> None:
+    """Make the log of one shard, unless it is there: left by an earlier call, or made by another process at this moment."""
+    is_spool = options.get("format", "spool") == "spool"
+    defaults = {"prefill": False, "capacity": default_capacity(bits)} if is_spool else {}
+    try:
+        kvspool.create(path, **{**defaults, **options}).close()
+    except LogExists:
+        if exist_ok:  # of any capacity if none is given
+            kvspool.create(path, **options, exist_ok=True).close()
 
 
 def open_shard(path: Path, timeout: float) -> Log:

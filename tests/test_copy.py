@@ -730,3 +730,11 @@ def test_targets_and_notes_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert (tmp_path / ".target.copy").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / ".target.copy" / note.NAME).stat().st_mode & 0o777 == 0o600
     assert targets.exists(tmp_path / "target")
+
+
+def test_unknown_options_are_refused_also_for_a_target_that_is_there(tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "source", capacity=4096).close()
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"copy\(\) got an unexpected keyword argument 'capcity'; did you mean 'capacity'"):
+            kvspool.copy(tmp_path / "source", tmp_path / "target", capcity=4096)
+        kvspool.copy(tmp_path / "source", tmp_path / "target", capacity=4096)

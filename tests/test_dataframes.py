@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +79,38 @@ def test_nulls_stay_nulls_without_an_object_for_a_row(events: Path) -> None:
     assert frame["key"].isna().tolist() == [True, False, False, False]
 
 
+WITHOUT_PANDAS = """
+import sys
+
+class NoPandas:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "pandas":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, NoPandas())
+import kvspool
+log = kvspool.open("events")
+{example}
+print(rows)
+try:
+    table.to_pylist()
+except ValueError as error:
+    print("pandas" in str(error))
+"""
+
+
+def test_rows_become_dicts_without_pandas(events: Path) -> None:
+    program = WITHOUT_PANDAS.format(example=EXAMPLES[4])
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    rows, needs_pandas = done.stdout.splitlines()
+    with kvspool.open("events") as log:
+        fields = ("sequence", "timestamp", "type", "key", "value")
+        assert ast.literal_eval(rows) == [{name: getattr(record, name) for name in fields} for record in log.read()]
+    assert needs_pandas == "True", "the page says so"
+
+
 def test_json_in_values_becomes_columns(events: Path) -> None:
-    names = run(6)
+    names = run(7)
     assert names["delays"].rows() == FLIGHTS
     assert names["late"] == [("AA", 5), ("DL", -3), ("UA", 17)]
 
@@ -90,4 +123,4 @@ def test_shards_become_one_table_and_frames_become_records(events: Path) -> None
 
 
 def test_every_example_was_run() -> None:
-    assert len(EXAMPLES) == 9
+    assert len(EXAMPLES) == 10

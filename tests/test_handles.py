@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 from holders_of_handles import Found, holders, load
 
+import hub
 import kvspool
+import shard
+from kvspool._frames import TWIN
 from kvspool.queue import ChunkQueue
 from kvspool.record import Gap, Record
 
@@ -142,3 +145,43 @@ def test_plain_values_are_copied_and_pickled_as_before(tmp_path: Path) -> None:
         assert pickle.loads(pickle.dumps(value)) == value
     assert isinstance(values[0], Record)
     assert pickle.loads(pickle.dumps(values[0])).data == {"a": 1}
+
+
+# What `dir` shows.
+
+WRITING = "append append_arrow append_many writer producer producers forget_producers retire_producers sync"
+READING = "read read_values read_arrow follow follow_async get last view extent end reader readers delete_reader"
+KEEPING = "stats verify repair trim retention set_retention archive unarchive resize export close closed has_vanished"
+LOG = f"{WRITING} {READING} {KEEPING} kind capabilities log_id path timeout durability sync_interval"
+JOURNAL = "append_batch consumers ensure_log_id format torn trim_error"
+SHOWN = {
+    "spool": f"{LOG} capacity decode recovery",
+    "kvj": f"{LOG} {JOURNAL}",
+    "sej": f"{LOG} {JOURNAL}",
+    "fflg": f"{LOG} {JOURNAL}",
+    "fixed": f"{LOG} {JOURNAL} item oldest prune replay rewind",
+    "queue": "clear close create drain durability empty full get get_if get_many get_nowait max_chunks open path peek peek_nowait "
+    "put put_many put_nowait qsize stats sync timeout",
+    "shards": "append append_arrow append_many bits close closed create follow open prefix producer read root shard_of shards stats sync",
+    "hub": "client clients close closed create create_client delete_reader follow held open path read reader readers stats",
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_dir_shows_what_users_call_and_everything_else_is_there_all_the_same(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "log"
+    handle: Any
+    if kind == "shards":
+        handle = shard.create(path, bits=1, capacity=4096)
+    elif kind == "hub":
+        handle = hub.create(path)
+    elif kind == "queue":
+        handle = kvspool.queue.create(path)
+    else:
+        fixed = {"item_bytes": 4, "items_per_blob": 4} if kind == "fixed" else {}
+        handle = kvspool.create(path, format=kind, **fixed)
+    with handle:
+        assert [name for name in sorted(dir(handle)) if not name.startswith("__")] == sorted(SHOWN[kind].split())
+        hidden = {name for cls in type(handle).__mro__ for name in vars(cls).get("HELPERS", ())}
+        if TWIN == "interpreted":  # the compiled one hides some by itself
+            assert [name for name in hidden if not hasattr(handle, name)] == []

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import kvspool
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptography", "starlette", "uvicorn", "prometheus_client")
@@ -91,3 +94,115 @@ def test_the_commands_need_no_extra_before_they_use_one() -> None:
     code = "import sys, hub.cli; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert {name.partition(".")[0] for name in done.stdout.split()}.isdisjoint(HEAVY)
+
+
+# Nothing that isn't used.
+
+UNUSED_BY_A_SPOOL = "asyncio hashlib inotify_simple logging subprocess tempfile tomllib multiprocessing concurrent socket ssl"
+
+
+def loaded(code: str) -> set[str]:
+    """Return the modules that code imports, its own and those of the interpreter's start left out."""
+    program = f"import sys; before = set(sys.modules); {code}; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_alone_imports_no_other_module() -> None:
+    assert loaded("import kvspool") == {"kvspool"}
+    assert loaded("import kvspool.cli") == {"kvspool", "kvspool.cli"}
+
+
+def test_a_spool_that_is_written_and_read_needs_no_module_that_only_others_use(tmp_path: Path) -> None:
+    code = f"import kvspool; log = kvspool.create({str(tmp_path / 'log')!r}, capacity=4096); log.append(b'one'); list(log.read())"
+    found = loaded(code)
+    assert {"kvspool.spool", "msgspec"} <= found
+    assert {name.partition(".")[0] for name in found}.isdisjoint(UNUSED_BY_A_SPOOL.split())
+    assert found.isdisjoint(("kvspool.arrow", "kvspool.copying", "kvspool.eventloops", "kvspool.exchange", "kvspool.places"))
+
+
+def test_every_name_of_the_package_is_there_and_others_are_none() -> None:
+    names = "import kvspool; assert set(kvspool.__all__) < set(dir(kvspool)); [getattr(kvspool, name) for name in dir(kvspool)]"
+    assert "kvspool.queue.queue" in loaded(f"{names}; kvspool.errors.Closed; kvspool.journal.Retention; kvspool.queue.open")
+    with pytest.raises(AttributeError, match="module 'kvspool' has no attribute 'opn'"):
+        kvspool.opn  # type: ignore[attr-defined] # noqa: B018
+
+
+# Ctrl-C.
+
+INTERRUPTED = """
+import os, signal, sys
+from kvspool.cli import main
+left = {nth}
+
+def hook(event, arguments):
+    global left
+    if event in ("import", "exec", "open"):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(hook)
+sys.exit(main(["create", sys.argv[1]]))
+"""
+
+
+def test_an_interrupt_while_the_command_starts_is_quiet(tmp_path: Path) -> None:
+    codes = []
+    for nth in (1, 2, 3, *range(10, 5000, 300)):
+        program = [sys.executable, "-c", INTERRUPTED.format(nth=nth), str(tmp_path / f"{nth}")]
+        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+        codes.append(done.returncode)
+        assert done.stderr == "", nth
+        if done.returncode == 0:
+            break
+        assert (done.returncode, done.stdout) == (130, ""), nth
+    assert codes[-1] == 0 and codes.count(130) > 4
+
+
+def test_an_interrupt_from_outside_at_any_time_after_the_first_module_is_quiet(tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "log", capacity=4096).close()
+    command = [sys.executable, "-m", "kvspool.cli", "tail", "-f", str(tmp_path / "log")]
+    for file in (*["msgspec/_core"] * 5, "log/spool.dat"):  # an exception in the midst of msgspec's import is fatal
+        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while child.poll() is None and file not in Path(f"/proc/{child.pid}/maps").read_text():
+            pass
+        child.send_signal(signal.SIGINT)  # within its import, perhaps
+        out, err = child.communicate(timeout=60)
+        assert (child.returncode, out, err) == (130, "", ""), file
+
+
+RESUMED = """
+import os, signal, sys
+import kvspool
+left = {nth}
+
+def hook(event, arguments):
+    global left
+    if event in ("import", "exec"):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(hook)
+try:
+    kvspool.create
+except KeyboardInterrupt:
+    print("interrupted")
+with kvspool.create(sys.argv[1], capacity=4096) as log:
+    log.append(b"one")
+    print(*log.read_values())
+"""
+
+
+def test_a_program_that_is_interrupted_while_it_imports_may_go_on(tmp_path: Path) -> None:
+    interrupted = 0
+    for nth in (1, 2, 3, *range(10, 3000, 150)):
+        program = [sys.executable, "-c", RESUMED.format(nth=nth), str(tmp_path / f"{nth}")]
+        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+        assert (done.stderr, done.returncode) == ("", 0), nth
+        assert done.stdout.endswith("b'one'\n")
+        interrupted += done.stdout.startswith("interrupted")
+        if "interrupted" not in done.stdout:
+            break
+    assert interrupted > 4

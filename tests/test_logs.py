@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,9 @@ from faults import FILE_CALLS, FailingPort, TouchingPort
 from trees import tree
 
 import kvspool
-from kvspool import errors, filesystems, system
+from kvspool import errors, filesystems, logs, system
+from kvspool.journal import Retention
+from kvspool.queue import ChunkQueue
 from kvspool.spool import format
 
 
@@ -73,9 +76,7 @@ def test_nobody_else_may_enter_or_read_whatever_the_umask(tmp_path: Path, mask: 
 
 @pytest.mark.parametrize(("mode", "directory"), [(0o640, 0o750), (0o644, 0o755), (0o660, 0o750), (0o666, 0o755)])
 @pytest.mark.parametrize("mask", [0, 0o077])
-def test_who_may_read_the_files_may_enter_the_directory(
-    tmp_path: Path, mode: int, directory: int, mask: int
-) -> None:
+def test_who_may_read_the_files_may_enter_the_directory(tmp_path: Path, mode: int, directory: int, mask: int) -> None:
     with umask(mask):
         kvspool.create(tmp_path / "log", capacity=4096, mode=mode).close()
     assert modes(tmp_path / "log") == (directory, mode, mode)
@@ -199,9 +200,7 @@ def test_a_file_system_without_shared_memory_is_refused_unless_allowed(tmp_path:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
-def test_a_creation_that_fails_at_any_call_leaves_nothing_behind(
-    tmp_path: Path, number: int, open_files: Callable[[], set[str]]
-) -> None:
+def test_a_creation_that_fails_at_any_call_leaves_nothing_behind(tmp_path: Path, number: int, open_files: Callable[[], set[str]]) -> None:
     held = open_files()
     failures: list[str] = []
     leftovers: list[str] = []
@@ -262,7 +261,7 @@ def test_the_pages_of_a_resized_and_of_a_salvaged_ring_are_in_memory_too(tmp_pat
         kvspool.resize(tmp_path / "log", 2 * MIB)
         assert port.touched == [(4096, 4096 + MIB), (4096 + MIB, 4096 + 2 * MIB)]
         kvspool.salvage(tmp_path / "log", tmp_path / "salvaged")
-        assert port.touched == [(4096, 4096 + MIB), (4096 + MIB, 4096 + 2 * MIB)] * 2
+        assert port.touched == [(4096, 4096 + MIB), (4096 + MIB, 4096 + 2 * MIB), (4096, 8192)]
 
 
 def test_a_creation_on_a_disk_that_fails_from_some_call_on_names_what_is_left(tmp_path: Path) -> None:
@@ -439,3 +438,158 @@ def test_a_follower_s_timeout_of_nan_is_refused_and_a_limit_may_be_any_number(tm
             with pytest.raises(ValueError, match="timeout is a number of seconds, not nan"):
                 follow(timeout=nan)
         assert len(list(log.follow(timeout=float("-inf"), limit=10**30))) == 1
+
+
+# Keywords.
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"capcity": 4096}, "unexpected keyword argument 'capcity'; did you mean 'capacity'?"),
+        ({"format": "kvj", "segment_byte": 4096}, "did you mean 'segment_bytes'?"),
+        ({"zzz": 1}, r"it takes allow_unsafe_fs, capacity, codec, "),
+        (
+            {"format": "kvj", "capacity": 4096},
+            "a journal in the format kvj has no option 'capacity'; its own ones are retention, segment_bytes",
+        ),
+        ({"format": "sej", "policy": "overwrite"}, "has no option 'policy'"),
+        ({"format": "fflg", "prefill": False}, "has no option 'prefill'"),
+        ({"format": "kvj", "total_bytes": 4096}, "a journal in the format kvj has no option 'total_bytes'"),
+        ({"segment_bytes": 4096}, "a spool has no option 'segment_bytes'; its own ones are capacity, policy, reader_expiry, prefill"),
+        ({"retention": Retention(max_bytes=1)}, "a spool has no option 'retention'"),
+    ],
+)
+def test_create_refuses_options_that_are_unknown_or_of_other_formats(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(words)):
+        kvspool.create(tmp_path / "log", **given)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("format", ["spool", "kvj", None])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"create": True}, "open() got an unexpected keyword argument 'create'; it takes allow_unsafe_fs, durability, format, "),
+        ({"time_out": 1}, "did you mean 'timeout'?"),
+    ],
+)
+def test_open_refuses_unknown_options_whatever_lies_there(tmp_path: Path, format: str | None, given: dict[str, Any], words: str) -> None:
+    path = tmp_path / "log"
+    if format is not None:
+        kvspool.create(path, format=format).close()  # type: ignore[call-overload]
+    for asked in (None, format):
+        with pytest.raises(TypeError, match=re.escape(words)):
+            kvspool.open(path, format=asked, **given)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("format", ["spool", "kvj"])
+def test_open_refuses_options_that_the_log_has_no_use_for(tmp_path: Path, format: str) -> None:
+    path = tmp_path / "log"
+    kvspool.create(path, format=format).close()  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="has no option 'item_bytes' to be opened with"):
+        kvspool.open(path, item_bytes=4)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="has no option 'item_bytes' to be opened with"):
+        kvspool.open(path, format=format, item_bytes=4)  # type: ignore[call-overload]
+
+
+# A log that may be there.
+
+KINDS: list[dict[str, Any]] = [
+    {"capacity": 65536},
+    {"capacity": 65536, "policy": "block", "reader_expiry": 7.5, "codec": "keyed", "durability": "os", "sync_interval": 0.5},
+    {"format": "kvj", "segment_bytes": "1MiB", "first_sequence": 5, "retention": Retention(max_bytes=1 << 30)},
+    {"format": "sej", "durability": "disk"},
+    {"format": "fflg", "total_bytes": "1GiB", "codec": "msgpack"},
+    {"format": "fixed", "item_bytes": 4, "items_per_blob": 100},
+]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=[str(kind) for kind in range(len(KINDS))])
+def test_create_opens_a_log_of_the_same_settings_if_it_may_exist(tmp_path: Path, options: dict[str, Any]) -> None:
+    with kvspool.create(tmp_path / "log", exist_ok=True, **options) as log:
+        first = log.append(b"four")
+    with kvspool.create(tmp_path / "log", exist_ok=True, **options) as log:
+        assert log.append(b"more") == first + 1
+        assert [record.value for record in log.read()] == [b"four", b"more"]
+    with pytest.raises(errors.LogExists, match="kvspool.open opens"):
+        kvspool.create(tmp_path / "log", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "words"),
+    [
+        ({"capacity": 65536}, {"capacity": "1MiB"}, "capacity 64.0 KiB -> 1.0 MiB."),
+        (KINDS[1], {}, "codec keyed -> json, durability os -> memory, sync_interval 0.5 -> none, policy block -> overwrite, "),
+        (KINDS[1], {}, "reader_expiry 7.5 -> none."),
+        ({"capacity": 65536}, {"format": "kvj"}, "format spool -> kvj."),
+        ({"format": "kvj"}, {"format": "sej"}, "format kvj -> sej."),
+        (KINDS[2], {"format": "kvj"}, "first_sequence 5 -> 0, segment_bytes 1.0 MiB -> 64.0 MiB."),
+        (KINDS[5], {"format": "fixed", "item_bytes": 5, "items_per_blob": 100}, "item_bytes 4 B -> 5 B."),
+    ],
+)
+def test_a_log_of_other_settings_is_refused_with_each_that_differs(
+    tmp_path: Path, options: dict[str, Any], others: dict[str, Any], words: str
+) -> None:
+    kvspool.create(tmp_path / "log", **options).close()
+    before = tree(tmp_path)
+    with pytest.raises(errors.LogExists, match=re.escape(words)):
+        kvspool.create(tmp_path / "log", exist_ok=True, **others)
+    assert tree(tmp_path) == before
+
+
+def test_a_log_of_any_capacity_is_opened_if_none_is_asked_for(tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "log", capacity=4096).close()
+    kvspool.resize(tmp_path / "log", 16384)
+    with kvspool.create(tmp_path / "log", exist_ok=True) as log:
+        assert log.capacity == 16384
+
+
+def test_what_is_no_log_and_a_queue_are_no_log_that_may_exist(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"precious")
+    ChunkQueue.create(tmp_path / "queue").close()
+    for options in ({}, {"format": "kvj"}):
+        for name in ("file", "queue"):
+            with pytest.raises(errors.NotALog):
+                kvspool.create(tmp_path / name, exist_ok=True, **options)
+    assert (tmp_path / "file").read_bytes() == b"precious"
+
+
+CREATOR = """
+import sys, kvspool
+sys.stdin.readline()
+for number in range(20):
+    with kvspool.create(f"{sys.argv[1]}/{number}", exist_ok=True, format=sys.argv[2]) as log:
+        log.append(sys.argv[3].encode())
+"""
+
+
+@pytest.mark.parametrize("format", ["spool", "kvj", "sej", "fflg"])
+def test_of_processes_that_create_a_log_at_once_each_gets_it(tmp_path: Path, format: str) -> None:
+    command = [sys.executable, "-c", CREATOR, str(tmp_path), format]
+    creators = [subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for number in range(4)]
+    for one in creators:
+        assert one.stdin is not None
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    assert [one.communicate(timeout=60)[1] for one in creators] == [""] * 4
+    for number in range(20):
+        with kvspool.open(tmp_path / str(number)) as log:
+            assert sorted(record.value for record in log.read()) == [b"0", b"1", b"2", b"3"]  # type: ignore[union-attr]
+
+
+def test_a_log_that_is_deleted_while_it_is_opened_is_created_again(tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "log", capacity=4096).close()
+    places = [tmp_path / "log"]
+
+    real = logs._open_same
+
+    def open_same(target: Path, *arguments: Any) -> Any:
+        if places:
+            shutil.rmtree(places.pop())
+        return real(target, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs, "_open_same", open_same)
+        with kvspool.create(tmp_path / "log", capacity=4096, exist_ok=True) as log:
+            assert log.append(b"new") == 0

@@ -1,7 +1,5 @@
 """Run the command as `python -m kvspool.cli`."""
 
-import sys
-
 from kvspool.cli import main
 
-sys.exit(main())
+raise SystemExit(main())

@@ -19,8 +19,8 @@ _OF_SPOOLS = ("capacity", "policy", "reader_expiry")
 NAME = "create"
 SUMMARY = "make a log"
 DESCRIPTION = """\
-Make a log at PATH. Its whole capacity is reserved on disk at once, and bounds what it will ever take: when it is full the
-oldest records make room for new ones, unless --policy says that writers wait for durable readers. With --format a journal is
+Make a log at PATH. Its whole capacity, 64MiB by default, is reserved on disk at once, and bounds what it will ever take: when it is
+full the oldest records make room for new ones, unless --policy says that writers wait for durable readers. With --format a journal is
 made instead: a directory of segments that grows, until kvspool trim, or the rules given here, remove the oldest ones. The log is
 on disk, complete, when the command returns."""
 EXAMPLES = """\
@@ -60,9 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="memory",
         help="when an append is on disk: after a sync (memory), within the sync interval (os), or at once (disk) (default: %(default)s)",
     )
-    parser.add_argument(
-        "--sync-interval", type=options.interval, metavar="S", help="with os: seconds between two flushes (default: 1)"
-    )
+    parser.add_argument("--sync-interval", type=options.interval, metavar="S", help="with os: seconds between two flushes (default: 1)")
+    parser.add_argument("--exist-ok", action="store_true", help="a log of the same settings that is there already is no error")
     options.add_files(parser)
     options.add_json(parser, "print what `stats` says of the new log as a JSON object")
     _add_limits(parser.add_argument_group("journals"))
@@ -106,6 +105,9 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Make the log and say what it is."""
+    rules = options.retention(arguments)
+    if rules is not None and arguments.format == "spool":
+        raise BadInput("retention is for journals; a spool keeps what fits into its capacity")
     try:
         log = kvspool.create(
             arguments.path,
@@ -115,7 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
             durability=arguments.durability,
             sync_interval=arguments.sync_interval,
             allow_unsafe_fs=arguments.allow_unsafe_fs,
-            retention=options.retention(arguments),
+            retention=rules,
+            exist_ok=arguments.exist_ok,
             **_given(arguments),
         )
     except KvspoolError:

@@ -70,6 +70,13 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     forms.add_argument("--values", action="store_true", help="the stored bytes of the values alone, one a line, as they are")
 
 
+def add_in_use(parser: argparse._ActionsContainer) -> None:
+    """Add the option --timeout of a command that needs a log which nobody else uses."""
+    parser.add_argument(
+        "--timeout", type=seconds, default=0.0, metavar="S", help="seconds to wait until nobody uses the log (default: %(default)s)"
+    )
+
+
 def add_isolation(parser: argparse.ArgumentParser) -> None:
     """Add the option --synced."""
     parser.add_argument("--synced", action="store_true", help="only records that are on disk, which the death of the machine can't take")

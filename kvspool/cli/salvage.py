@@ -13,7 +13,8 @@ NAME = "salvage"
 SUMMARY = "copy what is sound out of a damaged log"
 DESCRIPTION = """\
 Make a new log at TARGET with every sound record that can be found in the files at SOURCE, even if spool.ctl is gone. Order, times,
-types, keys and values stay; sequences are new, from 0. SOURCE is only read; nobody may be using it."""
+types, keys and values stay; sequences are new, from 0. The new log is as large as what was found, rounded up to a power of two; kvspool
+resize gives it another size. SOURCE is only read; nobody may be using it."""
 EXAMPLES = """\
   kvspool salvage events events-salvaged
   kvspool salvage events events-salvaged --json | jq .missing"""

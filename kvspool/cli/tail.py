@@ -36,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_path(parser, "the log")
     parser.add_argument("-n", type=options.count(0), default=10, dest="lines", metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with the records that come")
-    parser.add_argument(
-        "--timeout", type=options.seconds, metavar="S", help="with --follow: end after so many seconds without a record"
-    )
+    parser.add_argument("--timeout", type=options.seconds, metavar="S", help="with --follow: end after so many seconds without a record")
     options.add_isolation(parser)
     options.add_output(parser)
 

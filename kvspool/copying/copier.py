@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from kvspool import system
+from kvspool import logs, system
 from kvspool.copying import queues, sources, targets
 from kvspool.copying.note import Note, Notes, locked
 from kvspool.copying.progress import CopyProgress
@@ -27,6 +27,7 @@ from kvspool.copying.targets import QueueTarget, SpoolTarget, Target
 from kvspool.errors import Corruption, GapError, LogNotFound, NotALog, NotKept, OtherRecords
 from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
+from kvspool.keywords import refuse_unknown
 from kvspool.options import OnGap, Start
 from kvspool.record import Codec, Gap
 from kvspool.spool.spool import TIMEOUT
@@ -112,10 +113,11 @@ def copy(
     lossy: go on although records have something that the target has no room for, and let a spool overwrite the oldest ones of the copy.
     append: to a target that holds other records. before: called once before the first record is written. timeout: seconds for each lock.
 
-    Raises NotKept, OtherRecords, TooLarge (naming the record), SpoolFull, QueueFull, GapError, LockTimeout (another copy fills the
-    target), ValueError, what opening and creating logs raises, or the system's OSError. What was copied before stays, and the same call
-    goes on there.
+    Raises TypeError for unknown options, NotKept, OtherRecords, TooLarge (naming the record), SpoolFull, QueueFull, GapError,
+    LockTimeout (another copy fills the target), ValueError, what opening and creating logs raises, or the system's OSError. What was
+    copied before stays, and the same call goes on there.
     """
+    refuse_unknown("copy", options, {*logs.all_options(), *queues.options(), *(copy.__kwdefaults__ or ())})
     origin_path, path = Path(os.path.abspath(source)), Path(os.path.abspath(target))
     _check(origin_path, path, format, end, limit, on_gap)
     with sources.open(origin_path, source_format, source_options or {}, timeout) as origin, locked(path) as notes:

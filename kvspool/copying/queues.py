@@ -23,6 +23,11 @@ def create(path: Path, **options: Any) -> Any:
     return import_module("kvspool.queue").create(path, exist_ok=True, **options)
 
 
+def options() -> set[str]:
+    """Return the names of what `create` takes."""
+    return set() if find_spec("kvspool.queue") is None else set(import_module("kvspool.queue").create.__kwdefaults__)
+
+
 def open(path: Path) -> Any:
     """Open a queue. Raises what `kvspool.queue.open` raises."""
     return import_module("kvspool.queue").open(path)

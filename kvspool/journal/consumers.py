@@ -8,7 +8,6 @@ The lock, the leases and the temporary file lie in the hidden directory beside t
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,6 +138,8 @@ class ConsumerIndex(Offsets):
 
     def take(self, name: str) -> Lease:
         sidecars.prepare(self.directory)
+        import hashlib
+
         digest = hashlib.sha256(self._read().id_of(name)).hexdigest()
         return Lease(sidecars.beside(self.directory) / f"reader-{digest[:32]}.lck", self._mode, name)
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
-from kvspool import disk, system
+from kvspool import disk, locks, system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, FormatError, LogExists
 from kvspool.journal import settings
 from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.format import LAST_SEQUENCE, Format
 from kvspool.journal.formats import FORMATS, Fixed
 from kvspool.journal.journal import Journal
-from kvspool.journal.retention import Retention
 from kvspool.journal.settings import Settings
 from kvspool.record import STRUCTURED
+from kvspool.spool import making
 from kvspool.spool.format import Durability
 from kvspool.spool.spool import TIMEOUT
 
@@ -24,41 +27,55 @@ KINDS: dict[str, type[Journal]] = {Fixed.name: FixedJournal}  # those that can d
 LEFTOVERS = frozenset((settings.NAME, f"{settings.NAME}.tmp"))  # of a `create` that was killed before it had made a journal
 
 
-def create(
-    path: Path,
-    format: str,
-    limits: dict[str, int],
-    *,
-    codec: str,
-    mode: int,
-    durability: Durability,
-    sync_interval: float | None,
-    timeout: float,
-    retention: Retention | None = None,
-    first_sequence: int = 0,
-) -> Journal:
-    """Make a journal of a format at `path`, on disk, with its first segment, and open it. Raises LogExists, ValueError, OSError."""
-    form = FORMATS[format](**limits)
-    _refuse_no_first(form, first_sequence)
-    chosen = Settings(
-        format=format,
-        limits=form.limits(),
-        codec=codec,
-        durability=durability,
-        sync_interval=sync_interval,
-        retention=retention,
-        first_sequence=first_sequence,
-        id=settings.new_id(),
-    )
-    made: list[Path] = []
+def create(path: Path, form: Format, chosen: Settings, *, mode: int, timeout: float) -> Journal:
+    """Make a journal of a format at `path`, on disk, with its first segment, and open it; the settings get an id.
+
+    One process at a time does that; the others wait up to `timeout` seconds. Raises LogExists, ValueError, LockTimeout, OSError.
+    """
+    _refuse_no_first(form, chosen.first_sequence)
+    chosen = msgspec.structs.replace(chosen, id=settings.new_id())
+    making.remove_dead(path, making.remove_tree, making.DELETED)
+    while True:
+        made: list[Path] = []
+        _make(path, mode, made)
+        with _alone(path, timeout) as is_there:
+            if is_there:
+                return _fill(path, form, chosen, mode, made, timeout)
+
+
+@contextmanager
+def _alone(path: Path, timeout: float) -> Iterator[bool]:
+    """Let no other process make a journal in a directory during the `with` block, which gets False if the directory was removed."""
+    process = system.port.process_id()
     try:
-        for directory in dict.fromkeys((path, form.sidecar(path))):
-            _make(directory, mode, made, is_ours=directory != path)
+        file = Descriptor(Path(os.path.realpath(path)), os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield False
+        return
+
+    def attempt() -> bool | None:
+        return system.port.try_lock_file(file.number, shared=False) or None
+
+    try:
+        locks.wait_for(attempt, timeout, lambda: f"another process makes a log at {path}")
+        ours, there = system.port.status(file.number), system.port.look_up(os.path.realpath(path))
+        yield there is not None and (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+    finally:
+        locks.give_back_file(file, process)
+
+
+def _fill(path: Path, form: Format, chosen: Settings, mode: int, made: list[Path], timeout: float) -> Journal:
+    """Make a journal in a directory, and open it. If that fails, what was made goes, and the directories `made`: new ones of ours."""
+    if not LEFTOVERS.issuperset(system.port.names(path)):
+        raise LogExists(f"{path} exists already, and is not empty; kvspool.open opens a log")
+    try:
+        if form.sidecar(path) != path:
+            _make(form.sidecar(path), mode, made)
         form.prepare(path, is_new=True)
         settings.store(form.sidecar(path), chosen, mode)  # before there is what makes it a journal
         for directory in dict.fromkeys((form.segments_in(path), form.lock_file(path).parent)):
             if directory not in (path, form.sidecar(path)):
-                _make(directory, mode, made, is_ours=True)
+                _make(directory, mode, made)
         journal = _opened(path, form, chosen, timeout)
         journal.under_lock(timeout, lambda *_: None)  # makes the lock file and the first segment
         return journal
@@ -74,17 +91,14 @@ def _refuse_no_first(form: Format, sequence: int) -> None:
         raise ValueError(f"no segment of the format {form.name} begins at sequence {sequence}")
 
 
-def _make(directory: Path, mode: int, made: list[Path], *, is_ours: bool) -> None:
-    try:
-        system.port.make_directory(directory, mode | (mode & 0o444) >> 2)
-    except FileExistsError:
-        if not is_ours and not LEFTOVERS.issuperset(system.port.names(directory)):
-            raise LogExists(f"{directory} exists already, and is not empty; kvspool.open opens a log") from None
-        if is_ours and directory.exists():
-            return
-    else:
+def _make(directory: Path, mode: int, made: list[Path]) -> None:
+    """Make a directory unless it is there, its name on disk; `made` gets a new one. Raises LogExists for what is no directory."""
+    if disk.make_directory(directory, mode | (mode & 0o444) >> 2):
         made.append(directory)
-    disk.flush_directory(directory.parent)
+    elif directory.is_dir():
+        disk.flush_directory(directory.parent)  # its maker may have been killed before
+    else:
+        raise LogExists(f"{directory} exists already, and is no directory")
 
 
 def _remove(directory: Path) -> None:
@@ -127,10 +141,18 @@ def find(path: Path, format: str | None = None, limits: dict[str, int] | None = 
             raise FormatError(f"{path} has the format {chosen.format!r}, which this version doesn't know")
         if chosen is not None and chosen.format == name and known.lies_at(path, is_sure=True):
             _check_limits(known, chosen, path)
+            _refuse_unknown(known, limits or {})
             return known(**known.settled(chosen.limits, limits or {})), chosen
         if chosen is None and known.lies_at(path, is_sure=format is not None):
+            _refuse_unknown(known, limits or {})
             return known(**(limits or {})), Settings(format=name)
     return None
+
+
+def _refuse_unknown(known: type[Format], limits: dict[str, int]) -> None:
+    for name in limits:
+        if name not in known.limit_names():
+            raise TypeError(f"a journal in the format {known.name} has no option {name!r} to be opened with")
 
 
 def _check_limits(known: type[Format], chosen: Settings, path: Path) -> None:

@@ -38,6 +38,7 @@ TRIES = 5  # looks at an item that rewinds may replace at that moment
 class FixedJournal(Journal):
     """A handle of a journal with the format fixed. Get it from `kvspool.create` or `kvspool.open`; see `Journal` for what all have."""
 
+    HELPERS = frozenset(("open_for_sync",))
     format: Fixed
 
     def __init__(self, path: Path, format: Fixed, **options: Any) -> None:

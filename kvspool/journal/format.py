@@ -141,6 +141,12 @@ class Format(ABC):
         """Return the numbers that the constructor was called with, by name; they are kept in the journal's settings."""
 
     @classmethod
+    def limit_names(cls) -> tuple[str, ...]:
+        """Return the names of what the constructor takes."""
+        code = cls.__init__.__code__
+        return code.co_varnames[1 : code.co_argcount]
+
+    @classmethod
     def settled(cls, stored: dict[str, int], given: dict[str, int]) -> dict[str, int]:
         """Return what the constructor takes for a journal whose settings have the limits `stored`, opened with some that are `given`."""
         return {**stored, **given}

@@ -27,7 +27,7 @@ import msgspec
 
 from kvspool import forks, system
 from kvspool._tail_py import BUSY, SLOW, Tail
-from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, NoSuchReader, NotDurable, OutOfRange
+from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, LogVanished, NoSuchReader, NotDurable, OutOfRange
 from kvspool.iteration import Iterations
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
@@ -103,6 +103,14 @@ class JournalStats(msgspec.Struct, frozen=True):
 
 class Journal(Log):
     """A handle of a journal; see `Log` for what every log can do."""
+
+    HELPERS = frozenset(
+        """
+        append_booked append_records bases clamped committed control cursor cursor_from end_of_read first following forked generation
+        lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end reading records_from refuse_handler
+        segment_of segments_apart settle under_lock
+        """.split()
+    )
 
     def __init__(
         self,
@@ -339,6 +347,8 @@ class Journal(Log):
         self.check_open()
         appender = self._appender
         if appender is None or appender.process != system.port.process_id():
+            if self.has_vanished():
+                raise LogVanished(f"{self.path} was deleted while it was open; open it again if it exists")
             mode = self.mode()
             self.format.prepare(self.path)
             control = Control(self.format.lock_file(self.path), mode)

@@ -79,6 +79,8 @@ class ChunkQueue(Handle):
     number of chunks; iterating yields the entries that are there, and takes none out.
     """
 
+    HELPERS = frozenset(("forked",))
+
     def __init__(
         self, path: Path, chunk_bytes: int | None, max_chunks: int, timeout: float, durability: Durability, sync_interval: float | None
     ) -> None:

@@ -40,7 +40,6 @@ first flush: the checkpoint that speaks of all of it comes after that flush.
 from __future__ import annotations
 
 import errno
-import logging
 import mmap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -48,7 +47,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import msgspec
 
 from kvspool import _frames_py as frames
-from kvspool import ledger, locks, system
+from kvspool import ledger, locks, logger, system
 from kvspool._frames import FrameReader
 from kvspool.errors import Poisoned, Unrecovered
 from kvspool.spool import checkpoints, doubtful, epochs, format, lost_keys, restored, slots
@@ -62,8 +61,6 @@ if TYPE_CHECKING:
 STRIDE = format.STRIDE
 SPARE = 1 << 31  # sequences that may have been given out without a trace on disk
 MOST_PLACES = 1000  # damaged places that a report lists; it counts all of them
-
-_logger = logging.getLogger("kvspool")
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -285,9 +282,7 @@ def examine(memory: Memory, echo: int | None = None) -> Findings:
     )
 
 
-def _decide(
-    memory: Memory, checkpoint: format.Checkpoint, newest: Run | None, end: int, lap: str
-) -> tuple[Case, tuple[int, int] | None]:
+def _decide(memory: Memory, checkpoint: format.Checkpoint, newest: Run | None, end: int, lap: str) -> tuple[Case, tuple[int, int] | None]:
     """Return the case of a log that ends at a position with this run, and what the control block says of the end."""
     recorded = _recorded(memory, end)
     case = decide(
@@ -746,5 +741,6 @@ def recover_files(
     if found is None:
         return None
     done = report(str(pair.path), found, now)
-    _logger.log(logging.WARNING if done.cut_records or done.damaged_records else logging.INFO, "%s", done)
+    say = logger.warn if done.cut_records or done.damaged_records else logger.inform
+    say("%s", done)
     return done

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +65,8 @@ def salvage(
 ) -> SalvageReport:
     """Make a new log at `target` with every sound record that can be found in the files of the one at `path`, which nobody may be using.
 
-    Order, timestamp, type, key, value and codec stay; sequences are new, from 0. `path` is only read. progress: called as `progress(done,
+    The new log is as large as the records that were found, rounded up to a power of two, and at most as large as the old one. Order,
+    timestamp, type, key, value and codec stay; sequences are new, from 0. `path` is only read. progress: called as `progress(done,
     all)` now and then, with records. Raises LogNotFound, NotALog, Corruption (no id is left), LogExists, UnsafeFilesystem, or the
     system's OSError. All that was copied is on disk when the call returns.
     """
@@ -77,22 +79,23 @@ def salvage(
         size = (status.st_size - format.DATA_START) // 8 * 8
         found = _headers(source, fd, size, damage)
         filesystems.refuse_unsafe(goal.parent)
-        made = pair.create(
-            goal,
-            capacity=-(-max(found.capacity, size, format.LEAST_CAPACITY) // format.PAGE) * format.PAGE,
-            codec=found.codec,
-            mode=status.st_mode & 0o666 | 0o600,
-            policy=found.policy,
-            reader_expiry=found.reader_expiry,
-            touched=pair.touchable(size),
-        )
-        with Spool(made, is_new=True) as log:
-            if made.key_table is not None:
-                made.key_table.add(list(found.keys.names.values()), lambda: system.port.flush_data(made.control_fd))
-            copy = _Copy(log, found, progress or (lambda done, all: None))
-            if size > 0:
-                copy.go(fd, min(size, found.capacity))
-            log.sync()
+        with _ring(fd, min(size, found.capacity), found.log_id) as ring:
+            capacity = _capacity(ring, max(found.capacity, size))
+            made = pair.create(
+                goal,
+                capacity=capacity,
+                codec=found.codec,
+                mode=status.st_mode & 0o666 | 0o600,
+                policy=found.policy,
+                reader_expiry=found.reader_expiry,
+                touched=pair.touchable(capacity),
+            )
+            with Spool(made, is_new=True) as log:
+                if made.key_table is not None:
+                    made.key_table.add(list(found.keys.names.values()), lambda: system.port.flush_data(made.control_fd))
+                copy = _Copy(log, found, progress or (lambda done, all: None))
+                copy.go(ring)
+                log.sync()
     finally:
         file.close()
     missing = copy.last - copy.first + 1 - copy.records
@@ -168,27 +171,15 @@ class _Copy:
         self.records = self.bytes = self.undecodable = self.first = 0
         self.last = -1
 
-    def go(self, fd: int, size: int) -> None:
-        """Append every sound record of the ring in `fd` to the log, in the order of their sequences."""
-        mapping = system.port.map(fd, format.DATA_START + size, writable=False)
-        ring = memoryview(mapping)[format.DATA_START :]
-        none = memoryview(bytes(format.control_bytes(size)))
-        seed = format.frame_seed(self._found.log_id)
-        runs = sorted(_runs(FrameSurvey(ring, none, seed), size))
-        total = sum(count for *_, count in runs)
-        reader = FrameReader(ring, none, seed, 0, 0)
-        for first, last, start, end, _ in runs:
-            if last <= self.last:
-                continue  # a second copy
-            reader.position, reader.sequence = start, first
-            while items := reader.fetch(end, BATCH, lambda *fields: fields):
-                for fields in items:
-                    if fields[0] > self.last:
-                        self._append(*fields)
+    def go(self, ring: _Ring) -> None:
+        """Append every sound record of the ring to the log, in the order of their sequences."""
+        total = sum(run.frames for run in ring.runs)
+        for fields in ring.frames():
+            if fields[0] > self.last:  # otherwise it is a second copy
+                self._append(*fields)
+            if self.records % BATCH == 0:
                 self._progress(self.records, total)
-        reader.close()
-        ring.release()
-        mapping.close()
+        self._progress(self.records, total)
 
     def _append(self, sequence: int, timestamp: int, type: int, key: bytes | None, value: bytes, codec: int) -> None:
         if codec == Codec.KEYED and not self._is_decodable(value):
@@ -209,11 +200,69 @@ class _Copy:
         return True
 
 
-def _runs(survey: FrameSurvey, size: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield first and last sequence, start, end and number of frames of each run in the ring."""
+class _Run(NamedTuple):
+    """Frames one after the other: their first and last sequence, the place of the first one, the end, and how many they are."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+    frames: int
+
+
+class _Ring(NamedTuple):
+    """The mapped ring of the damaged log, and what is sound of it, in the order of the sequences."""
+
+    memory: memoryview
+    seed: int
+    runs: list[_Run]
+
+    def frames(self) -> Iterator[tuple[int, int, int, bytes | None, bytes, int]]:
+        """Yield sequence, timestamp, type, key, value and codec of each sound frame; runs that hold second copies alone are left out."""
+        last = -1
+        reader = FrameReader(self.memory, memoryview(bytes(format.control_bytes(len(self.memory)))), self.seed, 0, 0)
+        try:
+            for run in self.runs:
+                if run.last > last:
+                    reader.position, reader.sequence = run.start, run.first
+                    while items := reader.fetch(run.end, BATCH, lambda *fields: fields):
+                        yield from items
+                    last = run.last
+        finally:
+            reader.close()
+
+
+@contextmanager
+def _ring(fd: int, size: int, log_id: bytes) -> Iterator[_Ring]:
+    """Map the ring in `fd` during the `with` block."""
+    seed = format.frame_seed(log_id)
+    if size <= 0:
+        yield _Ring(memoryview(b""), seed, [])
+        return
+    mapping = system.port.map(fd, format.DATA_START + size, writable=False)
+    memory = memoryview(mapping)[format.DATA_START :]
+    none = memoryview(bytes(format.control_bytes(size)))
+    try:
+        yield _Ring(memory, seed, sorted(_runs(FrameSurvey(memory, none, seed), size)))
+    finally:
+        memory.release()
+        mapping.close()
+
+
+def _capacity(ring: _Ring, most: int) -> int:
+    """Return the capacity of a ring that has room for all frames of another one of up to `most` bytes."""
+    used = sum(run.end - run.start for run in ring.runs)
+    # A frame takes at most a quarter of its ring. Its size is that of the header, the key and the value, rounded up to 8 bytes.
+    largest = max((len(key or b"") + len(value) + frames.HEADER + 8 for _, _, _, key, value, _ in ring.frames()), default=0)
+    wanted = 1 << (max(used, 4 * largest, format.LEAST_CAPACITY) - 1).bit_length()
+    return min(wanted, -(-max(most, format.LEAST_CAPACITY) // format.PAGE) * format.PAGE)
+
+
+def _runs(survey: FrameSurvey, size: int) -> Iterator[_Run]:
+    """Yield the runs of sound frames in the ring."""
     position = 0
     while survey.next_run(position, size, 0, frames.NOTHING):
         if survey.frames:
-            yield survey.first, survey.last, survey.start, survey.position, survey.frames
+            yield _Run(survey.first, survey.last, survey.start, survey.position, survey.frames)
         position = survey.position if survey.frames else survey.start + frames.HEADER
     survey.close()

@@ -119,6 +119,13 @@ class Spool(Single, Log):
     recover it after a crash of the machine, None otherwise.
     """
 
+    HELPERS = frozenset(
+        """
+        append_at_once append_booked append_columns append_rows append_slowly change_accounts check_columns cursor forked frame_writer
+        header held is_durable records_from refuse_larger ring
+        """.split()
+    )
+
     def __init__(
         self,
         pair: Pair,
@@ -425,6 +432,11 @@ class Spool(Single, Log):
     @property
     def log_id(self) -> bytes:
         return self._origin  # also once it was resized
+
+    @property
+    def header(self) -> format.Header:
+        """Return what the log was created with; its capacity is that of the last resize."""
+        return self._live().header
 
     @property
     def capacity(self) -> int:

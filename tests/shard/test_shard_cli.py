@@ -38,7 +38,7 @@ def test_create_makes_a_set_and_says_so(tmp_path: Path, capfd: pytest.CaptureFix
     arguments = ["--prefix", "p", "--bits", "2", "--capacity", "64KiB", "--codec", "msgpack", "--mode", "640"]
     assert main(["shard", "create", str(root), *arguments]) == 0
     out, err = capfd.readouterr()
-    assert (out, err) == (f"created {root}: p.2.000 to p.2.003, 256.0 KiB in all, structured values as msgpack\n", "")
+    assert (out, err) == (f"created {root}: p.2.000 to p.2.003, 4 x 64.0 KiB, 256.0 KiB in all, structured values as msgpack\n", "")
     assert (root / "p.2.000" / "spool.ctl").stat().st_mode & 0o777 == 0o640
     with shard.open(root) as shards:
         assert (shards.prefix, shards.bits) == ("p", 2)

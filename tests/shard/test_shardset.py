@@ -20,6 +20,7 @@ import pytest
 from children import Died, in_child, start
 from faults import TouchingPort
 
+import hub
 import kvspool
 import shard
 from kvspool import Gap, GapError, locks, system
@@ -28,6 +29,7 @@ from kvspool.record import Codec
 from kvspool.spool import format
 from shard import ConflictingShardSets, IncompleteShardSet, Place, ShardSet, route
 from shard.errors import AppendedToSomeShards
+from shard.shardset import default_capacity
 
 SMALL = 4096
 SECOND = 1_000_000_000
@@ -64,6 +66,40 @@ def test_the_rings_of_a_set_are_brought_into_memory_only_when_asked(tmp_path: Pa
         assert port.touched == []
         shard.create(tmp_path / "root", prefix="q", bits=1, capacity=SMALL, prefill=True).close()
         assert port.touched == [(4096, 8192)] * 2
+
+
+@pytest.mark.parametrize(("bits", "capacity"), [(0, 64 << 20), (2, 16 << 20), (6, 1 << 20), (10, 1 << 20)])
+def test_by_default_the_rings_of_a_set_have_in_all_what_one_log_has_and_one_has_1_mib_at_least(bits: int, capacity: int) -> None:
+    assert default_capacity(bits) == capacity
+
+
+def test_four_shards_take_the_disk_space_of_one_log(tmp_path: Path) -> None:
+    with shard.create(tmp_path / "root", prefix="p", bits=2) as shards:
+        assert {stats.capacity for stats in shards.stats()} == {16 << 20}
+        shards.append(b"one")
+    kvspool.create(tmp_path / "log", prefill=False).close()
+    taken = [sum(path.stat().st_blocks * 512 for path in (tmp_path / name).rglob("*")) for name in ("root", "log")]
+    assert 64 << 20 <= taken[1] <= taken[0] < 66 << 20
+
+
+@pytest.mark.parametrize(
+    "options", [{"capcity": 4096}, {"bit": 2}, {"format": "kvj", "capacity": 4096}, {"format": "sej", "prefill": True}]
+)
+def test_create_refuses_options_that_no_shard_has(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="did you mean|a journal in the format"):
+        shard.create(tmp_path / "root", prefix="p", bits=1, **options)
+    with hub.create(tmp_path / "hub") as root, pytest.raises(TypeError, match="did you mean|a journal in the format"):
+        root.create_client("client", bits=1, **options)
+    assert os.listdir(tmp_path) == ["hub"] and os.listdir(tmp_path / "hub") == []
+
+
+def test_a_set_that_may_exist_is_opened_if_its_shards_have_the_settings(tmp_path: Path) -> None:
+    shard.create(tmp_path / "root", prefix="p", bits=1, capacity=SMALL).close()
+    for options in ({}, {"capacity": SMALL}):
+        with shard.create(tmp_path / "root", prefix="p", bits=1, exist_ok=True, **options) as shards:
+            assert {stats.capacity for stats in shards.stats()} == {SMALL}
+    with pytest.raises(LogExists, match=r"p.1.000 exists with other settings .*: policy overwrite -> block, capacity 4.0 KiB -> 8.0 KiB"):
+        shard.create(tmp_path / "root", prefix="p", bits=1, exist_ok=True, capacity=2 * SMALL, policy="block")
 
 
 def test_create_makes_a_log_for_each_shard_and_the_root_for_its_owner_alone(tmp_path: Path) -> None:

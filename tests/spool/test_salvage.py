@@ -58,6 +58,28 @@ def test_all_that_is_sound_comes_out_whatever_became_of_the_control_block(source
         assert log.append(b"goes on") == report.records
 
 
+@pytest.mark.parametrize(
+    ("capacity", "values", "given"),
+    [
+        (1 << 20, [], 4096),
+        (1 << 20, [b"small"], 4096),
+        (1 << 20, [b"x" * 2000], 8192),  # a record takes a quarter of the ring
+        (1 << 20, [b"x" * 100] * 1000, 1 << 18),
+        (12288, [b"x" * 1000] * 50, 12288),
+    ],
+)
+def test_the_new_log_is_as_large_as_what_was_found(tmp_path: Path, capacity: int, values: list[bytes], given: int) -> None:
+    with kvspool.create(tmp_path / "source", capacity=capacity) as log:
+        for value in values:
+            log.append(value)
+        kept = list(log.read_values())
+    report = kvspool.salvage(tmp_path / "source", tmp_path / "target")
+    with kvspool.open(tmp_path / "target") as log:
+        assert log.capacity == given
+        assert list(log.read_values())[-len(kept) :] == kept
+        assert log.stats().records == report.records
+
+
 def test_a_damaged_record_is_left_out(source: Path, tmp_path: Path) -> None:
     kept = records(source)
     spoil(source / format.DATA_FILE, format.DATA_START + 4096, 1)

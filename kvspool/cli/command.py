@@ -1,0 +1,149 @@
+"""The parser of the command `kvspool`, and what every command has in common.
+
+Each command is a module of this package with `NAME`, `SUMMARY`, `DESCRIPTION`, `EXAMPLES`, `add_arguments(parser)` and
+`run(arguments) -> int`; other names for it are its `ALIASES`. Further commands come from other packages; see `plugins`. Expected errors end
+as one sentence on stderr and as the exit code that their class carries; everything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from types import ModuleType
+from typing import Any
+
+from rich_argparse import RawDescriptionRichHelpFormatter
+
+import kvspool
+from kvspool.cli import (
+    append,
+    archive,
+    copy,
+    create,
+    delete,
+    doctor,
+    export,
+    import_,
+    output,
+    plugins,
+    producers,
+    read,
+    readers,
+    rename,
+    repair,
+    resize,
+    salvage,
+    stats,
+    sync,
+    tail,
+    trim,
+    verify,
+)
+from kvspool.errors import KvspoolError
+
+COMMANDS = (
+    *(create, append, sync, read, tail, export, import_, copy, readers, producers, trim),
+    *(resize, rename, delete, stats, verify, repair, salvage, archive, doctor),
+)
+
+DESCRIPTION = """\
+A log that you open like a file. Any number of processes append to it at once and any number read it; what was appended
+survives the death of every one of them."""
+
+EPILOG = """\
+Examples:
+  kvspool create events --capacity 1GiB
+  echo '{"user": 7, "event": "login"}' | kvspool append events --json-lines --key-field user
+  kvspool tail events --follow
+
+Exit codes:
+  0    done
+  1    another failure, such as a full disk, or a check of `doctor` that failed
+  2    wrong usage, or input that can't be stored
+  3    path: nothing there, something there already, or an unsafe file system
+  4    format: no log, or one of a newer kvspool
+  5    damage: a log or a record can't be trusted
+  6    no lock: another process holds it
+  7    records were lost before they could be read (with --gaps raise)
+  8    full: no room for a record that must wait for a reader, or for another reader
+  9    a hub refused it, or can't be reached
+  130  interrupted
+
+`kvspool COMMAND --help` explains a command and shows how it is used."""
+
+
+class Formatter(RawDescriptionRichHelpFormatter):
+    """Help in colours, with line breaks as written. Square brackets mean themselves: none of the texts is markup."""
+
+    help_markup = False
+    text_markup = False
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose help looks alike for every command, those of plugins included."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        options.setdefault("formatter_class", Formatter)
+        super().__init__(*arguments, **options)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code; see `kvspool.cli.main`."""
+    output.prepare()
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Who read the output has had enough, as `head` has.
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0
+    except KvspoolError as error:
+        output.complain(str(error))
+        code = error.exit_code
+    except OSError as error:
+        output.complain(_sentence(error))
+        code = 1
+    output.settle()
+    return code
+
+
+def _run(argv: list[str] | None) -> int:
+    found = plugins.load()
+    parser = _parser(found)
+    arguments = parser.parse_args(argv)
+    if arguments.run is None:
+        parser.print_help(sys.stderr)
+        return 2
+    return int(arguments.run(arguments))
+
+
+def _parser(found: list[ModuleType]) -> Parser:
+    """Return the one parser, of which `arguments.run` is the command's function and `arguments.plugins` the modules found."""
+    parser = Parser(prog="kvspool", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"kvspool {kvspool.__version__}")
+    parser.set_defaults(run=None, plugins=found)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(
+            command.NAME,
+            aliases=getattr(command, "ALIASES", ()),
+            help=command.SUMMARY,
+            description=command.DESCRIPTION,
+            epilog=f"Examples:\n{command.EXAMPLES}",
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    plugins.add_commands(subparsers, found)
+    return parser
+
+
+def _sentence(error: OSError) -> str:
+    """Return the system's error in one sentence: what failed, at which file, while doing what."""
+    words = str(error) if error.strerror is None else error.strerror
+    if error.strerror is not None and error.filename is not None:
+        words = f"{words}: {error.filename}"
+    return "; ".join([words, *getattr(error, "__notes__", ())])
