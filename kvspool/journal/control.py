@@ -285,8 +285,10 @@ class Control(Handle):
 
     def _parsed(self, data: bytes) -> Page:
         page, tail = parse(data), self.tail
-        if page.boot == self.boot_id:
-            page = _with_tail(page, *(_tail_at(self.path, self.boot_id) if tail is None else (tail.found(), tail.synced())))
+        if tail is not None and page.boot == self.boot_id:
+            page = _joined(page, tail.found(), tail.synced())
+        else:
+            page = with_tail(page, self.path, self.boot_id)
         error = page.sync_error or _error_behind(data) or (0 if tail is None else tail.error())
         return page._replace(magic=MAGIC, sync_error=error) if error else page
 
@@ -421,7 +423,16 @@ def look(path: Path) -> Page:
     of an earlier run of the machine."""
     data, boot_id = content(path), system.port.boot_id()
     page = parse(data)
-    return with_error(_with_tail(page, *_tail_at(path, boot_id)) if page.boot == boot_id else NOTHING, data)
+    return with_error(with_tail(page, path, boot_id) if page.boot == boot_id else NOTHING, data)
+
+
+def with_tail(page: Page, path: Path, boot_id: bytes) -> Page:
+    """Return the page of a lock file, and in it what the tail of the same run of the machine says: how far all is on disk, and in this run,
+    `boot_id`, where the journal ends."""
+    if page is NOTHING:
+        return page
+    end, synced = _tail_at(path, page.boot)
+    return _joined(page, end if page.boot == boot_id else None, synced)
 
 
 def with_error(page: Page, data: bytes) -> Page:
@@ -460,7 +471,7 @@ def flush_noted(flush: Callable[[], None], note: Callable[[int], None]) -> None:
         raise
 
 
-def _with_tail(page: Page, tail: End | None, synced: int) -> Page:
+def _joined(page: Page, tail: End | None, synced: int) -> Page:
     """Return the page with the end that the tail says, unless it is an earlier one, and with how far all is on disk by then."""
     page = page._replace(synced_sequence=max(synced, page.synced_sequence))
     if tail is None or tail[:2] < (page.base, page.end):
@@ -538,7 +549,7 @@ def _tail_at(path: Path, boot_id: bytes) -> tuple[End | None, int]:
 def last_word(path: Path) -> Page:
     """As `look`, also of an earlier run of the machine."""
     data = content(path)
-    return with_error(parse(data), data)
+    return with_error(with_tail(parse(data), path, system.port.boot_id()), data)
 
 
 def content(path: Path) -> bytes:

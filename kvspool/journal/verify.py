@@ -216,8 +216,9 @@ def is_written_to(journal: Journal) -> bool:
 
 def _page(journal: Journal) -> tuple[Page, str]:
     """Return the writers' page, of whatever run of the machine, and what is wrong with it."""
+    path = journal.format.lock_file(journal.path)
     try:
-        file = Descriptor(journal.format.lock_file(journal.path), os.O_RDONLY)
+        file = Descriptor(path, os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
         return NOTHING, ""
     with file as fd:
@@ -225,9 +226,9 @@ def _page(journal: Journal) -> tuple[Page, str]:
             data = system.port.read(fd, control.CONTENT, 0)
             page = control.parse(data)
             if page is not NOTHING or not data[: control.PAGE.size].strip(b"\0"):
-                return control.with_error(page, data), ""
+                return control.with_error(control.with_tail(page, path, system.port.boot_id()), data), ""
             system.port.sleep(PAUSE)
-    return NOTHING, f"{journal.format.lock_file(journal.path).name} doesn't say where the journal ends; the next append finds out"
+    return NOTHING, f"{path.name} doesn't say where the journal ends; the next append finds out"
 
 
 def _foreign(journal: Journal) -> list[str]:

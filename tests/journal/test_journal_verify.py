@@ -115,6 +115,13 @@ def test_an_end_that_is_not_what_writers_and_flushes_have_promised(log: Journal)
         assert log.verify().is_sound  # nobody had flushed them
 
 
+def test_a_record_that_was_appended_in_one_step_is_missed_too(log: Journal) -> None:
+    log.append(b"%010d" % 35)
+    log.append(b"%010d" % 36)
+    os.truncate(segment(log, 30), 5 * SIZE)
+    assert places(log) == [("001e", 5 * SIZE, 0, 35, 36)]
+
+
 def test_what_a_flush_has_promised_is_missed_after_a_restart_too(log: Journal) -> None:
     log.sync()
     os.truncate(segment(log, 30), 2 * SIZE)
