@@ -93,7 +93,11 @@ def _shut(journal: Journal, mode: int, timeout: float) -> Iterator[Control]:
         control.lock(timeout, APPEND)
         yield control
     finally:
-        control.close()
+        try:
+            control.close()
+        except BaseException:  # out of a signal handler, perhaps before the locks were released
+            control.close()
+            raise
 
 
 class _Repair:
