@@ -19,7 +19,6 @@ from kvspool.journal.formats import FORMATS, Fixed
 from kvspool.journal.journal import Journal
 from kvspool.journal.settings import Settings
 from kvspool.record import STRUCTURED
-from kvspool.spool import making
 from kvspool.spool.format import Durability
 from kvspool.spool.spool import TIMEOUT
 
@@ -34,7 +33,6 @@ def create(path: Path, form: Format, chosen: Settings, *, mode: int, timeout: fl
     """
     _refuse_no_first(form, chosen.first_sequence)
     chosen = msgspec.structs.replace(chosen, id=settings.new_id())
-    making.remove_dead(path, making.remove_tree, making.DELETED)
     while True:
         made: list[Path] = []
         _make(path, mode, made)
