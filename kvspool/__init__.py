@@ -18,12 +18,10 @@ if TYPE_CHECKING:
     from kvspool import errors as errors
     from kvspool import journal as journal
     from kvspool import queue as queue
-    from kvspool.copying import CopyPlan, CopyProgress, CopyReport, copy
     from kvspool.errors import GapError, KvspoolError, Unsupported
-    from kvspool.exchange import export, import_, import_v1
     from kvspool.log import Log
-    from kvspool.logs import create, open, repair, resize, verify
-    from kvspool.places import delete, rename
+    from kvspool.opening.logs import create, open, repair, resize, verify
+    from kvspool.opening.places import delete, rename
     from kvspool.reader import Lag, Reader, ReaderStats
     from kvspool.record import Codec, Gap, Record
     from kvspool.spool import (
@@ -36,6 +34,9 @@ if TYPE_CHECKING:
         VerifyReport,
     )
     from kvspool.spool.salvage import salvage
+    from kvspool.transfer.copier import CopyPlan, CopyReport, copy
+    from kvspool.transfer.exchange import export, import_, import_v1
+    from kvspool.transfer.progress import CopyProgress
     from kvspool.writer import Writer
 
 __version__ = "0.1.0"
@@ -79,12 +80,12 @@ __all__ = [
 
 _MODULES = ("arrow", "errors", "journal", "queue")
 _PLACES = {
-    "kvspool.copying": "CopyPlan CopyProgress CopyReport copy",
+    "kvspool.transfer.copier": "CopyPlan CopyProgress CopyReport copy",
     "kvspool.errors": "GapError KvspoolError Unsupported",
-    "kvspool.exchange": "export import_ import_v1",
+    "kvspool.transfer.exchange": "export import_ import_v1",
     "kvspool.log": "Log",
-    "kvspool.logs": "create open repair resize verify",
-    "kvspool.places": "delete rename",
+    "kvspool.opening.logs": "create open repair resize verify",
+    "kvspool.opening.places": "delete rename",
     "kvspool.reader": "Lag Reader ReaderStats",
     "kvspool.record": "Codec Gap Record",
     "kvspool.spool": "Damage RecoveryReport RepairReport SalvageReport Spool SpoolStats VerifyReport salvage",

@@ -17,21 +17,23 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvspool import _frames_py as frames
-from kvspool import _kvj, _kvj_py, system
-from kvspool._frames import measure_columns
+from kvspool import system
+from kvspool.engine import times
+from kvspool.engine.iteration import keeping
+from kvspool.engine.pool import Pool
 from kvspool.errors import GapError, OutOfRange, TooLarge, Undecodable
-from kvspool.exchange import plain
-from kvspool.iteration import keeping
 from kvspool.journal.cursor import CHUNK, Take
 from kvspool.journal.cursor import Cursor as JournalCursor
 from kvspool.journal.format import WHOLE, Batch, Before, Format, Scan
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel import kvj, kvj_py
+from kvspool.kernel.frames import measure_columns
 from kvspool.options import OnGap
-from kvspool.pool import Pool
 from kvspool.record import Codec, Gap, Record, check_codec
-from kvspool.spool import format, times
+from kvspool.spool import format
 from kvspool.spool.cursor import Cursor
 from kvspool.spool.keys import KeyTable
+from kvspool.transfer.exchange import plain
 
 BATCH = 32_768  # records of a batch: enough to make its fixed costs vanish, small enough for the caches
 WINDOW = 16 << 20  # bytes of keys, and of values, that a batch has room for
@@ -405,7 +407,7 @@ class JournalColumns(Columns):
         return [self._codec] * self.rows if self._codecs is None else self._codecs.to_pylist()
 
     def buffers(self, now: int) -> tuple[Any, ...]:
-        """Return what `_kvj.encode_columns` takes of the rows themselves. now: the timestamp of those that have none."""
+        """Return what `kvj.encode_columns` takes of the rows themselves. now: the timestamp of those that have none."""
         types, times, codecs = self._columns
         if self._timestamps is not None and self._timestamps.null_count:
             times = _column(self._timestamps.fill_null(now), "q")
@@ -472,7 +474,7 @@ class Records:
         if bits is not None and 8 * len(bits) < keys.offset + self.rows:
             raise ValueError("column key has a bitmap that is too short")
         self._times, kinds, marks = _fixed(times, "q", "timestamp"), _fixed(types, "i", "type"), _fixed(codecs, "B", "codec")
-        fault, found, self.longest_key, self.longest_value = _kvj.survey(
+        fault, found, self.longest_key, self.longest_value = kvj.survey(
             self.rows, bits, keys.offset, key_offsets, len(key_data), value_offsets, len(value_data), kinds, marks, Codec.MSGPACK
         )
         if fault:
@@ -510,9 +512,9 @@ class Records:
 
 
 _FAULTS = {
-    _kvj_py.OFFSETS: "a column of bytes whose offsets go back, or beyond what is there",
-    _kvj_py.TYPES: "column type has a number that is none from 0 to 255",
-    _kvj_py.CODECS: "column codec has a number that is no codec, or one that only its own log can read",
+    kvj_py.OFFSETS: "a column of bytes whose offsets go back, or beyond what is there",
+    kvj_py.TYPES: "column type has a number that is none from 0 to 255",
+    kvj_py.CODECS: "column codec has a number that is no codec, or one that only its own log can read",
 }
 
 

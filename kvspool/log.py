@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from kvspool import producers
+from kvspool.engine.iteration import Iterations
 from kvspool.errors import Unsupported
-from kvspool.handles import Handle
-from kvspool.iteration import Iterations
 from kvspool.options import Isolation, OnGap, Start
 from kvspool.producers import Producer, ProducerStats
 from kvspool.record import Codec, Record
+from kvspool.system.handles import Handle
 from kvspool.writer import Writer
 
 if TYPE_CHECKING:
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
     import pyarrow
 
-    from kvspool.exchange import Exported
-    from kvspool.exchange import Progress as ExportProgress
-    from kvspool.following import AsyncFollowing
-    from kvspool.iteration import Iteration
+    from kvspool.engine.following import AsyncFollowing
+    from kvspool.engine.iteration import Iteration
     from kvspool.journal.archive import ArchiveReport
     from kvspool.journal.journal import JournalStats
     from kvspool.journal.repair import JournalRepairReport
@@ -45,6 +43,8 @@ if TYPE_CHECKING:
     from kvspool.spool.resize import Resized
     from kvspool.spool.spool import SpoolStats
     from kvspool.spool.verify import Progress, VerifyReport
+    from kvspool.transfer.exchange import Exported
+    from kvspool.transfer.exchange import Progress as ExportProgress
 
 
 CAPABILITIES = {
@@ -485,7 +485,7 @@ class Log(Handle, ABC):
         progress: ExportProgress | None = None,
     ) -> Exported:
         """Write the records that are there now to a binary file; see `kvspool.export`."""
-        from kvspool import exchange
+        from kvspool.transfer import exchange
 
         return exchange.export(self, file, format, start=start, end=end, on_gap=on_gap, progress=progress)
 

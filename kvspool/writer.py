@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from kvspool.errors import Closed
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.log import Log

@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvspool import Codec
-from kvspool.handles import Handle
 from kvspool.journal import Journal
 from kvspool.producers import Changed, Pieces, Stored
 from kvspool.record import encode, encode_keys, listed
+from kvspool.system.handles import Handle
 from shard import route
-from shard._hash import group, hash_column
+from shard.kernel.hash import group, hash_column
 
 if TYPE_CHECKING:
     import pyarrow

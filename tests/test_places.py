@@ -23,8 +23,8 @@ import hub
 import kvspool
 import shard
 from kvspool import errors, system
-from kvspool._frames import TWIN
 from kvspool.cli import main
+from kvspool.kernel.frames import TWIN
 from kvspool.spool import format
 
 LOGS = [kind for kind in KINDS if kind != "queue"]

@@ -41,7 +41,9 @@ from hub.errors import AccessError
 from hub.security import private
 from hub.security.quotas import UNLIMITED, Quota
 from hub.security.tokens import ID, Token
-from kvspool import documents, sizes, system
+from kvspool import system
+from kvspool.engine import sizes
+from kvspool.system import documents
 
 Role = Literal["client", "reader", "admin"]
 ROLES = ("client", "reader", "admin")

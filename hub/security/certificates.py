@@ -15,7 +15,7 @@ from hub.errors import AccessError, CertificateError
 from hub.security.private import WatchedFile
 from kvspool import system
 from kvspool.errors import MissingExtra
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 try:
     from cryptography import x509

@@ -7,9 +7,9 @@ import inspect
 from typing import Any
 
 import kvspool
-from kvspool import sizes
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
 from kvspool.journal import JournalStats
 from kvspool.journal.formats import FORMATS

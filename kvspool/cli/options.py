@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import kvspool
-from kvspool import sizes
+from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
 from kvspool.journal import Floor, Journal, Retention
 from kvspool.journal import files as journals

@@ -7,8 +7,8 @@ import time
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from kvspool import sizes
 from kvspool.cli import options, output, plugins, watch
+from kvspool.engine import sizes
 from kvspool.journal import JournalStats
 from kvspool.spool.rates import Rates
 

@@ -25,18 +25,20 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from kvspool import _tail_py as tails
-from kvspool import disk, ledger, locks, system
-from kvspool._frames import TWIN
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import ledger, locks
 from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, say_what_is_stored
-from kvspool.handles import Handle
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page, flush_noted
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Before, Format, Rows, Scan
 from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.times import latest_time
+from kvspool.kernel import tail_py as tails
+from kvspool.kernel.frames import TWIN
 from kvspool.record import NO_TIME
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.journal.dropping import Room
@@ -63,7 +65,7 @@ class Torn(msgspec.Struct, frozen=True):
 
 
 class Accounts:
-    """What has to be told of producers' batches where a journal goes on; see `kvspool.ledger`."""
+    """What has to be told of producers' batches where a journal goes on; see `kvspool.engine.ledger`."""
 
     def __init__(self, directory: Path, log_id: Callable[[], bytes]) -> None:
         self._directory = directory
@@ -146,7 +148,7 @@ class Appender(Handle):
                 raise
 
     def append_one(self, value: bytes, key: bytes | None, type: int, codec: int, timeout: float) -> int:
-        """Append one record with the present time in one step, if it can be done so; return its sequence, or `_tail_py.SLOW`: then nothing
+        """Append one record with the present time in one step, if it can be done so; return its sequence, or `tail_py.SLOW`: then nothing
         was done, and `append` has to. Raises LockTimeout."""
         tail = self.control.tail
         if tail is None or self._thread:

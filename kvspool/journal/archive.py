@@ -22,14 +22,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import disk, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import Corruption, Unsupported
 from kvspool.journal import seekable
 from kvspool.journal.control import ADMIN, Control
 from kvspool.journal.segment import Archived, Segment
 from kvspool.journal.segments import Segments
 from kvspool.log import CAPABILITIES
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
 
 if TYPE_CHECKING:
     from kvspool.journal.journal import Journal

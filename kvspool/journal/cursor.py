@@ -17,19 +17,19 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvspool import system
-from kvspool._wakeups import FileSleeper
+from kvspool.engine.iteration import Iteration, check_spin, check_timeout
+from kvspool.engine.wakeups import CHANGED, ENTERED, LINKS, POLL, Watcher
 from kvspool.errors import Corruption, KvspoolError, LogVanished, Truncated
-from kvspool.iteration import Iteration, check_spin, check_timeout
 from kvspool.journal import control
 from kvspool.journal.appender import IS_ONE_STEP, walk
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
+from kvspool.kernel.wakeups import FileSleeper
 from kvspool.options import OnGap
 from kvspool.record import Gap, Record
-from kvspool.wakeups import CHANGED, ENTERED, LINKS, POLL, Watcher
 
 if TYPE_CHECKING:
-    from kvspool.eventloops import LoopWatcher
+    from kvspool.engine.eventloops import LoopWatcher
     from kvspool.journal.following import AsyncFollowing
 
 CHUNK = 1 << 18  # bytes read at once

@@ -9,10 +9,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from kvspool import disk, system
+from kvspool import system
 from kvspool.errors import KvspoolError
 from kvspool.journal.format import LARGEST_SEGMENT
 from kvspool.journal.segments import Segments
+from kvspool.system import disk
 
 if TYPE_CHECKING:
     from kvspool.journal.appender import Appender

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from kvspool import forks, system
-from kvspool._tail_py import BUSY, SLOW, Tail
+from kvspool import system
+from kvspool.engine import times
+from kvspool.engine.iteration import Iterations
 from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, LogVanished, NoSuchReader, NotDurable, OutOfRange
-from kvspool.iteration import Iterations
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import producing, settings, trim
@@ -50,16 +50,17 @@ from kvspool.journal.settings import Settings
 from kvspool.journal.times import time_at
 from kvspool.journal.trim import Elsewhere, TrimReport
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
+from kvspool.kernel.tail_py import BUSY, SLOW, Tail
 from kvspool.log import Log
 from kvspool.options import Isolation, Start, check_isolation
 from kvspool.producers import Booking
 from kvspool.reader import Lag, ReaderStats
 from kvspool.record import NO_TIME, Codec, encode, encode_key, encode_keys, listed
-from kvspool.spool import times
 from kvspool.spool.durability import Background
 from kvspool.spool.format import Durability
 from kvspool.spool.spool import TIMEOUT
 from kvspool.spool.verify import Progress
+from kvspool.system import forks
 
 if TYPE_CHECKING:
     import pyarrow

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvspool import producers
+from kvspool.engine.ledger import Ledger
 from kvspool.errors import Unsupported
-from kvspool.handles import Handle
 from kvspool.journal.cursor import Reading
 from kvspool.journal.format import Batch
-from kvspool.ledger import Ledger
 from kvspool.log import CAPABILITIES
 from kvspool.producers import Booking, ColumnPieces, Pieces
 from kvspool.record import Record
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.arrow import Columns

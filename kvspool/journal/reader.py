@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from kvspool.engine.iteration import Iterations, check_timeout
 from kvspool.errors import Closed, GapError, OutOfRange
-from kvspool.iteration import Iterations, check_timeout
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.offsets import Lease
 from kvspool.options import Isolation, OnGap, Start, check_isolation

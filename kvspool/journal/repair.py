@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import disk, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
 from kvspool.errors import Corruption, Poisoned
 from kvspool.journal.appender import walk
 from kvspool.journal.control import APPEND, MAGIC, NO_RUN, NOTHING, SYNC, Control, Page
@@ -39,6 +38,8 @@ from kvspool.journal.segment import ARCHIVE
 from kvspool.journal.segments import Segment
 from kvspool.journal.times import latest_time
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
 
 if TYPE_CHECKING:
     from kvspool.journal.journal import Journal

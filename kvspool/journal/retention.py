@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import sizes
+from kvspool.engine import sizes
 
 if TYPE_CHECKING:
     from kvspool.journal.journal import Journal

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import sizes, system
+from kvspool import system
+from kvspool.engine import sizes
 from kvspool.errors import Corruption, KvspoolError, OutOfRange
 from kvspool.journal import settings
 from kvspool.journal.dropping import drop

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import ledger, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import ledger
 from kvspool.errors import Corruption
 from kvspool.journal import control, settings
 from kvspool.journal.control import NOTHING, Page
@@ -24,6 +24,7 @@ from kvspool.journal.damage import Examined, SegmentDamage, examine
 from kvspool.journal.segment import Archived
 from kvspool.spool.recovery import MOST_PLACES
 from kvspool.spool.verify import Progress
+from kvspool.system.descriptor import Descriptor
 
 if TYPE_CHECKING:
     from kvspool.journal.journal import Journal

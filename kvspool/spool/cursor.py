@@ -16,26 +16,26 @@ from collections.abc import Callable, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvspool import _frames_py as frames
 from kvspool import system
-from kvspool._frames import RingSleeper
+from kvspool.engine.iteration import Iteration, check_spin, check_timeout
+from kvspool.engine.wakeups import CHANGED, LINKS, POLL
 from kvspool.errors import Closed, LogVanished
-from kvspool.handles import Handle
-from kvspool.iteration import Iteration, check_spin, check_timeout
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import RingSleeper
 from kvspool.options import Isolation, OnGap, check_isolation
 from kvspool.record import Gap, Record
 from kvspool.spool import search
 from kvspool.spool.format import CONTROL_FILE, SYNCED, SYNCED_SEQ
-from kvspool.wakeups import CHANGED, LINKS, POLL
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import FrameReader
-    from kvspool.eventloops import LoopWatcher
+    from kvspool.engine.eventloops import LoopWatcher
+    from kvspool.engine.wakeups import Watcher
+    from kvspool.kernel.frames_py import FrameReader
     from kvspool.keyed import Keys
     from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.keys import KeyTable
     from kvspool.spool.pair import Pair
-    from kvspool.wakeups import Watcher
 
 T = TypeVar("T", bound=Sized)
 AFTER_RECORDS = "machine restart"  # why sequences are missing right behind records

@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect
 from typing import TYPE_CHECKING
 
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,14 +25,15 @@ import weakref
 from contextlib import suppress
 from typing import Any, Protocol
 
-from kvspool import _frames_py as frames
-from kvspool import flushing, system
-from kvspool._frames import Ring
-from kvspool._group import FlushGroup
+from kvspool import system
+from kvspool.engine import flushing
 from kvspool.errors import KvspoolError, LockTimeout, Poisoned
-from kvspool.handles import Handle
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import Ring
+from kvspool.kernel.group import FlushGroup
 from kvspool.spool import checkpoints, format
 from kvspool.spool.pair import Pair
+from kvspool.system.handles import Handle
 
 SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
-from kvspool import _frames_py as frames
-from kvspool import _group_py as group
-from kvspool import _lock_py as appendlock
-from kvspool import sizes
-from kvspool._frames import crc32c
-from kvspool.layout import Layout
+from kvspool.engine import sizes
+from kvspool.engine.layout import Layout
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel import group_py as group
+from kvspool.kernel import lock_py as appendlock
+from kvspool.kernel.frames import crc32c
 
 CONTROL_FILE = "spool.ctl"
 DATA_FILE = "spool.dat"

@@ -20,11 +20,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from kvspool import _frames_py as frames
-from kvspool import disk, filesystems, forks, ledger, system
-from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
-from kvspool._lock import AppendLock
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import ledger, making
+from kvspool.engine.layout import Layout
 from kvspool.errors import (
     Closed,
     Corruption,
@@ -39,11 +37,15 @@ from kvspool.errors import (
     Truncated,
     UnknownVersion,
 )
-from kvspool.handles import Handle
-from kvspool.layout import Layout
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import FrameReader, FrameSurvey, FrameWriter
+from kvspool.kernel.lock import AppendLock
 from kvspool.record import STRUCTURED, Codec
-from kvspool.spool import epochs, format, making, rates
+from kvspool.spool import epochs, format, rates
 from kvspool.spool.keys import KeyTable
+from kvspool.system import disk, filesystems, forks
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 MOST_TOUCHED = 1 << 30  # bytes of a ring that are touched when it is made
 _PIECE = 1 << 20  # bytes that are touched at once

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvspool import _frames_py as frames
 from kvspool import producers, system
-from kvspool.handles import Handle
-from kvspool.ledger import Ledger
+from kvspool.engine.ledger import Ledger
+from kvspool.kernel import frames_py as frames
 from kvspool.producers import Booking, ColumnPieces, Pieces
 from kvspool.record import Record
 from kvspool.spool.cursor import Reading
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.arrow import Columns

@@ -46,16 +46,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from kvspool import _frames_py as frames
-from kvspool import ledger, locks, logger, system
-from kvspool._frames import FrameReader
+from kvspool import system
+from kvspool.engine import ledger, locks
 from kvspool.errors import Poisoned, Unrecovered
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import FrameReader
 from kvspool.spool import checkpoints, doubtful, epochs, format, lost_keys, restored, slots
+from kvspool.system import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvspool._frames_py import FrameSurvey
+    from kvspool.kernel.frames_py import FrameSurvey
     from kvspool.spool.pair import Pair
 
 STRIDE = format.STRIDE

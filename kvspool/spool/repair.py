@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool.errors import Corruption
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import checkpoints, recovery, verify
 from kvspool.spool.pair import Pair
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import FrameReader
+    from kvspool.kernel.frames_py import FrameReader
 
 TIMEOUT = 10.0  # seconds that a repair waits for each lock
 

@@ -32,16 +32,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvspool import _frames_py as frames
-from kvspool import _machine, disk, holders, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import Corruption, NameNotDurable, Poisoned, SpoolFull
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel import machine
 from kvspool.spool import epochs, format, restored, search, slots
 from kvspool.spool import pair as pairs
 from kvspool.spool.durability import Flusher
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import administering
 from kvspool.spool.spool import Spool
+from kvspool.system import disk, holders
+from kvspool.system.descriptor import Descriptor
 
 if TYPE_CHECKING:
     from kvspool.spool.search import Place
@@ -192,7 +195,7 @@ class _Resizing:
             try:
                 old_words[frames.MOVED] = 1
                 # From now on a durable reader that commits looks at the path afterwards; what it stored before is copied.
-                _machine.fence()
+                machine.fence()
                 done = self._finish(progress)
                 self._refuse_older()
                 system.port.exchange(self.new.path, path)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 
 if TYPE_CHECKING:

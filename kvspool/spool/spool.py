@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from kvspool import _frames_py as frames
-from kvspool import forks, holders, ledger, locks, system
-from kvspool._frames import FrameWriter, Single, measure
+from kvspool import system
+from kvspool.engine import ledger, locks, times
+from kvspool.engine.iteration import Iterations
 from kvspool.errors import (
     AGAIN,
     DO_NOT_REPEAT,
@@ -46,14 +46,15 @@ from kvspool.errors import (
     appended_by,
     say_what_is_stored,
 )
-from kvspool.iteration import Iterations
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import FrameWriter, Single, measure
 from kvspool.keyed import Keys, Packer
 from kvspool.log import Log
 from kvspool.options import Isolation, Start
 from kvspool.producers import Booking, ColumnPieces
 from kvspool.reader import ReaderStats
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, encode_keys, listed
-from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, times, views
+from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, views
 from kvspool.spool.appending import Appending, Batch, Outdated, Prepared, Row, RowBatch
 from kvspool.spool.cursor import Cursor, end_of, refuse_vanished
 from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
@@ -61,6 +62,7 @@ from kvspool.spool.pair import Pair
 from kvspool.spool.reader import SpoolReader, delete, listing, slowest
 from kvspool.spool.repair import RepairReport, repair
 from kvspool.spool.verify import Progress, VerifyReport, verify_pair
+from kvspool.system import forks, holders
 
 if TYPE_CHECKING:
     import pyarrow

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import _frames_py as frames
-from kvspool import ledger, system
+from kvspool import system
+from kvspool.engine import ledger
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format, search, slots
 from kvspool.spool.recovery import MOST_PLACES, Damage
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import FrameReader
+    from kvspool.kernel.frames_py import FrameReader
     from kvspool.spool.pair import Pair
 
 BATCH = 256  # records looked at between two questions

@@ -29,10 +29,10 @@ from hub.shipping import mirrored
 from hub.shipping.mirrored import Mark, MirroredShard
 from hub.store import GENERATIONS, MIRRORED, PRIVATE, Generation, Store, load_generations, root_id
 from hub.tickets import ShardState
-from kvspool import disk
 from kvspool.cli import main
 from kvspool.errors import Corruption, FormatError, KvspoolError, NotAFile
 from kvspool.journal import settings
+from kvspool.system import disk
 
 LOG = "0f" * 16
 

@@ -24,12 +24,12 @@ from faults import FILE_CALLS, FailingPort, RecordingPort
 
 import kvspool
 from kvspool import Gap, Record, cli, system
+from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, LockTimeout, MissingExtra, TooLarge
 from kvspool.journal import Batch, Journal, seekable
 from kvspool.journal.control import ADMIN, Control
 from kvspool.journal.segment import Archived, Segment
 from kvspool.journal.segments import Segments
-from kvspool.layout import Layout
 from kvspool.system import Port
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 import kvspool
+from kvspool.engine import times
 from kvspool.errors import OutOfRange
 from kvspool.journal import Batch, Journal
 from kvspool.journal.format import LAST_SEQUENCE
 from kvspool.record import NO_TIME
-from kvspool.spool import times
 
 TIME = st.integers(min_value=-(1 << 63), max_value=(1 << 63) - 1)
 ROWS = st.lists(

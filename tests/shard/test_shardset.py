@@ -23,7 +23,8 @@ from faults import TouchingPort
 import hub
 import kvspool
 import shard
-from kvspool import Gap, GapError, locks, system
+from kvspool import Gap, GapError, system
+from kvspool.engine import locks
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog, OutOfRange, TooLarge, Unencodable, UnsafeFilesystem
 from kvspool.record import Codec
 from kvspool.spool import format

@@ -14,7 +14,7 @@ from children import in_child, start
 import kvspool
 import shard
 from kvspool import Record, Spool, arrow, errors, system
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format, resize
 from kvspool.spool.appending import Row
 

@@ -12,7 +12,7 @@ from images import Rebooted
 
 import kvspool
 from kvspool import Spool, errors, system
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format, search
 
 T0 = datetime(2024, 1, 1, tzinfo=timezone.utc)

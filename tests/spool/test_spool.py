@@ -22,9 +22,10 @@ from children import Died, in_child, start
 from faults import BlindPort, ClockPort, FailingPort
 
 import kvspool
-from kvspool import Codec, Gap, GapError, Record, Spool, errors, locks, system
-from kvspool import _frames_py as frames
-from kvspool._lock_py import WAITERS
+from kvspool import Codec, Gap, GapError, Record, Spool, errors, system
+from kvspool.engine import locks
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.lock_py import WAITERS
 from kvspool.spool import format
 
 T0 = 1_700_000_000_000_000_000  # 2023-11-14 22:13:20 UTC
