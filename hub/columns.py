@@ -12,7 +12,7 @@ from hub.errors import Malformed
 from hub.wire import BATCH_BYTES, LARGEST_BATCH, MOST_ROWS
 from kvspool import arrow
 from kvspool.errors import Corruption
-from kvspool.kernel.kvj_py import LONGEST_KEY
+from kvspool.journal.formats.kvj import LONGEST_KEY
 from kvspool.record import NO_TIME, Gap
 
 if TYPE_CHECKING:

@@ -30,9 +30,8 @@ from kvspool import SpoolStats, system
 from kvspool.engine.iteration import Iterations
 from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NotALog
 from kvspool.journal import JournalStats
-from kvspool.options import Isolation, OnGap
+from kvspool.options import TIMEOUT, Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
-from kvspool.spool.spool import TIMEOUT
 from kvspool.system import disk
 from kvspool.system.handles import Handle, close_all
 from shard import ShardSet, TooFewDescriptors, descriptors, route

@@ -40,7 +40,7 @@ from kvspool.arrow import Records
 from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogExists, OutOfRange
 from kvspool.journal import Journal
 from kvspool.opening import logs
-from kvspool.spool.spool import TIMEOUT
+from kvspool.options import TIMEOUT
 from kvspool.system import disk, documents
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle

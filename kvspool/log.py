@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from kvspool.journal.retention import Retention
     from kvspool.journal.trim import TrimReport
     from kvspool.journal.verify import JournalVerifyReport
+    from kvspool.options import Durability, Progress
     from kvspool.producers import ProducerLog
     from kvspool.reader import Reader, ReaderStats
-    from kvspool.spool.format import Durability
     from kvspool.spool.repair import RepairReport
     from kvspool.spool.resize import Resized
     from kvspool.spool.spool import SpoolStats
-    from kvspool.spool.verify import Progress, VerifyReport
+    from kvspool.spool.verify import VerifyReport
     from kvspool.transfer.exchange import Exported
     from kvspool.transfer.exchange import Progress as ExportProgress
 

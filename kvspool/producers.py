@@ -40,7 +40,7 @@ from kvspool.system.handles import Handle
 if TYPE_CHECKING:
     import pyarrow
 
-    from kvspool.arrow import Columns
+    from kvspool.engine.columns import Columns
     from kvspool.kernel.frames import FrameWriter
 
 LARGEST_NAME = 1024  # bytes
@@ -201,12 +201,12 @@ class Producer(Handle):
         changed: Changed = "raise",
     ) -> Stored:
         """As `append_many`, a record for each row; columns and `codec` as for the log's `append_arrow`."""
-        from kvspool import arrow
+        from kvspool.engine import columns
 
         self._check(batch, changed)
         if (done := self._answer(self._look(timeout), batch, timeout, durable, changed)) is not None:
             return done
-        parts = table if isinstance(table, list) else arrow.parts(table)
+        parts = table if isinstance(table, list) else columns.parts(table)
         pieces: Pieces = [(self._log.columns(part, codec), None) for part in parts]
         return self._append(self._log.column_rows(pieces, codec), batch, timeout, durable, changed)
 

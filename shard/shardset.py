@@ -24,9 +24,8 @@ from kvspool.engine.iteration import Iterations
 from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotDurable, appended_by
 from kvspool.journal import Journal, JournalStats
 from kvspool.opening import logs
-from kvspool.options import Isolation, OnGap
+from kvspool.options import TIMEOUT, Isolation, OnGap
 from kvspool.record import Codec, listed
-from kvspool.spool.spool import TIMEOUT
 from kvspool.system import disk
 from kvspool.system.handles import Handle, close_all
 from shard import descriptors, route

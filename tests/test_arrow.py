@@ -21,7 +21,7 @@ from loops import twins
 import kvspool
 from kvspool import Codec, Gap, Record, system
 from kvspool.errors import GapError, OutOfRange, TooLarge
-from kvspool.journal import Batch, Journal
+from kvspool.journal import Batch, Journal, columns
 from kvspool.journal.format import Before
 from kvspool.journal.formats import kvj
 from kvspool.kernel import kvj_py
@@ -32,6 +32,7 @@ from kvspool.system import Port
 pa = pytest.importorskip("pyarrow")
 
 from kvspool import arrow  # noqa: E402
+from kvspool.engine.columns import items_of  # noqa: E402
 
 LAST_TIME = system.port.now()  # later than a day after it is refused
 
@@ -192,7 +193,7 @@ def test_records_become_the_frames_that_any_batch_does(
     rows = [(key or b"" if have_all_keys else key, value, type or 0, time or 0, codec) for key, value, type, time, codec in rows]
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as root:
         patch.setattr(kvj, "kvj", twin)
-        patch.setattr(arrow, "kvj", twin)
+        patch.setattr(columns, "kvj", twin)
         patch.setattr(kvj, "PIECE", 200)
         patch.setattr(system, "port", Unflushed())
         options: Any = {"format": "kvj", "segment_bytes": segment_bytes}
@@ -253,7 +254,7 @@ def test_offsets_that_go_round_are_found(twin: ModuleType) -> None:
 def test_the_loops_see_aligned_numbers() -> None:
     """Those of a batch that came over a network may begin at any address."""
     for by in range(9):
-        view = arrow._items(pa.py_buffer(bytes(by) + array("q", [1, -2, 3]).tobytes())[by:], "q")
+        view = items_of(pa.py_buffer(bytes(by) + array("q", [1, -2, 3]).tobytes())[by:], "q")
         assert list(view) == [1, -2, 3] and pa.py_buffer(view).address % 8 == 0
 
 
@@ -304,8 +305,8 @@ def using(twin: ModuleType) -> Iterator[None]:
     """Let records be looked at and become frames by a twin, in memory that nobody had before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kvj, "kvj", twin)
-        patch.setattr(arrow, "kvj", twin)
-        patch.setattr(arrow, "_rooms", arrow._Rooms())
+        patch.setattr(columns, "kvj", twin)
+        patch.setattr(columns, "_rooms", columns._Rooms())
         yield
 
 

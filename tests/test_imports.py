@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "matplotlib", "cryptography", "starlette", "uvicorn", "prometheus_client")
 OF_SERVING = ("authentication", "intake", "outlet")
 OF_ARROW = ("columns", "remote", "server", "shipping/connection", "shipping/mirrored", *(f"serving/{name}" for name in OF_SERVING))
-ARROW = {"kvspool/arrow.py", "hub/pipeline/decode.py", *(f"hub/{name}.py" for name in OF_ARROW)}
+COLUMNS = ("kvspool/arrow.py", "kvspool/engine/columns.py", "kvspool/journal/columns.py")
+ARROW = {*COLUMNS, "hub/pipeline/decode.py", *(f"hub/{name}.py" for name in OF_ARROW)}
 ABOVE = {
     "kvspool": {"shard", "hub", "pyspark_kvspool", "tools", "tests"},
     "shard": {"hub", "pyspark_kvspool", "tools", "tests"},

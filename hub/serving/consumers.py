@@ -29,7 +29,7 @@ from hub.wire import LAST
 from kvspool import Spool, system
 from kvspool.errors import KvspoolError, NoSuchReader, ReaderBusy
 from kvspool.journal.offsets import check_name
-from kvspool.spool.spool import TIMEOUT
+from kvspool.options import TIMEOUT
 from kvspool.system.handles import Handle
 from shard import route
 from shard.shardset import open_shard

@@ -27,8 +27,8 @@ from hub.wire import VERSION, Level
 from kvspool import arrow, system
 from kvspool.errors import KvspoolError, OutOfRange
 from kvspool.journal import Journal
+from kvspool.options import TIMEOUT
 from kvspool.record import Gap
-from kvspool.spool.spool import TIMEOUT
 from kvspool.system.handles import Handle
 from shard.shardset import Log, open_shard
 

@@ -20,7 +20,7 @@ from hub.tickets import Changes, ShardState
 from kvspool import system
 from kvspool.errors import KvspoolError
 from kvspool.journal import Journal
-from kvspool.spool.spool import TIMEOUT
+from kvspool.options import TIMEOUT
 from kvspool.system.handles import Handle
 from shard import descriptors, route
 from shard.errors import ShardError

@@ -30,8 +30,7 @@ from kvspool.errors import LogNotFound, NotALog
 from kvspool.journal import Journal
 from kvspool.journal.files import LEFTOVERS
 from kvspool.opening import logs
-from kvspool.options import Isolation
-from kvspool.spool.spool import TIMEOUT
+from kvspool.options import TIMEOUT, Isolation
 from kvspool.system.handles import close_all
 from shard import route
 from shard.shardset import Log, open_shard

@@ -21,7 +21,7 @@ from kvspool.errors import Corruption, NoSuchReader
 from kvspool.journal import sidecars
 from kvspool.journal.format import LAST_SEQUENCE
 from kvspool.journal.offsets import Lease, Offsets, deleted, moved
-from kvspool.spool.spool import TIMEOUT
+from kvspool.options import TIMEOUT
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
 

@@ -21,9 +21,10 @@ from kvspool.engine.iteration import Iteration, check_spin, check_timeout
 from kvspool.engine.wakeups import CHANGED, ENTERED, LINKS, POLL, Watcher
 from kvspool.errors import Corruption, KvspoolError, LogVanished, Truncated
 from kvspool.journal import control
-from kvspool.journal.appender import IS_ONE_STEP, walk
+from kvspool.journal.appender import IS_ONE_STEP
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
+from kvspool.journal.walking import walk
 from kvspool.kernel.wakeups import FileSleeper
 from kvspool.options import OnGap
 from kvspool.record import Gap, Record

@@ -34,7 +34,7 @@ from kvspool.system.handles import Handle
 if TYPE_CHECKING:
     from kvspool.journal.appender import Appender
     from kvspool.journal.control import Control, Page
-    from kvspool.journal.journal import Journal
+    from kvspool.journal.handle import JournalHandle
     from kvspool.kernel.group import FlushGroup
     from kvspool.kernel.tail import Tail
 
@@ -71,7 +71,7 @@ class Patience:
 class Flusher(Handle):
     """Puts a journal on disk for one handle; its threads may all use it."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: JournalHandle) -> None:
         self._journal = journal
         self._target: Target | None = None
         self._turn: Any = threading.RLock()  # without a tail, one thread at a time flushes

@@ -18,9 +18,8 @@ from kvspool.journal.format import LAST_SEQUENCE, Format
 from kvspool.journal.formats import FORMATS, Fixed
 from kvspool.journal.journal import Journal
 from kvspool.journal.settings import Settings
+from kvspool.options import TIMEOUT, Durability
 from kvspool.record import STRUCTURED
-from kvspool.spool.format import Durability
-from kvspool.spool.spool import TIMEOUT
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
 

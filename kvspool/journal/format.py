@@ -19,7 +19,7 @@ from kvspool.log import CAPABILITIES
 from kvspool.record import NO_TIME, Codec
 
 if TYPE_CHECKING:
-    from kvspool.arrow import JournalColumns, Records
+    from kvspool.journal.columns import JournalColumns, Records
     from kvspool.journal.offsets import Offsets
     from kvspool.journal.segments import Segment, Segments
 
@@ -33,7 +33,7 @@ LARGEST_SEGMENT = (1 << 63) - 1  # bytes, the most that a file can have
 
 
 class Rows(Protocol):
-    """Records that an appender takes: lists of them, a `Batch`; or columns, `kvspool.arrow.ColumnRows` or `Records`."""
+    """Records that an appender takes: lists of them, a `Batch`; or columns, `journal.columns.ColumnRows` or `Records`."""
 
     @property
     def rows(self) -> int:

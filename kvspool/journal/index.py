@@ -15,10 +15,10 @@ from typing import Annotated, NamedTuple
 
 from kvspool import system
 from kvspool.engine.layout import Layout
-from kvspool.journal.appender import walk
 from kvspool.journal.control import checksum
 from kvspool.journal.format import Format
 from kvspool.journal.segments import Segment
+from kvspool.journal.walking import walk
 from kvspool.system import disk
 from kvspool.system.descriptor import Descriptor
 

@@ -13,7 +13,7 @@ import msgspec
 
 from kvspool import system
 from kvspool.journal.retention import Retention
-from kvspool.spool.format import Durability
+from kvspool.options import Durability
 from kvspool.system import disk, documents
 
 NAME = "kvspool.json"

@@ -22,17 +22,16 @@ from kvspool.journal.verify import JournalVerifyReport
 from kvspool.log import Log
 from kvspool.opening import settings, v1
 from kvspool.opening.keywords import refuse_unknown
+from kvspool.options import DURABILITIES, TIMEOUT, Durability, Progress
 from kvspool.queue import QueueRepairReport, QueueVerifyReport, is_queue
 from kvspool.record import STRUCTURED
 from kvspool.spool import Spool, pair
 from kvspool.spool import format as spool_format
-from kvspool.spool import resize as resizing
 from kvspool.spool.repair import TIMEOUT as REPAIR_TIMEOUT
 from kvspool.spool.repair import RepairReport
 from kvspool.spool.repair import repair as repair_spool
 from kvspool.spool.resize import Resized
-from kvspool.spool.spool import TIMEOUT
-from kvspool.spool.verify import Progress, VerifyReport
+from kvspool.spool.verify import VerifyReport
 from kvspool.system import filesystems
 
 JournalFormat = Literal["kvj", "sej", "fflg", "fixed"]
@@ -53,7 +52,7 @@ def create(
     mode: int = 0o600,
     policy: str = "overwrite",
     reader_expiry: float | None = None,
-    durability: spool_format.Durability = "memory",
+    durability: Durability = "memory",
     sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
@@ -69,7 +68,7 @@ def create(
     format: Literal["fixed"],
     codec: str = "json",
     mode: int = 0o600,
-    durability: spool_format.Durability = "memory",
+    durability: Durability = "memory",
     sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
@@ -87,7 +86,7 @@ def create(
     first_sequence: int = 0,
     codec: str = "json",
     mode: int = 0o600,
-    durability: spool_format.Durability = "memory",
+    durability: Durability = "memory",
     sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
@@ -104,7 +103,7 @@ def create(
     format: str,
     codec: str = "json",
     mode: int = 0o600,
-    durability: spool_format.Durability = "memory",
+    durability: Durability = "memory",
     sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
@@ -122,7 +121,7 @@ def create(
     mode: int = 0o600,
     policy: str | None = None,
     reader_expiry: float | None = None,
-    durability: spool_format.Durability = "memory",
+    durability: Durability = "memory",
     sync_interval: float | None = None,
     timeout: float = TIMEOUT,
     allow_unsafe_fs: bool = False,
@@ -227,7 +226,7 @@ def _make_spool(target: Path, chosen: dict[str, Any], mode: int, touched: int, t
         mode=mode,
         policy=spool_format.POLICIES.index(chosen["policy"]),
         reader_expiry=round((chosen["reader_expiry"] or 0) * 1e9),
-        durability=spool_format.DURABILITIES.index(chosen["durability"]),
+        durability=DURABILITIES.index(chosen["durability"]),
         sync_interval=round((chosen["sync_interval"] or 0) * 1e9),
         allow_unsafe_fs=allow_unsafe_fs,
         touched=touched,
@@ -292,7 +291,7 @@ def resize(
     """
     size = spool_format.ring_size(capacity)
     with open(path, format="spool", timeout=timeout) as log:
-        return resizing.resize(log, size, timeout, progress)
+        return log.resize(size, timeout=timeout, progress=progress)
 
 
 @overload
@@ -301,7 +300,7 @@ def open(
     *,
     format: Literal["spool"],
     timeout: float = TIMEOUT,
-    durability: spool_format.Durability | None = None,
+    durability: Durability | None = None,
     sync_interval: float | None = None,
     allow_unsafe_fs: bool = False,
 ) -> Spool: ...
@@ -313,7 +312,7 @@ def open(
     *,
     format: Literal["fixed"],
     timeout: float = TIMEOUT,
-    durability: spool_format.Durability | None = None,
+    durability: Durability | None = None,
     sync_interval: float | None = None,
     allow_unsafe_fs: bool = False,
     **limits: int | str,
@@ -326,7 +325,7 @@ def open(
     *,
     format: JournalFormat,
     timeout: float = TIMEOUT,
-    durability: spool_format.Durability | None = None,
+    durability: Durability | None = None,
     sync_interval: float | None = None,
     allow_unsafe_fs: bool = False,
     **limits: Any,
@@ -339,7 +338,7 @@ def open(
     *,
     format: str | None = None,
     timeout: float = TIMEOUT,
-    durability: spool_format.Durability | None = None,
+    durability: Durability | None = None,
     sync_interval: float | None = None,
     allow_unsafe_fs: bool = False,
     **limits: Any,
@@ -351,7 +350,7 @@ def open(
     *,
     format: str | None = None,
     timeout: float = TIMEOUT,
-    durability: spool_format.Durability | None = None,
+    durability: Durability | None = None,
     sync_interval: float | None = None,
     allow_unsafe_fs: bool = False,
     **limits: Any,
@@ -450,9 +449,9 @@ def repair(path: str | os.PathLike[str], *, timeout: float = REPAIR_TIMEOUT) -> 
     return repair_spool(target, timeout=timeout)
 
 
-def _check_durability(durability: spool_format.Durability | None, sync_interval: float | None) -> None:
-    if durability is not None and durability not in spool_format.DURABILITIES:
-        raise ValueError(f"a durability is one of {', '.join(spool_format.DURABILITIES)}, not {durability!r}")
+def _check_durability(durability: Durability | None, sync_interval: float | None) -> None:
+    if durability is not None and durability not in DURABILITIES:
+        raise ValueError(f"a durability is one of {', '.join(DURABILITIES)}, not {durability!r}")
     if sync_interval is not None and durability != "os":
         raise ValueError("sync_interval needs the durability os: the others have no interval")
     if sync_interval is not None and not LEAST_INTERVAL <= sync_interval <= LONGEST_EXPIRY:

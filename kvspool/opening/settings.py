@@ -10,6 +10,7 @@ from kvspool.engine import sizes
 from kvspool.errors import LogExists
 from kvspool.journal import Journal
 from kvspool.journal import settings as stored
+from kvspool.options import DURABILITIES
 from kvspool.record import Codec
 from kvspool.spool import Spool, format
 
@@ -32,7 +33,7 @@ def of_header(header: format.Header) -> dict[str, Any]:
         "codec": Codec(header.codec).name.lower(),
         "policy": format.POLICIES[header.policy],
         "reader_expiry": header.reader_expiry / 1e9 or None,
-        "durability": format.DURABILITIES[header.durability],
+        "durability": DURABILITIES[header.durability],
         "sync_interval": header.sync_interval / 1e9 or None,
     }
 

@@ -25,6 +25,7 @@ import msgspec
 
 from kvspool import system
 from kvspool.engine import locks, sizes
+from kvspool.engine.background import SYNC_INTERVAL, Background
 from kvspool.errors import (
     Closed,
     Corruption,
@@ -40,13 +41,12 @@ from kvspool.errors import (
 )
 from kvspool.kernel import chunks_py as loops
 from kvspool.kernel.chunks import Ends, copies, count
+from kvspool.options import DURABILITIES, Durability
 from kvspool.queue import format, header
 from kvspool.queue.chain import Chain
 from kvspool.queue.chunk import Chunk, file_size, refuse_shorter
 from kvspool.queue.flusher import Flusher
 from kvspool.queue.sleeper import Sleeper, Watched
-from kvspool.spool.durability import SYNC_INTERVAL, Background
-from kvspool.spool.format import DURABILITIES, Durability
 from kvspool.system import filesystems, forks
 from kvspool.system.handles import Handle
 

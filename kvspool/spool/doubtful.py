@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvspool.spool import format
-    from kvspool.spool.recovery import Run
+    from kvspool.spool.memory import Run
 
     Place = tuple[int, int]  # where in the ring a frame begins, and its sequence
 

@@ -15,7 +15,7 @@ different cache lines. Who may change what stands with each record below. A file
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 from kvspool.engine import sizes
 from kvspool.engine.layout import Layout
@@ -47,8 +47,6 @@ WRITER_LOCKS = appendlock.SLOTS_AT  # + slot: the handle that writes, see LOCK
 
 POLICIES = ("overwrite", "block", "raise")  # what a writer does with a full ring; the number in the header is the place here
 BLOCK = POLICIES.index("block")
-Durability = Literal["memory", "os", "disk"]
-DURABILITIES: tuple[Durability, ...] = ("memory", "os", "disk")  # when an append is on disk; the number is the place here
 
 
 class Header(NamedTuple):

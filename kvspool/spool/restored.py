@@ -21,7 +21,7 @@ from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 
 if TYPE_CHECKING:
-    from kvspool.spool.recovery import Memory
+    from kvspool.spool.memory import Memory
 
 UNDER_WAY = 1  # added to the echo, as every position is a multiple of 8
 

@@ -23,9 +23,8 @@ from kvspool.journal import files as journals
 from kvspool.journal.formats import FORMATS
 from kvspool.opening import logs
 from kvspool.opening.keywords import refuse_unknown
-from kvspool.options import OnGap, Start
+from kvspool.options import TIMEOUT, OnGap, Start
 from kvspool.record import Codec, Gap
-from kvspool.spool.spool import TIMEOUT
 from kvspool.transfer import queues, sources, targets
 from kvspool.transfer.note import Note, Notes, locked
 from kvspool.transfer.progress import CopyProgress

@@ -24,7 +24,7 @@ from kvspool.engine.iteration import gathered
 from kvspool.errors import NotImportable
 from kvspool.log import Log
 from kvspool.options import OnGap, Start
-from kvspool.record import Codec, Gap, Record
+from kvspool.record import Codec, Gap, Record, plain
 from kvspool.spool.appending import Row
 from kvspool.spool.spool import Spool
 
@@ -172,11 +172,6 @@ def _is_line(value: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return value == value.strip() and b"\n" not in value and b"\r" not in value
-
-
-def plain(record: Record) -> bytes:
-    """Return the bytes of a value without the log's key table: MessagePack where it was keyed."""
-    return _to_msgpack(record.data) if record.codec == Codec.KEYED else record.value
 
 
 def _write_parquet(log: Log, file: IO[bytes], records: Iterable[Record]) -> Iterator[int]:

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from kvspool import system
 from kvspool.journal.format import Format
-from kvspool.record import NO_TIME, Codec, Record
-from kvspool.transfer.exchange import plain
+from kvspool.record import NO_TIME, Codec, Record, plain
 
 ROWS = 1 << 16  # records in a batch
 BYTES = 4 << 20  # bytes of keys and values in a batch, and one record more

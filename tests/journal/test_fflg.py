@@ -25,8 +25,8 @@ from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, KvspoolError, LogVanished, NotALog, OutOfRange, Poisoned, TooLarge, UnknownVersion, UnsafeFilesystem
 from kvspool.journal import Journal
 from kvspool.journal.consumers import PLACE, Index, pack_index
-from kvspool.journal.dropping import drop_before
 from kvspool.journal.formats import Fflg, fflg
+from kvspool.journal.trim import drop_before
 from kvspool.kernel import fflg_py
 from kvspool.record import Gap
 

@@ -35,9 +35,9 @@ class Tree(NamedTuple):
         """Return the version and the twin of the tree. Raises TreeError if it can't be imported."""
         program = (
             "import json, kvspool\n"
-            "try: from kvspool.kernel.frames import TWIN\n"
-            "except ImportError: from kvspool._frames import TWIN\n"  # where it was in earlier revisions
-            "print(json.dumps([kvspool.__version__, TWIN, kvspool.__file__]))"
+            "try: from kvspool.kernel import frames\n"
+            "except ImportError: from kvspool import _frames as frames\n"  # where it was in earlier revisions
+            "print(json.dumps([kvspool.__version__, frames.TWIN, kvspool.__file__]))"
         )  # fmt: skip
         done = subprocess.run([sys.executable, "-c", program], env=self.environment(), cwd="/", capture_output=True, text=True)
         if done.returncode:

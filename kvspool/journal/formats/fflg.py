@@ -18,12 +18,12 @@ from kvspool import system
 from kvspool.engine import sizes
 from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, NotAFile, TooLarge, UnknownVersion
-from kvspool.journal.appender import walk
 from kvspool.journal.consumers import INDEX, ConsumerIndex, parse_index, read_index
 from kvspool.journal.format import LARGEST_SEGMENT, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Bare
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.segments import Segment
+from kvspool.journal.walking import walk
 from kvspool.kernel import fflg, tail_py
 from kvspool.kernel.fflg_py import SIZE
 from kvspool.system import disk

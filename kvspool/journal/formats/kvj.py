@@ -18,10 +18,11 @@ from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Nested
 from kvspool.kernel import kvj, tail_py
 from kvspool.kernel.kvj_py import HEAD as HEAD_BYTES
-from kvspool.kernel.kvj_py import LARGEST, LONGEST_KEY, NO_KEY
+from kvspool.kernel.kvj_py import LARGEST, NO_KEY
+from kvspool.kernel.kvj_py import LONGEST_KEY as LONGEST_KEY
 
 if TYPE_CHECKING:
-    from kvspool.arrow import JournalColumns, Records
+    from kvspool.journal.columns import JournalColumns, Records
 
 SEGMENT_BYTES = 64 << 20
 PIECE = 1 << 20  # bytes of frames that are made out of columns at once: they are still in the cache when they are written
