@@ -76,9 +76,6 @@ class Cursor(Protocol):
     def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Iteration[Any]:
         """Return an iteration that waits for more."""
 
-    def following_async(self, limit: int | None, on_gap: OnGap, timeout: float | None) -> tuple[Iteration[Any], AsyncFollowing[Any]]:
-        """Return an iteration that waits for more in an event loop, and the one that it is made of."""
-
     def close(self) -> None:
         """Release the log."""
 
@@ -299,9 +296,14 @@ class Log(Handle, ABC):
 
         All followed logs of a loop share one inotify descriptor. A cancelled wait loses no record, and leaves nothing open.
         """
-        reading, following = self._cursor_at(start, isolation=isolation).following_async(limit, on_gap, timeout)
+        reading = self._cursor_at(start, isolation=isolation).reading(Record, limit, on_gap)
+        following = self._following_async(reading, timeout)
         self._iterations.add(reading)
         return following
+
+    @abstractmethod
+    def _following_async(self, reading: Any, timeout: float | None) -> AsyncFollowing[Any]:
+        """Return an iteration that waits in an event loop for more than a reading has; it is made of the reading."""
 
     def read_arrow(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"

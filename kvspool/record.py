@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from enum import IntEnum
 from functools import partial
 from typing import Any, TypeVar
@@ -91,9 +91,9 @@ class Record(_OfALog, frozen=True, gc=False):
         """Return the timestamp as an aware datetime in UTC, cut to microseconds; the first one that there is, for a record without a
         time."""
         if self.timestamp == NO_TIME:
-            return datetime.min.replace(tzinfo=timezone.utc)
+            return datetime.min.replace(tzinfo=UTC)
         seconds, rest = divmod(self.timestamp, 1_000_000_000)
-        return datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest // 1000)
+        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
 
 
 def listed(many: Iterable[T], what: str = "values") -> list[T]:

@@ -12,7 +12,7 @@ import tomllib
 from array import array
 from collections.abc import Callable, Iterator
 from ctypes import CDLL, addressof, c_char_p, c_size_t, c_uint32, create_string_buffer
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -828,7 +828,7 @@ def test_a_hostile_word_of_the_control_block_never_crashes_or_hangs_a_reader(
         for value in hostile_values(ring.words[at]):
             ring.restore(filled)
             ring.words[at] = value
-            for start in ("earliest", "latest", sequence + 15, sequence, datetime.now(timezone.utc)):
+            for start in ("earliest", "latest", sequence + 15, sequence, datetime.now(UTC)):
                 try:
                     place = search.find(ring.reader(0, 0), start)
                     got = ring.read(place)

@@ -49,12 +49,10 @@ CIRCULAR: set[Edge] = {
     ("hub.columns", "hub.tickets"),
     ("hub.following", "hub.root"),
     ("hub.reader", "hub.root"),
-    ("kvspool.journal.cursor", "kvspool.journal.following"),
     ("kvspool.journal.format", "kvspool.journal.columns"),
     ("kvspool.journal.format", "kvspool.journal.segments"),
     ("kvspool.journal.retention", "kvspool.journal.handle"),
     ("kvspool.journal.retention", "kvspool.journal.trim"),
-    ("kvspool.spool.cursor", "kvspool.spool.following"),
 }
 
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -265,5 +265,5 @@ def _checked(before: bytes, added: str) -> bytes:
 
 
 def _moment() -> str:
-    now: Any = datetime.fromtimestamp(system.port.now() // 1_000_000_000, timezone.utc)
+    now: Any = datetime.fromtimestamp(system.port.now() // 1_000_000_000, UTC)
     return str(now.strftime("%Y-%m-%dT%H:%M:%SZ"))

@@ -10,7 +10,7 @@ Resize and salvage keep the times that a spool has. A journal keeps those of rec
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from kvspool import system
 from kvspool.kernel import frames_py as frames
@@ -38,4 +38,4 @@ def refuse_ahead(timestamp: int) -> None:
 
 
 def _shown(now: int) -> str:
-    return datetime.fromtimestamp(now / 1e9, timezone.utc).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(now / 1e9, UTC).isoformat(timespec="seconds")

@@ -31,7 +31,6 @@ from kvspool.record import Gap, Record
 
 if TYPE_CHECKING:
     from kvspool.engine.eventloops import LoopWatcher
-    from kvspool.journal.following import AsyncFollowing
 
 CHUNK = 1 << 18  # bytes read at once
 MOST = 1 << 12  # records taken at once
@@ -341,13 +340,6 @@ class Cursor:
     def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Following:
         """Return an iteration that waits for more."""
         return Following(self, limit, on_gap, check_timeout(timeout), spin=spin)
-
-    def following_async(self, limit: int | None, on_gap: OnGap, timeout: float | None) -> tuple[Reading, AsyncFollowing]:
-        """Return an iteration that waits for more in an event loop, and the one that it is made of."""
-        from kvspool.journal.following import AsyncFollowing
-
-        reading = Reading(self, limit, on_gap)
-        return reading, AsyncFollowing(reading, timeout)
 
     frames = None  # there is no memory to look at
     is_plain = False

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from kvspool.engine.wakeups import Watcher
     from kvspool.kernel.frames_py import FrameReader
     from kvspool.keyed import Keys
-    from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.keys import KeyTable
     from kvspool.spool.pair import Pair
 
@@ -203,13 +202,6 @@ class Cursor(Handle):
     def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Following:
         """Return an iteration that waits for more."""
         return Following(self, limit, on_gap, check_timeout(timeout), spin=spin)
-
-    def following_async(self, limit: int | None, on_gap: OnGap, timeout: float | None) -> tuple[Reading, AsyncFollowing]:
-        """Return an iteration that waits for more in an event loop, and the one that it is made of."""
-        from kvspool.spool.following import AsyncFollowing
-
-        reading = Reading(self, limit, on_gap)
-        return reading, AsyncFollowing(reading, timeout)
 
     @property
     def frames(self) -> FrameReader | None:

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from kvspool.journal.segment import Archived, Segment
 from kvspool.journal.segments import Segments
 from kvspool.system import Port
 
-BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 CALLS = tuple(
     dict.fromkeys((*FILE_CALLS, "remove", "names", "truncate", "look_up", "set_times", "set_owner", "unlock", "unlock_all", "boot_id"))
 )
