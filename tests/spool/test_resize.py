@@ -24,7 +24,6 @@ from kvspool.engine import locks
 from kvspool.errors import Corruption, LockTimeout, LogVanished, MismatchedPair, Poisoned, SpoolFull, TooLarge
 from kvspool.kernel import frames_py
 from kvspool.spool import format
-from kvspool.spool import resize as resizes
 from kvspool.spool.pair import Pair
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -501,7 +500,7 @@ def test_a_resize_of_a_handle_that_is_closed_meanwhile_leaves_nothing_behind(log
     def close(done: int, size: int) -> None:
         log.close()
 
-    assert resizes.resize(log, 2 * log.capacity, 5.0, close).records == len(there)
+    assert log.resize(2 * log.capacity, timeout=5.0, progress=close).records == len(there)
     assert [path.name for path in log.path.parent.iterdir()] == [log.path.name]
     with kvspool.open(log.path, format="spool") as again:
         assert [record.sequence for record in again] == there
