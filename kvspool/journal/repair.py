@@ -94,7 +94,11 @@ def _shut(journal: JournalHandle, mode: int, timeout: float) -> Iterator[Control
         control.lock(timeout, APPEND)
         yield control
     finally:
-        control.close()
+        try:
+            control.close()
+        except BaseException:  # out of a signal handler, perhaps before the locks were released
+            control.close()
+            raise
 
 
 class _Repair:
