@@ -18,7 +18,7 @@ from hub.spark.naming import named
 from hub.spark.options import local_path
 from kvspool import Codec
 from kvspool.engine import sizes
-from kvspool.errors import KvspoolError, LogNotFound
+from kvspool.errors import KvspoolError, LogExists, LogNotFound
 from kvspool.opening import logs
 from shard import ShardSet, route
 from shard.shardset import Log, open_shard
@@ -145,7 +145,10 @@ class Target:
                 "option bits makes one, of 2^bits shards, each as large as option capacity says"
             )
         made: dict[str, Any] = {"capacity": self.capacity} if self.format == "spool" else {"format": self.format}
-        return ShardSet.create(self.path, prefix=topic, bits=self.bits, exist_ok=True, **made)
+        try:
+            return ShardSet.create(self.path, prefix=topic, bits=self.bits, **made)
+        except LogExists:  # another task has made the last shard meanwhile
+            return ShardSet.open(self.path, prefix=topic)
 
     def check_topic(self, topic: str | None) -> str:
         """Return the topic that a row names. Raises SinkError for none, for one that can't be, and for another one than the log's."""

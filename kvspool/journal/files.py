@@ -38,20 +38,28 @@ def create(path: Path, form: Format, chosen: Settings, *, mode: int, timeout: fl
     while True:
         made: list[Path] = []
         _make(path, mode, made)
-        with _alone(path, timeout) as is_there:
+        with _alone(path, made, timeout) as is_there:
             if is_there:
                 return _fill(path, form, chosen, mode, made, timeout)
 
 
 @contextmanager
-def _alone(path: Path, timeout: float) -> Iterator[bool]:
-    """Let no other process make a journal in a directory during the `with` block, which gets False if the directory was removed."""
+def _alone(path: Path, made: list[Path], timeout: float) -> Iterator[bool]:
+    """Let no other process make a journal in a directory during the `with` block, which gets False if the directory was removed.
+
+    made: the directory, if this call has made it; removed again if it can't be opened.
+    """
     process = system.port.process_id()
     try:
         file = Descriptor(Path(os.path.realpath(path)), os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         yield False
         return
+    except BaseException:
+        for directory in made:
+            with suppress(OSError):  # not empty: another process makes a journal in it
+                system.port.remove_directory(directory)
+        raise
 
     def attempt() -> bool | None:
         return system.port.try_lock_file(file.number, shared=False) or None

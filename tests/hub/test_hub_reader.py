@@ -46,8 +46,8 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def add(root: HubRoot, client: str, values: list[Any], bits: int = 1, **options: Any) -> None:
     """Make a client's shards if they aren't there, and append, to the shards in turn."""
-    options = options or {"capacity": 65536}
-    with root.create_client(client, bits=bits, exist_ok=True, **options) as shards:
+    is_there = client in root.clients()
+    with root.client(client) if is_there else root.create_client(client, bits=bits, **(options or {"capacity": 65536})) as shards:
         for at, value in enumerate(values):
             shards.shards[at % len(shards.shards)].append(value)
 

@@ -88,7 +88,7 @@ def test_golden_segment_in_both_directions(tmp_path: Path) -> None:
             (21, 0, 0, None, b""),
             (22, 0, 0, None, b"!"),
         ]
-        assert list(log.values()) == [b"hi", b"", b"!"]
+        assert list(log.read_values()) == [b"hi", b"", b"!"]
 
 
 def test_the_directory_holds_nothing_but_segments_and_the_index(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_segment_begins_before_the_entry_that_would_make_the_last_one_too_larg
         assert bases(tmp_path / "log") == [0, 2]
         log.append_many([b"x" * 4976, b"x" * 4997])  # 16 + 4 + 4980 + 5001 = 10001
         assert bases(tmp_path / "log") == [0, 2, 4]
-        assert [len(value) for value in log.values()] == [4980, 4996, 0, 4976, 4997]
+        assert [len(value) for value in log.read_values()] == [4980, 4996, 0, 4976, 4997]
     assert max(path.stat().st_size for path in (tmp_path / "log").iterdir()) == LIMIT
 
 
@@ -607,11 +607,11 @@ def test_killed_at_any_call_an_append_loses_nothing_that_was_appended(tmp_path: 
         except Died:
             survived = 0
         with system.replaced(UnflushedPort()), kvspool.open(path) as log:
-            found = [value[:1] for value in log.values()]
+            found = [value[:1] for value in log.read_values()]
             assert b"aax" + b"y" * survived == b"".join(found)[: 3 + survived]
             assert found == [b"a", b"a", b"x"] + [b"y"] * (len(found) - 3)
             assert log.append(b"z") == len(found)
-            assert [value[:1] for value in log.values()] == [*found, b"z"]
+            assert [value[:1] for value in log.read_values()] == [*found, b"z"]
         if survived:
             return
     raise AssertionError("an append makes fewer calls than that")

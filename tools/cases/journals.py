@@ -84,7 +84,7 @@ def scan(name: str, bench: Bench) -> Iterator[Row]:
 
 def values_of(log: Any) -> Callable[[], Any]:
     """Return the verb that reads values alone."""
-    return log.replay if hasattr(log, "replay") else log.values  # type: ignore[no-any-return]
+    return log.replay if hasattr(log, "replay") else log.read_values  # type: ignore[no-any-return]
 
 
 def files(path: Path) -> list[Path]:
