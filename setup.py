@@ -11,18 +11,18 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 STEMS = {
-    "kvspool": ("_chunks", "_fflg", "_fixed", "_frames", "_group", "_kvj", "_lock", "_sej", "_tail", "_wakeups"),
-    "shard": ("_hash", "_merge"),
+    "kvspool": ("chunks", "fflg", "fixed", "frames", "group", "kvj", "lock", "sej", "tail", "wakeups"),
+    "shard": ("hash", "merge"),
 }
 
 
 def twin(package: str, stem: str) -> Extension:
-    """Return the extension that compiles `stem`_py.py of a package to `stem`_c."""
+    """Return the extension that compiles `stem`_py.py of a package's kernel to `stem`_c."""
     return Extension(
-        f"{package}.{stem}_c",
-        [f"{package}/{stem}_py.py"],
-        include_dirs=["kvspool"],
-        depends=[f"{package}/{stem}_c.pxd", *glob("kvspool/*.pxd"), *glob("kvspool/*.h")],
+        f"{package}.kernel.{stem}_c",
+        [f"{package}/kernel/{stem}_py.py"],
+        include_dirs=["kvspool/kernel"],
+        depends=[f"{package}/kernel/{stem}_c.pxd", *glob("kvspool/kernel/*.pxd"), *glob("kvspool/kernel/*.h")],
         extra_compile_args=["-O3", "-g0"],  # a quarter of the time goes into what a debugger would want
         optional=True,
     )

@@ -19,7 +19,7 @@ from kvspool import VerifyReport, system
 from kvspool.errors import KvspoolError, LogNotFound, MissingExtra
 from kvspool.journal import Journal
 from kvspool.journal.verify import JournalVerifyReport
-from kvspool.spool.verify import Progress
+from kvspool.options import Progress
 from shard import route
 from shard.errors import ShardError
 from shard.shardset import Log, open_shard

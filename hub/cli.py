@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from hub import ClientStats, HubReaderStats, HubRoot, figures
 from hub.commands import access, retention, serve, ship, trim, verify
 from hub.commands import stats as hub_stats
-from kvspool import sizes, system
+from kvspool import system
 from kvspool.cli import options, output, stats
 from kvspool.cli.checks import Check
 from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
 from kvspool.errors import Corruption, KvspoolError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pyarrow as pa
 from hub.errors import Malformed
 from hub.wire import BATCH_BYTES, LARGEST_BATCH, MOST_ROWS
 from kvspool import arrow
-from kvspool._kvj_py import LONGEST_KEY
 from kvspool.errors import Corruption
+from kvspool.journal.formats.kvj import LONGEST_KEY
 from kvspool.record import NO_TIME, Gap
 
 if TYPE_CHECKING:

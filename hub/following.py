@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvspool.engine.wakeups import ENTERED, Watcher
 from kvspool.errors import LogVanished
 from kvspool.options import Isolation, OnGap
-from kvspool.wakeups import ENTERED, Watcher
 from shard.merge import FollowingMerge
 
 if TYPE_CHECKING:
     from hub.root import HubRoot
-    from shard._merge_py import Source
+    from shard.kernel.merge_py import Source
 
 _ROOT = "the root itself"  # the key of its watch; the others are (client, shard)
 

@@ -9,10 +9,12 @@ import os
 import struct
 from pathlib import Path
 
-from kvspool import forks, holders, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import ReaderBusy
-from kvspool.handles import Handle
+from kvspool.system import forks, holders
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 SUFFIX = ".lock"
 _WORDS = struct.Struct("<4Q")  # see `holders`

@@ -32,10 +32,10 @@ from hub.store import PRIVATE, root_id
 from hub.tickets import ShardState
 from hub.wire import VERSION, Level
 from kvspool import system
-from kvspool.descriptor import Descriptor
 from kvspool.errors import KvspoolError, LogExists
-from kvspool.handles import Handle
 from kvspool.options import Isolation
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 from shard import descriptors
 
 IMPATIENT_WAIT = 0.05  # seconds, by who wants to come to an end

@@ -26,11 +26,12 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from hub.client import check_client
-from kvspool import Record, Spool, disk, documents, system
+from kvspool import Record, Spool, system
 from kvspool.errors import Corruption, NotALog, UnknownVersion
 from kvspool.journal.control import checksum
 from kvspool.journal.offsets import check_name
 from kvspool.record import NO_TIME
+from kvspool.system import disk, documents
 from shard import route
 from shard.shardset import Log
 

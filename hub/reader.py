@@ -27,12 +27,13 @@ from hub.errors import ShardReplaced
 from hub.following import FollowingRoot
 from hub.lease import Lease
 from hub.positions import Key, Position
-from kvspool import Gap, Record, Spool, forks, system
-from kvspool.disk import flush_directory
+from kvspool import Gap, Record, Spool, system
+from kvspool.engine.iteration import Iterations, check, check_timeout
 from kvspool.errors import Closed, Corruption, GapError, KvspoolError, LogNotFound, NoSuchReader, ReaderBusy, UnknownVersion
-from kvspool.handles import Handle
-from kvspool.iteration import Iterations, check, check_timeout
 from kvspool.options import Isolation, OnGap, check_isolation
+from kvspool.system import forks
+from kvspool.system.disk import flush_directory
+from kvspool.system.handles import Handle
 from shard import route
 from shard.merge import Cursor, Merge
 from shard.shardset import Log

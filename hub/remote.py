@@ -44,11 +44,11 @@ from hub.tickets import (
 )
 from hub.wire import LAST
 from kvspool import arrow
+from kvspool.engine.iteration import Iterations
 from kvspool.errors import Closed
-from kvspool.handles import Handle
-from kvspool.iteration import Iterations
 from kvspool.options import Isolation
 from kvspool.record import Gap
+from kvspool.system.handles import Handle
 
 T = TypeVar("T")
 TIMEOUT = 15.0  # seconds for a call that is answered at once
@@ -254,7 +254,7 @@ class _Stream:
         self.why = ""
 
     def end(self, why: str) -> None:
-        """Cancel the stream; see `kvspool.iteration.Endable`."""
+        """Cancel the stream; see `kvspool.engine.iteration.Endable`."""
         self.why = why
         self._reader.cancel()
 

@@ -19,9 +19,9 @@ import msgspec
 
 from hub.security import access_file, private
 from hub.security.private import WatchedFile
-from kvspool import disk, documents
 from kvspool.errors import Corruption
 from kvspool.journal import Retention
+from kvspool.system import disk, documents
 
 NAME = "retention.json"
 EVERYBODY = "*"

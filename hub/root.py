@@ -26,16 +26,16 @@ from hub.following import FollowingRoot
 from hub.held import Held
 from hub.positions import Key
 from hub.reader import HubReader, HubReaderStats, delete, listing
-from kvspool import SpoolStats, disk, system
+from kvspool import SpoolStats, system
+from kvspool.engine.iteration import Iterations
 from kvspool.errors import Closed, KvspoolError, LogExists, LogNotFound, NotALog
-from kvspool.handles import Handle, close_all
-from kvspool.iteration import Iterations
 from kvspool.journal import JournalStats
-from kvspool.options import Isolation, OnGap
+from kvspool.options import TIMEOUT, Isolation, OnGap
 from kvspool.spool.format import CONTROL_FILE
-from kvspool.spool.spool import TIMEOUT
+from kvspool.system import disk
+from kvspool.system.handles import Handle, close_all
 from shard import ShardSet, TooFewDescriptors, descriptors, route
-from shard._merge import placed
+from shard.kernel.merge import placed
 from shard.merge import UNREADABLE, Cursor, FollowingMerge, Merge
 from shard.shardset import Log, ShardRecord, open_shard
 

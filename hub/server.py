@@ -48,8 +48,8 @@ from hub.status import ClientStatus, HubStatus, ShardStatus
 from hub.store import PRIVATE, Store
 from hub.wire import LARGEST_BATCH, Level
 from kvspool import system
-from kvspool.descriptor import Descriptor
-from kvspool.handles import Handle
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from hub.security.certificates import Certificates

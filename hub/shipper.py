@@ -32,12 +32,13 @@ from hub.shipping.connection import SILENCE, Connection, Security, jittered
 from hub.shipping.lane import ASK_AGAIN, LOOK_AGAIN, Lane
 from hub.wire import BATCH_BYTES, VERSION, Opening
 from hub.wire import Log as LogOnWire
-from kvspool import logs, system
+from kvspool import system
+from kvspool.engine.wakeups import BLIND_POLL, POLL, Watcher
 from kvspool.errors import KvspoolError, NotALog
-from kvspool.handles import Handle, close_all
+from kvspool.opening import logs
 from kvspool.options import Isolation
 from kvspool.queue import is_queue
-from kvspool.wakeups import BLIND_POLL, POLL, Watcher
+from kvspool.system.handles import Handle, close_all
 from shard.shardset import Log
 
 LINGER = 0.002  # seconds

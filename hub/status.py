@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvspool import sizes
+from kvspool.engine import sizes
 
 
 class ShardStatus(msgspec.Struct, frozen=True, kw_only=True):

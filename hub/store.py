@@ -35,13 +35,15 @@ from hub.columns import Rows
 from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
 from hub.security import private
 from hub.wire import LAST
-from kvspool import disk, documents, logs, system
+from kvspool import system
 from kvspool.arrow import Records
-from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogExists, OutOfRange
-from kvspool.handles import Handle
 from kvspool.journal import Journal
-from kvspool.spool.spool import TIMEOUT
+from kvspool.opening import logs
+from kvspool.options import TIMEOUT
+from kvspool.system import disk, documents
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 from shard import descriptors, route
 from shard.errors import ShardError
 from shard.shardset import Log, open_shard

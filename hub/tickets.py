@@ -6,7 +6,7 @@ A ticket says what is to be read; it is no secret and no capability: the hub ask
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 import msgspec
@@ -27,7 +27,7 @@ MOST_PLACES = 8192  # that a reader moves at once
 LONGEST_WAIT = 30.0  # seconds
 _COLUMNS = frozenset({"sequence", "timestamp", "type", "key", "value", "codec"})
 _FRACTION = re.compile(r"\.([0-9]+)")
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 T = TypeVar("T")
 
 Time = int | str

@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from kvspool import errors as errors
     from kvspool import journal as journal
     from kvspool import queue as queue
-    from kvspool.copying import CopyPlan, CopyProgress, CopyReport, copy
     from kvspool.errors import GapError, KvspoolError, Unsupported
-    from kvspool.exchange import export, import_, import_v1
     from kvspool.log import Log
-    from kvspool.logs import create, open, repair, resize, verify
+    from kvspool.opening.logs import create, open, repair, resize, verify
     from kvspool.reader import Lag, Reader, ReaderStats
     from kvspool.record import Codec, Gap, Record
     from kvspool.spool import (
@@ -35,6 +33,9 @@ if TYPE_CHECKING:
         VerifyReport,
     )
     from kvspool.spool.salvage import salvage
+    from kvspool.transfer.copier import CopyPlan, CopyReport, copy
+    from kvspool.transfer.exchange import export, import_, import_v1
+    from kvspool.transfer.progress import CopyProgress
     from kvspool.writer import Writer
 
 __version__ = "0.1.0"
@@ -76,11 +77,11 @@ __all__ = [
 
 _MODULES = ("arrow", "errors", "journal", "queue")
 _PLACES = {
-    "kvspool.copying": "CopyPlan CopyProgress CopyReport copy",
+    "kvspool.transfer.copier": "CopyPlan CopyProgress CopyReport copy",
     "kvspool.errors": "GapError KvspoolError Unsupported",
-    "kvspool.exchange": "export import_ import_v1",
+    "kvspool.transfer.exchange": "export import_ import_v1",
     "kvspool.log": "Log",
-    "kvspool.logs": "create open repair resize verify",
+    "kvspool.opening.logs": "create open repair resize verify",
     "kvspool.reader": "Lag Reader ReaderStats",
     "kvspool.record": "Codec Gap Record",
     "kvspool.spool": "Damage RecoveryReport RepairReport SalvageReport Spool SpoolStats VerifyReport salvage",
@@ -95,7 +96,7 @@ def __getattr__(name: str) -> object:
     from kvspool.importing import import_whole
 
     if name != "errors":  # the modules import each other: threads that began at different ones would see unfinished ones
-        import_whole("kvspool.logs")
+        import_whole("kvspool.opening.logs")
     if name in _MODULES:
         return import_whole(f"{__name__}.{name}")
     found = globals()[name] = getattr(import_whole(_MODULE_OF[name]), name)

@@ -5,54 +5,50 @@ The frame loops copy straight between the ring and the buffers of Arrow arrays, 
 
 from __future__ import annotations
 
-import struct
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvspool import _frames_py as frames
-from kvspool import _kvj, _kvj_py, system
-from kvspool._frames import measure_columns
-from kvspool.errors import GapError, OutOfRange, TooLarge, Undecodable
-from kvspool.exchange import plain
-from kvspool.iteration import keeping
+from kvspool.engine.columns import CODED_SCHEMA, RECORDS, SCHEMA, Columns, items_of, parts
+from kvspool.engine.iteration import keeping
+from kvspool.engine.pool import Pool
+from kvspool.errors import GapError, OutOfRange, Undecodable
+from kvspool.journal.columns import ColumnRows, JournalColumns, Records
 from kvspool.journal.cursor import CHUNK, Take
 from kvspool.journal.cursor import Cursor as JournalCursor
-from kvspool.journal.format import WHOLE, Batch, Before, Format, Scan
+from kvspool.journal.format import WHOLE, Format, Scan
+from kvspool.kernel import frames_py as frames
 from kvspool.options import OnGap
-from kvspool.pool import Pool
-from kvspool.record import Codec, Gap, Record, check_codec
-from kvspool.spool import format, times
+from kvspool.record import Codec, Gap, Record, plain
 from kvspool.spool.cursor import Cursor
 from kvspool.spool.keys import KeyTable
 
+__all__ = [
+    "BATCH",
+    "CODED_SCHEMA",
+    "LARGE_BATCH",
+    "RECORDS",
+    "SCHEMA",
+    "WINDOW",
+    "AnyCursor",
+    "ColumnRows",
+    "Columns",
+    "JournalColumns",
+    "Records",
+    "batches",
+    "next_batch",
+    "parts",
+    "read",
+    "table",
+]
 BATCH = 32_768  # records of a batch: enough to make its fixed costs vanish, small enough for the caches
 WINDOW = 16 << 20  # bytes of keys, and of values, that a batch has room for
 LARGE = 8 << 20  # bytes of the ring still to read, from which on memory is lent to all but small batches, and a table is made of large ones
 LARGE_BATCH = 1 << 17  # records of one
 _SEQUENCES = 1 << 63  # that an int64 has room for
-
-SCHEMA = pa.schema(
-    [
-        pa.field("sequence", pa.int64()),
-        pa.field("timestamp", pa.timestamp("ns", "UTC")),
-        pa.field("type", pa.int32()),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-    ]
-)
-"""The columns that reading gives. A null key is no key; nothing else is ever null."""
-CODED_SCHEMA = SCHEMA.append(pa.field("codec", pa.uint8()))
-"""And with what each value is: a `kvspool.record.Codec`. Values of codec KEYED are plain MessagePack there, and have its codec."""
-RECORDS = CODED_SCHEMA.remove(0)
-"""As that, of records whose sequences are known otherwise: `Records` takes it to a journal as it is."""
 
 AnyCursor = Cursor | JournalCursor
 
@@ -206,7 +202,7 @@ class _Batch:
         sizes = [8 * most, 8 * most, 4 * most, 4 * (most + 2), 4 * (most + 2), room, room, most if self.coded else 0]
         memory = allocate(sum(sizes))
         places = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
-        view = _items(memory, "B")
+        view = items_of(memory, "B")
         self._views = [view[place].cast(code) for place, code in zip(places, "qqiiiBBB", strict=True)]  # type: ignore[call-overload]
         self._columns = [memory.slice(place.start, place.stop - place.start) for place in places]
         self._views[3][0] = self._views[4][0] = 0  # where the first key and the first value begin
@@ -240,7 +236,7 @@ class _Batch:
     def views(self) -> tuple[memoryview | None, ...]:
         """Return the buffers in the order in which the loops take them."""
         sequences, timestamps, types, key_offsets, value_offsets, values, keys, codecs = self._views
-        key_bits = _items(self._key_bits, "B")
+        key_bits = items_of(self._key_bits, "B")
         return sequences, timestamps, types, key_offsets, keys, key_bits, value_offsets, values, codecs if self.coded else None
 
     def finish(self) -> pa.RecordBatch:
@@ -274,363 +270,3 @@ def _lent(size: int) -> pa.Buffer:
         return pa.py_buffer(pool.lend(size))
     except OSError:  # no room for it in the address space, but perhaps in what Arrow's pool has kept
         return pa.allocate_buffer(size)
-
-
-def parts(batch: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
-    """Return the record batches of a table, or the one that was given."""
-    return batch.to_batches() if isinstance(batch, pa.Table) else [batch]
-
-
-class Columns:
-    """A record batch laid out for the frame loops: every row is a record to append.
-
-    Columns: `value`; `key`, `type` and `timestamp` where present. Raises ValueError or TypeError that names the column, for one that is
-    missing, unknown, of a wrong type or null where nothing may be, and TooLarge for a key. What Arrow's offsets say is believed.
-    """
-
-    NAMES: ClassVar[tuple[str, ...]] = ("value", "key", "type", "timestamp")
-
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        unknown = set(batch.schema.names) - set(self.NAMES)
-        if unknown:
-            raise ValueError(f"columns {sorted(unknown)} can't be appended; there are {', '.join(self.NAMES[:-1])} and {self.NAMES[-1]}")
-        if "value" not in batch.schema.names:
-            raise ValueError("a column named value is missing")
-        self.rows = batch.num_rows
-        self._value = _binary(batch, "value")
-        if self._value.null_count:
-            raise ValueError("column value has nulls; a record's value is bytes, perhaps none")
-        has_keys = "key" in batch.schema.names
-        self._key = _binary(batch, "key") if has_keys else pa.array([], pa.binary())
-        self.has_key = _items(_values(pc.cast(self._key.is_valid(), pa.uint8())), "B") if has_keys else None
-        self.key_offsets: memoryview
-        self.keys: memoryview | bytes
-        self.key_offsets, self.keys = _offsets(self._key) if has_keys else (_zeros(1), b"")
-        self.value_offsets, self.values = _offsets(self._value)
-        self._types = _cast(batch, "type", pa.uint8()).fill_null(0) if "type" in batch.schema.names else None
-        self._timestamps = self._settled(_times(batch)) if "timestamp" in batch.schema.names else None
-
-    def _settled(self, found: pa.Array) -> pa.Array:
-        """Return the timestamps, int64, without nulls: -1 means now."""
-        least, most = pc.min_max(found).as_py().values()
-        if least is not None and least < 0:
-            raise ValueError("column timestamp has times before 1970")
-        return _not_ahead(found, most).fill_null(-1)
-
-    @cached_property
-    def largest(self) -> int:
-        """Return the bytes of key and value of the largest record."""
-        longest_key, largest = measure_columns(self.rows, self.key_offsets, self.has_key, self.value_offsets)
-        if longest_key > format.LARGEST_KEY:
-            raise TooLarge(f"a key of {longest_key} bytes; at most {format.LARGEST_KEY} are possible")
-        return largest
-
-    @property
-    def least(self) -> int:
-        """Return the bytes of the ring that the rows take at least."""
-        return int(frames.HEADER * self.rows + self.value_offsets[self.rows] - self.value_offsets[0])
-
-    def end(self, writer: Any, position: int, rows: Any) -> int:
-        """Under the append lock: return the position behind the frames of the given rows, were they put at `position`."""
-        count = self.rows if rows is None else len(rows)
-        return int(writer.end_of_columns(position, rows, count, self.key_offsets, self.has_key, self.value_offsets))
-
-    def put(self, writer: Any, rows: Any, codec: int) -> None:
-        """Under the append lock: put the frames of the given rows, or of all for None."""
-        writer.put_columns(
-            rows,
-            self.rows if rows is None else len(rows),
-            self.key_offsets,
-            self.keys,
-            self.has_key,
-            self.value_offsets,
-            self.values,
-            _column(self._types, "B"),
-            codec,
-            _column(self._timestamps, "q"),
-            self.least if rows is None else 0,
-        )
-
-    def records(self, rows: memoryview | None, codec: int) -> list[tuple[bytes | None, bytes, int, int]]:
-        """Return key, value, type and codec of the given rows, or of all for None: a Python object for each, for the few times that they
-        have to be compared."""
-        every = range(self.rows) if rows is None else rows
-        values = self._value.cast(pa.binary()).to_pylist()
-        keys = self._key.cast(pa.binary()).to_pylist() if self.has_key is not None else [None] * self.rows
-        types = [0] * self.rows if self._types is None else self._types.to_pylist()
-        codecs = self._codecs_of(codec)
-        return [(keys[row], values[row], types[row], codecs[row]) for row in every]
-
-    def _codecs_of(self, codec: int) -> list[int]:
-        return [codec] * self.rows
-
-
-def _not_ahead(found: pa.Array, most: int | None) -> pa.Array:
-    """Return timestamps, of which `most` is the latest. Raises ValueError if that lies too far ahead."""
-    if most is not None:
-        try:
-            times.refuse_ahead(most)
-        except ValueError as error:
-            raise ValueError(f"column timestamp: {error}") from None
-    return found
-
-
-class JournalColumns(Columns):
-    """A record batch laid out for a journal: a time may lie before 1970, a null is the present one, and perhaps a column `codec`.
-
-    codec: of all rows, where there is no such column. Raises ValueError for codecs that no record of a journal has.
-    """
-
-    NAMES: ClassVar[tuple[str, ...]] = (*Columns.NAMES, "codec")
-
-    def __init__(self, batch: pa.RecordBatch, codec: int) -> None:
-        super().__init__(batch)
-        self._codec = check_codec(codec)
-        self._codecs = _codecs(batch) if "codec" in batch.schema.names else None
-
-    def _settled(self, found: pa.Array) -> pa.Array:
-        return _not_ahead(found, pc.max(found).as_py())
-
-    @property
-    def longest_value(self) -> int:
-        """Return the bytes of the longest value."""
-        return pc.max(pc.binary_length(self._value)).as_py() or 0
-
-    @property
-    def longest_key(self) -> int:
-        """Return the bytes of the longest key."""
-        return pc.max(pc.binary_length(self._key)).as_py() or 0
-
-    def _codecs_of(self, codec: int) -> list[int]:
-        return [self._codec] * self.rows if self._codecs is None else self._codecs.to_pylist()
-
-    def buffers(self, now: int) -> tuple[Any, ...]:
-        """Return what `_kvj.encode_columns` takes of the rows themselves. now: the timestamp of those that have none."""
-        types, times, codecs = self._columns
-        if self._timestamps is not None and self._timestamps.null_count:
-            times = _column(self._timestamps.fill_null(now), "q")
-        return self.key_offsets, self.keys, self.has_key, self.value_offsets, self.values, types, times, codecs, now, self._codec
-
-    @cached_property
-    def _columns(self) -> tuple[memoryview | None, memoryview | None, memoryview | None]:
-        times = None if self._timestamps is None or self._timestamps.null_count else self._timestamps
-        return _column(self._types, "B"), _column(times, "q"), _column(self._codecs, "B")
-
-    def listed(self, rows: memoryview | None) -> Batch:
-        """Return the given rows, or all for None, as lists, for a format that has no columns."""
-        every = range(self.rows) if rows is None else rows
-        values = self._value.cast(pa.binary()).to_pylist()
-        keys = self._key.cast(pa.binary()).to_pylist() if self.has_key is not None else None
-        types, times, codecs = (None if one is None else one.to_pylist() for one in (self._types, self._timestamps, self._codecs))
-        if times is not None and None in times:
-            now = system.port.now()  # a format with lists is slow, so the append is near; it never goes back all the same
-            times = [now if time is None else time for time in times]
-        lists = (None if column is None else [column[row] for row in every] for column in (values, keys, types, times, codecs))
-        chosen, keys, types, times, codecs = lists
-        return Batch(chosen or [], keys, 0, None, types, times, self._codec, None if codecs is None else bytes(codecs))
-
-
-class ColumnRows:
-    """Rows of several record batches, as an appender takes them; see `journal.format.Rows`. rows: for each part int32 numbers of those that
-    are meant, None for all."""
-
-    def __init__(self, parts: Sequence[JournalColumns], rows: Sequence[memoryview | None]) -> None:
-        self._parts = parts
-        self._chosen = rows
-        self._ends = list(accumulate(part.rows if chosen is None else len(chosen) for part, chosen in zip(parts, rows, strict=True)))
-        self.rows = self._ends[-1] if parts else 0
-
-    def _place(self, row: int) -> tuple[JournalColumns, memoryview | None, int]:
-        """Return the part that a row belongs to, which of its rows are meant, and the row's number among those."""
-        number = bisect_right(self._ends, row)
-        return self._parts[number], self._chosen[number], row - (self._ends[number - 1] if number else 0)
-
-    def encode(self, format: Format, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
-        part, chosen, row = self._place(start)
-        return format.encode_columns(part, chosen, row, place)
-
-
-class Records:
-    """A record batch in the schema `RECORDS`, looked at once, whose buffers become frames as they are: nothing is cast or copied before.
-
-    It may come from anywhere. It is what an appender takes, see `journal.format.Rows`; `close` it behind that.
-    """
-
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        """Raises ValueError that names the column, for one that contradicts itself or has what no record of a journal has."""
-        times, types, keys, values, codecs = batch.columns
-        self.rows: int = batch.num_rows
-        for name, column in zip(RECORDS.names, (times, types, keys, values, codecs), strict=True):
-            if name != "key" and column.null_count:
-                raise ValueError(f"column {name} has nulls; only a key may be null")
-            if len(column) != self.rows:
-                raise ValueError(f"column {name} has {len(column)} items, the batch {self.rows}")
-        key_offsets, key_data = _places(keys, "key")
-        value_offsets, value_data = _places(values, "value")
-        key_bits = keys.buffers()[0]
-        bits = None if key_bits is None or not keys.null_count else _items(key_bits, "B")
-        if bits is not None and 8 * len(bits) < keys.offset + self.rows:
-            raise ValueError("column key has a bitmap that is too short")
-        self._times, kinds, marks = _fixed(times, "q", "timestamp"), _fixed(types, "i", "type"), _fixed(codecs, "B", "codec")
-        fault, found, self.longest_key, self.longest_value = _kvj.survey(
-            self.rows, bits, keys.offset, key_offsets, len(key_data), value_offsets, len(value_data), kinds, marks, Codec.MSGPACK
-        )
-        if fault:
-            raise ValueError(_FAULTS[fault])
-        if found + keys.null_count != self.rows:
-            raise ValueError(f"column key has {self.rows - found} nulls, but says {keys.null_count}")
-        self.size: int = 21 * self.rows + key_offsets[self.rows] - key_offsets[0] + value_offsets[self.rows] - value_offsets[0]
-        self.buffers = bits, keys.offset, key_offsets, key_data or b"\0", value_offsets, value_data or b"\0", kinds, self._times, marks
-        self._room: bytearray | None = None
-
-    def room(self, size: int) -> bytearray:
-        """Return room for so many bytes of frames; what was there before may be overwritten."""
-        if self._room is None or len(self._room) < size:
-            self.close()
-            self._room = _rooms.take(size)
-        return self._room
-
-    def encode(self, format: Format, start: int, place: Before) -> tuple[memoryview, int, int]:
-        return format.encode_records(self, start, place)
-
-    def time_of(self, row: int) -> int:
-        return int(self._times[row])
-
-    def close(self) -> None:
-        """Give the room for frames back."""
-        room, self._room = self._room, None
-        if room is not None:
-            _rooms.give_back(room)
-
-    def __enter__(self) -> Records:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-_FAULTS = {
-    _kvj_py.OFFSETS: "a column of bytes whose offsets go back, or beyond what is there",
-    _kvj_py.TYPES: "column type has a number that is none from 0 to 255",
-    _kvj_py.CODECS: "column codec has a number that is no codec, or one that only its own log can read",
-}
-
-
-class _Rooms:
-    """Lends rooms for frames: one that was used a moment ago is in the caches, and its pages are there."""
-
-    SIZE = 3 << 19  # bytes
-    SPARE = 4
-
-    def __init__(self) -> None:
-        self._spare: deque[bytearray] = deque(maxlen=self.SPARE)
-
-    def take(self, size: int) -> bytearray:
-        """Return one of at least so many bytes."""
-        if size <= self.SIZE:
-            with suppress(IndexError):
-                return self._spare.pop()
-        return bytearray(max(size, self.SIZE))
-
-    def give_back(self, room: bytearray) -> None:
-        """Take one back, unless it is unusually large."""
-        if len(room) == self.SIZE:
-            self._spare.append(room)
-
-
-_rooms = _Rooms()
-
-
-def _places(array: pa.Array, name: str) -> tuple[memoryview, memoryview]:
-    """Return what `_offsets` does, of a column that may have less than it says. Raises ValueError then."""
-    _, offsets, data = array.buffers()
-    if not len(array):
-        return _zeros(1), memoryview(b"")
-    places = _part(offsets, array.offset, len(array) + 1, "i", name)
-    return places, memoryview(b"") if data is None else _items(data, "B")
-
-
-def _fixed(array: pa.Array, code: str, name: str) -> memoryview:
-    """Return the items of a fixed-width column that may have less than it says. Raises ValueError then."""
-    return _part(array.buffers()[1], array.offset, len(array), code, name)
-
-
-def _part(buffer: pa.Buffer | None, start: int, count: int, code: str, name: str) -> memoryview:
-    """Return so many items of a buffer, which may be of any length. Raises ValueError if it has less."""
-    width = struct.calcsize(code)
-    found = memoryview(b"") if buffer is None else _items(buffer, "B")[start * width : (start + count) * width]
-    if len(found) != count * width:
-        raise ValueError(f"column {name} has {len(found)} bytes for {count} items of {width}")
-    return found.cast(code)  # type: ignore[call-overload, no-any-return]
-
-
-def _binary(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Return a column as binary with 32-bit offsets."""
-    array = batch.column(name)
-    kind = array.type
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return array
-    if any(test(kind) for test in (pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_fixed_size_binary)):
-        return array.cast(pa.binary())
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        return array.cast(pa.binary())
-    raise TypeError(f"column {name} is {kind}; it must be binary or string")
-
-
-def _cast(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
-    """Return a column as `kind`. Raises ValueError for what it has no room for."""
-    try:
-        return batch.column(name).cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise ValueError(f"column {name} doesn't fit: {error}") from error
-
-
-def _times(batch: pa.RecordBatch) -> pa.Array:
-    """Return the column of timestamps as int64, ns since 1970."""
-    kind = batch.column("timestamp").type
-    if not (pa.types.is_timestamp(kind) or pa.types.is_int64(kind)):
-        raise TypeError(f"column timestamp is {kind}; it must be a timestamp or int64, ns since 1970")
-    return _cast(batch, "timestamp", pa.int64() if pa.types.is_int64(kind) else pa.timestamp("ns", kind.tz)).cast(pa.int64())
-
-
-def _codecs(batch: pa.RecordBatch) -> pa.Array:
-    """Return the column of codecs. Raises ValueError for a null, and for what no record of a journal has."""
-    array = _cast(batch, "codec", pa.uint8())
-    if array.null_count:
-        raise ValueError("column codec has nulls; each value has a codec, 0 for none in particular")
-    for codec in array.unique().to_pylist() if len(array) and pc.max(array).as_py() > Codec.MSGPACK else ():
-        check_codec(codec)
-    return array
-
-
-def _offsets(array: pa.Array) -> tuple[memoryview, memoryview]:
-    """Return the offsets of a binary array's items, one more than there are, and the bytes that they point into."""
-    _, offsets, data = array.buffers()
-    if offsets is None or not len(array):
-        return _zeros(len(array) + 1), memoryview(b"")
-    places = _items(offsets, "i")[array.offset : array.offset + len(array) + 1]
-    return places, memoryview(b"") if data is None else _items(data, "B")
-
-
-def _values(array: pa.Array) -> pa.Buffer:
-    """Return the values of a fixed-width array without nulls, from its first item on."""
-    width = array.type.bit_width // 8
-    data = array.buffers()[1]
-    return pa.py_buffer(b"") if data is None else data.slice(array.offset * width, len(array) * width)
-
-
-def _column(array: pa.Array | None, code: str) -> memoryview | None:
-    """Return the items of a fixed-width array without nulls; None for none."""
-    return None if array is None else _items(_values(array), code)
-
-
-def _items(buffer: pa.Buffer, code: str) -> memoryview:
-    """Return a view of a buffer's items of the struct code `code`; of a copy where they aren't aligned, as some from a network."""
-    view = memoryview(buffer).cast("B")
-    if buffer.address % struct.calcsize(code):
-        view = memoryview(bytes(view))
-    return view if code == "B" else view.cast(code)  # type: ignore[call-overload]
-
-
-def _zeros(count: int) -> memoryview:
-    return memoryview(bytes(4 * count)).cast("i")

@@ -62,7 +62,7 @@ import queue
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvspool.record import Gap
+    from kvspool.gap import Gap
 
 
 class KvspoolError(Exception):

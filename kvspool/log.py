@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from kvspool import producers
+from kvspool.engine.iteration import Iterations
 from kvspool.errors import Unsupported
-from kvspool.handles import Handle
-from kvspool.iteration import Iterations
 from kvspool.options import Isolation, OnGap, Start
 from kvspool.producers import Producer, ProducerStats
 from kvspool.record import Codec, Record
+from kvspool.system.handles import Handle
 from kvspool.writer import Writer
 
 if TYPE_CHECKING:
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
     import pyarrow
 
-    from kvspool.exchange import Exported
-    from kvspool.exchange import Progress as ExportProgress
-    from kvspool.following import AsyncFollowing
-    from kvspool.iteration import Iteration
+    from kvspool.engine.following import AsyncFollowing
+    from kvspool.engine.iteration import Iteration
     from kvspool.journal.archive import ArchiveReport
     from kvspool.journal.journal import JournalStats
     from kvspool.journal.repair import JournalRepairReport
     from kvspool.journal.retention import Retention
     from kvspool.journal.trim import TrimReport
     from kvspool.journal.verify import JournalVerifyReport
+    from kvspool.options import Durability, Progress
     from kvspool.producers import ProducerLog
     from kvspool.reader import Reader, ReaderStats
-    from kvspool.spool.format import Durability
     from kvspool.spool.repair import RepairReport
     from kvspool.spool.resize import Resized
     from kvspool.spool.spool import SpoolStats
-    from kvspool.spool.verify import Progress, VerifyReport
+    from kvspool.spool.verify import VerifyReport
+    from kvspool.transfer.exchange import Exported
+    from kvspool.transfer.exchange import Progress as ExportProgress
 
 
 CAPABILITIES = {
@@ -75,9 +75,6 @@ class Cursor(Protocol):
 
     def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Iteration[Any]:
         """Return an iteration that waits for more."""
-
-    def following_async(self, limit: int | None, on_gap: OnGap, timeout: float | None) -> tuple[Iteration[Any], AsyncFollowing[Any]]:
-        """Return an iteration that waits for more in an event loop, and the one that it is made of."""
 
     def close(self) -> None:
         """Release the log."""
@@ -299,9 +296,14 @@ class Log(Handle, ABC):
 
         All followed logs of a loop share one inotify descriptor. A cancelled wait loses no record, and leaves nothing open.
         """
-        reading, following = self._cursor_at(start, isolation=isolation).following_async(limit, on_gap, timeout)
+        reading = self._cursor_at(start, isolation=isolation).reading(Record, limit, on_gap)
+        following = self._following_async(reading, timeout)
         self._iterations.add(reading)
         return following
+
+    @abstractmethod
+    def _following_async(self, reading: Any, timeout: float | None) -> AsyncFollowing[Any]:
+        """Return an iteration that waits in an event loop for more than a reading has; it is made of the reading."""
 
     def read_arrow(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
@@ -485,7 +487,7 @@ class Log(Handle, ABC):
         progress: ExportProgress | None = None,
     ) -> Exported:
         """Write the records that are there now to a binary file; see `kvspool.export`."""
-        from kvspool import exchange
+        from kvspool.transfer import exchange
 
         return exchange.export(self, file, format, start=start, end=end, on_gap=on_gap, progress=progress)
 

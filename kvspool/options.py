@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Literal
 
@@ -13,6 +14,14 @@ OnGap = Literal["raise", "yield", "skip"]
 
 Isolation = Literal["appended", "synced"]
 """What a read sees: every appended record, or only those on disk."""
+
+Durability = Literal["memory", "os", "disk"]
+DURABILITIES: tuple[Durability, ...] = ("memory", "os", "disk")  # when an append is on disk; the number is the place here
+
+Progress = Callable[[int, int], object]
+"""What a long verb tells of itself: called with what is done, and with all."""
+
+TIMEOUT = 10.0  # seconds that a writer waits for the lock before it says who holds it
 
 
 def check_isolation(isolation: Isolation) -> Isolation:

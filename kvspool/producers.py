@@ -30,17 +30,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from kvspool import logger, system
+from kvspool import system
+from kvspool.engine.ledger import AT_REST, FREE, UNDER_WAY, Account, Ledger, before, new_account
 from kvspool.errors import AGAIN, BatchChanged, BatchOutOfOrder, LockTimeout, SpoolFull, say_what_is_stored
-from kvspool.handles import Handle
-from kvspool.ledger import AT_REST, FREE, UNDER_WAY, Account, Ledger, before, new_account
 from kvspool.record import Codec
+from kvspool.system import logger
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from kvspool._frames import FrameWriter
-    from kvspool.arrow import Columns
+    from kvspool.engine.columns import Columns
+    from kvspool.kernel.frames import FrameWriter
 
 LARGEST_NAME = 1024  # bytes
 MOST_BATCH = (1 << 63) - 1
@@ -200,12 +201,12 @@ class Producer(Handle):
         changed: Changed = "raise",
     ) -> Stored:
         """As `append_many`, a record for each row; columns and `codec` as for the log's `append_arrow`."""
-        from kvspool import arrow
+        from kvspool.engine import columns
 
         self._check(batch, changed)
         if (done := self._answer(self._look(timeout), batch, timeout, durable, changed)) is not None:
             return done
-        parts = table if isinstance(table, list) else arrow.parts(table)
+        parts = table if isinstance(table, list) else columns.parts(table)
         pieces: Pieces = [(self._log.columns(part, codec), None) for part in parts]
         return self._append(self._log.column_rows(pieces, codec), batch, timeout, durable, changed)
 

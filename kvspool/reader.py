@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from kvspool.handles import Handle
-from kvspool.iteration import Iterations
+from kvspool.engine.iteration import Iterations
 from kvspool.options import Isolation, OnGap, Start
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
-    from kvspool.following import AsyncFollowing
-    from kvspool.iteration import Iteration
+    from kvspool.engine.following import AsyncFollowing
+    from kvspool.engine.iteration import Iteration
 
 
 class Lag(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from enum import IntEnum
 from functools import partial
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ import msgspec
 
 from kvspool import keyed
 from kvspool.errors import Undecodable, Unencodable
+from kvspool.gap import Gap as Gap
 
 T = TypeVar("T")
 NO_TIME = -(1 << 63)  # the timestamp of a record that has no time, in a journal of the format sej
@@ -90,38 +91,9 @@ class Record(_OfALog, frozen=True, gc=False):
         """Return the timestamp as an aware datetime in UTC, cut to microseconds; the first one that there is, for a record without a
         time."""
         if self.timestamp == NO_TIME:
-            return datetime.min.replace(tzinfo=timezone.utc)
+            return datetime.min.replace(tzinfo=UTC)
         seconds, rest = divmod(self.timestamp, 1_000_000_000)
-        return datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest // 1000)
-
-
-class Gap(msgspec.Struct, frozen=True, gc=False):
-    """The records first..last (both included) that a reader can't get any more.
-
-    reason: "overrun" (overwritten before they were read), "expired" (overwritten because a durable reader had not moved for the
-    log's `reader_expiry`), "resized" (they had no room when the log was made smaller), "trimmed" (removed from a journal), "damaged" (their
-    bytes don't match their checksums, or are not there), "machine restart" (numbers that were left out, because a crash of the machine may
-    have taken their records) or "missing" (numbers that whoever wrote a journal left out on purpose: what its source had lost).
-    path: the directory of the log.
-    """
-
-    first: int
-    last: int
-    reason: str
-    path: str = ""
-
-    @property
-    def count(self) -> int:
-        """Return how many sequences are missing."""
-        return self.last - self.first + 1
-
-    def __str__(self) -> str:
-        if self.reason == "machine restart":
-            left_out = f"sequences {self.first} to {self.last} of {self.path} left out (machine restart)"
-            return f"{left_out}; its stats say whether records were lost"
-        if self.count == 1:
-            return f"1 record lost ({self.reason}): sequence {self.first} of {self.path}"
-        return f"{self.count} records lost ({self.reason}): sequences {self.first} to {self.last} of {self.path}"
+        return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
 
 
 def listed(many: Iterable[T], what: str = "values") -> list[T]:
@@ -188,6 +160,11 @@ def decode_as(value: bytes, codec: int, sequence: int | None, keys: keyed.Keys |
         data = _ENCODE[Codec.MSGPACK](data)
         return _decoded(data, codec, sequence, keys, partial(msgspec.msgpack.decode, type=type))  # type: ignore[no-any-return]
     return _decoded(data, codec, sequence, keys, partial(msgspec.convert, type=type))  # type: ignore[no-any-return]
+
+
+def plain(record: Record) -> bytes:
+    """Return the bytes of a value without the log's key table: MessagePack where it was keyed."""
+    return _ENCODE[Codec.MSGPACK](record.data) if record.codec == Codec.KEYED else record.value
 
 
 def _decoded(

@@ -8,20 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from kvspool.errors import Closed
-from kvspool.handles import Handle
-
-if TYPE_CHECKING:
-    from kvspool.log import Log
+from kvspool.system.handles import Handle
 
 
 class Append(Protocol):
     """Append one record and return its sequence."""
 
     def __call__(self, value: Any, *, key: bytes | str | None = None, type: int = 0, timestamp: int | None = None) -> int: ...
+
+
+class Appendable(Protocol):
+    """What a writer needs of a log; see `kvspool.log.Log`."""
+
+    path: Path
+
+    def append(
+        self,
+        value: Any,
+        *,
+        key: bytes | str | None = None,
+        type: int = 0,
+        timestamp: int | None = None,
+        timeout: float | None = None,
+    ) -> int: ...
+
+    def append_many(
+        self,
+        values: Iterable[Any],
+        *,
+        keys: Iterable[bytes | str | None] | None = None,
+        type: int = 0,
+        timestamp: int | None = None,
+        timeout: float | None = None,
+    ) -> range: ...
+
+    def open_to_write(self) -> None: ...
+
+    def sync(self, timeout: float | None = None) -> int: ...
 
 
 class Writer(Handle):
@@ -32,8 +60,8 @@ class Writer(Handle):
 
     append: Append
 
-    def __init__(self, log: Log, timeout: float | None) -> None:
-        self._log: Log | None = log
+    def __init__(self, log: Appendable, timeout: float | None) -> None:
+        self._log: Appendable | None = log
         self._timeout = timeout
         self.append = log.append if timeout is None else partial(log.append, timeout=timeout)
         log.open_to_write()  # or the error that appending would raise
@@ -67,7 +95,7 @@ class Writer(Handle):
     def __repr__(self) -> str:
         return f"<Writer of {'nothing: closed' if self._log is None else self._log.path}>"
 
-    def _live(self) -> Log:
+    def _live(self) -> Appendable:
         return _refuse() if self._log is None else self._log
 
 

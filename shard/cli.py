@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvspool import Spool, sizes, system
+from kvspool import Spool, system
 from kvspool.cli import append, options, output
 from kvspool.cli.lines import LineReader
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import Summary
+from kvspool.engine import sizes
 from shard import ShardSet, route
-from shard._hash import hash16
+from shard.kernel.hash import hash16
 
 LONGEST = 1 << 30  # bytes of a line for shards that are journals
 

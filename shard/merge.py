@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Self
 
-from kvspool.handles import Handle
-from kvspool.wakeups import Watcher
-from shard._merge import FollowingLoops, Merging
-from shard._merge_py import FEW, LOOK_AROUND, REST, UNREADABLE, Cursor
+from kvspool.engine.wakeups import Watcher
+from kvspool.system.handles import Handle
+from shard.kernel.merge import FollowingLoops, Merging
+from shard.kernel.merge_py import FEW, LOOK_AROUND, REST, UNREADABLE, Cursor
 
 __all__ = ["FEW", "LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge", "Merge"]
 

@@ -10,28 +10,39 @@ that comes again must go where it went before.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kvspool import Codec
-from kvspool.handles import Handle
+from kvspool import Codec, Log
 from kvspool.journal import Journal
 from kvspool.producers import Changed, Pieces, Stored
 from kvspool.record import encode, encode_keys, listed
+from kvspool.system.handles import Handle
 from shard import route
-from shard._hash import group, hash_column
+from shard.kernel.hash import group, hash_column
 
 if TYPE_CHECKING:
     import pyarrow
 
     from kvspool.arrow import Columns
-    from shard.shardset import ShardSet
+
+
+class Shards(Protocol):
+    """What a producer needs of a `ShardSet`."""
+
+    root: Path
+    prefix: str
+    bits: int
+
+    @property
+    def shards(self) -> Sequence[Log]: ...
 
 
 class ShardProducer(Handle):
     """One producer of a sharded log; get it from `ShardSet.producer`."""
 
-    def __init__(self, shards: ShardSet, name: str) -> None:
+    def __init__(self, shards: Shards, name: str) -> None:
         """Raises ValueError for a name that is none, and for shards of a format that has no producers."""
         self.name = name
         self._shards = shards
@@ -99,7 +110,7 @@ class ShardProducer(Handle):
         return f"<ShardProducer {self.name!r} of {self._shards.root} prefix={self._shards.prefix!r}>"
 
 
-def laid_out(shards: ShardSet, batch: pyarrow.RecordBatch, codec: int) -> Columns:
+def laid_out(shards: Shards, batch: pyarrow.RecordBatch, codec: int) -> Columns:
     """Return a record batch laid out for the shards of a set. Raises ValueError, TypeError, TooLarge."""
     from kvspool import arrow
 

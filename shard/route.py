@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvspool import logs, system
-from shard._hash import hash16
+from kvspool import system
+from kvspool.opening import logs
 from shard.errors import ConflictingShardSets, IncompleteShardSet
+from shard.kernel.hash import hash16
 
 MOST_BITS = 10
 _PREFIX = re.compile(r"[a-zA-Z0-9_-]*")

@@ -19,18 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import kvspool
-from kvspool import Record, Spool, SpoolStats, disk, logs, system
+from kvspool import Record, Spool, SpoolStats, system
+from kvspool.engine.iteration import Iterations
 from kvspool.errors import DO_NOT_REPEAT, KvspoolError, LogExists, LogNotFound, NotDurable, appended_by
-from kvspool.handles import Handle, close_all
-from kvspool.iteration import Iterations
 from kvspool.journal import Journal, JournalStats
-from kvspool.options import Isolation, OnGap
+from kvspool.opening import logs
+from kvspool.options import TIMEOUT, Isolation, OnGap
 from kvspool.record import Codec, listed
-from kvspool.spool.spool import TIMEOUT
+from kvspool.system import disk
+from kvspool.system.handles import Handle, close_all
 from shard import descriptors, route
-from shard._hash import Spread, group, hash_column
-from shard._merge import placed
 from shard.errors import AppendedToSomeShards, ConflictingShardSets, TooFewDescriptors
+from shard.kernel.hash import Spread, group, hash_column
+from shard.kernel.merge import placed
 from shard.merge import FollowingMerge, Merge
 from shard.place import Place
 from shard.producers import ShardProducer

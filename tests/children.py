@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvspool import Spool, locks
+from kvspool import Spool
+from kvspool.engine import locks
 
 
 class Died(Exception):

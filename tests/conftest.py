@@ -53,7 +53,7 @@ LONG = (
 )
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run
 
-IS_SECOND_RUN = bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")) and importlib.util.find_spec("kvspool._frames_c") is not None
+IS_SECOND_RUN = bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")) and importlib.util.find_spec("kvspool.kernel.frames_c") is not None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -96,7 +96,7 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-TWINS = twins("kvspool._frames")
+TWINS = twins("kvspool.kernel.frames")
 
 
 @pytest.fixture(params=TWINS, ids=lambda module: module.__name__.rpartition(".")[2])

@@ -36,7 +36,8 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, Self
 from unittest import mock
 
-from kvspool import _frames_py, _group_py, _lock_py, iteration
+from kvspool.engine import iteration
+from kvspool.kernel import frames_py, group_py, lock_py
 from kvspool.spool import cursor, durability, pair
 
 _TRACE_ME, _SINGLE_STEP = 0, 9  # of ptrace
@@ -211,10 +212,10 @@ def interpreted() -> Iterator[None]:
     """Let every log that is opened inside the `with` block use the interpreted twin, whose stores are opcodes of their own."""
     places = [(pair, "FrameReader"), (pair, "FrameWriter"), (pair, "FrameSurvey"), (durability, "Ring")]
     places += [(iteration, "Batch"), (iteration, "Items"), (cursor, "RingSleeper")]
-    with ExitStack() as stack, mock.patch.object(pair, "AppendLock", _lock_py.AppendLock):
+    with ExitStack() as stack, mock.patch.object(pair, "AppendLock", lock_py.AppendLock):
         for module, name in places:
-            stack.enter_context(mock.patch.object(module, name, getattr(_frames_py, name)))
-        stack.enter_context(mock.patch.object(durability, "FlushGroup", _group_py.FlushGroup))
+            stack.enter_context(mock.patch.object(module, name, getattr(frames_py, name)))
+        stack.enter_context(mock.patch.object(durability, "FlushGroup", group_py.FlushGroup))
         yield
 
 

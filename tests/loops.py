@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def twins(stem: str) -> list[ModuleType]:
-    """Return the interpreted loops of a module, as "kvspool._frames", and behind them the compiled ones if they were built.
+    """Return the interpreted loops of a module, as "kvspool.kernel.frames", and behind them the compiled ones if they were built.
 
     The run of the interpreted twin gets only its own: the other run has both.
     """
@@ -21,4 +21,4 @@ def twins(stem: str) -> list[ModuleType]:
 
 def twin_names() -> list[str]:
     """Return "interpreted" and, as in `twins`, "compiled": what a process of a test's own is to use."""
-    return ["compiled" if module.__name__.endswith("_c") else "interpreted" for module in twins("kvspool._frames")]
+    return ["compiled" if module.__name__.endswith("_c") else "interpreted" for module in twins("kvspool.kernel.frames")]

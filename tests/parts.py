@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from kvspool.ledger import AT_REST, Account, Ledger, new_account
+from kvspool.engine.ledger import AT_REST, Account, Ledger, new_account
 from kvspool.producers import Booking, Changed, producer_id
 
 

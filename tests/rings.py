@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search
 from kvspool.spool.cursor import Cursor, Reading
@@ -105,7 +105,7 @@ class Ring:
 
 def lock_twin(twin: ModuleType) -> ModuleType:
     """Return the module of the append lock that belongs to a twin of the frame loops."""
-    return importlib.import_module(twin.__name__.replace("_frames_", "_lock_"))
+    return importlib.import_module(twin.__name__.replace("frames_", "lock_"))
 
 
 def guarded_memory(size: int) -> memoryview:

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from loops import twins
 
 import kvspool
-from kvspool import Codec, Gap, Record, _kvj_py, system
+from kvspool import Codec, Gap, Record, system
 from kvspool.errors import GapError, OutOfRange, TooLarge
-from kvspool.journal import Batch, Journal
+from kvspool.journal import Batch, Journal, columns
 from kvspool.journal.format import Before
 from kvspool.journal.formats import kvj
+from kvspool.kernel import kvj_py
 from kvspool.record import NO_TIME
 from kvspool.spool import Spool
 from kvspool.system import Port
@@ -31,6 +32,7 @@ from kvspool.system import Port
 pa = pytest.importorskip("pyarrow")
 
 from kvspool import arrow  # noqa: E402
+from kvspool.engine.columns import items_of  # noqa: E402
 
 LAST_TIME = system.port.now()  # later than a day after it is refused
 
@@ -45,13 +47,13 @@ class Unflushed(Port):
         return None
 
 
-KVJ_TWINS = twins("kvspool._kvj")
+KVJ_TWINS = twins("kvspool.kernel.kvj")
 
 
 @pytest.fixture(params=KVJ_TWINS, ids=lambda module: module.__name__.rpartition(".")[2])
 def kvj_twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The interpreted loops over kvj frames, then the compiled ones if they were built; all journals of this process use them."""
-    monkeypatch.setattr(kvj, "_kvj", request.param)
+    monkeypatch.setattr(kvj, "kvj", request.param)
     return request.param  # type: ignore[no-any-return]
 
 
@@ -137,7 +139,7 @@ def test_rows_come_out_of_a_journal_as_they_went_in(
     twin: ModuleType, kind: str, first: Any, second: Any, at: int, cut: int, segment_bytes: int, most: int, room: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as root:
-        patch.setattr(kvj, "_kvj", twin)
+        patch.setattr(kvj, "kvj", twin)
         patch.setattr(kvj, "PIECE", 200)
         patch.setattr(system, "port", Unflushed())
         with kvspool.create(f"{root}/log", format="kvj", segment_bytes=segment_bytes) as log:
@@ -190,8 +192,8 @@ def test_records_become_the_frames_that_any_batch_does(
 ) -> None:
     rows = [(key or b"" if have_all_keys else key, value, type or 0, time or 0, codec) for key, value, type, time, codec in rows]
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as root:
-        patch.setattr(kvj, "_kvj", twin)
-        patch.setattr(arrow, "_kvj", twin)
+        patch.setattr(kvj, "kvj", twin)
+        patch.setattr(columns, "kvj", twin)
         patch.setattr(kvj, "PIECE", 200)
         patch.setattr(system, "port", Unflushed())
         options: Any = {"format": "kvj", "segment_bytes": segment_bytes}
@@ -244,15 +246,15 @@ def test_offsets_that_go_round_are_found(twin: ModuleType) -> None:
     """Each difference of two of them is a positive number in 32 bits."""
     plain, round = (memoryview(array("i", numbers)) for numbers in ([0] * 5, (0, 1_500_000_000, -2_000_000_000, -1, 20)))
     types, codecs = memoryview(array("i", [0] * 4)), bytes(4)
-    assert twin.survey(4, None, 0, plain, 20, plain, 20, types, codecs, Codec.MSGPACK) == (_kvj_py.SOUND, 4, 0, 0)
-    assert twin.survey(4, None, 0, plain, 20, round, 20, types, codecs, Codec.MSGPACK)[0] == _kvj_py.OFFSETS
-    assert twin.survey(4, None, 0, round, 20, plain, 20, types, codecs, Codec.MSGPACK)[0] == _kvj_py.OFFSETS
+    assert twin.survey(4, None, 0, plain, 20, plain, 20, types, codecs, Codec.MSGPACK) == (kvj_py.SOUND, 4, 0, 0)
+    assert twin.survey(4, None, 0, plain, 20, round, 20, types, codecs, Codec.MSGPACK)[0] == kvj_py.OFFSETS
+    assert twin.survey(4, None, 0, round, 20, plain, 20, types, codecs, Codec.MSGPACK)[0] == kvj_py.OFFSETS
 
 
 def test_the_loops_see_aligned_numbers() -> None:
     """Those of a batch that came over a network may begin at any address."""
     for by in range(9):
-        view = arrow._items(pa.py_buffer(bytes(by) + array("q", [1, -2, 3]).tobytes())[by:], "q")
+        view = items_of(pa.py_buffer(bytes(by) + array("q", [1, -2, 3]).tobytes())[by:], "q")
         assert list(view) == [1, -2, 3] and pa.py_buffer(view).address % 8 == 0
 
 
@@ -302,9 +304,9 @@ def batches_of_buffers(draw: st.DrawFn) -> Any:
 def using(twin: ModuleType) -> Iterator[None]:
     """Let records be looked at and become frames by a twin, in memory that nobody had before."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kvj, "_kvj", twin)
-        patch.setattr(arrow, "_kvj", twin)
-        patch.setattr(arrow, "_rooms", arrow._Rooms())
+        patch.setattr(kvj, "kvj", twin)
+        patch.setattr(columns, "kvj", twin)
+        patch.setattr(columns, "_rooms", columns._Rooms())
         yield
 
 
@@ -344,7 +346,7 @@ def test_twins_agree_on_whatever_lies_in_the_buffers(batch: Any, segment_bytes: 
         values, types, codecs = (batch.column(name).to_pylist() for name in ("value", "type", "codec"))
         keys = [key.as_py() for key in batch.column("key")]
         times = batch.column("timestamp").cast(pa.int64()).to_pylist()
-        whole, count, _ = _kvj_py.encode(values, keys, types, times, bytes(codecs), 0, 0, 0, 0, sequence, 1 << 20, NO_TIME)
+        whole, count, _ = kvj_py.encode(values, keys, types, times, bytes(codecs), 0, 0, 0, 0, sequence, 1 << 20, NO_TIME)
         assert ours == theirs and count == batch.num_rows and b"".join(ours) == whole
 
 

@@ -32,7 +32,7 @@ def bench() -> Callable[..., int]:
     """Return the command; the other revision gets the twins of this tree."""
 
     def copy_twins(tree: Path) -> None:
-        for built in ROOT.glob("*/_*_c.*.so"):
+        for built in ROOT.glob("*/kernel/*_c.*.so"):
             shutil.copy(built, tree / built.relative_to(ROOT))
 
     main = module("command").main
@@ -135,10 +135,10 @@ def test_a_revision_that_is_unknown_or_does_not_build_is_a_clear_error(
 
 def test_a_twin_that_was_not_built_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "kvspool").mkdir()
-    (tmp_path / "kvspool" / "_frames_c.pxd").touch()
+    (tmp_path / "kvspool" / "frames_c.pxd").touch()
     (tmp_path / "setup.py").write_text("print('warning: no compiler')")
     trees = module("trees")
-    with pytest.raises(trees.TreeError, match="built no _frames_c:\nwarning: no compiler"):
+    with pytest.raises(trees.TreeError, match="built no frames_c:\nwarning: no compiler"):
         trees.compile_twins(tmp_path)
 
 

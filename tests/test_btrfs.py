@@ -13,8 +13,9 @@ import pytest
 from children import in_child
 
 import kvspool
-from kvspool import errors, filesystems
+from kvspool import errors
 from kvspool.cli import main
+from kvspool.system import filesystems
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 SIZE = 128 << 20  # bytes of the image; mkfs.btrfs takes no less than 109 MiB

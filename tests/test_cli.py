@@ -24,10 +24,13 @@ import msgspec
 import pytest
 
 import kvspool
-from kvspool import Gap, Record, Spool, _frames, filesystems, locks, system
+from kvspool import Gap, Record, Spool, system
 from kvspool.cli import checks, lines, main, options, output, plugins, stats, summary
+from kvspool.engine import locks
+from kvspool.kernel import frames
 from kvspool.record import Codec
 from kvspool.spool import format
+from kvspool.system import filesystems
 
 COMMAND = [sys.executable, "-m", "kvspool.cli"]
 HOSTILE = "\x1b]0;owned\x07\r\n\x9b31m\u202eevil\x00"
@@ -771,7 +774,7 @@ def test_doctor_warns_of_a_bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(checks.shutil, "disk_usage", absent)
     monkeypatch.setattr(checks.metadata, "version", unknown)
     monkeypatch.setattr(checks, "_setting", lambda name: None)
-    monkeypatch.setattr(_frames, "TWIN", "interpreted")
+    monkeypatch.setattr(frames, "TWIN", "interpreted")
     monkeypatch.delenv("KVSPOOL_NO_EXTENSIONS", raising=False)
     found = list(checks.of_host())
     warned = {check.name for check in found if check.state == "warn"}

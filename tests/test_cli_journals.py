@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -275,4 +275,4 @@ def test_what_is_for_spools_alone_says_what_to_do_instead(run: Any, log: Journal
 
 def test_times_are_those_of_the_records(run: Any, log: Journal) -> None:
     line = run("read", log.path, "--limit", 1)[1]
-    assert line.startswith(datetime.fromtimestamp(1_700_000_000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S"))
+    assert line.startswith(datetime.fromtimestamp(1_700_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S"))

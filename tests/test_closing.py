@@ -14,15 +14,16 @@ from alarms import called
 
 import hub
 import kvspool
-from kvspool import Spool, eventloops, following, system, wakeups
-from kvspool import _frames_py as frames
-from kvspool._wakeups import Waiting
+from kvspool import Spool, system
+from kvspool.engine import eventloops, following, wakeups
+from kvspool.engine.iteration import Iterations
 from kvspool.errors import Closed
-from kvspool.iteration import Iterations
 from kvspool.journal import cursor as journal_cursor
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.wakeups import Waiting
 from kvspool.spool import cursor as spool_cursor
 from shard import ShardSet, route
-from shard._merge import FollowingLoops
+from shard.kernel.merge import FollowingLoops
 
 DEADLINE = 60.0  # seconds; a follower that is not woken sleeps for an hour
 

@@ -21,9 +21,8 @@ from schedules import ALL
 from test_exchange import frame, old_spool, spool_file
 
 import kvspool
-from kvspool import Codec, CopyPlan, CopyReport, Gap, GapError, Record, _sej, system
+from kvspool import Codec, CopyPlan, CopyReport, Gap, GapError, Record, system
 from kvspool.cli import main
-from kvspool.copying import note, queues, sources, targets
 from kvspool.errors import (
     Corruption,
     LockTimeout,
@@ -36,8 +35,10 @@ from kvspool.errors import (
 )
 from kvspool.journal import Batch
 from kvspool.journal.formats import FORMATS
+from kvspool.kernel import sej
 from kvspool.record import NO_TIME
 from kvspool.spool.appending import Row
+from kvspool.transfer import note, queues, sources, targets
 
 TARGETS = ["spool", *FORMATS, *(["queue"] if find_spec("kvspool.queue") else [])]
 SOURCES = [*TARGETS, "v1"]
@@ -213,7 +214,7 @@ def going_back(path: Path) -> None:
     kvspool.create(path, format="sej").close()
     with open(path / "jnl" / "0000000000000000.jnl", "wb") as file:
         for at, (value, time) in enumerate(zip(b"abcd", [5, 4, NO_TIME, 9], strict=True)):
-            file.write(_sej.encode([bytes([value])], None, None, None, 0, time, 0, at, 1, NO_TIME)[0])
+            file.write(sej.encode([bytes([value])], None, None, None, 0, time, 0, at, 1, NO_TIME)[0])
 
 
 def test_times_that_decrease_are_raised_in_a_journal(tmp_path: Path) -> None:

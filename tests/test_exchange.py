@@ -17,11 +17,12 @@ import msgspec
 import pytest
 
 import kvspool
-from kvspool import Codec, Gap, Record, Spool, exchange, system
+from kvspool import Codec, Gap, Record, Spool, system
 from kvspool.cli import main, plugins
+from kvspool.engine.pool import Pool
 from kvspool.errors import GapError, NotALog, NotImportable
-from kvspool.pool import Pool
 from kvspool.spool.appending import Row
+from kvspool.transfer import exchange
 
 FORMATS = list(exchange.FORMATS)
 VALUES = [

@@ -22,7 +22,7 @@ import kvspool
 import shard
 from kvspool import errors, system
 from kvspool.spool.format import CONTROL_FILE
-from shard import _merge_py
+from shard.kernel import merge_py
 
 CALLS = (*FILE_CALLS, "remove", "remove_directory", "names", "is_locked")
 FAULTS = [(errno.EIO, False), (errno.EMFILE, False), (errno.ENOSPC, True)]
@@ -106,7 +106,7 @@ OPERATIONS = [
 ]
 
 
-class InterpretedMerge(_merge_py.Merging, Iterator[Any]):
+class InterpretedMerge(merge_py.Merging, Iterator[Any]):
     """What reads a hub root here: a compiled merge can't use the interpreted readers."""
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvspool import errors, filesystems, system
+from kvspool import errors, system
+from kvspool.system import filesystems
 
 MOUNTS = r"""
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw

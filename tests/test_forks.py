@@ -17,7 +17,8 @@ from children import Died, in_child, start, writing
 from trees import tree
 
 import kvspool
-from kvspool import Gap, Record, Spool, errors, forks
+from kvspool import Gap, Record, Spool, errors
+from kvspool.system import forks
 
 libc = ctypes.PyDLL(None)
 FORKS = [pytest.param(os.fork, id="os.fork"), pytest.param(libc.fork, id="libc.fork")]

@@ -12,7 +12,7 @@ import tomllib
 from array import array
 from collections.abc import Callable, Iterator
 from ctypes import CDLL, addressof, c_char_p, c_size_t, c_uint32, create_string_buffer
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -22,9 +22,10 @@ import pytest
 from children import in_child
 from rings import HOLDER, SEED, Ring, Watched
 
-from kvspool import _frames, _frames_py, _machine
-from kvspool import _frames_py as frames
 from kvspool.errors import Closed, Corruption, Poisoned, TooLarge
+from kvspool.kernel import frames as frames_loops
+from kvspool.kernel import frames_py, machine
+from kvspool.kernel import frames_py as frames
 from kvspool.record import Gap, Record
 from kvspool.spool import search
 
@@ -98,14 +99,14 @@ def test_a_pad_frame_has_its_golden_bytes(twin: ModuleType, make_ring: MakeRing)
 
 def test_the_checksum_is_crc32c_as_rfc_3720_defines_it() -> None:
     for data, expected in RFC_3720:
-        assert _machine.crc32c(0xFFFFFFFF, data, 0, len(data)) ^ 0xFFFFFFFF == expected
+        assert machine.crc32c(0xFFFFFFFF, data, 0, len(data)) ^ 0xFFFFFFFF == expected
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_the_c_checksums_agree_with_rfc_3720_with_and_without_the_instruction(tmp_path: Path) -> None:
     source = tmp_path / "crc.c"
     source.write_text(
-        '#include "_crc32c.h"\n'
+        '#include "crc32c.h"\n'
         "uint32_t best(uint32_t s, const uint8_t *p, size_t n) { return kv_crc32c(s, p, n); }\n"
         "uint32_t tables(uint32_t s, const uint8_t *p, size_t n) { return kv_crc32c_tables(s, p, n); }\n"
         "static uint8_t to[20000];\n"
@@ -124,7 +125,7 @@ def test_the_c_checksums_agree_with_rfc_3720_with_and_without_the_instruction(tm
         encoding="utf-8",
     )
     library = tmp_path / "crc.so"
-    folder = Path(_frames_py.__file__).parent
+    folder = Path(frames_py.__file__).parent
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-I{folder}", "-o", library, source], check=True)
     loaded = CDLL(str(library))
     noise = random.Random(3720).randbytes(10_100)
@@ -138,12 +139,12 @@ def test_the_c_checksums_agree_with_rfc_3720_with_and_without_the_instruction(tm
         address = addressof(buffer)
         for length in [*range(70), *range(180, 250), *range(1000, 1050), *range(3060, 3090), *range(6130, 6160), 9215, 9216, 9217, 10_000]:
             for start in (0, 1, 3, 7, 13):
-                state = _machine.crc32c(0x12345678, noise, start, length)
+                state = machine.crc32c(0x12345678, noise, start, length)
                 assert function(0x12345678, address + start, length) == state, (name, length, start)
 
 
 def test_the_twins_agree_on_the_checksum_of_every_length_to_10000_at_odd_alignments(make_ring: MakeRing) -> None:
-    compiled = pytest.importorskip("kvspool._frames_c")
+    compiled = pytest.importorskip("kvspool.kernel.frames_c")
     noise = memoryview(random.Random(1).randbytes(16_050))
     ring = make_ring(compiled, 1 << 16)
     writer = ring.writer()
@@ -168,15 +169,15 @@ def test_the_twins_agree_on_the_checksum_of_every_length_to_10000_at_odd_alignme
         position = tail - ((32 + length + 7) & ~7)
         assert ring.reader(position, next_sequence - 1).fetch(tail, 1, None) == [noise[start : start + length]]
         at = position % ring.capacity
-        state = _machine.crc32c(SEED, bytes(ring.data[at : at + 28]), 0, 28)
-        state = _machine.crc32c(state, noise, start, length) ^ 0xFFFFFFFF
+        state = machine.crc32c(SEED, bytes(ring.data[at : at + 28]), 0, 28)
+        state = machine.crc32c(state, noise, start, length) ^ 0xFFFFFFFF
         assert int.from_bytes(ring.data[at + 28 : at + 32], "little") == state, (length, start)
 
 
 def test_what_one_twin_writes_the_other_reads(make_ring: MakeRing) -> None:
-    compiled = pytest.importorskip("kvspool._frames_c")
+    compiled = pytest.importorskip("kvspool.kernel.frames_c")
     noise = random.Random(2)
-    for writing, reading in ((compiled, _frames_py), (_frames_py, compiled)):
+    for writing, reading in ((compiled, frames_py), (frames_py, compiled)):
         ring = make_ring(writing, 1 << 14)
         values = [noise.randbytes(noise.randrange(400)) for _ in range(200)]
         keys = [None if at % 3 == 0 else noise.randbytes(noise.randrange(9)) for at in range(200)]
@@ -191,13 +192,13 @@ def test_what_one_twin_writes_the_other_reads(make_ring: MakeRing) -> None:
 
 
 def test_the_module_that_chooses_a_twin_honours_the_environment() -> None:
-    code = "from kvspool import _frames; print(_frames.TWIN, _frames.FrameWriter.__module__)"
+    code = "from kvspool.kernel import frames; print(frames.TWIN, frames.FrameWriter.__module__)"
     forced = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "KVSPOOL_NO_EXTENSIONS": "1"}, check=True, capture_output=True, text=True
     )
-    assert forced.stdout.split() == ["interpreted", "kvspool._frames_py"]
-    module = {"compiled": "kvspool._frames_c", "interpreted": "kvspool._frames_py"}[_frames.TWIN]
-    assert _frames.FrameReader.__module__ == _frames.FrameWriter.__module__ == module
+    assert forced.stdout.split() == ["interpreted", "kvspool.kernel.frames_py"]
+    module = {"compiled": "kvspool.kernel.frames_c", "interpreted": "kvspool.kernel.frames_py"}[frames_loops.TWIN]
+    assert frames_loops.FrameReader.__module__ == frames_loops.FrameWriter.__module__ == module
 
 
 # Where frames lie.
@@ -418,7 +419,7 @@ def test_a_tail_without_a_mark_is_corruption_for_readers_and_writers(twin: Modul
 
 def test_the_holder_signs_only_when_another_one_held_the_lock_before(make_ring: MakeRing) -> None:
     stores: list[int] = []
-    ring = make_ring(_frames_py)
+    ring = make_ring(frames_py)
     writer = ring.writer(control=Watched("control", ring.control, lambda _, offset, __: stores.append(offset // 8)))
     holder = range(frames.HOLDER, frames.HOLDER + frames.HOLDER_WORDS)
 
@@ -493,14 +494,14 @@ def watched_writer(ring: Ring, before: Callable[[str, int, int], None]) -> Any:
 
 def batch(writer: Any, values: list[bytes]) -> None:
     writer.begin()
-    writer.put_many(None, values, 0, bytes(len(values)), 7, _frames_py.measure(None, values)[1])
+    writer.put_many(None, values, 0, bytes(len(values)), 7, frames_py.measure(None, values)[1])
     writer.publish()
 
 
 @pytest.fixture(params=[64, 4096])
 def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches make room in steps smaller than a batch, and larger."""
-    monkeypatch.setattr(_frames_py, "STEP", request.param)
+    monkeypatch.setattr(frames_py, "STEP", request.param)
 
 
 @pytest.mark.usefixtures("step")
@@ -508,7 +509,7 @@ def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_head_and_min_seq_advance_before_a_byte_that_they_protect_is_overwritten(
     make_ring: MakeRing, position: int, sequence: int
 ) -> None:
-    ring = make_ring(_frames_py, 1024, position=position, sequence=sequence)
+    ring = make_ring(frames_py, 1024, position=position, sequence=sequence)
     checked = 0
 
     def check(name: str, offset: int, size: int) -> None:
@@ -534,7 +535,7 @@ def test_head_and_min_seq_advance_before_a_byte_that_they_protect_is_overwritten
 
 
 def test_the_mark_of_the_current_tail_is_true_at_every_store(make_ring: MakeRing) -> None:
-    ring = make_ring(_frames_py, 1024)
+    ring = make_ring(frames_py, 1024)
     seen: set[tuple[int, int, int]] = set()
     writer = watched_writer(ring, lambda *_: seen.add(ring.mark()))
     published = {ring.mark()}
@@ -546,7 +547,7 @@ def test_the_mark_of_the_current_tail_is_true_at_every_store(make_ring: MakeRing
 
 
 def test_the_tail_is_stored_once_for_a_publication_and_after_everything_it_publishes(make_ring: MakeRing) -> None:
-    ring = make_ring(_frames_py, 1024)
+    ring = make_ring(frames_py, 1024)
     stores: list[tuple[str, int]] = []
     writer = watched_writer(ring, lambda name, offset, _: stores.append((name, offset // 8)))
     for _ in range(20):
@@ -556,7 +557,7 @@ def test_the_tail_is_stored_once_for_a_publication_and_after_everything_it_publi
 
 
 def test_min_seq_is_stored_before_head(make_ring: MakeRing) -> None:
-    ring = make_ring(_frames_py, 1024)
+    ring = make_ring(frames_py, 1024)
     stores: list[int] = []
     writer = watched_writer(ring, lambda name, offset, _: stores.append(offset // 8 if name == "control" else -1))
     for _ in range(60):
@@ -569,7 +570,7 @@ def test_min_seq_is_stored_before_head(make_ring: MakeRing) -> None:
 
 def kill_at_each_store(make_ring: MakeRing, prefill: int, values: list[bytes], start: tuple[int, int]) -> Iterator[tuple[Ring, bool]]:
     """Yield a ring whose writer was killed before its n-th store of putting `values`, for every n; at last one where it wasn't."""
-    ring = make_ring(_frames_py, 1024, position=start[0], sequence=start[1])
+    ring = make_ring(frames_py, 1024, position=start[0], sequence=start[1])
     ring.fill([b"before %d" % at + bytes(at * 29 % 120) for at in range(prefill)])
     filled = ring.snapshot()
     last = 0
@@ -827,7 +828,7 @@ def test_a_hostile_word_of_the_control_block_never_crashes_or_hangs_a_reader(
         for value in hostile_values(ring.words[at]):
             ring.restore(filled)
             ring.words[at] = value
-            for start in ("earliest", "latest", sequence + 15, sequence, datetime.now(timezone.utc)):
+            for start in ("earliest", "latest", sequence + 15, sequence, datetime.now(UTC)):
                 try:
                     place = search.find(ring.reader(0, 0), start)
                     got = ring.read(place)
@@ -1161,7 +1162,7 @@ def test_fetch_gives_values_alone_where_no_record_is_wanted(twin: ModuleType, ma
 
 
 def test_a_copy_made_while_the_writer_ran_over_it_is_void(make_ring: MakeRing) -> None:
-    ring = make_ring(_frames_py, 1024)
+    ring = make_ring(frames_py, 1024)
     ring.fill([bytes([at]) * 32 for at in range(10)])
     other = ring.writer()
     moves = iter([14])
@@ -1175,7 +1176,7 @@ def test_a_copy_made_while_the_writer_ran_over_it_is_void(make_ring: MakeRing) -
                     other.append(None, b"\xff" * 32, 0, 0, 7)
             return self.view[at]
 
-    reader = _frames_py.FrameReader(Overwritten("data", ring.data, lambda *_: None), ring.control, SEED, 0, 0)  # type: ignore[arg-type]
+    reader = frames_py.FrameReader(Overwritten("data", ring.data, lambda *_: None), ring.control, SEED, 0, 0)  # type: ignore[arg-type]
     assert reader.fetch(640, 10, Record) == []
     assert reader.stop == frames.OVERRUN
     assert (reader.position, reader.sequence) == (0, 0)

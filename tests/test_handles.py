@@ -19,7 +19,7 @@ from holders_of_handles import Found, holders, load
 import hub
 import kvspool
 import shard
-from kvspool._frames import TWIN
+from kvspool.kernel.frames import TWIN
 from kvspool.queue import ChunkQueue
 from kvspool.record import Gap, Record
 
@@ -36,7 +36,7 @@ PUBLIC = [
     "kvspool.journal.segment.Segment",
     "kvspool.producers.Producer",
     "kvspool.queue.queue.ChunkQueue",
-    "kvspool.ledger.Ledger",
+    "kvspool.engine.ledger.Ledger",
     "shard.merge.Merge",
     "shard.producers.ShardProducer",
     "shard.shardset.ShardSet",
@@ -60,13 +60,13 @@ def classes() -> list[Any]:
     frames = ("Ring", "FrameReader", "FrameWriter", "FrameSurvey", "Batch", "Items")
     merges = ("FollowingLoops", "Merging", "Source")
     stems = (
-        ("kvspool._frames", frames),
-        ("kvspool._group", ("FlushGroup",)),
-        ("kvspool._lock", ("AppendLock",)),
-        ("kvspool._tail", ("Tail",)),
-        ("kvspool._chunks", ("Ends",)),
-        ("kvspool._wakeups", ("Waiting",)),
-        ("shard._merge", merges),
+        ("kvspool.kernel.frames", frames),
+        ("kvspool.kernel.group", ("FlushGroup",)),
+        ("kvspool.kernel.lock", ("AppendLock",)),
+        ("kvspool.kernel.tail", ("Tail",)),
+        ("kvspool.kernel.chunks", ("Ends",)),
+        ("kvspool.kernel.wakeups", ("Waiting",)),
+        ("shard.kernel.merge", merges),
     )
     for stem, names in stems:
         for twin in ("py", "c"):
@@ -97,7 +97,7 @@ def name_of(kind: Any) -> str:
 
 def test_the_walk_finds_the_handles_that_are_known() -> None:
     assert len(HOLDERS) > 60
-    assert {"kvspool.spool.pair.Pair", "kvspool.queue.chunk.Chunk", "hub.lease.Lease", "kvspool.wakeups.Watcher"} <= set(HOLDERS)
+    assert {"kvspool.spool.pair.Pair", "kvspool.queue.chunk.Chunk", "hub.lease.Lease", "kvspool.engine.wakeups.Watcher"} <= set(HOLDERS)
     assert isinstance(HOLDERS["kvspool.spool.pair.Pair"], Found)
 
 

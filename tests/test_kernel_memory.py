@@ -16,10 +16,10 @@ from loops import twins
 from rings import HOLDER, SEED, Ring
 
 import kvspool
-from kvspool import _chunks_py
-from kvspool import _frames_py as frames
-from kvspool import _group_py as groups
 from kvspool.errors import Closed, Reentered
+from kvspool.kernel import chunks_py
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel import group_py as groups
 from kvspool.queue import ChunkQueue
 from kvspool.record import Record
 from kvspool.spool import format
@@ -44,7 +44,7 @@ def makers(twin: ModuleType) -> dict[str, Callable[[Any, Any], Any]]:
 
 def flush_group(twin: ModuleType, data: Any, control: Any) -> Any:
     """Return a group of the twin for a ring."""
-    module = importlib.import_module(twin.__name__.replace("_frames", "_group"))
+    module = importlib.import_module(twin.__name__.replace("frames", "group"))
     return module.FlushGroup(twin.Ring(data, control, SEED), control, frames.FLUSH_GROUP, frames.SYNC_LOCK)
 
 
@@ -357,7 +357,7 @@ def assert_only_closed(close: Callable[[], None], verbs: list[Callable[[], Any]]
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("loops", twins("kvspool._chunks"), ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("loops", twins("kvspool.kernel.chunks"), ids=lambda module: module.__name__.rpartition(".")[2])
 def test_the_ends_of_a_queue_refuse_memory_that_is_not_their_chunks(loops: ModuleType, tmp_path: Path) -> None:
     def chunk(size: int, view: Any) -> Any:
         return SimpleNamespace(fd=-1, size=size, view=view)
@@ -368,8 +368,8 @@ def test_the_ends_of_a_queue_refuse_memory_that_is_not_their_chunks(loops: Modul
             ends = loops.Ends()
             with pytest.raises(ValueError, match="a chunk of"):
                 ends.attach(1, first, last)
-            assert ends.place(b"x") == _chunks_py.LOOK
-            assert (ends.peek(), ends.take(), ends.take_many(3), ends.stop) == (None, None, [], _chunks_py.LOOK)
+            assert ends.place(b"x") == chunks_py.LOOK
+            assert (ends.peek(), ends.take(), ends.take_many(3), ends.stop) == (None, None, [], chunks_py.LOOK)
             assert ends.place_many([b"x"], 0) == 0
             assert not ends.is_drained()
             ends.advance(12)

@@ -12,7 +12,7 @@ import pickle
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ class Text(enum.StrEnum):
         Flight("UA", 1545, [{"a": 1}]),
         Tagged(3),
         Point(1, Point(2, {"a": Color.RED})),
-        {"when": datetime(2026, 1, 2, tzinfo=timezone.utc), "color": Color.RED, Color.RED: 1},
+        {"when": datetime(2026, 1, 2, tzinfo=UTC), "color": Color.RED, Color.RED: 1},
         {Text.A: Text.A, "c": {1, 2}},
         [msgspec.msgpack.Ext(5, b"x"), {"e": msgspec.msgpack.Ext(1, b"")}],
         {(1, ("a", 2)): {"a": bytearray(b"z")}},
@@ -337,7 +337,7 @@ def test_dates_are_typed_the_same_in_both_messagepacks(tmp_path: Path) -> None:
         data: bytes
         by_number: dict[int, str]
 
-    event = Event(datetime(2026, 5, 6, 7, 8, tzinfo=timezone.utc), b"\xff", {1: "a"})
+    event = Event(datetime(2026, 5, 6, 7, 8, tzinfo=UTC), b"\xff", {1: "a"})
     for codec in ("msgpack", "keyed"):
         with kvspool.create(tmp_path / codec, codec=codec, capacity="64KiB") as log:
             log.append(event)

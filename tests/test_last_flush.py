@@ -17,10 +17,11 @@ import hub
 import kvspool
 from hub import retention
 from hub.security import private
-from kvspool import disk, system
+from kvspool import system
 from kvspool.errors import NameNotDurable
 from kvspool.journal.retention import Retention
 from kvspool.spool.pair import Pair
+from kvspool.system import disk
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 

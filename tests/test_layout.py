@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 import pytest
 
-from kvspool.layout import Layout
+from kvspool.engine.layout import Layout
 
 
 class Sample(NamedTuple):

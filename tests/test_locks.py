@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvspool import errors, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import errors, system
+from kvspool.engine import locks
+from kvspool.system.descriptor import Descriptor
 
 
 class Clockwork(system.Port):

@@ -20,10 +20,12 @@ from faults import FILE_CALLS, FailingPort, TouchingPort
 from trees import tree
 
 import kvspool
-from kvspool import errors, filesystems, logs, system
+from kvspool import errors, system
 from kvspool.journal import Retention
+from kvspool.opening import logs
 from kvspool.queue import ChunkQueue
 from kvspool.spool import format
+from kvspool.system import filesystems
 
 
 @contextmanager

@@ -57,8 +57,8 @@ def run(command: list[str], cwd: Path, **variables: str) -> str:
 def test_the_sdist_has_all_that_builds_tests_and_explains_the_project(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    kinds = ["kvspool/*.py", "*/*.pxd", "kvspool/*.h", "*/py.typed", "tests/*", "docs/*", "tools/*", "hub/spark/*.py", "*.md", "LICENSE"]
-    kinds += ["hub/web/static/*", "hub/spark/jre/bin/java", "pyspark_kvspool/*.py"]
+    kinds = ["kvspool/**/*.py", "*/kernel/*.pxd", "kvspool/kernel/*.h", "*/py.typed", "tests/*", "docs/*", "tools/*", "*.md", "LICENSE"]
+    kinds += ["hub/spark/*.py", "hub/web/static/*", "hub/spark/jre/bin/java", "pyspark_kvspool/*.py"]
     expected = {str(path.relative_to(ROOT)) for kind in kinds for path in ROOT.glob(kind) if path.is_file()}
     assert {"setup.py", "setup.cfg", "pyproject.toml", *expected} <= names
     assert [name for name in names if name.startswith("build") or name.endswith((".so", ".pyc"))] == []
@@ -70,8 +70,8 @@ def test_the_wheel_has_every_package_with_its_types_and_no_generated_c(wheel: Pa
     packages = {str(path.parent.relative_to(ROOT)) for top in PACKAGES for path in ROOT.glob(f"{top}/**/__init__.py")}
     assert {f"{package}/__init__.py" for package in packages} <= names
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
-    assert {f"kvspool/{path.name}" for kind in ("*.pxd", "*.h") for path in (ROOT / "kvspool").glob(kind)} <= names
-    assert {f"shard/{path.name}" for path in (ROOT / "shard").glob("*.pxd")} <= names
+    declarations = [path for package in ("kvspool", "shard") for kind in ("*.pxd", "*.h") for path in ROOT.glob(f"{package}/kernel/{kind}")]
+    assert declarations and {str(path.relative_to(ROOT)) for path in declarations} <= names
     assert {"hub/web/static/hub.html", "hub/web/static/hub.css", "hub/web/static/hub.js"} <= names
     assert "hub/spark/jre/bin/java" in names
     assert [name for name in names if name.endswith((".c", ".so")) or name.startswith(("tests/", "tools/", "build/"))] == []
@@ -80,7 +80,7 @@ def test_the_wheel_has_every_package_with_its_types_and_no_generated_c(wheel: Pa
 def test_without_a_c_compiler_it_installs_and_runs_on_the_interpreted_twin(installed: Path, tmp_path: Path) -> None:
     program = (
         "import kvspool, shard, hub\n"
-        "from kvspool._frames import TWIN\n"
+        "from kvspool.kernel.frames import TWIN\n"
         "with kvspool.create('log', capacity='64KiB') as log:\n"
         "    log.append(b'value', key=b'key')\n"
         "    print(kvspool.__file__, TWIN, [record.value for record in log.read()])\n"

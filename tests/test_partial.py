@@ -12,13 +12,14 @@ import pytest
 from faults import FailingPort
 
 import kvspool
-from kvspool import Codec, Gap, Record, Spool, exchange, system
+from kvspool import Codec, Gap, Record, Spool, system
 from kvspool.cli import main
+from kvspool.engine.iteration import keeping
 from kvspool.errors import Corruption, GapError, Undecodable
-from kvspool.iteration import keeping
 from kvspool.journal.cursor import Reading
 from kvspool.spool import format
 from kvspool.spool.spool import Prepared
+from kvspool.transfer import exchange
 
 pa = pytest.importorskip("pyarrow", reason="arrow is an extra")
 
@@ -237,7 +238,7 @@ def test_poll_returns_records_that_an_exception_had_left_behind(tmp_path: Path) 
 
 
 def test_gathered_yields_the_items_before_an_error_first() -> None:
-    from kvspool.iteration import gathered
+    from kvspool.engine.iteration import gathered
 
     def items() -> Iterator[int]:
         yield from range(5)

@@ -14,7 +14,7 @@ import pytest
 
 import kvspool
 from kvspool import system
-from kvspool.pool import Pool
+from kvspool.engine.pool import Pool
 
 PIECE = 1 << 16
 

@@ -18,7 +18,9 @@ from images import Rebooted
 from parts import leave_part
 
 import kvspool
-from kvspool import ledger, system
+from kvspool import system
+from kvspool.engine import ledger
+from kvspool.engine.ledger import BLOCK, EXPIRY, HOUR, MOST, PIECES, Ledger
 from kvspool.errors import (
     BatchChanged,
     BatchOutOfOrder,
@@ -29,7 +31,6 @@ from kvspool.errors import (
     TooManyProducers,
     UnknownVersion,
 )
-from kvspool.ledger import BLOCK, EXPIRY, HOUR, MOST, PIECES, Ledger
 from kvspool.producers import Stored
 
 Make = Callable[..., Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,10 +14,10 @@ from kvspool.record import decode, encode
 @pytest.mark.parametrize(
     ("timestamp", "expected"),
     [
-        (0, datetime(1970, 1, 1, tzinfo=timezone.utc)),
-        (1_700_000_000_123_456_789, datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=timezone.utc)),
-        (999_999_999, datetime(1970, 1, 1, 0, 0, 0, 999999, tzinfo=timezone.utc)),
-        (2**63 - 1, datetime(2262, 4, 11, 23, 47, 16, 854775, tzinfo=timezone.utc)),
+        (0, datetime(1970, 1, 1, tzinfo=UTC)),
+        (1_700_000_000_123_456_789, datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)),
+        (999_999_999, datetime(1970, 1, 1, 0, 0, 0, 999999, tzinfo=UTC)),
+        (2**63 - 1, datetime(2262, 4, 11, 23, 47, 16, 854775, tzinfo=UTC)),
     ],
 )
 def test_the_time_is_utc_cut_to_microseconds(timestamp: int, expected: datetime) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def damage(path: Path, kind: str, numbers: list[int]) -> None:
 
 
 def at(second: float) -> datetime:
-    return datetime.fromtimestamp(second, timezone.utc)
+    return datetime.fromtimestamp(second, UTC)
 
 
 def check(items: Iterator[Any], second: int, damaged: set[int]) -> None:

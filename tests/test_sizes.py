@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvspool import sizes
+from kvspool.engine import sizes
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 import kvspool
-from kvspool import disk, documents, system
+from kvspool import system
 from kvspool.cli import main
-from kvspool.copying import note
 from kvspool.errors import Corruption, FormatError
 from kvspool.journal import settings
+from kvspool.system import disk, documents
+from kvspool.transfer import note
 
 DEEDS = ("stats", "append", "producer", "trim", "verify", "repair", "open")
 

@@ -12,10 +12,11 @@ import every_log
 import pytest
 
 import kvspool
-from kvspool import disk, queue
-from kvspool.descriptor import Descriptor
+from kvspool import queue
 from kvspool.errors import Corruption, KvspoolError, NotAFile, NotALog
 from kvspool.journal import index
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
 
 
 def make_socket(path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 from children import in_child
 
 from kvspool import system
-from kvspool.descriptor import Descriptor
 from kvspool.errors import Closed
 from kvspool.system import Port
+from kvspool.system.descriptor import Descriptor
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvspool._twins import choose
+from kvspool.kernel.twins import choose
 
 names = (f"chosen_{number}" for number in itertools.count())
 

@@ -20,7 +20,7 @@ from faults import BlindPort
 
 import kvspool
 from kvspool import system
-from kvspool.wakeups import BLIND_POLL, CHANGED, ENTERED, LINKS, POLL, Watcher
+from kvspool.engine.wakeups import BLIND_POLL, CHANGED, ENTERED, LINKS, POLL, Watcher
 
 
 class Patient(system.Port):
@@ -204,7 +204,7 @@ def test_the_queue_of_the_kernel_overflows_and_nothing_is_missed(watcher: Watche
 LIMITED = """
 import os, sys, threading
 import kvspool
-from kvspool.wakeups import CHANGED, Watcher
+from kvspool.engine.wakeups import CHANGED, Watcher
 
 path = sys.argv[1]
 first = Watcher()

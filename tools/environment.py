@@ -75,7 +75,7 @@ def prepare(extras, *, may_install_compiler=False):
 
 def twins():
     """Return the names of the modules that a C compiler makes, each with its declarations in a .pxd."""
-    return [f"{path.parent.name}.{path.stem}" for path in sorted(ROOT.glob("*/_*_c.pxd"))]
+    return [f"{path.parent.parent.name}.kernel.{path.stem}" for path in sorted(ROOT.glob("*/kernel/*_c.pxd"))]
 
 
 def has_compiler():
@@ -357,7 +357,7 @@ def _remove_twins(suffix):
 
 def _sources():
     """Return a hash of all that the compiled twins are made from."""
-    return _hash(path for pattern in ("*/_*.pxd", "*/_*_py.py", "*/_*.h") for path in ROOT.glob(pattern))
+    return _hash(path for pattern in ("*/kernel/*.pxd", "*/kernel/*_py.py", "*/kernel/*.h") for path in ROOT.glob(pattern))
 
 
 def _metadata():

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from hub import HubRoot, retention
 from hub.retention import EVERYBODY, HubRetention
-from kvspool import sizes
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
 from kvspool.journal import Floor, Retention
 

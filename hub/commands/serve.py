@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from hub.root import HubRoot
 from hub.serving import memory
 from hub.serving.limits import Limits
-from kvspool import sizes
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
 from kvspool.errors import LogExists
 
 if TYPE_CHECKING:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from hub.client import check_client
 from hub.commands import security
-from kvspool import sizes, system
+from kvspool import system
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from rich.table import Table

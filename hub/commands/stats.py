@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from hub import figures
 from hub.figures import HubFigures
-from kvspool import sizes, system
+from kvspool import system
 from kvspool.cli import options, output
 from kvspool.cli.stats import when
+from kvspool.engine import sizes
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,9 +11,10 @@ from hub.commands.retention import add_limits, limits
 from hub.retention import EVERYBODY
 from hub.security.access import Patterns
 from hub.serving.trimmer import ShardTrim, Trimmer
-from kvspool import sizes, system
+from kvspool import system
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
 from kvspool.journal import Retention
 

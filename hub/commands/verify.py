@@ -9,9 +9,10 @@ from typing import Any
 from hub.errors import AccessError
 from hub.retention import EVERYBODY
 from hub.security.access import Access, Patterns
-from kvspool import sizes, system
+from kvspool import system
 from kvspool.cli import options, output, progress, verify
 from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
 
 DESCRIPTION = """\
 Check every record of all shards under a hub root, while the hub and its clients go on; also the tables of generations, the places of

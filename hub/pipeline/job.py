@@ -16,8 +16,9 @@ import msgspec
 
 from hub.pipeline.errors import JobError, SchemaError
 from hub.pipeline.schema import INFER, Field, parse_schema
-from kvspool import documents, sizes
+from kvspool.engine import sizes
 from kvspool.errors import NotAFile
+from kvspool.system import documents
 
 Codec = Literal["json", "msgpack", "keyed", "text", "raw"]
 Format = Literal["parquet", "delta", "kvspool"]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvspool import Spool, logs
+from kvspool import Spool
 from kvspool.keyed import Keys
+from kvspool.opening import logs
+from kvspool.options import TIMEOUT
 from kvspool.spool.cursor import Cursor
-from kvspool.spool.spool import TIMEOUT
 from shard import route
 from shard.shardset import open_shard
 

@@ -16,7 +16,8 @@ from typing import Literal
 import msgspec
 
 from hub.pipeline.job import NAME
-from kvspool import disk, documents, system
+from kvspool import system
+from kvspool.system import disk, documents
 
 LARGEST = 1 << 20  # bytes of such a file
 MOST = 100  # pipelines of a hub root that are shown

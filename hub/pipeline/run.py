@@ -25,9 +25,11 @@ from hub.pipeline.job import Job, check_time
 from hub.pipeline.progress import Progress, ShardProgress
 from hub.pipeline.schema import Field, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
-from kvspool import disk, documents, logs, system
+from kvspool import system
 from kvspool.errors import KvspoolError
-from kvspool.handles import Handle
+from kvspool.opening import logs
+from kvspool.system import disk, documents
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

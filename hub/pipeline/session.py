@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hub.pipeline.job import Job
-from kvspool.descriptor import Descriptor
+from kvspool.system.descriptor import Descriptor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

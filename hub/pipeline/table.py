@@ -38,8 +38,9 @@ from typing import Any, Self
 import msgspec
 
 from hub.pipeline.errors import PipelineRuns, SinkError
-from kvspool import disk, documents, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.system import disk, documents
+from kvspool.system.descriptor import Descriptor
 
 MANIFEST = "_kvspool.json"
 LARGEST_MANIFEST = 1 << 28  # bytes

@@ -27,7 +27,7 @@ from hub.security.private import WatchedFile
 from hub.security.quotas import UNLIMITED, Quota
 from hub.security.tokens import Token
 from kvspool import system
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 INTERVAL = 1.0  # seconds between two looks at the file
 _NOBODY = "0" * 64  # compared with when a token's id is unknown, so that it takes as long

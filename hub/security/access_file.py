@@ -30,7 +30,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +41,9 @@ from hub.errors import AccessError
 from hub.security import private
 from hub.security.quotas import UNLIMITED, Quota
 from hub.security.tokens import ID, Token
-from kvspool import documents, sizes, system
+from kvspool import system
+from kvspool.engine import sizes
+from kvspool.system import documents
 
 Role = Literal["client", "reader", "admin"]
 ROLES = ("client", "reader", "admin")
@@ -263,5 +265,5 @@ def _checked(before: bytes, added: str) -> bytes:
 
 
 def _moment() -> str:
-    now: Any = datetime.fromtimestamp(system.port.now() // 1_000_000_000, timezone.utc)
+    now: Any = datetime.fromtimestamp(system.port.now() // 1_000_000_000, UTC)
     return str(now.strftime("%Y-%m-%dT%H:%M:%SZ"))

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from hub.errors import CertificateError
@@ -109,7 +109,7 @@ def _issue(
 def _builder(signer: Signer, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
     if not 1 <= days <= MOST_DAYS:
         raise ValueError(f"a certificate holds for 1 to {MOST_DAYS} days, not {days}")
-    now = datetime.fromtimestamp(system.port.now() // 1_000_000_000, timezone.utc)
+    now = datetime.fromtimestamp(system.port.now() // 1_000_000_000, UTC)
     end = now + timedelta(days=days)
     if signer.certificate is not None:
         end = min(end, signer.certificate.not_valid_after_utc)

@@ -8,14 +8,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from hub.errors import AccessError, CertificateError
 from hub.security.private import WatchedFile
 from kvspool import system
 from kvspool.errors import MissingExtra
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 try:
     from cryptography import x509
@@ -164,7 +164,7 @@ def read_authority(path: str | os.PathLike[str]) -> bytes:
 
 def moment(at: int) -> str:
     """Return a time in ns since 1970 as 2026-01-31T12:00:00Z."""
-    return datetime.fromtimestamp(at // 1_000_000_000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(at // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @contextmanager

@@ -15,9 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hub.errors import AccessError
-from kvspool import disk, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
 from kvspool.errors import LockTimeout, NotAFile
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
 
 LARGEST = 1 << 24  # bytes that such a file may have
 PATIENCE = 10.0  # seconds that one editor of a file waits for another

@@ -19,8 +19,9 @@ from typing import TypeVar
 import msgspec
 
 from hub.errors import HubFull, QuotaExceeded
-from kvspool import sizes, system
-from kvspool.handles import Handle
+from kvspool import system
+from kvspool.engine import sizes
+from kvspool.system.handles import Handle
 
 BURST = 1.0  # seconds of its rate that a client may take at once
 INTERVAL = 0.1  # seconds between two looks at the disk

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hub.errors import QuotaExceeded
 from hub.security.quotas import LONGEST_DEBT, Meters, Space
 from kvspool import system
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from hub.serving.authentication import Standing

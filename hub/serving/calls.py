@@ -16,7 +16,7 @@ from collections.abc import Callable
 from hub.errors import HubError, HubFull, QuotaExceeded
 from hub.security.quotas import LATER
 from kvspool import system
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 MOST = 2048  # calls of a hub at one time
 MOST_OPENING = 256  # calls of one principal whose first message was not read yet

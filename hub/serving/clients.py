@@ -7,7 +7,7 @@ from collections import Counter
 
 from hub.store import Outcome
 from kvspool import system
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 MOST = 10_000  # clients that are remembered; more can't be there without a right to it
 

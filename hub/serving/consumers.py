@@ -28,9 +28,9 @@ from hub.tickets import LARGEST_COMMIT, MOST_PLACES, Commit, Committed, ReaderNa
 from hub.wire import LAST
 from kvspool import Spool, system
 from kvspool.errors import KvspoolError, NoSuchReader, ReaderBusy
-from kvspool.handles import Handle
 from kvspool.journal.offsets import check_name
-from kvspool.spool.spool import TIMEOUT
+from kvspool.options import TIMEOUT
+from kvspool.system.handles import Handle
 from shard import route
 from shard.shardset import open_shard
 

@@ -47,7 +47,7 @@ from hub.serving.flow import CHUNK, EXHAUSTED, Carriers, Flow
 from hub.serving.limits import Address, Census, Limits, Reason, Visitor
 from kvspool import system
 from kvspool.errors import Closed
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 Target = Address | str  # of a server: its address, or the path of its unix socket
 

@@ -24,7 +24,7 @@ from hub.serving.survey import is_scarce
 from hub.store import Outcome, Shard, Store
 from hub.wire import Done, Level, Log, Opened, Opening, Ping, Place, Put, Stored
 from kvspool.errors import KvspoolError
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from pyarrow import flight

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 Address = tuple[str, int]  # IP address and port
 

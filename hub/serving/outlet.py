@@ -26,10 +26,10 @@ from hub.tickets import LONGEST_WAIT, Beside, ClientState, Query, ServerInfo, Sh
 from hub.wire import VERSION, Level
 from kvspool import arrow, system
 from kvspool.errors import KvspoolError, OutOfRange
-from kvspool.handles import Handle
 from kvspool.journal import Journal
+from kvspool.options import TIMEOUT
 from kvspool.record import Gap
-from kvspool.spool.spool import TIMEOUT
+from kvspool.system.handles import Handle
 from shard.shardset import Log, open_shard
 
 LARGEST_CRITERIA = 200  # bytes

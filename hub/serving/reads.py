@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from hub.errors import HubFull
 from kvspool import system
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 MOST = 256 << 20  # bytes
 AT_ONCE = 4  # batches that are read at the same time: each may be one large record

@@ -19,9 +19,9 @@ from hub.store import GENERATIONS, Generation, load_generations, root_id
 from hub.tickets import Changes, ShardState
 from kvspool import system
 from kvspool.errors import KvspoolError
-from kvspool.handles import Handle
 from kvspool.journal import Journal
-from kvspool.spool.spool import TIMEOUT
+from kvspool.options import TIMEOUT
+from kvspool.system.handles import Handle
 from shard import descriptors, route
 from shard.errors import ShardError
 from shard.shardset import Log, open_shard

@@ -14,7 +14,7 @@ import logging
 import threading
 
 from kvspool import system
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 OWN = 96  # threads of the hub itself: gRPC, the gate, the housekeeping, the page
 SPARE = 160  # threads for calls that are about to be refused, and for those that just began

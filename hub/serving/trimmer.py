@@ -22,7 +22,8 @@ import msgspec
 
 from hub.held import Held
 from hub.retention import HubRetention, RetentionFile
-from kvspool import sizes, system
+from kvspool import system
+from kvspool.engine import sizes
 from kvspool.errors import KvspoolError, LogNotFound
 from kvspool.journal import Journal, Retention
 from kvspool.journal.trim import AT_ONCE, TrimPlan, TrimReport

@@ -16,7 +16,7 @@ from hub import columns, tickets, wire
 from hub.errors import HubError, Malformed, NotAllowed, Silent, Unreachable
 from hub.wire import Done, Opened, Opening, Ping, Put, Refused
 from kvspool import system
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 SILENCE = 30.0  # seconds without an answer after which a connection counts as dead
 _BROKEN = (pa.ArrowException, OSError, StopIteration)  # what Flight raises on a connection that is of no more use

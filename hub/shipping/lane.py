@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hub import columns, wire
 from hub.errors import Conflict, HubError, ShardDamaged
 from hub.wire import Put
-from kvspool import logs, system
+from kvspool import system
 from kvspool.errors import (
     KvspoolError,
     LockTimeout,
@@ -21,10 +21,11 @@ from kvspool.errors import (
     TooLarge,
     TooManyReaders,
 )
-from kvspool.handles import Handle
 from kvspool.journal import Journal
+from kvspool.opening import logs
 from kvspool.options import Isolation, Start
 from kvspool.record import Gap
+from kvspool.system.handles import Handle
 from shard.shardset import Log
 
 if TYPE_CHECKING:

@@ -26,11 +26,12 @@ from hub.remote import RemoteHub
 from hub.store import GENERATIONS, MIRRORED, PRIVATE, load_generations
 from hub.tickets import ShardState
 from hub.wire import LAST
-from kvspool import arrow, disk, documents, system
+from kvspool import arrow, system
 from kvspool.errors import Corruption, KvspoolError, NotAFile, OutOfRange, Poisoned
 from kvspool.journal import Journal
 from kvspool.options import Isolation
 from kvspool.record import Gap
+from kvspool.system import disk, documents
 from shard import route
 
 TURN_BYTES = 32 << 20  # bytes that are pulled of a shard before it is the others' turn

@@ -26,8 +26,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from hub.spark.target import LEFT_OUT, SinkError, Target
 from hub.spark.workers import settle
-from kvspool.handles import Handle, close_all
 from kvspool.producers import Pieces
+from kvspool.system.handles import Handle, close_all
 from shard import ShardSet
 from shard.producers import grouped, int32s, laid_out, shards_of
 from shard.shardset import Log

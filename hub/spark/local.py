@@ -25,13 +25,13 @@ from hub.spark.errors import DataLossError
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey, ShardRange
 from hub.stamp import UNSETTLED, Stamp
-from kvspool import Gap, Spool, logs, system
+from kvspool import Gap, Spool, system
 from kvspool.errors import LogNotFound, NotALog
-from kvspool.handles import close_all
 from kvspool.journal import Journal
 from kvspool.journal.files import LEFTOVERS
-from kvspool.options import Isolation
-from kvspool.spool.spool import TIMEOUT
+from kvspool.opening import logs
+from kvspool.options import TIMEOUT, Isolation
+from kvspool.system.handles import close_all
 from shard import route
 from shard.shardset import Log, open_shard
 

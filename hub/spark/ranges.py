@@ -18,10 +18,11 @@ from hub.spark.lines import LATER, STREAM, Line, Patience, connected, let_go
 from hub.spark.shards import ShardRange
 from hub.store import PRIVATE
 from hub.tickets import Ticket
-from kvspool import Gap, disk
+from kvspool import Gap
 from kvspool.errors import KvspoolError
+from kvspool.options import TIMEOUT as LOCK_TIMEOUT
 from kvspool.options import Isolation
-from kvspool.spool.spool import TIMEOUT as LOCK_TIMEOUT
+from kvspool.system import disk
 from shard import route
 from shard.shardset import open_shard
 

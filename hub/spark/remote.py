@@ -24,8 +24,8 @@ from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey
 from hub.tickets import ShardState, Ticket
 from kvspool import system
-from kvspool.handles import close_all
 from kvspool.options import Isolation
+from kvspool.system.handles import close_all
 
 if TYPE_CHECKING:
     from hub.remote import RemoteHub

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from hub.spark.naming import named
 from hub.spark.options import local_path
-from kvspool import Codec, logs, sizes
+from kvspool import Codec
+from kvspool.engine import sizes
 from kvspool.errors import KvspoolError, LogExists, LogNotFound
+from kvspool.opening import logs
 from shard import ShardSet, route
 from shard.shardset import Log, open_shard
 

@@ -23,7 +23,7 @@ import msgspec
 
 from hub.status import HubStatus
 from kvspool.errors import Closed, MissingExtra
-from kvspool.handles import Handle
+from kvspool.system.handles import Handle
 
 try:
     import uvicorn

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 import kvspool
-from kvspool import sizes
 from kvspool.cli import options, output, progress
 from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
 from kvspool.journal import ArchiveReport, Journal
 from kvspool.journal.archive import LEVELS, Progress
 

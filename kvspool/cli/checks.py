@@ -17,15 +17,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvspool import _frames, filesystems, queue, sizes, system
+from kvspool import queue, system
 from kvspool.cli import plugins
-from kvspool.descriptor import Descriptor
+from kvspool.engine import making, sizes
+from kvspool.engine.wakeups import CHANGED, Watcher
 from kvspool.errors import Corruption, KvspoolError, LogNotFound, MismatchedPair, NotALog, Unrecovered
 from kvspool.journal import Journal
 from kvspool.journal import files as journals
+from kvspool.kernel import frames
 from kvspool.record import Gap
-from kvspool.spool import making
-from kvspool.wakeups import CHANGED, Watcher
+from kvspool.system import filesystems
+from kvspool.system.descriptor import Descriptor
 
 LEAST_FREE = 1 << 30  # bytes; below that the next log may not fit
 LEAST_SHARED_MEMORY = 256 << 20  # bytes; a container has 64 MiB by default
@@ -118,7 +120,7 @@ def _python() -> Check:
 
 
 def _twin() -> Check:
-    if _frames.TWIN == "compiled":
+    if frames.TWIN == "compiled":
         return Check("frame loops", "ok", "compiled")
     if os.environ.get("KVSPOOL_NO_EXTENSIONS") == "1":
         return Check("frame loops", "warn", "interpreted: slower", "unset KVSPOOL_NO_EXTENSIONS")

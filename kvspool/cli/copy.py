@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import kvspool
-from kvspool import sizes
 from kvspool.cli import options, output, progress
 from kvspool.cli.options import BadInput
-from kvspool.copying import CopyPlan, CopyProgress, CopyReport
+from kvspool.engine import sizes
 from kvspool.journal.formats import FORMATS
+from kvspool.transfer.copier import CopyPlan, CopyReport
+from kvspool.transfer.progress import CopyProgress
 
 NAME = "copy"
 SUMMARY = "copy the records of one log into another one, of any format"

@@ -7,12 +7,13 @@ import inspect
 from typing import Any
 
 import kvspool
-from kvspool import sizes
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
 from kvspool.journal import JournalStats
 from kvspool.journal.formats import FORMATS
+from kvspool.options import DURABILITIES
 from kvspool.spool import format
 
 _OF_SPOOLS = ("capacity", "policy", "reader_expiry")
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--durability",
-        choices=format.DURABILITIES,
+        choices=DURABILITIES,
         default="memory",
         help="when an append is on disk: after a sync (memory), within the sync interval (os), or at once (disk) (default: %(default)s)",
     )

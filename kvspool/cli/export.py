@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import kvspool
-from kvspool import exchange
 from kvspool.cli import options, output, queues
 from kvspool.cli.summary import Progress
+from kvspool.transfer import exchange
 
 NAME = "export"
 SUMMARY = "write the records of a log to a file"

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import kvspool
-from kvspool import exchange, v1
 from kvspool.cli import options, output, queues
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import Progress
+from kvspool.opening import v1
+from kvspool.transfer import exchange
 
 NAME = "import"
 SUMMARY = "append the records of a file to a log"

@@ -7,9 +7,9 @@ import select
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvspool import sizes
 from kvspool.cli.options import BadInput
-from kvspool.handles import Handle
+from kvspool.engine import sizes
+from kvspool.system.handles import Handle
 
 CHUNK = 1 << 16  # bytes; what a pipe holds
 BATCH_BYTES = 1 << 20  # bytes; a batch of long lines stays small however many lines it may have

@@ -6,12 +6,12 @@ import argparse
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import kvspool
-from kvspool import sizes
+from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
 from kvspool.journal import Floor, Journal, Retention
 from kvspool.journal import files as journals
@@ -19,8 +19,8 @@ from kvspool.options import Start
 from kvspool.record import STRUCTURED
 from kvspool.spool.format import CONTROL_FILE
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-END = datetime(2262, 1, 1, tzinfo=timezone.utc)  # 2**63 ns after the epoch is later in that year
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+END = datetime(2262, 1, 1, tzinfo=UTC)  # 2**63 ns after the epoch is later in that year
 
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -158,7 +158,7 @@ def start(text: str) -> Start:
     except ValueError:
         words = "a start is earliest, latest, a sequence or a time such as 2026-01-31T12:00:00Z"
         raise argparse.ArgumentTypeError(f"{words}, not {text!r}") from None
-    when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+    when = when if when.tzinfo else when.replace(tzinfo=UTC)
     if not EPOCH <= when < END:
         raise argparse.ArgumentTypeError(f"records have times from {EPOCH:%Y} to {END:%Y}, not {text!r}")
     return when

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from kvspool import sizes
+from kvspool.engine import sizes
 from kvspool.errors import Undecodable
 from kvspool.record import Codec, Gap, Record
 

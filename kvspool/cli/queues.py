@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from kvspool import logs
 from kvspool.cli import output
 from kvspool.cli.options import BadInput
-from kvspool.handles import Handle
 from kvspool.journal import Journal
+from kvspool.opening import logs
 from kvspool.options import Isolation, OnGap, Start
 from kvspool.queue import ChunkQueue, QueueRepairReport, QueueStats, QueueVerifyReport, is_queue
 from kvspool.record import Record
 from kvspool.spool import Spool
+from kvspool.system.handles import Handle
 
 
 class QueueLog(Handle):

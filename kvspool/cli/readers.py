@@ -6,10 +6,10 @@ import argparse
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from kvspool import sizes
 from kvspool.cli import options, output, plugins
 from kvspool.cli.options import BadInput
 from kvspool.cli.stats import when
+from kvspool.engine import sizes
 from kvspool.errors import KvspoolError
 from kvspool.journal import Consumer, Journal
 

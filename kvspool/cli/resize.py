@@ -6,10 +6,10 @@ import argparse
 import sys
 
 import kvspool
-from kvspool import sizes
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
 from kvspool.cli.summary import Progress
+from kvspool.engine import sizes
 
 NAME = "resize"
 SUMMARY = "give a log another size while it is in use"

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 import kvspool
-from kvspool import sizes
 from kvspool.cli import options, output, progress
+from kvspool.engine import sizes
 
 NAME = "salvage"
 SUMMARY = "copy what is sound out of a damaged log"

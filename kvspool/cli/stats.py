@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from kvspool import sizes
 from kvspool.cli import options, output, plugins, watch
+from kvspool.engine import sizes
 from kvspool.journal import JournalStats
 from kvspool.spool.rates import Rates
 
@@ -138,7 +138,7 @@ def when(timestamp: int) -> str:
     """Return a time and how long ago it was; nothing for 0, which stands for no record."""
     if not timestamp:
         return "-"
-    when = datetime.fromtimestamp(timestamp // 1_000_000_000, timezone.utc)
+    when = datetime.fromtimestamp(timestamp // 1_000_000_000, UTC)
     return f"{when:%Y-%m-%d %H:%M:%S} UTC ({_age(time.time() - timestamp / 1e9)})"
 
 

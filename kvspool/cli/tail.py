@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections import deque
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from kvspool.cli import options, output, plugins
@@ -84,7 +84,7 @@ def _starts(stats: Any, count: int) -> Iterator[Start]:
         logs = stats if isinstance(stats, list) else [stats]
         newest = max((getattr(one, "last_timestamp", 0) for one in logs), default=0)
         for step in range(_STEPS if newest else 0):
-            yield datetime.fromtimestamp(max(0, newest / 1e9 - 4**step), timezone.utc)
+            yield datetime.fromtimestamp(max(0, newest / 1e9 - 4**step), UTC)
     yield "earliest"
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import KvspoolError, sizes
+from kvspool import KvspoolError
 from kvspool.cli import options, output
 from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
 from kvspool.journal import Journal, Retention
 from kvspool.journal.trim import TrimReport
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 import kvspool
-from kvspool import VerifyReport, sizes
+from kvspool import VerifyReport
 from kvspool.cli import options, output, progress, queues
+from kvspool.engine import sizes
 from kvspool.journal.damage import SegmentDamage
 from kvspool.journal.verify import JournalVerifyReport
 from kvspool.queue import QueueVerifyReport

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvspool import _frames_py as frames
-from kvspool import sizes, system
+from kvspool import system
 from kvspool.cli import output
 from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
 from kvspool.journal import Journal
+from kvspool.kernel import frames_py as frames
 from kvspool.spool.rates import Bucket, Rates, together
 
 if TYPE_CHECKING:

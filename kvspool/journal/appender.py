@@ -25,24 +25,27 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from kvspool import _tail_py as tails
-from kvspool import disk, ledger, locks, system
-from kvspool._frames import TWIN
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import ledger, locks
 from kvspool.errors import DO_NOT_REPEAT, Corruption, KvspoolError, LogVanished, OutOfRange, Poisoned, Reentered, say_what_is_stored
-from kvspool.handles import Handle
 from kvspool.journal.control import MAGIC, NOT_BEGUN, Control, Page, flush_noted
-from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, WHOLE, Before, Format, Rows, Scan
+from kvspool.journal.damage import find_behind
+from kvspool.journal.format import LAST_SEQUENCE, WHOLE, Before, Format, Rows, Scan
 from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.times import latest_time
+from kvspool.journal.walking import last_whole, walk
+from kvspool.kernel import tail_py as tails
+from kvspool.kernel.frames import TWIN
 from kvspool.record import NO_TIME
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.journal.dropping import Room
 
 IS_ONE_STEP = TWIN == "compiled"  # an append to the tail: threads need no lock around it, and no signal handler comes into it
-CHUNK = 1 << 20  # bytes read at once
 SHOWN = 1 << 16  # bytes of what was cut that a report holds
 OnRoll = Callable[[int], None]
 T = TypeVar("T")
@@ -63,7 +66,7 @@ class Torn(msgspec.Struct, frozen=True):
 
 
 class Accounts:
-    """What has to be told of producers' batches where a journal goes on; see `kvspool.ledger`."""
+    """What has to be told of producers' batches where a journal goes on; see `kvspool.engine.ledger`."""
 
     def __init__(self, directory: Path, log_id: Callable[[], bytes]) -> None:
         self._directory = directory
@@ -146,7 +149,7 @@ class Appender(Handle):
                 raise
 
     def append_one(self, value: bytes, key: bytes | None, type: int, codec: int, timeout: float) -> int:
-        """Append one record with the present time in one step, if it can be done so; return its sequence, or `_tail_py.SLOW`: then nothing
+        """Append one record with the present time in one step, if it can be done so; return its sequence, or `tail_py.SLOW`: then nothing
         was done, and `append` has to. Raises LockTimeout."""
         tail = self.control.tail
         if tail is None or self._thread:
@@ -372,8 +375,6 @@ class Appender(Handle):
 
     def _refuse_to_lose(self, segment: Segment, found: Scan, size: int) -> None:
         """Raise Corruption if sound frames seem to lie behind what is none: then it is no torn end, and only a person may say what goes."""
-        from kvspool.journal.damage import find_behind
-
         if self.format.end_in(segment, found.size, size) is not None:
             return  # it has looked for the last sound frame itself
         behind = find_behind(self.segments, segment, found, size, None)
@@ -478,34 +479,3 @@ class Appender(Handle):
         if segment is not None:
             segment.close()
         self.control.close()
-
-
-def walk(
-    format: Format, segment: Segment, begin: int, sequence: int, end: int, until: int | None = None, timestamp: int | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Scan:  # fmt: skip
-    """Pass over the frames of a segment from byte `begin` up to byte `end`; see `Format.pass_over`. `size` is the byte where it stopped."""
-    bounds = {name: bound for name, bound in (("until", until), ("timestamp", timestamp)) if bound is not None}
-    position, size, latest = begin, CHUNK, NO_TIME
-    while True:
-        data = segment.read(position, min(size, end - position))
-        found = format.pass_over(data, sequence, **bounds)
-        found = found._replace(latest=(latest := max(latest, found.latest)))
-        position, sequence = position + found.size, found.sequence
-        if progress is not None:
-            progress(position)
-        is_last = position - found.size + len(data) >= end or not data
-        if found.stop == SHORT and found.need > end - position:
-            return found._replace(size=position)
-        if found.stop in (DAMAGED, JUMPED) or is_last or (found.stop == WHOLE and found.size < len(data)):
-            return found._replace(size=position)
-        if found.stop == SHORT and found.size == 0:
-            size = max(2 * size, found.need)  # one frame, larger than what was read
-        else:
-            size = CHUNK
-
-
-def last_whole(format: Format, segment: Segment, begin: int, sequence: int, size: int) -> Scan:
-    """Return where the last whole frame of a segment ends, and which sequence comes next. The frame of `sequence` begins at `begin`."""
-    found = format.end_in(segment, begin, size)
-    return walk(format, segment, begin, sequence, size) if found is None else Scan(*found, WHOLE)

@@ -22,17 +22,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import disk, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import Corruption, Unsupported
 from kvspool.journal import seekable
 from kvspool.journal.control import ADMIN, Control
 from kvspool.journal.segment import Archived, Segment
 from kvspool.journal.segments import Segments
 from kvspool.log import CAPABILITIES
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
 
 if TYPE_CHECKING:
-    from kvspool.journal.journal import Journal
+    from kvspool.journal.handle import JournalHandle
 
 LEVELS = range(1, 23)
 TEMPORARY = ".tmp"
@@ -70,7 +72,7 @@ class ArchiveReport(msgspec.Struct, frozen=True):
 class Archiver:
     """One run over the segments of a journal, in one of the two directions."""
 
-    def __init__(self, journal: Journal, timeout: float, progress: Progress | None, *, level: int = 3, undo: bool = False) -> None:
+    def __init__(self, journal: JournalHandle, timeout: float, progress: Progress | None, *, level: int = 3, undo: bool = False) -> None:
         self.journal = journal
         self.segments = Segments(journal.path, journal.format)
         self._timeout = timeout
@@ -232,7 +234,7 @@ def _is_still(path: Path, was: os.stat_result) -> bool:
 
 
 def archive(
-    journal: Journal,
+    journal: JournalHandle,
     before: int | None,
     older_than: float | None,
     level: int,
@@ -250,7 +252,13 @@ def archive(
 
 
 def unarchive(
-    journal: Journal, before: int | None, older_than: float | None, timeout: float, progress: Progress | None, *, dry_run: bool = False
+    journal: JournalHandle,
+    before: int | None,
+    older_than: float | None,
+    timeout: float,
+    progress: Progress | None,
+    *,
+    dry_run: bool = False,
 ) -> ArchiveReport:
     """See `Log.unarchive`."""
     if not journal.format.has_archives:

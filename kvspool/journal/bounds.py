@@ -16,11 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from kvspool import disk, system
-from kvspool._frames import crc32c
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption
-from kvspool.layout import Layout
+from kvspool.kernel.frames import crc32c
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
 
 
 class First(NamedTuple):

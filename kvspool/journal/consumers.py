@@ -14,14 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from kvspool import disk, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
+from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, NoSuchReader
 from kvspool.journal import sidecars
 from kvspool.journal.format import LAST_SEQUENCE
 from kvspool.journal.offsets import Lease, Offsets, deleted, moved
-from kvspool.layout import Layout
-from kvspool.spool.spool import TIMEOUT
+from kvspool.options import TIMEOUT
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
 
 INDEX = "index"
 LARGEST = 1 << 24  # bytes of an index that are read

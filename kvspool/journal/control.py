@@ -9,7 +9,7 @@ a writer goes on without a look at the segments. It is read and written with `pr
 is in other programs' reach. It is believed as far as it agrees with the file that it speaks of, in the same run of the machine; otherwise
 the segments say what is true.
 
-**Tail.** Where the journal ends stands in a file of our own beside it, too, which all writers map: see `_tail_py`. An append in one step
+**Tail.** Where the journal ends stands in a file of our own beside it, too, which all writers map: see `tail_py`. An append in one step
 changes that one alone. Its first word is the append lock, whose locked bytes lie in the lock file. The byte that older versions lock for
 each append is the lock's gate, so they and we exclude each other. `read` returns what both files say together; `write` says in the tail
 that the page counts, until `tell` takes that back. Where no such file can be mapped, each append locks the byte, and writes the page.
@@ -36,18 +36,20 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from kvspool import _tail_py as tails
-from kvspool import filesystems, holders, locks, system
-from kvspool._frames import crc32c
-from kvspool._group import FlushGroup
-from kvspool._lock import AppendLock
-from kvspool._lock_py import SLOT, SLOTS_AT
-from kvspool._tail import Tail
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
+from kvspool.engine.layout import Layout
 from kvspool.errors import Closed, KvspoolError, LockTimeout, LogVanished, NotAFile
-from kvspool.handles import Handle
-from kvspool.layout import Layout
+from kvspool.kernel import tail_py as tails
+from kvspool.kernel.frames import crc32c
+from kvspool.kernel.group import FlushGroup
+from kvspool.kernel.lock import AppendLock
+from kvspool.kernel.lock_py import SLOT, SLOTS_AT
+from kvspool.kernel.tail import Tail
 from kvspool.record import NO_TIME
+from kvspool.system import filesystems, holders
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 MAGIC = b"kvJRNL01"
 APPEND, SYNC, ADMIN = 1 << 20, (1 << 20) + 1, (1 << 20) + 2  # the bytes that are locked: far behind the content, so that it may grow

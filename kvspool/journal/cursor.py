@@ -17,20 +17,20 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvspool import system
-from kvspool._wakeups import FileSleeper
+from kvspool.engine.iteration import Iteration, check_spin, check_timeout
+from kvspool.engine.wakeups import CHANGED, ENTERED, LINKS, POLL, Watcher
 from kvspool.errors import Corruption, KvspoolError, LogVanished, Truncated
-from kvspool.iteration import Iteration, check_spin, check_timeout
 from kvspool.journal import control
-from kvspool.journal.appender import IS_ONE_STEP, walk
+from kvspool.journal.appender import IS_ONE_STEP
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
+from kvspool.journal.walking import walk
+from kvspool.kernel.wakeups import FileSleeper
 from kvspool.options import OnGap
 from kvspool.record import Gap, Record
-from kvspool.wakeups import CHANGED, ENTERED, LINKS, POLL, Watcher
 
 if TYPE_CHECKING:
-    from kvspool.eventloops import LoopWatcher
-    from kvspool.journal.following import AsyncFollowing
+    from kvspool.engine.eventloops import LoopWatcher
 
 CHUNK = 1 << 18  # bytes read at once
 MOST = 1 << 12  # records taken at once
@@ -340,13 +340,6 @@ class Cursor:
     def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Following:
         """Return an iteration that waits for more."""
         return Following(self, limit, on_gap, check_timeout(timeout), spin=spin)
-
-    def following_async(self, limit: int | None, on_gap: OnGap, timeout: float | None) -> tuple[Reading, AsyncFollowing]:
-        """Return an iteration that waits for more in an event loop, and the one that it is made of."""
-        from kvspool.journal.following import AsyncFollowing
-
-        reading = Reading(self, limit, on_gap)
-        return reading, AsyncFollowing(reading, timeout)
 
     frames = None  # there is no memory to look at
     is_plain = False

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kvspool.engine.damage import Damage
 from kvspool.errors import Corruption
-from kvspool.journal.appender import walk
 from kvspool.journal.format import JUMPED, LAST_SEQUENCE, SHORT, Scan
 from kvspool.journal.segments import Segment, Segments
-from kvspool.spool.recovery import Damage
+from kvspool.journal.walking import walk
 
 CHUNK = 1 << 16  # bytes read at once behind damage
 FARTHEST = 1 << 26  # bytes behind damage that are searched for a sound frame

@@ -9,29 +9,16 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from kvspool import disk, system
+from kvspool import system
 from kvspool.errors import KvspoolError
 from kvspool.journal.format import LARGEST_SEGMENT
 from kvspool.journal.segments import Segments
+from kvspool.system import disk
 
 if TYPE_CHECKING:
-    from kvspool.journal.appender import Appender
     from kvspool.journal.control import Page
     from kvspool.journal.format import Format
-    from kvspool.journal.journal import Journal
     from kvspool.journal.offsets import Offsets
-
-
-def drop_before(journal: Journal, sequence: int, timeout: float | None = None) -> list[int]:
-    """Drop every segment whose records all come before a sequence, on disk when it returns; returns their first sequences.
-
-    timeout: seconds to wait for the append lock; None: the journal's. Raises what `Log.append` raises for the lock and the disk.
-    """
-
-    def work(appender: Appender, _: Page) -> list[int]:
-        return drop(appender.segments, whole_before(appender.segments.bases(), sequence))
-
-    return journal.under_lock(journal.timeout if timeout is None else timeout, work)
 
 
 def whole_before(bases: list[int], sequence: int) -> list[int]:
@@ -51,14 +38,6 @@ def drop(segments: Segments, bases: list[int]) -> list[int]:
         disk.flush_directory(segments.directory, done=f"{path} was removed")
         segments.remove_index(base)
     return bases
-
-
-def drop_consumed(journal: Journal) -> None:
-    """Drop what every durable reader has committed, unless somebody appends at this moment: then it goes the next time. Never raises."""
-    with suppress(KvspoolError, OSError, ValueError):
-        segments = Segments(journal.path, journal.format)
-        if consumed(segments, journal.offsets):
-            journal.under_lock(0, lambda appender, _: drop(appender.segments, consumed(appender.segments, journal.offsets)))
 
 
 def consumed(segments: Segments, offsets: Offsets) -> list[int]:

@@ -2,7 +2,7 @@
 
 Segments before the last one are on disk since the last one began. So a flush is one of the last segment.
 
-**Group commit.** Where writers share a tail (`kvspool._tail_py`), it says how far all is on disk, and has the words of their `FlushGroup`.
+**Group commit.** Where writers share a tail (`kernel.tail_py`), it says how far all is on disk, and has the words of their `FlushGroup`.
 A flush then takes a look at the tail, one `fdatasync` of a descriptor that this handle keeps, and a moment of the append lock.
 
 **The long way** is taken without a tail, and where it doesn't say where the journal ends: it finds the end from the page of the lock file,
@@ -21,21 +21,22 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kvspool import _machine as native
-from kvspool import _tail_py as tails
-from kvspool import flushing, system
+from kvspool import system
+from kvspool.engine import flushing
 from kvspool.errors import Closed, KvspoolError, LockTimeout, Poisoned, Reentered, Truncated
-from kvspool.handles import Handle
 from kvspool.journal import control
 from kvspool.journal.control import SYNC
 from kvspool.journal.segment import Segment
+from kvspool.kernel import machine as native
+from kvspool.kernel import tail_py as tails
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
-    from kvspool._group import FlushGroup
-    from kvspool._tail import Tail
     from kvspool.journal.appender import Appender
     from kvspool.journal.control import Control, Page
-    from kvspool.journal.journal import Journal
+    from kvspool.journal.handle import JournalHandle
+    from kvspool.kernel.group import FlushGroup
+    from kvspool.kernel.tail import Tail
 
 BLANK = 4  # bytes at the end of a segment that make one look whether it ends in zeros
 SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
@@ -70,7 +71,7 @@ class Patience:
 class Flusher(Handle):
     """Puts a journal on disk for one handle; its threads may all use it."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: JournalHandle) -> None:
         self._journal = journal
         self._target: Target | None = None
         self._turn: Any = threading.RLock()  # without a tail, one thread at a time flushes

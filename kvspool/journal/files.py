@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from kvspool import disk, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import Corruption, FormatError, LogExists
 from kvspool.journal import settings
 from kvspool.journal.fixed import FixedJournal
@@ -18,9 +18,10 @@ from kvspool.journal.format import LAST_SEQUENCE, Format
 from kvspool.journal.formats import FORMATS, Fixed
 from kvspool.journal.journal import Journal
 from kvspool.journal.settings import Settings
+from kvspool.options import TIMEOUT, Durability
 from kvspool.record import STRUCTURED
-from kvspool.spool.format import Durability
-from kvspool.spool.spool import TIMEOUT
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
 
 KINDS: dict[str, type[Journal]] = {Fixed.name: FixedJournal}  # those that can do more than every journal can
 LEFTOVERS = frozenset((settings.NAME, f"{settings.NAME}.tmp"))  # of a `create` that was killed before it had made a journal

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from kvspool import _fixed
+from kvspool.engine.iteration import Iteration
+from kvspool.engine.wakeups import Watcher
 from kvspool.errors import ChecksumMismatch, Closed, Corruption, KvspoolError, OutOfRange, Pruned, Truncated
-from kvspool.iteration import Iteration
 from kvspool.journal.appender import Appender
 from kvspool.journal.bounds import Bounds
 from kvspool.journal.control import NO_RUN, Page
@@ -28,9 +28,9 @@ from kvspool.journal.journal import Journal, JournalStats
 from kvspool.journal.offsets import Lease
 from kvspool.journal.reader import JournalReader
 from kvspool.journal.segments import Segment, Segments
+from kvspool.kernel import fixed
 from kvspool.options import Isolation, OnGap, Start, check_isolation
 from kvspool.record import Gap
-from kvspool.wakeups import Watcher
 
 TRIES = 5  # looks at an item that rewinds may replace at that moment
 
@@ -57,7 +57,7 @@ class FixedJournal(Journal):
         """
         if position < 0:
             raise ValueError(f"a position is not negative: {position}")
-        item = _fixed.item_of(self._record(position), self.format.item_bytes)
+        item = fixed.item_of(self._record(position), self.format.item_bytes)
         return self._look_again(position) if item is None else item
 
     def _record(self, position: int) -> bytes:
@@ -76,7 +76,7 @@ class FixedJournal(Journal):
             seen = self._bounds.entries()
             self._check_position(position)
             record = self._record(position)
-            item = _fixed.item_of(record, self.format.item_bytes)
+            item = fixed.item_of(record, self.format.item_bytes)
             if item is not None:
                 return item
             if seen == self._bounds.entries():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvspool import following
-from kvspool.eventloops import LoopWatcher
-from kvspool.following import NOTHING
+from kvspool.engine import following
+from kvspool.engine.eventloops import LoopWatcher
+from kvspool.engine.following import NOTHING
 from kvspool.journal.cursor import Reading
 
 

@@ -19,7 +19,7 @@ from kvspool.log import CAPABILITIES
 from kvspool.record import NO_TIME, Codec
 
 if TYPE_CHECKING:
-    from kvspool.arrow import JournalColumns, Records
+    from kvspool.journal.columns import JournalColumns, Records
     from kvspool.journal.offsets import Offsets
     from kvspool.journal.segments import Segment, Segments
 
@@ -33,7 +33,7 @@ LARGEST_SEGMENT = (1 << 63) - 1  # bytes, the most that a file can have
 
 
 class Rows(Protocol):
-    """Records that an appender takes: lists of them, a `Batch`; or columns, `kvspool.arrow.ColumnRows` or `Records`."""
+    """Records that an appender takes: lists of them, a `Batch`; or columns, `journal.columns.ColumnRows` or `Records`."""
 
     @property
     def rows(self) -> int:
@@ -131,7 +131,7 @@ class Format(ABC):
     has_columns: ClassVar[bool] = False  # frames go to and from columns as Arrow has them, without an object for a record
     header_bytes: int = 0
     ends_with_size: ClassVar[bool] = False  # a frame repeats its size at its end: see `size_of_last`
-    number: ClassVar[int]  # of those that `_tail_py` knows
+    number: ClassVar[int]  # of those that `tail_py` knows
     item_bytes: int = 0  # of each value, where all have one length
     full_at: int  # bytes of a segment; an append that doesn't come to them begins no new one
     most_bytes: int = (1 << 63) - 1  # of a segment; what lies behind them is nobody's

@@ -13,13 +13,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from kvspool import disk, system
-from kvspool.descriptor import Descriptor
-from kvspool.journal.appender import walk
+from kvspool import system
+from kvspool.engine.layout import Layout
 from kvspool.journal.control import checksum
 from kvspool.journal.format import Format
 from kvspool.journal.segments import Segment
-from kvspool.layout import Layout
+from kvspool.journal.walking import walk
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
 
 STRIDE = 1 << 20  # bytes of a segment between two entries, and up to a frame more
 WORTHWHILE = 16  # new entries after which the file is written

@@ -25,18 +25,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from kvspool import forks, system
-from kvspool._tail_py import BUSY, SLOW, Tail
+from kvspool import system
+from kvspool.engine import times
+from kvspool.engine.background import Background
+from kvspool.engine.iteration import Iterations
 from kvspool.errors import AGAIN, Closed, Corruption, LogNotFound, LogVanished, NoSuchReader, NotDurable, OutOfRange
-from kvspool.iteration import Iterations
 from kvspool.journal import archive as archiving
 from kvspool.journal import control as page_file
 from kvspool.journal import producing, settings, trim
-from kvspool.journal.appender import IS_ONE_STEP, Accounts, Appender, Torn, last_whole, walk
+from kvspool.journal.appender import IS_ONE_STEP, Accounts, Appender, Torn
 from kvspool.journal.archive import ArchiveReport
 from kvspool.journal.control import Control, Page
-from kvspool.journal.cursor import Cursor, Place
-from kvspool.journal.dropping import Room, drop_consumed
+from kvspool.journal.cursor import Cursor, Place, Reading
+from kvspool.journal.dropping import Room
 from kvspool.journal.durability import SYNC_INTERVAL, Flusher
 from kvspool.journal.format import DAMAGED, JUMPED, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Format, Rows, joined
 from kvspool.journal.index import STRIDE, Index
@@ -48,23 +49,22 @@ from kvspool.journal.segment import Archived
 from kvspool.journal.segments import Segment, Segments
 from kvspool.journal.settings import Settings
 from kvspool.journal.times import time_at
-from kvspool.journal.trim import Elsewhere, TrimReport
+from kvspool.journal.trim import Elsewhere, TrimReport, drop_consumed
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
+from kvspool.journal.walking import last_whole, walk
+from kvspool.kernel.tail_py import BUSY, SLOW, Tail
 from kvspool.log import Log
-from kvspool.options import Isolation, Start, check_isolation
+from kvspool.options import TIMEOUT, Durability, Isolation, Progress, Start, check_isolation
 from kvspool.producers import Booking
 from kvspool.reader import Lag, ReaderStats
 from kvspool.record import NO_TIME, Codec, encode, encode_key, encode_keys, listed
-from kvspool.spool import times
-from kvspool.spool.durability import Background
-from kvspool.spool.format import Durability
-from kvspool.spool.spool import TIMEOUT
-from kvspool.spool.verify import Progress
+from kvspool.system import forks
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from kvspool.arrow import JournalColumns, Records
+    from kvspool.journal.columns import JournalColumns, Records
+    from kvspool.journal.following import AsyncFollowing
 
 T = TypeVar("T")
 RAW = int(Codec.RAW)
@@ -231,14 +231,15 @@ class Journal(Log):
         durable: bool = False,
         at: int | None = None,
     ) -> range:
-        from kvspool import arrow
+        from kvspool.engine.columns import parts
+        from kvspool.journal.columns import JournalColumns
 
-        columns = [arrow.JournalColumns(part, codec) for part in arrow.parts(batch)]
+        columns = [JournalColumns(part, codec) for part in parts(batch)]
         return self.append_prepared(self.prepare_columns(columns), timeout, durable, at)
 
     def prepare_columns(self, parts: list[JournalColumns], rows: memoryview | None = None) -> Rows:
         """Return what `append_prepared` takes, checked: the given rows (int32 numbers; None: all) of each part."""
-        from kvspool import arrow
+        from kvspool.journal.columns import ColumnRows
 
         if not self.format.has_columns:
             batch = joined([part.listed(rows) for part in parts])
@@ -248,10 +249,10 @@ class Journal(Log):
             return batch
         for part in parts:
             self.format.check_columns(part)
-        return arrow.ColumnRows(parts, [rows] * len(parts))
+        return ColumnRows(parts, [rows] * len(parts))
 
     def append_records(self, records: Records, at: int, behind: int | None = None) -> range:
-        """Append what `kvspool.arrow.Records` has laid out, in the format kvj; see `append_batch`. behind: as for `append_prepared`."""
+        """Append what `journal.columns.Records` has laid out, in the format kvj; see `append_batch`. behind: as for `append_prepared`."""
         self.format.check_columns(records)
         return self.append_prepared(records, at=at, behind=behind)
 
@@ -435,6 +436,11 @@ class Journal(Log):
     def end(self) -> int:
         """Return the sequence that the next record will have."""
         return self._end(self._bases())[0].sequence
+
+    def _following_async(self, reading: Reading, timeout: float | None) -> AsyncFollowing:
+        from kvspool.journal.following import AsyncFollowing
+
+        return AsyncFollowing(reading, timeout)
 
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
         try:  # no file stays open

@@ -11,10 +11,12 @@ import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from kvspool import disk, forks, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import Corruption, NoSuchReader, ReaderBusy
-from kvspool.handles import Handle
+from kvspool.system import disk, forks
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 LONGEST_NAME = 200  # bytes, so that the names of its files fit in a directory entry
 _NAME = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.-]*")

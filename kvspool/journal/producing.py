@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from kvspool import producers
+from kvspool.engine.ledger import Ledger
 from kvspool.errors import Unsupported
-from kvspool.handles import Handle
-from kvspool.journal.cursor import Reading
+from kvspool.journal.cursor import Cursor, Reading
 from kvspool.journal.format import Batch
-from kvspool.ledger import Ledger
 from kvspool.log import CAPABILITIES
 from kvspool.producers import Booking, ColumnPieces, Pieces
 from kvspool.record import Record
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
-    from kvspool.arrow import Columns
-    from kvspool.journal.control import Control
-    from kvspool.journal.journal import Journal
+    from kvspool.engine.columns import Columns
+    from kvspool.journal.appender import Appender
+    from kvspool.journal.control import Control, Page
+    from kvspool.journal.format import Format
+    from kvspool.options import Durability
+
+
+T = TypeVar("T")
 
 
 class Place(NamedTuple):
@@ -59,10 +64,43 @@ class ListedRows:
         )
 
 
+class ProducingJournal(Protocol):
+    """What `kvspool.journal.Journal` does for its producers; see there."""
+
+    path: Path
+    format: Format
+    timeout: float
+    durability: Durability
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def log_id(self) -> bytes: ...
+
+    def append_booked(self, rows: Any, booking: Booking, timeout: float | None, durable: bool) -> None: ...
+
+    def cursor(self, start: int, *, bounded: bool = False, end: int | None = None) -> Cursor: ...
+
+    def ensure_log_id(self, timeout: float | None = None) -> bytes: ...
+
+    def first(self) -> int: ...
+
+    def mode(self) -> int: ...
+
+    def prepare(
+        self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
+    ) -> Batch: ...
+
+    def sync(self, timeout: float | None = None) -> int: ...
+
+    def under_lock(self, timeout: float, work: Callable[[Appender, Page], T]) -> T: ...
+
+
 class JournalProducing(Handle):
     """One journal, as its producers see it."""
 
-    def __init__(self, log: Journal) -> None:
+    def __init__(self, log: ProducingJournal) -> None:
         """Raises Unsupported for a format that has no room for it."""
         if not log.format.has_producers:
             raise Unsupported(log.kind, "producers", CAPABILITIES["producers"])
@@ -81,9 +119,9 @@ class JournalProducing(Handle):
         return ListedRows(self._log.prepare(values, keys, type, timestamp))
 
     def columns(self, batch: Any, codec: int) -> Columns:
-        from kvspool import arrow
+        from kvspool.journal.columns import JournalColumns
 
-        return arrow.JournalColumns(batch, codec)
+        return JournalColumns(batch, codec)
 
     def column_rows(self, pieces: Pieces, codec: int) -> ColumnPieces:
         for part, _ in pieces:
@@ -114,7 +152,7 @@ class JournalProducing(Handle):
 
 
 def _rows(rows: ColumnPieces) -> Any:
-    from kvspool import arrow
+    from kvspool.journal.columns import ColumnRows
 
     parts = [part for part, _ in rows.pieces]
-    return arrow.ColumnRows(parts, [numbers for _, numbers in rows.pieces])  # type: ignore[arg-type]
+    return ColumnRows(parts, [numbers for _, numbers in rows.pieces])  # type: ignore[arg-type]

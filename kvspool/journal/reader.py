@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 
-from kvspool import forks
+from kvspool.engine.iteration import Iterations, check_timeout
 from kvspool.errors import Closed, GapError, OutOfRange, Truncated
-from kvspool.iteration import Iterations, check_timeout
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.offsets import Lease
 from kvspool.options import Isolation, OnGap, Start, check_isolation
 from kvspool.reader import Lag, Reader
 from kvspool.record import Gap
+from kvspool.system import forks
 
 if TYPE_CHECKING:
     from kvspool.journal.following import AsyncFollowing
-    from kvspool.journal.journal import Journal
+    from kvspool.journal.offsets import Offsets
 
 
 class Consumer(msgspec.Struct, frozen=True):
@@ -32,10 +32,36 @@ class Consumer(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
+class ReadableJournal(Protocol):
+    """What `kvspool.journal.Journal` does for its readers; see there."""
+
+    offsets: Offsets
+
+    def check_open(self) -> None: ...
+
+    def clamped(self, sequence: int) -> int: ...
+
+    def committed(self) -> None: ...
+
+    def cursor_from(self, place: Place, end: int | None, isolation: Isolation = "appended") -> Cursor: ...
+
+    def end_of_read(self, isolation: Isolation) -> int: ...
+
+    def lag(self, sequence: int) -> Lag: ...
+
+    def place(self, start: Start) -> Place: ...
+
+    def place_seen(self, start: Start, isolation: Isolation) -> Place: ...
+
+    def readable_end(self) -> int: ...
+
+    def settle(self, sequence: int) -> None: ...
+
+
 class JournalReader(Reader):
     """A durable reader of a journal: its name is locked while it is open, and `commit` puts its place on disk."""
 
-    def __init__(self, journal: Journal, name: str, start: Start, isolation: Isolation, lease: Lease) -> None:
+    def __init__(self, journal: ReadableJournal, name: str, start: Start, isolation: Isolation, lease: Lease) -> None:
         self.name = name
         self.isolation = check_isolation(isolation)
         self._journal = journal

@@ -29,19 +29,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import disk, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
 from kvspool.errors import Corruption, Poisoned
-from kvspool.journal.appender import walk
 from kvspool.journal.control import APPEND, MAGIC, NO_RUN, NOTHING, SYNC, Control, Page
 from kvspool.journal.damage import Examined, Run, examine
 from kvspool.journal.segment import ARCHIVE
 from kvspool.journal.segments import Segment
 from kvspool.journal.times import latest_time
 from kvspool.journal.verify import JournalVerifyReport, verify_journal
+from kvspool.journal.walking import walk
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
 
 if TYPE_CHECKING:
-    from kvspool.journal.journal import Journal
+    from kvspool.journal.handle import JournalHandle
 
 CHUNK = 1 << 20  # bytes copied at once
 
@@ -73,7 +74,7 @@ class JournalRepairReport(msgspec.Struct, frozen=True):
     verify: JournalVerifyReport
 
 
-def repair_journal(journal: Journal, mode: int, timeout: float) -> JournalRepairReport:
+def repair_journal(journal: JournalHandle, mode: int, timeout: float) -> JournalRepairReport:
     """See `Journal.repair`. mode: the permission bits of new files."""
     with _shut(journal, mode, timeout) as control:
         work = _Repair(journal, control, mode)
@@ -84,7 +85,7 @@ def repair_journal(journal: Journal, mode: int, timeout: float) -> JournalRepair
 
 
 @contextmanager
-def _shut(journal: Journal, mode: int, timeout: float) -> Iterator[Control]:
+def _shut(journal: JournalHandle, mode: int, timeout: float) -> Iterator[Control]:
     """Keep all writers out inside the `with` block, those of other programs too."""
     control = Control(journal.format.lock_file(journal.path), mode)
     try:
@@ -103,7 +104,7 @@ def _shut(journal: Journal, mode: int, timeout: float) -> Iterator[Control]:
 class _Repair:
     """One repair, under the locks."""
 
-    def __init__(self, journal: Journal, control: Control, mode: int) -> None:
+    def __init__(self, journal: JournalHandle, control: Control, mode: int) -> None:
         self.journal = journal
         self.mode = mode
         self.control = control

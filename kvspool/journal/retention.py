@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import sizes
+from kvspool.engine import sizes
 
 if TYPE_CHECKING:
-    from kvspool.journal.journal import Journal
+    from kvspool.journal.handle import JournalHandle
     from kvspool.journal.trim import TrimPlan
 
 
@@ -77,7 +77,7 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         """Return the floor as one."""
         return Floor(sequence=self.floor) if isinstance(self.floor, int) else self.floor or Floor()
 
-    def plan(self, journal: Journal) -> TrimPlan:
+    def plan(self, journal: JournalHandle) -> TrimPlan:
         """Return what these rules would do to a journal now. Takes no lock, and changes nothing."""
         from kvspool.journal import trim
 

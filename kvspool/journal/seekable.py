@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Annotated, NamedTuple
 
 from kvspool import system
+from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, MissingExtra, TooLarge
-from kvspool.layout import Layout
 
 BLOCK = 1 << 20  # bytes that are compressed together
 LARGEST_BLOCK = 1 << 22  # bytes of a block that is read

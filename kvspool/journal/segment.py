@@ -10,10 +10,10 @@ from itertools import accumulate
 from pathlib import Path
 
 from kvspool import system
-from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption
-from kvspool.handles import Handle
 from kvspool.journal import seekable
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 ARCHIVE = ".zst"  # follows the name of a segment that is archived
 KEPT = 2  # decompressed blocks of an open archive: whoever reads on steps from one into the next

@@ -11,9 +11,10 @@ from typing import Annotated
 
 import msgspec
 
-from kvspool import disk, documents, system
+from kvspool import system
 from kvspool.journal.retention import Retention
-from kvspool.spool.format import Durability
+from kvspool.options import Durability
+from kvspool.system import disk, documents
 
 NAME = "kvspool.json"
 LARGEST = 65536  # bytes

@@ -17,8 +17,9 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from kvspool import disk, system
+from kvspool import system
 from kvspool.errors import UnsafeFilesystem
+from kvspool.system import disk
 
 _LOCK = re.compile(r"writers-.*\.lck")
 

@@ -6,6 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvspool.errors import Corruption, MissingExtra, TimeUnknown
+from kvspool.journal.damage import find_behind
+from kvspool.journal.walking import walk
 from kvspool.record import NO_TIME
 
 if TYPE_CHECKING:
@@ -64,9 +66,6 @@ def latest_time(segments: Segments) -> int:
 
 def _latest_in(segments: Segments, segment: Segment) -> int:
     """Return the latest timestamp of the sound records of a segment, after damage too; NO_TIME if none has one."""
-    from kvspool.journal.appender import walk
-    from kvspool.journal.damage import find_behind
-
     format, position, sequence, size, latest = segments.format, segments.format.header_bytes, segment.base, segment.size(), NO_TIME
     with suppress(Corruption):  # of the header: the frames may be sound
         position = segments.begin_of(segment) or position

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import sizes, system
+from kvspool import system
+from kvspool.engine import sizes
 from kvspool.errors import Corruption, KvspoolError, OutOfRange
 from kvspool.journal import settings
-from kvspool.journal.dropping import drop
+from kvspool.journal.dropping import consumed, drop, whole_before
 from kvspool.journal.retention import Retention
+from kvspool.journal.segments import Segments
 from kvspool.journal.times import time_at
 
 if TYPE_CHECKING:
     from kvspool.journal.appender import Appender
     from kvspool.journal.control import Page
-    from kvspool.journal.journal import Journal
+    from kvspool.journal.handle import JournalHandle
     from kvspool.journal.offsets import Offsets
-    from kvspool.journal.segments import Segments
 
 Elsewhere = Callable[[], Mapping[str, int]]
 """Returns the durable readers that a journal does not know of, such as those of a hub root: where each stands, by name."""
@@ -216,19 +218,39 @@ def _readers(offsets: Offsets) -> Iterator[tuple[str, int]]:
             yield name, sequence
 
 
-def own(journal: Journal) -> Retention | None:
+def drop_before(journal: JournalHandle, sequence: int, timeout: float | None = None) -> list[int]:
+    """Drop every segment whose records all come before a sequence, on disk when it returns; returns their first sequences.
+
+    timeout: seconds to wait for the append lock; None: the journal's. Raises what `Log.append` raises for the lock and the disk.
+    """
+
+    def work(appender: Appender, _: Page) -> list[int]:
+        return drop(appender.segments, whole_before(appender.segments.bases(), sequence))
+
+    return journal.under_lock(journal.timeout if timeout is None else timeout, work)
+
+
+def drop_consumed(journal: JournalHandle) -> None:
+    """Drop what every durable reader has committed, unless somebody appends at this moment: then it goes the next time. Never raises."""
+    with suppress(KvspoolError, OSError, ValueError):
+        segments = Segments(journal.path, journal.format)
+        if consumed(segments, journal.offsets):
+            journal.under_lock(0, lambda appender, _: drop(appender.segments, consumed(appender.segments, journal.offsets)))
+
+
+def own(journal: JournalHandle) -> Retention | None:
     """Return the retention in the journal's settings, as it is at this moment; None if there is none. Raises Corruption."""
     found = settings.load(journal.format.sidecar(journal.path))
     return None if found is None else found.retention
 
 
-def plan(journal: Journal, retention: Retention, before: int | None = None, elsewhere: Elsewhere = dict) -> TrimPlan:
+def plan(journal: JournalHandle, retention: Retention, before: int | None = None, elsewhere: Elsewhere = dict) -> TrimPlan:
     """Return what a trim would do now. Takes no lock, and changes nothing."""
     return Trim(journal.segments_apart(), journal.offsets, journal.end(), retention, before, own(journal), elsewhere).plan()
 
 
 def trim(
-    journal: Journal,
+    journal: JournalHandle,
     retention: Retention | None,
     before: int | None,
     force: bool,
@@ -261,7 +283,7 @@ def _first_left(planned: TrimPlan, gone: int) -> int:
 
 
 def _remove(
-    journal: Journal,
+    journal: JournalHandle,
     retention: Retention,
     before: int | None,
     kept: Retention | None,
@@ -283,7 +305,7 @@ def _remove(
             return removed
 
 
-def on_roll(journal: Journal) -> Callable[[int], None]:
+def on_roll(journal: JournalHandle) -> Callable[[int], None]:
     """Return what an appender calls, with the next sequence, when it has begun a segment: it applies the journal's own retention.
 
     Never raises: a trim that fails is no failure of the append. The journal remembers it as `trim_error`.

@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import ledger, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import ledger
+from kvspool.engine.damage import MOST_PLACES
 from kvspool.errors import Corruption
 from kvspool.journal import control, settings
 from kvspool.journal.control import NOTHING, Page
 from kvspool.journal.damage import Examined, SegmentDamage, examine
 from kvspool.journal.segment import Archived
-from kvspool.spool.recovery import MOST_PLACES
-from kvspool.spool.verify import Progress
+from kvspool.options import Progress
+from kvspool.system.descriptor import Descriptor
 
 if TYPE_CHECKING:
-    from kvspool.journal.journal import Journal
+    from kvspool.journal.handle import JournalHandle
     from kvspool.journal.segments import Segment
 
 PATIENCE = 5.0  # seconds until the end of a journal that is written to has to look whole for a moment
@@ -68,7 +69,7 @@ class JournalVerifyReport(msgspec.Struct, frozen=True):
 class _Look:
     """One look from the oldest segment to the last one."""
 
-    def __init__(self, journal: Journal, progress: Progress) -> None:
+    def __init__(self, journal: JournalHandle, progress: Progress) -> None:
         self.journal = journal
         self.progress = progress
         self.page, words = _page(journal)  # before the segments are looked at: what it says must be there
@@ -176,7 +177,7 @@ class _Look:
         return now is not NOTHING and now != self.page and now.next_sequence < promised
 
 
-def verify_journal(journal: Journal, progress: Progress | None = None) -> JournalVerifyReport:
+def verify_journal(journal: JournalHandle, progress: Progress | None = None) -> JournalVerifyReport:
     """Look at every record that is there now; `progress(done, all)` is called with bytes. Raises LogNotFound, or the system's OSError."""
     look = _Look(journal, progress or (lambda done, all: None))
     look.go()
@@ -198,7 +199,7 @@ def verify_journal(journal: Journal, progress: Progress | None = None) -> Journa
     )
 
 
-def is_written_to(journal: Journal) -> bool:
+def is_written_to(journal: JournalHandle) -> bool:
     """Return whether a writer has the append lock at this moment, or the original program has the journal open."""
     path = journal.format.lock_file(journal.path)
     try:
@@ -214,7 +215,7 @@ def is_written_to(journal: Journal) -> bool:
         return False
 
 
-def _page(journal: Journal) -> tuple[Page, str]:
+def _page(journal: JournalHandle) -> tuple[Page, str]:
     """Return the writers' page, of whatever run of the machine, and what is wrong with it."""
     path = journal.format.lock_file(journal.path)
     try:
@@ -231,7 +232,7 @@ def _page(journal: Journal) -> tuple[Page, str]:
     return NOTHING, f"{path.name} doesn't say where the journal ends; the next append finds out"
 
 
-def _foreign(journal: Journal) -> list[str]:
+def _foreign(journal: JournalHandle) -> list[str]:
     form, path = journal.format, journal.path
     directory = form.segments_in(path)
     ours = {form.lock_file(path), form.sidecar(path), directory / settings.NAME}
@@ -239,14 +240,14 @@ def _foreign(journal: Journal) -> list[str]:
     return sorted(name for name in names if segments.base_of(name) is None and not form.knows(name) and directory / name not in ours)
 
 
-def _settings(journal: Journal) -> Iterator[str]:
+def _settings(journal: JournalHandle) -> Iterator[str]:
     try:
         settings.load(journal.format.sidecar(journal.path))
     except Corruption as error:
         yield str(error)
 
 
-def _producers(journal: Journal) -> list[str]:
+def _producers(journal: JournalHandle) -> list[str]:
     if not journal.format.has_producers:
         return []
     try:
@@ -255,7 +256,7 @@ def _producers(journal: Journal) -> list[str]:
         return []
 
 
-def _readers(journal: Journal) -> Iterator[str]:
+def _readers(journal: JournalHandle) -> Iterator[str]:
     for name in journal.offsets.names():
         try:
             sequence = journal.offsets.load(name)

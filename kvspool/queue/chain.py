@@ -17,15 +17,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from kvspool import _chunks_py as loops
-from kvspool import disk, locks, system
-from kvspool._chunks import Ends
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import Closed, Corruption, KvspoolError, LogVanished, Truncated
-from kvspool.handles import Handle
+from kvspool.kernel import chunks_py as loops
+from kvspool.kernel.chunks import Ends
 from kvspool.queue import format, header
 from kvspool.queue.chunk import Chunk, refuse_unsound, refuse_untrue
 from kvspool.queue.format import ChunkHead
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 
 class Chain(Handle):

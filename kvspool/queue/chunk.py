@@ -6,13 +6,13 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from kvspool import _chunks_py as loops
 from kvspool import system
-from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, Truncated
-from kvspool.handles import Handle
+from kvspool.kernel import chunks_py as loops
 from kvspool.queue import format
 from kvspool.queue.format import ChunkHead
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 
 class Chunk(Handle):

@@ -21,15 +21,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from kvspool import _chunks_py as loops
-from kvspool import _pointers as pointers
-from kvspool import disk, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import LockTimeout, Poisoned
-from kvspool.handles import Handle
+from kvspool.kernel import chunks_py as loops
+from kvspool.kernel import pointers
 from kvspool.queue import format
 from kvspool.queue.chain import Chain
 from kvspool.queue.chunk import Chunk
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 
 class Flusher(Handle):

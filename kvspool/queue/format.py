@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from kvspool import _chunks_py as loops
-from kvspool.layout import Layout
+from kvspool.engine.layout import Layout
+from kvspool.kernel import chunks_py as loops
 
 
 class Header(NamedTuple):

@@ -10,10 +10,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from kvspool import disk, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import LogExists, LogNotFound, NotAFile, NotALog, Truncated
 from kvspool.queue import format
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
 
 ALL = (1 << 63) - 1  # bytes from 0 on: every one there can be
 

@@ -23,9 +23,9 @@ from typing import TypeVar
 
 import msgspec
 
-from kvspool import _chunks_py as loops
-from kvspool import filesystems, forks, locks, sizes, system
-from kvspool._chunks import Ends, copies, count
+from kvspool import system
+from kvspool.engine import locks, sizes
+from kvspool.engine.background import SYNC_INTERVAL, Background
 from kvspool.errors import (
     Closed,
     Corruption,
@@ -39,14 +39,16 @@ from kvspool.errors import (
     TooLarge,
     Unsettled,
 )
-from kvspool.handles import Handle
+from kvspool.kernel import chunks_py as loops
+from kvspool.kernel.chunks import Ends, copies, count
+from kvspool.options import DURABILITIES, Durability
 from kvspool.queue import format, header
 from kvspool.queue.chain import Chain
 from kvspool.queue.chunk import Chunk, file_size, refuse_shorter
 from kvspool.queue.flusher import Flusher
 from kvspool.queue.sleeper import Sleeper, Watched
-from kvspool.spool.durability import SYNC_INTERVAL, Background
-from kvspool.spool.format import DURABILITIES, Durability
+from kvspool.system import filesystems, forks
+from kvspool.system.handles import Handle
 
 T = TypeVar("T")
 TIMEOUT = 10.0  # seconds that a handle waits for a lock before it says who holds it

@@ -18,15 +18,17 @@ from pathlib import Path
 
 import msgspec
 
-from kvspool import _chunks_py as loops
-from kvspool import disk, locks, system
-from kvspool._chunks import count
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import LogNotFound, NotAFile, NotALog
-from kvspool.handles import Handle
+from kvspool.kernel import chunks_py as loops
+from kvspool.kernel.chunks import count
 from kvspool.queue import format, header
 from kvspool.queue.format import ChunkHead
 from kvspool.queue.survey import Found, QueueVerifyReport, Survey
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 TIMEOUT = 10.0  # seconds to wait for a lock
 PIECE = 1 << 20  # bytes written at once

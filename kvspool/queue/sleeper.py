@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvspool.handles import Handle
-from kvspool.wakeups import CHANGED, Watcher
+from kvspool.engine.wakeups import CHANGED, Watcher
+from kvspool.system.handles import Handle
 
 Watched = tuple[Path, int]  # a file, and its inode
 
 
 class Sleeper(Handle):
-    """Watches the ends of one queue; for one thread at a time. The contract is that of `kvspool.wakeups`."""
+    """Watches the ends of one queue; for one thread at a time. The contract is that of `kvspool.engine.wakeups`."""
 
     def __init__(self) -> None:
         self._watcher = Watcher()

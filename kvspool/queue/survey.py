@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from kvspool import _chunks_py as loops
 from kvspool import system
-from kvspool._chunks import count
-from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption
+from kvspool.kernel import chunks_py as loops
+from kvspool.kernel.chunks import count
 from kvspool.queue import format
 from kvspool.queue.chunk import refuse_unsound, refuse_untrue
 from kvspool.queue.format import ChunkHead
+from kvspool.system.descriptor import Descriptor
 
 
 class QueueVerifyReport(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """The heart: a bounded circular log in shared memory. `format` has the bytes, `Spool` the verbs."""
 
+from kvspool.engine.damage import Damage
 from kvspool.reader import Lag, Reader, ReaderStats
-from kvspool.spool.recovery import Damage, RecoveryReport
+from kvspool.spool.recovery import RecoveryReport
 from kvspool.spool.repair import RepairReport, repair
 from kvspool.spool.salvage import SalvageReport, salvage
 from kvspool.spool.spool import Spool, SpoolStats

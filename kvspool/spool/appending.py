@@ -16,14 +16,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
-from kvspool import _frames_py as frames
 from kvspool import keyed
-from kvspool._frames import measure
 from kvspool.errors import Pinned, TooLarge
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import measure
 from kvspool.record import Codec
 
 if TYPE_CHECKING:
-    from kvspool._frames import FrameWriter
+    from kvspool.kernel.frames import FrameWriter
 
 Kept = Callable[[int], AbstractContextManager[bool]]  # accounts for records from a sequence on; False: none may be appended
 

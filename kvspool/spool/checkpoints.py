@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import Ring
+    from kvspool.kernel.frames_py import Ring
 
 
 class State(NamedTuple):

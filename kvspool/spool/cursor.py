@@ -16,26 +16,25 @@ from collections.abc import Callable, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvspool import _frames_py as frames
 from kvspool import system
-from kvspool._frames import RingSleeper
+from kvspool.engine.iteration import Iteration, check_spin, check_timeout
+from kvspool.engine.wakeups import CHANGED, LINKS, POLL
 from kvspool.errors import Closed, LogVanished
-from kvspool.handles import Handle
-from kvspool.iteration import Iteration, check_spin, check_timeout
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import RingSleeper
 from kvspool.options import Isolation, OnGap, check_isolation
 from kvspool.record import Gap, Record
 from kvspool.spool import search
 from kvspool.spool.format import CONTROL_FILE, SYNCED, SYNCED_SEQ
-from kvspool.wakeups import CHANGED, LINKS, POLL
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import FrameReader
-    from kvspool.eventloops import LoopWatcher
+    from kvspool.engine.eventloops import LoopWatcher
+    from kvspool.engine.wakeups import Watcher
+    from kvspool.kernel.frames_py import FrameReader
     from kvspool.keyed import Keys
-    from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.keys import KeyTable
     from kvspool.spool.pair import Pair
-    from kvspool.wakeups import Watcher
 
 T = TypeVar("T", bound=Sized)
 AFTER_RECORDS = "machine restart"  # why sequences are missing right behind records
@@ -203,13 +202,6 @@ class Cursor(Handle):
     def following(self, limit: int | None, on_gap: OnGap, timeout: float | None, spin: float) -> Following:
         """Return an iteration that waits for more."""
         return Following(self, limit, on_gap, check_timeout(timeout), spin=spin)
-
-    def following_async(self, limit: int | None, on_gap: OnGap, timeout: float | None) -> tuple[Reading, AsyncFollowing]:
-        """Return an iteration that waits for more in an event loop, and the one that it is made of."""
-        from kvspool.spool.following import AsyncFollowing
-
-        reading = Reading(self, limit, on_gap)
-        return reading, AsyncFollowing(reading, timeout)
 
     @property
     def frames(self) -> FrameReader | None:

@@ -16,13 +16,13 @@ from __future__ import annotations
 from bisect import bisect
 from typing import TYPE_CHECKING
 
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvspool.spool import format
-    from kvspool.spool.recovery import Run
+    from kvspool.spool.memory import Run
 
     Place = tuple[int, int]  # where in the ring a frame begins, and its sequence
 

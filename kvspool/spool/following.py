@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvspool import following
-from kvspool.eventloops import LoopWatcher
-from kvspool.following import NOTHING
+from kvspool.engine import following
+from kvspool.engine.eventloops import LoopWatcher
+from kvspool.engine.following import NOTHING
+from kvspool.engine.wakeups import BLIND_POLL
 from kvspool.spool.cursor import Reading, ask, refuse_vanished, watch
-from kvspool.wakeups import BLIND_POLL
 
 
 class AsyncFollowing(following.AsyncFollowing[Reading]):

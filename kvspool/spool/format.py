@@ -15,14 +15,14 @@ different cache lines. Who may change what stands with each record below. A file
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
-from kvspool import _frames_py as frames
-from kvspool import _group_py as group
-from kvspool import _lock_py as appendlock
-from kvspool import sizes
-from kvspool._frames import crc32c
-from kvspool.layout import Layout
+from kvspool.engine import sizes
+from kvspool.engine.layout import Layout
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel import group_py as group
+from kvspool.kernel import lock_py as appendlock
+from kvspool.kernel.frames import crc32c
 
 CONTROL_FILE = "spool.ctl"
 DATA_FILE = "spool.dat"
@@ -47,8 +47,6 @@ WRITER_LOCKS = appendlock.SLOTS_AT  # + slot: the handle that writes, see LOCK
 
 POLICIES = ("overwrite", "block", "raise")  # what a writer does with a full ring; the number in the header is the place here
 BLOCK = POLICIES.index("block")
-Durability = Literal["memory", "os", "disk"]
-DURABILITIES: tuple[Durability, ...] = ("memory", "os", "disk")  # when an append is on disk; the number is the place here
 
 
 class Header(NamedTuple):

@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kvspool import _frames_py as frames
 from kvspool import system
+from kvspool.kernel import frames_py as frames
 from kvspool.keyed import LONGEST_KEY, Keys
 from kvspool.spool import format
 

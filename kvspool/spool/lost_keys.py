@@ -17,7 +17,7 @@ from kvspool.spool.keys import KeyTable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvspool.spool.recovery import Memory, Run
+    from kvspool.spool.memory import Memory, Run
 
 BATCH = 256  # records looked at at once
 

@@ -20,11 +20,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from kvspool import _frames_py as frames
-from kvspool import disk, filesystems, forks, ledger, system
-from kvspool._frames import FrameReader, FrameSurvey, FrameWriter
-from kvspool._lock import AppendLock
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import ledger, making
+from kvspool.engine.layout import Layout
 from kvspool.errors import (
     Closed,
     Corruption,
@@ -39,11 +37,16 @@ from kvspool.errors import (
     Truncated,
     UnknownVersion,
 )
-from kvspool.handles import Handle
-from kvspool.layout import Layout
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import FrameReader, FrameSurvey, FrameWriter
+from kvspool.kernel.lock import AppendLock
+from kvspool.options import DURABILITIES
 from kvspool.record import STRUCTURED, Codec
-from kvspool.spool import epochs, format, making, rates
+from kvspool.spool import epochs, format, rates
 from kvspool.spool.keys import KeyTable
+from kvspool.system import disk, filesystems, forks
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 MOST_TOUCHED = 1 << 30  # bytes of a ring that are touched when it is made
 _PIECE = 1 << 20  # bytes that are touched at once
@@ -70,7 +73,7 @@ def create(
 
     capacity: size of the ring in bytes, a multiple of 4096. mode: permission bits of the two files; the directory can be entered by all
     who may read them. policy: its place in `format.POLICIES`. reader_expiry: ns, 0 for never. durability: its place in
-    `format.DURABILITIES`; sync_interval: ns, 0 for not given. touched: see `fill`.
+    `kvspool.options.DURABILITIES`; sync_interval: ns, 0 for not given. touched: see `fill`.
 
     Raises LogExists, or the system's OSError (no space, no permission): nothing is left then, or a hidden directory that a note names
     and the next call removes. NameNotDurable: the log is there, and complete.
@@ -347,7 +350,7 @@ class Pair(Handle):
         header = _checked(format.HEADER, raw, path, format.CONTROL_MAGIC)
         _check_capacity(header.capacity, header.data_start, path)
         is_known = header.policy < len(format.POLICIES) and header.codec in STRUCTURED.values()
-        is_known = is_known and header.durability < len(format.DURABILITIES)
+        is_known = is_known and header.durability < len(DURABILITIES)
         if header.control_bytes != format.control_bytes(header.capacity) or not is_known:
             raise Corruption(f"{path}: its header contradicts itself")
         self._check_size(self.control_fd, header.control_bytes, path)

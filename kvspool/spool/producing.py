@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from kvspool import _frames_py as frames
 from kvspool import producers, system
-from kvspool.handles import Handle
-from kvspool.ledger import Ledger
+from kvspool.engine.ledger import Ledger
+from kvspool.kernel import frames_py as frames
 from kvspool.producers import Booking, ColumnPieces, Pieces
 from kvspool.record import Record
-from kvspool.spool.cursor import Reading
+from kvspool.spool.cursor import Cursor, Reading
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
-    from kvspool.arrow import Columns
+    from kvspool.engine.columns import Columns
     from kvspool.spool.appending import Prepared
     from kvspool.spool.pair import Pair
-    from kvspool.spool.spool import Spool
 
 
 class Place(NamedTuple):
@@ -63,10 +62,35 @@ class ListedRows:
         )
 
 
+class Appending(Protocol):
+    """What a spool does for its producers; see `kvspool.spool.Spool`."""
+
+    path: Path
+    timeout: float
+    is_durable: bool
+
+    @property
+    def log_id(self) -> bytes: ...
+
+    def prepare(
+        self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
+    ) -> Prepared: ...
+
+    def check_columns(self, parts: list[Columns], codec: int) -> None: ...
+
+    def append_booked(self, batch: Any, booking: Booking, timeout: float | None, durable: bool) -> None: ...
+
+    def change_accounts(self, change: Callable[[Place, int], int], timeout: float | None = None) -> int: ...
+
+    def cursor(self, start: int, *, bounded: bool = False, end: int | None = None) -> Cursor: ...
+
+    def sync(self, timeout: float | None = None) -> int: ...
+
+
 class SpoolProducing(Handle):
     """One spool, as its producers see it."""
 
-    def __init__(self, log: Spool) -> None:
+    def __init__(self, log: Appending) -> None:
         self._log = log
         self.path = log.path
         self.timeout = log.timeout
@@ -82,9 +106,9 @@ class SpoolProducing(Handle):
         return ListedRows(self._log.prepare(values, keys, type, timestamp))
 
     def columns(self, batch: Any, codec: int) -> Columns:
-        from kvspool import arrow
+        from kvspool.engine import columns
 
-        return arrow.Columns(batch)
+        return columns.Columns(batch)
 
     def column_rows(self, pieces: Pieces, codec: int) -> ColumnPieces:
         self._log.check_columns([part for part, _ in pieces], codec)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 
 SECOND = 1_000_000_000  # ns

@@ -17,20 +17,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from kvspool import _frames_py as frames
-from kvspool import _machine, forks, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
+from kvspool.engine.iteration import Iterations, check_timeout
 from kvspool.errors import Closed, Corruption, GapError, NoSuchReader, OutOfRange, ReaderBusy, TooManyReaders
-from kvspool.handles import Handle
-from kvspool.iteration import Iterations, check_timeout
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel import machine
 from kvspool.options import Isolation, OnGap, Start, check_isolation
 from kvspool.reader import Lag, Reader, ReaderStats
 from kvspool.record import Gap, Record
 from kvspool.spool import format, search, slots, views
 from kvspool.spool.cursor import Cursor, Following, Reading, end_of
+from kvspool.system import forks
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import FrameReader
+    from kvspool.kernel.frames_py import FrameReader
     from kvspool.keyed import Keys
     from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.pair import Pair
@@ -104,7 +107,7 @@ class SpoolReader(Reader):
     def commit(self) -> int:
         pair = self._pair()
         self._store(pair)
-        _machine.fence()
+        machine.fence()
         while pair.may_have_moved:
             # Who resizes the log may have copied the slot before we stored: wait until that is over, and look where the log lies then.
             with self._appending():
@@ -127,7 +130,7 @@ class SpoolReader(Reader):
         else:
             before = self._committed
             self._committed = self._slot.move(self._place, system.port.now(), before)
-            _machine.fence()
+            machine.fence()
             if self._slot.is_evicted(before):
                 # A writer gave the reader up just now, and may not have seen this commit.
                 with self._appending():

@@ -42,42 +42,28 @@ from __future__ import annotations
 import errno
 import mmap
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from kvspool import _frames_py as frames
-from kvspool import ledger, locks, logger, system
-from kvspool._frames import FrameReader
+from kvspool import system
+from kvspool.engine import ledger, locks
+from kvspool.engine.damage import MOST_PLACES, Damage
 from kvspool.errors import Poisoned, Unrecovered
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import FrameReader
 from kvspool.spool import checkpoints, doubtful, epochs, format, lost_keys, restored, slots
+from kvspool.spool.memory import Memory, Run
+from kvspool.system import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvspool._frames_py import FrameSurvey
+    from kvspool.kernel.frames_py import FrameSurvey
     from kvspool.spool.pair import Pair
 
 STRIDE = format.STRIDE
 SPARE = 1 << 31  # sequences that may have been given out without a trace on disk
-MOST_PLACES = 1000  # damaged places that a report lists; it counts all of them
-
-
-class Damage(msgspec.Struct, frozen=True):
-    """A place whose bytes are no frames, or not those that should be there.
-
-    position, size: of the place in the ring. first, last: the sequences that are missing there; last < first if none is.
-    """
-
-    position: int
-    size: int
-    first: int
-    last: int
-
-    @property
-    def count(self) -> int:
-        """Return how many sequences are missing."""
-        return self.last - self.first + 1
 
 
 class RecoveryReport(msgspec.Struct, frozen=True):
@@ -112,46 +98,6 @@ class RecoveryReport(msgspec.Struct, frozen=True):
         if self.damaged_records:
             words += f", {self.damaged_records} records are damaged"
         return f"{words}; the log ends at position {self.tail} and goes on with sequence {self.next_sequence}"
-
-
-class Memory(Protocol):
-    """What a recovery works on: the memory of both files, ring and control writable, and their flushes."""
-
-    front: memoryview
-    ring: memoryview
-    control: memoryview
-    header: format.Header
-
-    def survey(self) -> FrameSurvey: ...
-
-    def write_front(self, data: bytes, at: int) -> None: ...
-
-    def reader(self, position: int, sequence: int) -> FrameReader: ...
-
-    def ring_reader(self) -> FrameReader: ...
-
-    def rewrite(self) -> None: ...
-
-    def flush_data(self) -> None: ...
-
-    def flush_control(self) -> None: ...
-
-    def account(self, kept: list[Run], *, is_forced: bool) -> None: ...
-
-
-class Run(NamedTuple):
-    """A row of sound frames, or a pad (no frames); see `FrameSurvey`."""
-
-    start: int
-    end: int
-    first: int
-    last: int
-    timestamp: int
-    frames: int
-
-    def moved(self, by: int) -> Run:
-        """Return the run, so many bytes further on."""
-        return self._replace(start=self.start + by, end=self.end + by)
 
 
 # The decision, as data: conditions, and the values that each can have.

@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import _frames_py as frames
 from kvspool import system
 from kvspool.errors import Corruption
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import checkpoints, recovery, verify
+from kvspool.spool.memory import Memory
 from kvspool.spool.pair import Pair
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import FrameReader
+    from kvspool.kernel.frames_py import FrameReader
 
 TIMEOUT = 10.0  # seconds that a repair waits for each lock
 
@@ -66,7 +67,7 @@ def repair(path: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> RepairR
         pair.close()
 
 
-def mend(memory: recovery.Memory, boot_id: bytes, now: int) -> recovery.Findings | None:
+def mend(memory: Memory, boot_id: bytes, now: int) -> recovery.Findings | None:
     """Under all locks: repair the log; return the findings if the control block had to be recreated.
 
     Raises the system's OSError; the log is poisoned then.
@@ -96,7 +97,7 @@ def _makes_sense(reader: FrameReader) -> bool:
     return bool(reader.find_frame(head, tail, next_sequence, frames.NOTHING) == tail)
 
 
-def _write_anew(memory: recovery.Memory, boot_id: bytes) -> None:
+def _write_anew(memory: Memory, boot_id: bytes) -> None:
     """Under all locks: put every page on disk, then a checkpoint that says so, then forget the flush that failed."""
     words = memory.control.cast("Q")
     state = checkpoints.state(memory.reader(0, 0))

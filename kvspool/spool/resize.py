@@ -32,16 +32,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvspool import _frames_py as frames
-from kvspool import _machine, disk, holders, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import Corruption, NameNotDurable, Poisoned, SpoolFull
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel import machine
+from kvspool.options import DURABILITIES
 from kvspool.spool import epochs, format, restored, search, slots
 from kvspool.spool import pair as pairs
 from kvspool.spool.durability import Flusher
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import administering
-from kvspool.spool.spool import Spool
+from kvspool.system import disk, holders
+from kvspool.system.descriptor import Descriptor
 
 if TYPE_CHECKING:
     from kvspool.spool.search import Place
@@ -65,10 +68,10 @@ class Resized(msgspec.Struct, frozen=True):
     dropped: int
 
 
-def resize(log: Spool, capacity: int, timeout: float, progress: Progress | None = None) -> Resized:
-    """Give an open log a ring of `capacity` bytes; see `kvspool.resize`."""
+def resize(live: Callable[[], Pair], capacity: int, timeout: float, progress: Progress | None = None) -> Resized:
+    """Give the log whose open files `live` returns a ring of `capacity` bytes; see `kvspool.resize`."""
     # Held open: a thread that closes the handle meanwhile leaves us the files, and they say whether the two have changed places.
-    with administering(log._live, timeout) as admin, admin.pair.held_open():
+    with administering(live, timeout) as admin, admin.pair.held_open():
         old = admin.pair
         path = Path(os.path.realpath(old.path))
         if not (old.can_write and old.can_ask):
@@ -127,7 +130,7 @@ def _build(old: Pair, building: Path, log_id: bytes, capacity: int) -> _Resizing
     )
     epoch = epochs.newest(old.control, old.header.log_id)
     system.port.make_directory(building, 0o700)
-    touched = pairs.touchable(capacity) if format.DURABILITIES[old.header.durability] != "disk" else 0
+    touched = pairs.touchable(capacity) if DURABILITIES[old.header.durability] != "disk" else 0
     pairs.fill(building, header, 0o600, None if epoch is None else epoch[1], touched)
     lock_file = format.LOCK_FILE if old.header.resizes else format.CONTROL_FILE
     system.port.link(old.path / lock_file, building / format.LOCK_FILE)
@@ -192,7 +195,7 @@ class _Resizing:
             try:
                 old_words[frames.MOVED] = 1
                 # From now on a durable reader that commits looks at the path afterwards; what it stored before is copied.
-                _machine.fence()
+                machine.fence()
                 done = self._finish(progress)
                 self._refuse_older()
                 system.port.exchange(self.new.path, path)

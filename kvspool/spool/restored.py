@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 
 if TYPE_CHECKING:
-    from kvspool.spool.recovery import Memory
+    from kvspool.spool.memory import Memory
 
 UNDER_WAY = 1  # added to the echo, as every position is a multiple of 8
 

@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvspool import _frames_py as frames
-from kvspool import filesystems, keyed, system
-from kvspool._frames import FrameReader, FrameSurvey
-from kvspool.descriptor import Descriptor
+from kvspool import keyed, system
 from kvspool.errors import Corruption, LogNotFound, NotALog
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import FrameReader, FrameSurvey
 from kvspool.record import STRUCTURED, Codec
 from kvspool.spool import format, pair
 from kvspool.spool.appending import Prepared
 from kvspool.spool.keys import KeyTable
 from kvspool.spool.spool import Spool
+from kvspool.system import filesystems
+from kvspool.system.descriptor import Descriptor
 
 BATCH = 256  # records copied at once
 

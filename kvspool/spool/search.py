@@ -9,13 +9,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from kvspool import _frames_py as frames
 from kvspool.errors import OutOfRange
+from kvspool.kernel import frames_py as frames
 from kvspool.options import Start
 from kvspool.spool import format
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import FrameReader
+    from kvspool.kernel.frames_py import FrameReader
 
 LAST_TIME = (1 << 63) - 1  # ns; a timestamp can't be later
 Place = tuple[int, int]  # a position and the sequence expected there

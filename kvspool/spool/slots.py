@@ -15,11 +15,12 @@ import struct
 import unicodedata
 from collections.abc import Iterator
 
-from kvspool import _frames_py as frames
-from kvspool import _machine, holders
-from kvspool._frames import crc32c
 from kvspool.errors import Corruption
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel import machine
+from kvspool.kernel.frames import crc32c
 from kvspool.spool import format
+from kvspool.system import holders
 
 NAME_BYTES = 64
 _MODULUS = 1 << 32
@@ -140,7 +141,7 @@ class Slot:
             self._words[self._at + frames.SLOT_COMMITS + at] = 0
         self._state = self._register(name)
         commit = self._store(place, updated, 1)
-        _machine.fence()
+        machine.fence()
         self._words[self._at] = 1
         return commit
 

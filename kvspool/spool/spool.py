@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from kvspool import _frames_py as frames
-from kvspool import forks, holders, ledger, locks, system
-from kvspool._frames import FrameWriter, Single, measure
+from kvspool import system
+from kvspool.engine import ledger, locks, times
+from kvspool.engine.background import SYNC_INTERVAL, Background
+from kvspool.engine.iteration import Iterations
 from kvspool.errors import (
     AGAIN,
     DO_NOT_REPEAT,
@@ -46,31 +47,33 @@ from kvspool.errors import (
     appended_by,
     say_what_is_stored,
 )
-from kvspool.iteration import Iterations
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import FrameWriter, Single, measure
 from kvspool.keyed import Keys, Packer
 from kvspool.log import Log
-from kvspool.options import Isolation, Start
+from kvspool.options import DURABILITIES, TIMEOUT, Durability, Isolation, Progress, Start
 from kvspool.producers import Booking, ColumnPieces
 from kvspool.reader import ReaderStats
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, encode_keys, listed
-from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, times, views
+from kvspool.spool import epochs, format, producing, rates, recovery, restored, search, views
 from kvspool.spool.appending import Appending, Batch, Outdated, Prepared, Row, RowBatch
-from kvspool.spool.cursor import Cursor, end_of, refuse_vanished
-from kvspool.spool.durability import SYNC_INTERVAL, Background, Flusher
+from kvspool.spool.cursor import Cursor, Reading, end_of, refuse_vanished
+from kvspool.spool.durability import Flusher
 from kvspool.spool.pair import Pair
 from kvspool.spool.reader import SpoolReader, delete, listing, slowest
 from kvspool.spool.repair import RepairReport, repair
-from kvspool.spool.verify import Progress, VerifyReport, verify_pair
+from kvspool.spool.verify import VerifyReport, verify_pair
+from kvspool.system import forks, holders
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from kvspool.arrow import Columns
+    from kvspool.engine.columns import Columns
+    from kvspool.spool.following import AsyncFollowing
     from kvspool.spool.resize import Resized
 
 T = TypeVar("T")
 CAPABILITIES = frozenset(("codecs", "keys", "producers", "resize", "timestamps", "types"))
-TIMEOUT = 10.0  # seconds that a writer waits for the lock before it says who holds it
 PATIENCE = 5_000_000  # ns that one step may wait for the append lock: signal handlers wait as long
 
 
@@ -130,7 +133,7 @@ class Spool(Single, Log):
         self,
         pair: Pair,
         timeout: float = TIMEOUT,
-        durability: format.Durability | None = None,
+        durability: Durability | None = None,
         sync_interval: float | None = None,
         *,
         is_new: bool = False,
@@ -149,7 +152,7 @@ class Spool(Single, Log):
         self._origin = pair.origin
         self._codec = Codec(pair.header.codec)
         self._packer = self._new_packer(pair)
-        self.durability = durability or format.DURABILITIES[pair.header.durability]
+        self.durability = durability or DURABILITIES[pair.header.durability]
         self.sync_interval = sync_interval or pair.header.sync_interval / 1e9 or SYNC_INTERVAL
         self.is_durable = self.durability == "disk"
         self._flusher: Flusher | None = None
@@ -296,11 +299,11 @@ class Spool(Single, Log):
         durable: bool = False,
         at: int | None = None,
     ) -> range:
-        from kvspool import arrow
+        from kvspool.engine import columns
 
         if at is not None:
             self._refuse("at")
-        return self.append_columns([arrow.Columns(part) for part in arrow.parts(batch)], None, codec, timeout, durable)
+        return self.append_columns([columns.Columns(part) for part in columns.parts(batch)], None, codec, timeout, durable)
 
     def append_columns(
         self, parts: list[Columns], rows: memoryview | None, codec: int, timeout: float | None = None, durable: bool = False
@@ -417,7 +420,7 @@ class Spool(Single, Log):
     ) -> Resized:
         from kvspool.spool import resize as resizing
 
-        return resizing.resize(self, format.ring_size(capacity), self.timeout if timeout is None else timeout, progress)
+        return resizing.resize(self._live, format.ring_size(capacity), self.timeout if timeout is None else timeout, progress)
 
     @property
     def closed(self) -> bool:
@@ -446,6 +449,11 @@ class Spool(Single, Log):
     def end(self) -> int:
         """Return the sequence that the next record will have."""
         return int(self._live().reader(0, 0).mark()[1])
+
+    def _following_async(self, reading: Reading, timeout: float | None) -> AsyncFollowing:
+        from kvspool.spool.following import AsyncFollowing
+
+        return AsyncFollowing(reading, timeout)
 
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
         reader = self._live().reader(0, 0)

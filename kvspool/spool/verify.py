@@ -6,22 +6,22 @@ again: a place that it has passed was no damage. Sequences that were left out on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvspool import _frames_py as frames
-from kvspool import ledger, system
+from kvspool import system
+from kvspool.engine import ledger
+from kvspool.engine.damage import MOST_PLACES, Damage
+from kvspool.kernel import frames_py as frames
+from kvspool.options import Progress
 from kvspool.spool import format, search, slots
-from kvspool.spool.recovery import MOST_PLACES, Damage
 
 if TYPE_CHECKING:
-    from kvspool._frames_py import FrameReader
+    from kvspool.kernel.frames_py import FrameReader
     from kvspool.spool.pair import Pair
 
 BATCH = 256  # records looked at between two questions
-Progress = Callable[[int, int], object]
 
 
 class VerifyReport(msgspec.Struct, frozen=True):

@@ -15,13 +15,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kvspool import _frames_py as frames
-from kvspool import _machine, forks, locks, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import locks
 from kvspool.errors import GapError, LockTimeout, LogVanished, OutOfRange
-from kvspool.handles import Handle
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel import machine
 from kvspool.record import Gap
 from kvspool.spool import format
+from kvspool.system import forks
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
     from kvspool.spool.cursor import Cursor
@@ -86,7 +89,7 @@ class _Pin(Handle):
         if not system.port.try_share(fd, format.DATA_START + offset, stored):
             raise LockTimeout(f"somebody has locked the data of {pair.path} exclusively; no kvspool does that")
         pair.control.cast("Q")[frames.PINS] = 1
-        _machine.fence()
+        machine.fence()
 
     def release(self) -> None:
         """Let writers go on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -104,7 +104,7 @@ def test_a_view_shows_the_stored_bytes_and_ends_with_its_block(filled: Log) -> N
 
 
 def test_a_read_from_a_time_begins_at_the_first_record_that_is_not_earlier(log: Log) -> None:
-    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
     for number in range(30):
         log.append(b"%04d" % number, timestamp=number * 1_000_000_000 if "timestamps" in log.capabilities else None)
     if "timestamps" not in log.capabilities:

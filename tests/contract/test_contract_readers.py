@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -161,7 +161,7 @@ def test_a_reader_seeks_and_rewinds(filled: Log) -> None:
 
 
 def test_a_reader_seeks_a_time(log: Log) -> None:
-    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
     for number in range(9):
         log.append(b"four", timestamp=number * 1_000_000_000)
     with log.reader("r") as reader:

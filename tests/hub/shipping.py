@@ -18,8 +18,7 @@ from hub.columns import Rows
 from hub.shipper import Shipper
 from hub.store import Shard, Store
 from kvspool import Gap, Record
-from kvspool.exchange import plain
-from kvspool.record import Codec
+from kvspool.record import Codec, plain
 
 LOG, OTHER = b"a" * 16, b"b" * 16  # ids of logs
 PATIENCE = 30.0  # seconds after which a test gives up

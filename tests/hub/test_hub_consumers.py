@@ -31,8 +31,9 @@ from hub.serving.consumers import Consumers
 from hub.serving.survey import Survey
 from hub.shipping.connection import Security
 from hub.tickets import Commit, ReaderPlace
-from kvspool import locks, system
+from kvspool import system
 from kvspool.cli import main
+from kvspool.engine import locks
 from kvspool.errors import ReaderBusy
 from kvspool.journal import Retention
 

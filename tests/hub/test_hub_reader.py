@@ -13,7 +13,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def test_a_new_reader_begins_where_it_is_told_and_later_clients_at_their_first_r
         assert sorted(data(reader.follow(timeout=0))) == ["first", "new", "second"]
     with root.reader("latest") as reader:  # where it began was stored, although nothing was committed
         assert sorted(data(reader.read())) == ["first", "new", "second"]
-    when = datetime.fromtimestamp(next(root.read()).timestamp / 1e9 + 1e-6, timezone.utc)
+    when = datetime.fromtimestamp(next(root.read()).timestamp / 1e9 + 1e-6, UTC)
     with root.reader("time", start=when) as reader:
         assert sorted(data(reader.read())) == ["first", "new", "second"]
     with pytest.raises(ValueError, match="start is"):
@@ -176,7 +176,7 @@ def test_seek_time_goes_to_the_first_record_that_is_not_before_it(root: HubRoot,
             for second in range(1, 5):
                 log.append(second, timestamp=second * 10**9)
     with root.reader("r") as reader:
-        reader.seek_time(datetime.fromtimestamp(3, timezone.utc))
+        reader.seek_time(datetime.fromtimestamp(3, UTC))
         assert data(reader.read()) == [3, 3, 4, 4]
         with pytest.raises(TypeError):
             reader.seek_time(3)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,10 @@ from hub.shipping import mirrored
 from hub.shipping.mirrored import Mark, MirroredShard
 from hub.store import GENERATIONS, MIRRORED, PRIVATE, Generation, Store, load_generations, root_id
 from hub.tickets import ShardState
-from kvspool import disk
 from kvspool.cli import main
 from kvspool.errors import Corruption, FormatError, KvspoolError, NotAFile
 from kvspool.journal import settings
+from kvspool.system import disk
 
 LOG = "0f" * 16
 
@@ -234,7 +234,7 @@ def test_a_reader_does_not_move_past_a_shard_that_cannot_be_opened(root: Path) -
     no_utf8(root / "bad" / settings.NAME)
     with hub.open(root) as opened, opened.reader("place") as reader:
         before = dict(reader.positions)
-        for move in (reader.rewind, lambda: reader.seek_time(datetime.now(timezone.utc))):
+        for move in (reader.rewind, lambda: reader.seek_time(datetime.now(UTC))):
             with pytest.raises(Corruption, match="is not UTF-8"):
                 move()
             assert reader.positions == before

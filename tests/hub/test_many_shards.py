@@ -19,8 +19,8 @@ import kvspool
 from hub import HubRoot
 from kvspool import system
 from kvspool.cli import main
+from kvspool.engine.wakeups import CHANGED, Watcher
 from kvspool.spool.pair import Pair
-from kvspool.wakeups import CHANGED, Watcher
 from shard import merge
 
 CLIENTS, BITS = 25, 3

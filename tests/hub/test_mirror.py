@@ -33,10 +33,11 @@ from hub.shipper import Shipper
 from hub.shipping import mirrored
 from hub.store import GENERATIONS, Generation, load_generations
 from hub.tickets import Changes, ServerInfo, ShardState
-from kvspool import arrow, disk, system
+from kvspool import arrow, system
 from kvspool.journal import Journal
 from kvspool.journal.format import Batch
 from kvspool.record import Codec, Gap
+from kvspool.system import disk
 
 Items = list[tuple[Any, ...]]
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -592,8 +592,8 @@ def test_a_hub_that_is_closed_keeps_nobody_waiting(root: Path) -> None:
 
 
 def test_a_time_can_be_written_in_many_ways() -> None:
-    moment = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=timezone.utc)
-    expected = (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1) * 1000
+    moment = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC)
+    expected = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
     assert tickets.nanoseconds(moment.isoformat()) == tickets.nanoseconds(expected) == expected
     assert tickets.nanoseconds("2026-01-31T13:00:00.000005678+01:00") == expected + 678
 

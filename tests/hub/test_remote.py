@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def test_a_table_is_what_reading_the_log_gives(root: Path, remote: RemoteHub) ->
         ({"start": 3, "end": 5}, [3, 4]),
         ({"limit": 2}, [0, 1]),
         ({"start_time": 8_000_000_000}, [8, 9]),
-        ({"start_time": datetime(1970, 1, 1, 0, 0, 7, tzinfo=timezone.utc), "end_time": "1970-01-01T00:00:09Z"}, [7, 8]),
+        ({"start_time": datetime(1970, 1, 1, 0, 0, 7, tzinfo=UTC), "end_time": "1970-01-01T00:00:09Z"}, [7, 8]),
         ({"isolation": "synced", "end": 1}, [0]),
     ],
 )

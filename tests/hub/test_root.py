@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,7 @@ def test_read_starts_where_it_is_told_to_and_ends_at_its_limit(root: HubRoot, cl
     for client in ("a", "b"):
         for at in range(5):
             add(root, client, [at], timestamp=(base + at) * 10**9)
-    when = datetime.fromtimestamp(base + 3, timezone.utc)
+    when = datetime.fromtimestamp(base + 3, UTC)
     assert seen(root.read(when)) == [("a", 3), ("a", 4), ("b", 3), ("b", 4)]
     assert list(root.read("latest")) == []
     assert [record.data for record in root.read(limit=3)] == [0, 0, 1]

@@ -27,8 +27,9 @@ from hub.shipping.connection import Connection
 from hub.shipping.lane import PREFIX, Lane
 from hub.store import GENERATIONS, Shard, Store
 from hub.wire import Place, Put
-from kvspool import Codec, _frames
+from kvspool import Codec
 from kvspool.errors import LockTimeout, LogVanished, NotALog, ReaderBusy, TooLarge
+from kvspool.kernel import frames
 from kvspool.queue import ChunkQueue
 
 
@@ -200,7 +201,7 @@ def test_what_the_hub_stored_before_a_cut_is_not_sent_again(
 
 def test_large_records_go_alone(server: HubServer, root: Path, path: Path) -> None:
     with kvspool.create(path, capacity="128MiB") as log:
-        large = 30 << 20 if _frames.TWIN == "compiled" else 3 << 20  # the other twin takes a second for each MiB
+        large = 30 << 20 if frames.TWIN == "compiled" else 3 << 20  # the other twin takes a second for each MiB
         for size in (large, 10, large, 2 << 20, 20):
             log.append(os.urandom(1000) * (size // 1000 + 1))
         ship(path, server)

@@ -20,7 +20,8 @@ from sessions import MARKS, load, once, told
 import hub
 import kvspool
 import shard
-from kvspool import KvspoolError, ledger, system
+from kvspool import KvspoolError, system
+from kvspool.engine import ledger
 from kvspool.record import Codec
 from shard import route
 

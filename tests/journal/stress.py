@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import kvspool
-from kvspool import _sej
 from kvspool.errors import ReaderBusy
 from kvspool.journal import Journal
+from kvspool.kernel import sej
 
 WRITERS, DURABLE = 4, 2
 LIMITS: dict[str, dict[str, Any]] = {
@@ -242,7 +242,7 @@ def main() -> None:
         for place in list(storm.running):
             storm.end(place)
     storm.audit()
-    twin = "compiled" if _sej.scan.__module__.endswith("_c") else "interpreted"
+    twin = "compiled" if sej.scan.__module__.endswith("_c") else "interpreted"
     print(json.dumps({**storm.counts, "twin": twin}))
 
 

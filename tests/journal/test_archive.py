@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,15 @@ from faults import FILE_CALLS, FailingPort, RecordingPort
 
 import kvspool
 from kvspool import Gap, Record, cli, system
+from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, LockTimeout, MissingExtra, TooLarge
 from kvspool.journal import Batch, Journal, seekable
 from kvspool.journal.control import ADMIN, Control
 from kvspool.journal.segment import Archived, Segment
 from kvspool.journal.segments import Segments
-from kvspool.layout import Layout
 from kvspool.system import Port
 
-BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 CALLS = tuple(
     dict.fromkeys((*FILE_CALLS, "remove", "names", "truncate", "look_up", "set_times", "set_owner", "unlock", "unlock_all", "boot_id"))
 )

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import kvspool
-from kvspool.journal.dropping import drop_before, whole_before
+from kvspool.journal.dropping import whole_before
+from kvspool.journal.trim import drop_before
 from kvspool.record import Gap
 
 

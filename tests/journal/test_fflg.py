@@ -20,19 +20,20 @@ from children import Died, bound_addresses, in_child, start
 from loops import twins
 
 import kvspool
-from kvspool import _fflg_py, system
+from kvspool import system
+from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, KvspoolError, LogVanished, NotALog, OutOfRange, Poisoned, TooLarge, UnknownVersion, UnsafeFilesystem
 from kvspool.journal import Journal
 from kvspool.journal.consumers import PLACE, Index, pack_index
-from kvspool.journal.dropping import drop_before
 from kvspool.journal.formats import Fflg, fflg
-from kvspool.layout import Layout
+from kvspool.journal.trim import drop_before
+from kvspool.kernel import fflg_py
 from kvspool.record import Gap
 
 LIMIT = 10_000  # the least size of a segment
 
 
-@pytest.fixture(params=twins("kvspool._fflg"), ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.fixture(params=twins("kvspool.kernel.fflg"), ids=lambda module: module.__name__.rpartition(".")[2])
 def loops(request: pytest.FixtureRequest) -> ModuleType:
     return request.param  # type: ignore[no-any-return]
 
@@ -110,7 +111,7 @@ def test_the_twins_agree(loops: ModuleType) -> None:
         start, most = seeded.randrange(len(values) + 1), seeded.randrange(25)
         room, enough = seeded.randrange(400), seeded.randrange(400)
         data, count = loops.encode(values, start, most, room, enough)
-        assert (data, count) == _fflg_py.encode(values, start, most, room, enough)
+        assert (data, count) == fflg_py.encode(values, start, most, room, enough)
         assert data == entries(*values[start : start + count]) and len(data) <= room
         damaged = bytearray(data)
         if damaged:
@@ -121,9 +122,9 @@ def test_the_twins_agree(loops: ModuleType) -> None:
             sequence, until = (1 << 64) - 1 - seeded.randrange(1, 30), (1 << 64) - 1
             most = min(most, until - sequence)
             make = seeded.choice([None, lambda *fields: fields])
-            assert loops.scan(content, sequence, most, make, taken) == _fflg_py.scan(content, sequence, most, make, expected)
+            assert loops.scan(content, sequence, most, make, taken) == fflg_py.scan(content, sequence, most, make, expected)
             assert taken == expected
-            assert loops.pass_over(content, sequence, until) == _fflg_py.pass_over(content, sequence, until)
+            assert loops.pass_over(content, sequence, until) == fflg_py.pass_over(content, sequence, until)
 
 
 def test_what_has_no_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ from trees import tree
 
 import kvspool
 from kvspool import Gap, GapError, errors
+from kvspool.engine.layout import Layout
 from kvspool.journal import sidecars
 from kvspool.journal.bounds import ALL_ONES, FIRST, REWIND, First, Rewind
 from kvspool.journal.fixed import FixedJournal
 from kvspool.journal.formats import Fixed
 from kvspool.journal.formats.fixed import TAIL
-from kvspool.layout import Layout
 
 
 def record(item: bytes) -> bytes:
@@ -169,7 +169,7 @@ def test_impossible_limits(limits: tuple[int, int]) -> None:
         Fixed(*limits)
 
 
-@pytest.mark.parametrize("twin", twins("kvspool._fixed"))
+@pytest.mark.parametrize("twin", twins("kvspool.kernel.fixed"))
 def test_the_loops(twin: ModuleType) -> None:
     for size in [*range(1, 70), 4095, 4096, 4097]:
         items = [os.urandom(size) for _ in range(3)]

@@ -21,14 +21,16 @@ import pytest
 from children import Died, in_child
 
 import kvspool
-from kvspool import _group_py as groups
-from kvspool import _machine as native
-from kvspool import _tail_py as tails
-from kvspool import errors, filesystems, flushing, system
-from kvspool._frames import crc32c
-from kvspool.descriptor import Descriptor
+from kvspool import errors, system
+from kvspool.engine import flushing
 from kvspool.journal import Journal, control
 from kvspool.journal.durability import Flusher
+from kvspool.kernel import group_py as groups
+from kvspool.kernel import machine as native
+from kvspool.kernel import tail_py as tails
+from kvspool.kernel.frames import crc32c
+from kvspool.system import filesystems
+from kvspool.system.descriptor import Descriptor
 
 FORMATS: dict[str, dict[str, Any]] = {"kvj": {}, "sej": {}, "fflg": {}, "fixed": {"item_bytes": 50, "items_per_blob": 1000}}
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ def test_what_has_no_room_is_refused_before_anything_is_written(log: Journal, wr
 
 
 def test_starts(log: Journal) -> None:
-    begin = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
     at = [round((begin + timedelta(seconds=second)).timestamp()) * 10**9 for second in range(30)]
     log.append_batch(Batch([b"%d" % second for second in range(30)], timestamps=at))
     assert log.stats().segments > 3

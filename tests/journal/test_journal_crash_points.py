@@ -19,10 +19,10 @@ from schedules import ALL
 
 import kvspool
 from kvspool import Gap, system
-from kvspool._frames import TWIN
 from kvspool.errors import KvspoolError, LogNotFound, NoSuchReader, NotALog, Truncated
 from kvspool.journal import Journal
 from kvspool.journal.format import Before
+from kvspool.kernel.frames import TWIN
 
 FORMATS: dict[str, dict[str, Any]] = {
     "sej": {"segment_bytes": 200},

@@ -8,7 +8,7 @@ import random
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def commit(log: Any) -> None:
 
 
 def look_up_time(log: Any) -> None:
-    log.place(datetime(2020, 1, 1, tzinfo=timezone.utc))
+    log.place(datetime(2020, 1, 1, tzinfo=UTC))
 
 
 def produce(log: Any) -> None:

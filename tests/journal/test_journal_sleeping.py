@@ -15,9 +15,9 @@ import pytest
 
 import kvspool
 from kvspool import errors
+from kvspool.engine.wakeups import POLL
 from kvspool.journal import Journal, cursor
 from kvspool.journal.appender import IS_ONE_STEP
-from kvspool.wakeups import POLL
 
 SMALL = 200  # bytes of a segment, which is full after a few records
 

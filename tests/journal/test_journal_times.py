@@ -7,7 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from kvspool.journal.index import STRIDE
 from kvspool.record import NO_TIME
 
 FORMATS = ["kvj", "sej"]
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def times(log: Any) -> list[int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 import kvspool
+from kvspool.engine import times
 from kvspool.errors import OutOfRange
 from kvspool.journal import Batch, Journal
 from kvspool.journal.format import LAST_SEQUENCE
 from kvspool.record import NO_TIME
-from kvspool.spool import times
 
 TIME = st.integers(min_value=-(1 << 63), max_value=(1 << 63) - 1)
 ROWS = st.lists(
@@ -143,7 +143,7 @@ class Machine(RuleBasedStateMachine):
     def read_from_a_time(self, data: st.DataObject) -> None:
         stamps = [row[0] for _, row in self._records(0)]
         chosen = data.draw(st.sampled_from(stamps)) + data.draw(st.sampled_from([-1000, 0, 1000]))
-        found = [one.sequence for one in self.log.read(datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=chosen // 1000))]
+        found = [one.sequence for one in self.log.read(datetime.fromtimestamp(0, UTC) + timedelta(microseconds=chosen // 1000))]
         assert found == [sequence for sequence, row in self._records(0) if row[0] >= chosen]
 
     @rule(name=READERS, limit=st.integers(0, 9), commits=st.booleans())

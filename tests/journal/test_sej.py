@@ -7,7 +7,7 @@ import os
 import shutil
 import struct
 import threading
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -114,7 +114,7 @@ def test_a_record_without_a_time(tmp_path: Path) -> None:
         log.append(b"v", timestamp=-(1 << 63))
         (record,) = log
         assert record.timestamp == -(1 << 63)
-        assert record.time == datetime(1, 1, 1, tzinfo=timezone.utc)
+        assert record.time == datetime(1, 1, 1, tzinfo=UTC)
         assert log.stats().first_timestamp == 0
 
 

@@ -20,12 +20,13 @@ import pytest
 from children import Died, in_child, start
 
 import kvspool
-from kvspool import _tail_py as tails
-from kvspool import filesystems, system
+from kvspool import system
 from kvspool.errors import Closed, KvspoolError, LockTimeout, LogVanished, NotAFile, Poisoned
 from kvspool.journal import Batch, Journal, control
 from kvspool.journal.appender import IS_ONE_STEP
 from kvspool.journal.control import APPEND
+from kvspool.kernel import tail_py as tails
+from kvspool.system import filesystems
 
 FORMATS: dict[str, dict[str, Any]] = {
     "kvj": {"segment_bytes": 100_000},
@@ -623,7 +624,7 @@ def test_the_interpreted_twin_waits_until_compiled_writers_close(log: Journal) -
 
 
 def test_a_tail_refuses_what_it_cannot_use(log: Journal) -> None:
-    from kvspool._tail import Tail
+    from kvspool.kernel.tail import Tail
 
     with pytest.raises(ValueError):
         Tail(memoryview(bytearray(8)), None, -1, 0, memoryview(bytes(32)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_stats_of_an_archive_decompress_one_piece_of_it(tmp_path: Path) -> None:
 
 def test_a_search_by_time_reads_the_first_records_of_few_segments(log: Journal) -> None:
     for number, time in enumerate(TIMES):
-        moment = datetime.fromtimestamp(time / 1e9, timezone.utc)
+        moment = datetime.fromtimestamp(time / 1e9, UTC)
         assert log.place(moment).sequence == number
     first = bytes_read(lambda: log._first_sound_time(log.bases()[0]))
     steering = bytes_read(lambda: log._last_begun(TIMES[-1], log.bases()))
@@ -101,7 +101,7 @@ def test_no_flipped_bit_in_the_head_of_a_first_record_leads_a_search_by_time_ast
         with kvspool.open(path) as log:
             there = {record.sequence for record in log.read(on_gap="skip")}
             for number in (1, damaged - 1, damaged, damaged + 1, 18):
-                moment = datetime.fromtimestamp(1_700_000_000 + number, timezone.utc)
+                moment = datetime.fromtimestamp(1_700_000_000 + number, UTC)
                 found = [record.sequence for record in log.read(moment, on_gap="skip")]
                 assert found == [sequence for sequence in sorted(there) if sequence >= number], (bit - 8 * begin, number)
 
@@ -125,7 +125,7 @@ def test_a_flipped_bit_in_an_archive_leads_no_search_by_time_astray(tmp_path: Pa
         with kvspool.open(path) as log:
             there = [record.sequence for record in log.read(on_gap="skip")]
             for number in (1, damaged - 1, damaged, damaged + 1, 18):
-                moment = datetime.fromtimestamp(1_700_000_000 + number, timezone.utc)
+                moment = datetime.fromtimestamp(1_700_000_000 + number, UTC)
                 found = [record.sequence for record in log.read(moment, on_gap="skip")]
                 assert found == [sequence for sequence in there if sequence >= number], (at, number)
 

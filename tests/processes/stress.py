@@ -27,8 +27,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import kvspool
-from kvspool import Gap, _frames
+from kvspool import Gap
 from kvspool.errors import ReaderBusy
+from kvspool.kernel import frames
 from kvspool.spool import Reader
 
 WRITERS = 4
@@ -306,7 +307,7 @@ def main(directory: Path, seed: int, seconds: float, policy: str = "overwrite") 
         "kills": len(herd.dead_writers),
         "kills of durable readers": herd.dead_readers,
         "stops": herd.stops,
-        "twin": _frames.TWIN,
+        "twin": frames.TWIN,
         "kept": log.stats().records,
     }
 

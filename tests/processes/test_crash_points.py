@@ -30,11 +30,13 @@ from schedules import ALL
 
 import kvspool
 import shard
-from kvspool import Codec, Gap, Spool, _frames, arrow, errors, holders, system
-from kvspool import _frames_py as frames
+from kvspool import Codec, Gap, Spool, arrow, errors, system
+from kvspool.kernel import frames as frames_loops
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 from kvspool.spool.appending import Row
 from kvspool.spool.pair import Pair
+from kvspool.system import holders
 
 BEFORE = [b"before %d" % at + bytes(60) for at in range(50)]
 BATCH = [b"%d" % at + bytes(120) for at in range(9)]  # a third of the ring: in pieces, over its end, with room made
@@ -757,7 +759,7 @@ def test_a_process_that_is_truly_killed_leaves_the_state_that_it_saw_and_no_lock
             case.check(case.root, said)
 
 
-@pytest.mark.skipif(_frames.TWIN == "interpreted", reason="interpreted, the instructions are the interpreter's")
+@pytest.mark.skipif(frames_loops.TWIN == "interpreted", reason="interpreted, the instructions are the interpreter's")
 @pytest.mark.parametrize("kind", STEPPED, ids=lambda kind: kind.__name__)
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_compiled_it_is_done_or_not_after_any_instruction_of_the_machine(memory: Path, kind: type[Case]) -> None:

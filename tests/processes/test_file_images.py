@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from kvspool import _frames
+from kvspool.kernel import frames
 
 
 def _load() -> ModuleType:
@@ -33,7 +33,7 @@ def test_after_a_power_cut_a_durable_batch_that_comes_again_is_there_exactly_onc
     assert done.stores > 30
 
 
-@pytest.mark.skipif(_frames.TWIN == "interpreted", reason="interpreted, the instructions are the interpreter's")
+@pytest.mark.skipif(frames.TWIN == "interpreted", reason="interpreted, the instructions are the interpreter's")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_after_a_power_cut_between_any_instructions_of_the_compiled_loops_all_that_was_synced_is_there() -> None:
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from loops import twins
 
-from kvspool import _chunks_py
+from kvspool.kernel import chunks_py
 from kvspool.queue import ChunkQueue, chain, queue
 
 
@@ -20,7 +20,7 @@ def use(monkeypatch: pytest.MonkeyPatch, twin: ModuleType) -> None:
     monkeypatch.setattr(queue, "count", twin.count)
 
 
-@pytest.fixture(params=twins("kvspool._chunks"), ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.fixture(params=twins("kvspool.kernel.chunks"), ids=lambda module: module.__name__.rpartition(".")[2])
 def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The interpreted loops, then the compiled ones if they were built; queues use them."""
     use(monkeypatch, request.param)
@@ -30,7 +30,7 @@ def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mod
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every queue use the interpreted loops, whose calls to the system all go through the port."""
-    use(monkeypatch, _chunks_py)
+    use(monkeypatch, chunks_py)
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from types import ModuleType
 import pytest
 from children import in_child, start
 
-from kvspool import errors, forks, system
+from kvspool import errors, system
 from kvspool.queue import ChunkQueue, QueueEmpty, queue, repair
+from kvspool.system import forks
 
 Make = Callable[..., ChunkQueue]
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

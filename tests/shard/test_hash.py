@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loops import twins
 
-from kvspool import _frames
-from shard import _hash, _hash_py, route
+from kvspool.kernel import frames
+from shard import route
+from shard.kernel import hash, hash_py
 
 VECTORS = [(b"", 0x1CD9), (b"a", 0xCD20), (b"hello", 0x6334), (b"key-000000000", 0x2C5B), (b"key-000000001", 0x2DC4)]
 """Keys and hashes as the format page has them."""
@@ -20,7 +21,7 @@ PUBLISHED = [(b"", 0x811C9DC5), (b"a", 0xE40C292C), (b"foobar", 0xBF9CF968)]
 """FNV-1a of 32 bits, from the test vectors of its authors."""
 
 
-TWINS = twins("shard._hash")
+TWINS = twins("shard.kernel.hash")
 both_twins = pytest.mark.parametrize("twin", TWINS, ids=lambda module: module.__name__.rpartition(".")[2])
 keys_with_none = st.lists(st.none() | st.binary(max_size=20), max_size=50)
 
@@ -113,8 +114,8 @@ def test_group_sorts_the_rows_by_shard_and_keeps_their_order(twin: ModuleType, d
 
 
 def test_the_twin_that_is_used_is_the_one_that_the_frame_loops_use() -> None:
-    is_compiled = _hash.hash16 is not _hash_py.hash16
-    assert is_compiled == (_frames.TWIN == "compiled")
+    is_compiled = hash.hash16 is not hash_py.hash16
+    assert is_compiled == (frames.TWIN == "compiled")
 
 
 @given(key=st.binary(max_size=40), bits=st.integers(0, 9))

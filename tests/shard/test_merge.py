@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 import kvspool
 import shard
 from kvspool import Gap, system
-from kvspool._frames import TWIN
 from kvspool.errors import Corruption, LogVanished
 from kvspool.journal import Batch
+from kvspool.kernel.frames import TWIN
 from kvspool.record import NO_TIME
 from shard import ShardSet
 from shard.merge import LOOK_AROUND, FollowingMerge, Merge

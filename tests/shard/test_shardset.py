@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -23,7 +23,8 @@ from faults import TouchingPort
 import hub
 import kvspool
 import shard
-from kvspool import Gap, GapError, locks, system
+from kvspool import Gap, GapError, system
+from kvspool.engine import locks
 from kvspool.errors import Closed, LogExists, LogNotFound, NotALog, OutOfRange, TooLarge, Unencodable, UnsafeFilesystem
 from kvspool.record import Codec
 from kvspool.spool import format
@@ -559,7 +560,7 @@ def test_read_starts_at_a_sequence_of_each_shard_and_the_others_at_the_earliest(
 
 
 def test_read_starts_at_a_time_in_every_shard(shards: ShardSet) -> None:
-    begin = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
     base = int(begin.timestamp()) * SECOND
     for at in range(40):
         shards.append(at, timestamp=base + at * SECOND)

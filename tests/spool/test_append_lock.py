@@ -19,11 +19,13 @@ from children import Died, in_child, start
 from rings import Ring, lock_twin
 
 import kvspool
-from kvspool import Spool, _lock_py, errors, locks, system
-from kvspool import _frames_py as frames
-from kvspool._lock_py import SLOT, SLOTS_AT, STEP, WAITERS
-from kvspool.descriptor import Descriptor
+from kvspool import Spool, errors, system
+from kvspool.engine import locks
 from kvspool.errors import Closed
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel import lock_py
+from kvspool.kernel.lock_py import SLOT, SLOTS_AT, STEP, WAITERS
+from kvspool.system.descriptor import Descriptor
 
 MakeRing = Callable[..., Ring]
 LONG = 10**12  # ns: longer than any test
@@ -37,7 +39,7 @@ def ring(make_ring: MakeRing, twin: ModuleType) -> Ring:
 
 @pytest.fixture
 def compiled() -> ModuleType:
-    return pytest.importorskip("kvspool._frames_c")
+    return pytest.importorskip("kvspool.kernel.frames_c")
 
 
 def word(ring: Ring) -> int:
@@ -248,7 +250,7 @@ def test_an_interpreted_writer_waits_for_compiled_handles_to_close(make_ring: Ma
     ring = make_ring(compiled)
     fds = [os.open(f"/proc/self/fd/{ring.lock_file}", os.O_RDWR) for _ in range(2)]
     fast = lock_twin(compiled).AppendLock(ring.control, frames.LOCK, fds[0], 1)
-    slow = _lock_py.AppendLock(ring.control, frames.LOCK, fds[1], 2)
+    slow = lock_py.AppendLock(ring.control, frames.LOCK, fds[1], 2)
     assert slow.take()
     assert not fast.take()
     slow.free()
@@ -310,7 +312,7 @@ def test_a_waiter_gets_the_lock_of_an_owner_that_is_killed_meanwhile(log: Spool,
     thread.start()
     lock = log._live().control.cast("Q")
     try:
-        while kvspool._frames.TWIN == "compiled" and not lock[frames.LOCK] & WAITERS:
+        while kvspool.kernel.frames.TWIN == "compiled" and not lock[frames.LOCK] & WAITERS:
             pass
         os.kill(owner.pid, signal.SIGKILL)
         thread.join()
@@ -438,7 +440,7 @@ def test_a_log_that_was_copied_while_it_was_being_written_is_appended_to(log: Sp
 def test_the_bytes_of_slots_are_those_that_the_format_names(log: Spool) -> None:
     from kvspool.spool import format
 
-    assert (format.GATE, format.WRITER_LOCKS) == (0, SLOTS_AT) == (_lock_py.GATE, 65536)
+    assert (format.GATE, format.WRITER_LOCKS) == (0, SLOTS_AT) == (lock_py.GATE, 65536)
 
 
 # What only a fault brings about.
@@ -477,7 +479,7 @@ def test_an_exception_out_of_a_signal_handler_at_any_opcode_leaves_the_lock_to_o
     """Interpreted, where a handler may run between any two opcodes of the lock; the holder tries once more to free it."""
     ring = make_ring(frames)
     other = ring.append_lock()
-    codes = {function.__code__ for function in vars(_lock_py.AppendLock).values() if hasattr(function, "__code__")}
+    codes = {function.__code__ for function in vars(lock_py.AppendLock).values() if hasattr(function, "__code__")}
     codes.add(locks.appending.__enter__.__code__)
     at = 0
     while True:
@@ -530,20 +532,20 @@ def test_a_lock_that_is_forgotten_after_its_file_was_closed_leaves_the_next_file
     path.touch()
     file = Descriptor(path, os.O_RDWR)
     number = file.number
-    holding = locks.appending(_lock_py.AppendLock(ring.control, frames.LOCK, number, 1), 0, lambda: "nobody", file)
+    holding = locks.appending(lock_py.AppendLock(ring.control, frames.LOCK, number, 1), 0, lambda: "nobody", file)
     holding.__enter__()  # and the block never ends
     file.close()
     with Descriptor(path, os.O_RDWR) as again, Descriptor(path, os.O_RDWR) as other:
         assert again == number
-        assert system.port.try_lock(again, _lock_py.GATE)
+        assert system.port.try_lock(again, lock_py.GATE)
         del holding
         gc.collect()
-        assert not system.port.try_lock(other, _lock_py.GATE), "the lock of the file that has the number now"
+        assert not system.port.try_lock(other, lock_py.GATE), "the lock of the file that has the number now"
 
 
 def test_an_interpreted_writer_is_told_that_compiled_handles_keep_it_out(log: Spool, compiled: ModuleType) -> None:
     log.append(b"x")
-    if kvspool._frames.TWIN != "compiled":
+    if kvspool.kernel.frames.TWIN != "compiled":
         pytest.skip("the log is open in this twin")
     code = (
         "import sys, kvspool, pytest\n"

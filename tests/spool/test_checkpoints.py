@@ -8,7 +8,7 @@ from typing import Any
 
 from images import crash_images as images
 
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import checkpoints, format
 
 

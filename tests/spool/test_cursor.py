@@ -12,7 +12,7 @@ import pytest
 
 import kvspool
 from kvspool import Gap, Record, Spool, errors
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 from kvspool.spool.cursor import Cursor, Reading
 

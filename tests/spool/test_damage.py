@@ -22,7 +22,7 @@ from children import Died, bound_addresses, in_child
 
 import kvspool
 from kvspool import Gap, Record, errors
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 
 ALL = os.environ.get("KVSPOOL_ALL_DAMAGE") == "1"

@@ -18,9 +18,10 @@ from children import Died, in_child, start
 from faults import ClockPort, FailingPort
 
 import kvspool
-from kvspool import Spool, errors, locks, system
-from kvspool import _frames_py as frames
-from kvspool import _group_py as groups
+from kvspool import Spool, errors, system
+from kvspool.engine import locks
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel import group_py as groups
 from kvspool.options import Isolation
 from kvspool.record import Gap
 from kvspool.spool import checkpoints, durability, format, slots

@@ -14,8 +14,9 @@ from children import in_child, start
 from faults import BlindPort
 
 import kvspool
-from kvspool import Gap, Spool, errors, eventloops, following, system
-from kvspool import _frames_py as frames
+from kvspool import Gap, Spool, errors, system
+from kvspool.engine import eventloops, following
+from kvspool.kernel import frames_py as frames
 from kvspool.spool.following import AsyncFollowing
 
 WANTED = frames.WANTED * 8  # the byte of who sleeps on inotify

@@ -17,13 +17,14 @@ from alarms import Interrupt, interrupted
 
 import kvspool
 import shard
-from kvspool import Spool, _frames, _machine, errors, system
+from kvspool import Spool, errors, system
 from kvspool.errors import Reentered
+from kvspool.kernel import frames, machine
 from kvspool.spool import format
 
 
 @pytest.mark.timeout(120, method="thread")  # the alarm is ours
-@pytest.mark.skipif(_frames.TWIN == "interpreted", reason="interpreted, the lock and the work are several steps")
+@pytest.mark.skipif(frames.TWIN == "interpreted", reason="interpreted, the lock and the work are several steps")
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_exception_out_of_a_signal_handler_leaves_no_lock_behind(no_collector: None, log: Spool, count: int) -> None:
     noise = random.Random(count)
@@ -44,10 +45,10 @@ def test_an_exception_out_of_a_signal_handler_leaves_no_lock_behind(no_collector
     assert items[-1].sequence == log.stats().next_sequence - 1
 
 
-@pytest.mark.skipif(_frames.TWIN == "compiled", reason="compiled, no handler comes in there")
+@pytest.mark.skipif(frames.TWIN == "compiled", reason="compiled, no handler comes in there")
 def test_an_exception_out_of_a_signal_handler_at_the_unlock_leaves_the_lock_free(log: Spool) -> None:
     log.append(b"the first one opens what writing needs")
-    unlock = _machine.unlock
+    unlock = machine.unlock
     attempts: list[int] = []
 
     def interrupted_once(fd: int, at: int) -> None:
@@ -56,7 +57,7 @@ def test_an_exception_out_of_a_signal_handler_at_the_unlock_leaves_the_lock_free
             raise Interrupt
         unlock(fd, at)
 
-    with mock.patch.object(_machine, "unlock", interrupted_once), pytest.raises(Interrupt):
+    with mock.patch.object(machine, "unlock", interrupted_once), pytest.raises(Interrupt):
         log.append(b"x")
     with kvspool.open(log.path, timeout=0) as other:
         other.append(b"other")
@@ -64,7 +65,7 @@ def test_an_exception_out_of_a_signal_handler_at_the_unlock_leaves_the_lock_free
 
 
 @pytest.mark.timeout(120, method="thread")
-@pytest.mark.skipif(_frames.TWIN == "interpreted", reason="interpreted, the lock and the work are several steps")
+@pytest.mark.skipif(frames.TWIN == "interpreted", reason="interpreted, the lock and the work are several steps")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt within `__del__`
 def test_an_exception_out_of_a_signal_handler_leaves_no_lock_kept(no_collector: None, log: Spool) -> None:
     noise = random.Random(5)
@@ -110,7 +111,7 @@ def test_an_exception_out_of_a_signal_handler_costs_a_reader_at_most_the_record_
                 interrupts += 1
     assert interrupts > 3
     assert got == sorted(set(got))
-    if _frames.TWIN == "compiled":
+    if frames.TWIN == "compiled":
         assert 20_000 - len(got) <= interrupts
         assert all(later - sooner <= 2 for sooner, later in zip(got, got[1:], strict=False))
 

@@ -14,8 +14,8 @@ from children import in_child, start
 import kvspool
 import shard
 from kvspool import Record, Spool, arrow, errors, system
-from kvspool import _frames_py as frames
-from kvspool.spool import format, resize
+from kvspool.kernel import frames_py as frames
+from kvspool.spool import format
 from kvspool.spool.appending import Row
 
 CAPACITY = 65536
@@ -235,7 +235,7 @@ def test_each_recovery_is_noticed_although_nothing_was_appended_after_the_one_be
 def test_a_resize_copies_the_keys_that_the_table_has_after_a_recovery(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", capacity=CAPACITY, codec="keyed") as log:
         lose_beta(log)
-        resize.resize(log, 2 * CAPACITY, 10.0)
+        log.resize(2 * CAPACITY, timeout=10.0)
         log.append({"beta": 5})
         check_all_read(log, [*before(FORGOTTEN), {"beta": 5}])
 

@@ -13,8 +13,8 @@ import pytest
 import kvspool
 from kvspool import system
 from kvspool.cli import main
+from kvspool.engine import making
 from kvspool.errors import LogExists
-from kvspool.spool import making
 
 CALLS = [name for name, value in vars(system.Port).items() if callable(value) and not name.startswith("_")]
 

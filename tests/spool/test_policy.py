@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvspool
-from kvspool import Gap, Spool, _frames_py, system
+from kvspool import Gap, Spool, system
 from kvspool.errors import SpoolFull, TooLarge
+from kvspool.kernel import frames_py
 from kvspool.spool import format
 
 RING = 4096
@@ -319,7 +320,7 @@ def test_a_reader_that_has_nothing_to_read_is_not_given_up(make: Callable[..., S
     assert fill(log) == 34
 
 
-@pytest.mark.parametrize("offset", [-1, _frames_py.MOST_AHEAD])
+@pytest.mark.parametrize("offset", [-1, frames_py.MOST_AHEAD])
 def test_times_of_the_caller_s_do_not_keep_a_ghost(make: Callable[..., Spool], clock: ClockPort, offset: int) -> None:
     log = make("raise", reader_expiry=10)
     log.reader("r").close()

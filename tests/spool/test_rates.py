@@ -16,8 +16,8 @@ from rings import lock_twin
 import hub
 import kvspool
 from kvspool import Gap, Spool, system
-from kvspool import _frames_py as frames
 from kvspool.cli import main, watch
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format, pair
 from kvspool.spool.rates import Bucket, Rate, Rates, count_gap, rates, together
 
@@ -177,7 +177,7 @@ def test_only_the_words_of_rates_are_touched(log: Spool, clock: Clock) -> None:
 
 def test_both_twins_count_the_same(tmp_path: Path) -> None:
     counted = []
-    for twin in twins("kvspool._frames"):
+    for twin in twins("kvspool.kernel.frames"):
         ring, control = memoryview(bytearray(4096)), memoryview(bytearray(format.control_bytes(4096)))
         writer = twin.FrameWriter(ring, control, 0, None, memoryview(bytes(48)))
         for second in (5, 6, 6, 70, 4000):
@@ -192,7 +192,7 @@ def test_both_twins_count_the_same(tmp_path: Path) -> None:
     assert len(set(counted)) == 1 and any(counted[0])
 
 
-@pytest.mark.parametrize("twin", twins("kvspool._frames"), ids=lambda twin: twin.__name__)
+@pytest.mark.parametrize("twin", twins("kvspool.kernel.frames"), ids=lambda twin: twin.__name__)
 def test_the_clock_of_the_machine_counts(twin: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair, "FrameWriter", twin.FrameWriter)
     monkeypatch.setattr(pair, "AppendLock", lock_twin(twin).AppendLock)

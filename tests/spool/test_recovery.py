@@ -18,11 +18,14 @@ from images import OTHER_BOOT, ReadOnly, Rebooted
 from images import crash_images as images
 
 import kvspool
-from kvspool import Gap, _frames, _frames_py, _machine, errors, locks, system
-from kvspool import _frames_py as frames
-from kvspool.descriptor import Descriptor
+from kvspool import Gap, errors, system
+from kvspool.engine import locks
+from kvspool.kernel import frames as frames_loops
+from kvspool.kernel import frames_py, machine
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import checkpoints, epochs, format, recovery
 from kvspool.spool.recovery import STRIDE
+from kvspool.system.descriptor import Descriptor
 
 BOOT = b"2" * 16
 
@@ -45,10 +48,10 @@ def test_every_combination_of_conditions_has_exactly_one_case() -> None:
 def test_crash_images_recover_to_what_was_synced_and_nothing_else_and_reach_every_case() -> None:
     # A slice of the campaign; the interpreted twin is some ten times slower, and takes less of it.
     reached: set[str] = set()
-    count = 4000 if _frames.TWIN == "compiled" else 300
+    count = 4000 if frames_loops.TWIN == "compiled" else 300
     moments = [images.campaign(count, 9, unit, reached.add) for unit in images.UNITS]
     assert all(each.recovery for each in moments) and any(each.resize for each in moments)
-    if _frames.TWIN == "compiled":
+    if frames_loops.TWIN == "compiled":
         assert all(all(each) for each in moments)
         assert reached == {case.name for case in recovery.CASES}
 
@@ -135,7 +138,7 @@ def test_a_restart_of_the_machine_with_all_pages_on_disk_costs_no_record(twin: M
         put(disk, [bytes([number]) * sizes[number % len(sizes)]])
         if number in synced:
             write_checkpoint(disk)
-        if twin is _frames_py and number % 5:
+        if twin is frames_py and number % 5:
             continue  # it is some ten times slower
         there = disk.copy(twin)
         found = recovery.recover(there, BOOT, 1)
@@ -188,7 +191,7 @@ def test_frames_that_only_a_killed_writer_put_are_not_handed_out_for_want_of_oth
 @pytest.mark.parametrize("last", [33, 47, 60])
 def test_a_recovery_of_records_past_a_checkpoint_that_is_killed_gives_the_same_result_when_it_is_run_again(last: int) -> None:
     whole = images.blank(4096)
-    whole.twin = _frames_py
+    whole.twin = frames_py
     for number in range(last):
         put(whole, [bytes([number]) * 224])
         if number in (10, 28):
@@ -276,7 +279,7 @@ class Killing:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that stands, so that the interpreted twin does the same stores in each run."""
-    monkeypatch.setattr(_machine, "now", lambda: 10**18)
+    monkeypatch.setattr(machine, "now", lambda: 10**18)
 
 
 def crashed() -> Any:
@@ -284,7 +287,7 @@ def crashed() -> Any:
     choose = images.random.Random(3)
     while True:
         life = images.Life(images.blank(8192), images.History(), 0, 512, choose)
-        image = life.crash(choose.randint(0, life.clock[0]), _frames_py)
+        image = life.crash(choose.randint(0, life.clock[0]), frames_py)
         found = recovery.examine(image)
         if any(run.frames and run.last >= found.state.min_seq for run in found.rejected) and any(image.slots().taken()):
             return image
@@ -328,7 +331,7 @@ def test_of_any_image_a_recovery_that_was_killed_gives_the_same_result_when_it_i
     for _ in range(15):
         life = images.Life(images.blank(choose.choice((4096, 8192)), 1), images.History(), 0, choose.choice(images.UNITS), choose)
         for _ in range(10):
-            image = life.crash(choose.randint(0, life.clock[0]), _frames_py)
+            image = life.crash(choose.randint(0, life.clock[0]), frames_py)
             once, again = image.copy(), image.copy()
             recovery.recover(once, BOOT, 1)
             front, ring, control, left = again.front, again.ring, again.control, [choose.randrange(40)]
@@ -366,7 +369,7 @@ def test_an_older_head_is_noticed_wherever_its_writer_or_its_recovery_is_killed(
     def recover(disk: Any) -> Any:
         return recovery.recover_untrue(disk, bytes(16), 1)
 
-    whole = filled(_frames_py, laps=True)
+    whole = filled(frames_py, laps=True)
     published = records(whole)
     stores, noticed, is_killed = 0, 0, True
     while is_killed:
@@ -386,7 +389,7 @@ def test_an_older_head_is_noticed_wherever_its_writer_or_its_recovery_is_killed(
         stores += 1
     assert 1 < noticed <= stores and len(left) == len(got) < len(published)
     for stores in itertools.count():
-        again = restored.copy(_frames_py)
+        again = restored.copy(frames_py)
         if not killed_at(again, stores, recover):
             break
         recover(again)
@@ -395,7 +398,7 @@ def test_an_older_head_is_noticed_wherever_its_writer_or_its_recovery_is_killed(
 
 
 def test_numbers_never_go_back_beside_an_older_head(twin: ModuleType) -> None:
-    disk = filled(_frames_py, laps=True)
+    disk = filled(frames_py, laps=True)
     for boot in (b"1" * 16, BOOT):
         recovery.recover(disk, boot, 1)
     following = disk.reader(0, 0).mark()[1]

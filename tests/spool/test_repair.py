@@ -15,9 +15,9 @@ from faults import FailingPort
 from images import OTHER_BOOT, ReadOnly
 
 import kvspool
-from kvspool import _frames_py as frames
 from kvspool import errors, system
 from kvspool.cli import main
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format, recovery
 from kvspool.spool.recovery import STRIDE
 

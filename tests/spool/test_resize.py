@@ -19,10 +19,11 @@ from faults import FailingPort
 import hub
 import kvspool
 import shard
-from kvspool import Gap, Record, Spool, _frames_py, locks, system
+from kvspool import Gap, Record, Spool, system
+from kvspool.engine import locks
 from kvspool.errors import Corruption, LockTimeout, LogVanished, MismatchedPair, Poisoned, SpoolFull, TooLarge
+from kvspool.kernel import frames_py
 from kvspool.spool import format
-from kvspool.spool import resize as resizes
 from kvspool.spool.pair import Pair
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -178,7 +179,7 @@ def test_a_record_that_would_not_fit_a_damaged_log_and_others_files_are_refused(
         kvspool.resize(log.path, 131072)
     with pytest.raises(ValueError, match="capacity"):
         kvspool.resize(log.path, 1 << 43)
-    log._live().control.cast("Q")[_frames_py.SYNC_ERROR] = 5
+    log._live().control.cast("Q")[frames_py.SYNC_ERROR] = 5
     with pytest.raises(Poisoned):
         kvspool.resize(log.path, 131072)
     assert (log.capacity, neighbours(log.path)) == (65536, [])
@@ -320,7 +321,7 @@ def test_a_foreign_log_is_not_taken_for_the_new_files(log: Spool, tmp_path: Path
         foreign.append_many([b"theirs"] * 3)
     os.rename(log.path, tmp_path / "away")
     os.rename(tmp_path / "foreign", log.path)
-    Pair(tmp_path / "away").control.cast("Q")[_frames_py.MOVED] = 1
+    Pair(tmp_path / "away").control.cast("Q")[frames_py.MOVED] = 1
     for use in (lambda: next(following), lambda: log.append(b"x"), log.sync):
         with pytest.raises(MismatchedPair):
             use()
@@ -499,7 +500,7 @@ def test_a_resize_of_a_handle_that_is_closed_meanwhile_leaves_nothing_behind(log
     def close(done: int, size: int) -> None:
         log.close()
 
-    assert resizes.resize(log, 2 * log.capacity, 5.0, close).records == len(there)
+    assert log.resize(2 * log.capacity, timeout=5.0, progress=close).records == len(there)
     assert [path.name for path in log.path.parent.iterdir()] == [log.path.name]
     with kvspool.open(log.path, format="spool") as again:
         assert [record.sequence for record in again] == there

@@ -17,7 +17,7 @@ from images import ReadOnly
 
 import kvspool
 from kvspool import Gap, Spool, errors, system
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 
 CAPACITY = 65536

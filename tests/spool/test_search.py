@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,10 @@ from images import Rebooted
 
 import kvspool
 from kvspool import Spool, errors, system
-from kvspool import _frames_py as frames
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format, search
 
-T0 = datetime(2024, 1, 1, tzinfo=timezone.utc)
+T0 = datetime(2024, 1, 1, tzinfo=UTC)
 STEP = timedelta(milliseconds=3)
 COUNT = 9000
 
@@ -138,7 +138,7 @@ def test_records_of_one_instant_are_found_from_the_first_of_them(tmp_path: Path)
         for sequence in range(4000):
             log.append(bytes(20), timestamp=(sequence // 1000 + 1) * 10**9)
         for second in range(1, 5):
-            assert first_read(log, datetime.fromtimestamp(second, timezone.utc)) == (second - 1) * 1000
+            assert first_read(log, datetime.fromtimestamp(second, UTC)) == (second - 1) * 1000
 
 
 def test_the_earliest_place_of_an_empty_log_is_where_the_first_record_will_stand(tmp_path: Path) -> None:

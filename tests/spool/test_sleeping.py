@@ -20,8 +20,8 @@ from children import Died, start
 
 import kvspool
 from kvspool import Spool, errors, system
-from kvspool import _frames_py as frames
-from kvspool._frames import TWIN
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import TWIN
 from kvspool.spool import cursor
 from kvspool.spool.format import SYNCED as SYNCED_WORD
 
@@ -377,11 +377,11 @@ def frames_of(reader: Any) -> Any:
 
 OTHER_TWIN = """
 import sys, kvspool
-from kvspool import _frames
+from kvspool.kernel import frames
 from kvspool.spool import cursor
 cursor.POLL = 60.0
 with kvspool.open(sys.argv[1]) as log:
-    print(_frames.TWIN, flush=True)
+    print(frames.TWIN, flush=True)
     if sys.argv[2] == "append":
         log.append(b"record")
     else:

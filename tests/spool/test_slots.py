@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvspool import _frames_py as frames
 from kvspool.errors import Corruption
+from kvspool.kernel import frames_py as frames
 from kvspool.spool import format
 from kvspool.spool.slots import Slots, encode_name
 

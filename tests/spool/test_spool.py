@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from children import Died, in_child, start
 from faults import BlindPort, ClockPort, FailingPort
 
 import kvspool
-from kvspool import Codec, Gap, GapError, Record, Spool, errors, locks, system
-from kvspool import _frames_py as frames
-from kvspool._lock_py import WAITERS
+from kvspool import Codec, Gap, GapError, Record, Spool, errors, system
+from kvspool.engine import locks
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.lock_py import WAITERS
 from kvspool.spool import format
 
 T0 = 1_700_000_000_000_000_000  # 2023-11-14 22:13:20 UTC
@@ -256,16 +257,16 @@ def dated(log: Spool) -> Spool:
         (4, 4),
         (9, 9),
         (10, 10),
-        (datetime(1970, 1, 1, tzinfo=timezone.utc), 0),
-        (datetime(2023, 11, 14, 22, 13, 20, tzinfo=timezone.utc), 0),
-        (datetime(2023, 11, 14, 22, 13, 20, 1, tzinfo=timezone.utc), 1),
-        (datetime(2023, 11, 14, 22, 13, 25, tzinfo=timezone.utc), 5),
+        (datetime(1970, 1, 1, tzinfo=UTC), 0),
+        (datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC), 0),
+        (datetime(2023, 11, 14, 22, 13, 20, 1, tzinfo=UTC), 1),
+        (datetime(2023, 11, 14, 22, 13, 25, tzinfo=UTC), 5),
         (datetime(2023, 11, 15, 0, 13, 25, tzinfo=timezone(timedelta(hours=2))), 5),
-        (datetime(2023, 11, 14, 22, 13, 30, tzinfo=timezone.utc), 10),
-        (datetime(2100, 1, 1, tzinfo=timezone.utc), 10),
-        (datetime(1969, 12, 31, tzinfo=timezone.utc), 0),
-        (datetime(1, 1, 2, tzinfo=timezone.utc), 0),
-        (datetime(9999, 12, 30, tzinfo=timezone.utc), 10),
+        (datetime(2023, 11, 14, 22, 13, 30, tzinfo=UTC), 10),
+        (datetime(2100, 1, 1, tzinfo=UTC), 10),
+        (datetime(1969, 12, 31, tzinfo=UTC), 0),
+        (datetime(1, 1, 2, tzinfo=UTC), 0),
+        (datetime(9999, 12, 30, tzinfo=UTC), 10),
     ],
     ids=str,
 )
@@ -282,7 +283,7 @@ def test_two_reads_do_not_disturb_each_other(dated: Spool) -> None:
 
 
 def test_a_record_knows_its_time_in_utc(dated: Spool) -> None:
-    assert next(dated.read(3)).time == datetime(2023, 11, 14, 22, 13, 23, tzinfo=timezone.utc)
+    assert next(dated.read(3)).time == datetime(2023, 11, 14, 22, 13, 23, tzinfo=UTC)
 
 
 # Gaps.

@@ -13,9 +13,9 @@ import pytest
 import kvspool
 import shard
 from kvspool import Spool, system
-from kvspool import _frames_py as frames
 from kvspool.errors import NotImportable
 from kvspool.journal import Batch
+from kvspool.kernel import frames_py as frames
 from kvspool.spool.appending import Row
 
 HOUR = 3600 * 10**9

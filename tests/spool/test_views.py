@@ -15,15 +15,16 @@ from children import Died, in_child, let_others_read, start
 from rings import Ring, Watched
 
 import kvspool
-from kvspool import GapError, Spool, _frames_py, system
+from kvspool import GapError, Spool, system
 from kvspool.errors import LogVanished, OutOfRange, Pinned, SpoolFull
+from kvspool.kernel import frames_py
 from kvspool.spool import format
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
 def pins(log: Spool) -> int:
-    return log._live().reader(0, 0).word(_frames_py.PINS)
+    return log._live().reader(0, 0).word(frames_py.PINS)
 
 
 def test_a_view_is_the_value_without_a_copy_and_ends_with_its_block(log: Spool) -> None:
@@ -189,7 +190,7 @@ def test_a_pin_and_a_writer_see_each_other_at_every_store(make_ring: Callable[..
     os.truncate(data, format.DATA_START + 1024)
     refused = gone = 0
     for store in range(60):
-        ring = make_ring(_frames_py)
+        ring = make_ring(frames_py)
         ring.fill([bytes([at]) * 90 for at in range(20)])
         position, sequence = ring.earliest()
         for _ in range(pins_at):
@@ -211,11 +212,11 @@ def test_a_pin_and_a_writer_see_each_other_at_every_store(make_ring: Callable[..
                 if stored:
                     start = reader.position - stored
                     assert system.port.try_share(lock, format.DATA_START + offset, stored)
-                    ring.words[_frames_py.PINS] = 1
+                    ring.words[frames_py.PINS] = 1
                     if reader.head() <= start:
                         pinned.append((offset, bytes(ring.data[offset : offset + stored])))
 
-        writer = _frames_py.FrameWriter(
+        writer = frames_py.FrameWriter(
             Watched("ring", ring.data, before),  # type: ignore[arg-type]
             Watched("control", ring.control, before),  # type: ignore[arg-type]
             format.frame_seed(bytes(range(16))),
@@ -224,16 +225,16 @@ def test_a_pin_and_a_writer_see_each_other_at_every_store(make_ring: Callable[..
             data_fd=data,
         )
         got = writer.append(None, bytes(90), 0, 0, 7)
-        assert writer.front[_frames_py.HEAD_ECHO] <= ring.words[_frames_py.HEAD]  # also where the head went back
+        assert writer.front[frames_py.HEAD_ECHO] <= ring.words[frames_py.HEAD]  # also where the head went back
         if pinned:
             offset, content = pinned[0]
             assert bytes(ring.data[offset : offset + len(content)]) == content
-            refused += got == _frames_py.NO_ROOM
+            refused += got == frames_py.NO_ROOM
         else:
             gone += 1
-        assert got == _frames_py.NO_ROOM or got == 20
+        assert got == frames_py.NO_ROOM or got == 20
         os.close(lock)
-        if got == _frames_py.NO_ROOM:
+        if got == frames_py.NO_ROOM:
             assert writer.append(None, bytes(90), 0, 0, 7) == 20
         assert ring.read()[-1].sequence == 20  # type: ignore[union-attr]
     os.close(data)
@@ -254,9 +255,9 @@ def test_a_hostile_word_costs_only_system_calls(interpreted: None, log: Spool) -
     words = log._live().control.cast("Q")
     with system.replaced(Counting()):
         for number in range(4, 10):
-            words[_frames_py.PINS] = (1 << 64) - 1
+            words[frames_py.PINS] = (1 << 64) - 1
             assert log.append(bytes(900)) == number
-        assert words[_frames_py.PINS] == 0
+        assert words[frames_py.PINS] == 0
         assert 6 <= asked <= 24
         asked = 0
         log.append(bytes(900))

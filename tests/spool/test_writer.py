@@ -20,8 +20,9 @@ import pytest
 from children import Died, start
 
 import kvspool
-from kvspool import Record, Spool, Writer, _frames, errors
-from kvspool import _frames_py as frames
+from kvspool import Record, Spool, Writer, errors
+from kvspool.kernel import frames as frames_loops
+from kvspool.kernel import frames_py as frames
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
@@ -165,7 +166,7 @@ def burst(path: Path, name: int, count: int) -> dict[int, bytes]:
 
 
 def test_each_of_four_processes_gets_its_records_in(log: Spool) -> None:
-    count = 3000 if _frames.TWIN == "compiled" else 300
+    count = 3000 if frames_loops.TWIN == "compiled" else 300
     with kvspool.create(log.path.with_name("large"), capacity="4MiB") as large:
         waits = [start(lambda name=name: burst(large.path, name, count)) for name in range(4)]
         followed = list(large.follow(0, limit=4 * count, timeout=60))

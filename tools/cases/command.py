@@ -107,7 +107,7 @@ def _tell(case: Case, run: Run) -> bool:
 
 
 def _host(folder: Path) -> Iterator[str]:
-    from kvspool import filesystems
+    from kvspool.system import filesystems
 
     yield f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}, Python {platform.python_version()}"
     yield filesystems.of(folder)

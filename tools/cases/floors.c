@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "../../kvspool/_crc32c.h"
+#include "../../kvspool/kernel/crc32c.h"
 
 static double now(void) {
     struct timespec t;

@@ -34,8 +34,10 @@ class Tree(NamedTuple):
     def describe(self) -> str:
         """Return the version and the twin of the tree. Raises TreeError if it can't be imported."""
         program = (
-            "import json, kvspool; from kvspool import _frames; "
-            "print(json.dumps([kvspool.__version__, _frames.TWIN, kvspool.__file__]))"
+            "import json, kvspool\n"
+            "try: from kvspool.kernel import frames\n"
+            "except ImportError: from kvspool import _frames as frames\n"  # where it was in earlier revisions
+            "print(json.dumps([kvspool.__version__, frames.TWIN, kvspool.__file__]))"
         )  # fmt: skip
         done = subprocess.run([sys.executable, "-c", program], env=self.environment(), cwd="/", capture_output=True, text=True)
         if done.returncode:
@@ -55,7 +57,7 @@ def compile_twins(tree: Path) -> None:
     done = subprocess.run(command, cwd=tree, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise TreeError(f"setup.py build_ext failed; it needs Cython, setuptools and a C compiler:\n{_end_of(done.stdout)}")
-    for source in tree.glob("*/_*_c.pxd"):
+    for source in tree.rglob("*_c.pxd"):
         if not list(source.parent.glob(f"{source.stem}.*.so")):  # setup.py goes on without a twin that does not compile
             raise TreeError(f"setup.py built no {source.stem}:\n{_end_of(done.stdout)}")
 

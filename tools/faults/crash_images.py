@@ -35,16 +35,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from kvspool import _frames, _frames_py, _group_py, _machine, system
-from kvspool.descriptor import Descriptor
+from kvspool import system
 from kvspool.errors import Corruption, SpoolFull, TooLarge
+from kvspool.kernel import frames, frames_py, group_py, machine
 from kvspool.keyed import Packer
 from kvspool.record import Codec, Gap
 from kvspool.spool import checkpoints, durability, epochs, format, recovery, resize, search, slots
 from kvspool.spool.cursor import Cursor, Reading
 from kvspool.spool.keys import KeyTable
+from kvspool.spool.memory import Run
 from kvspool.spool.reader import resume
 from kvspool.spool.repair import _makes_sense, mend
+from kvspool.system.descriptor import Descriptor
 
 LOG_ID = bytes(range(16))
 CAPACITIES = (4096, 4096, 8192, 8192, 12288, 16384, 65536)
@@ -159,7 +161,7 @@ class Disk:
     is_replaced = False
     flushed = 0
 
-    def __init__(self, front: Any, ring: Any, control: Any, policy: int = 0, twin: Any = _frames, log_id: bytes = LOG_ID) -> None:
+    def __init__(self, front: Any, ring: Any, control: Any, policy: int = 0, twin: Any = frames, log_id: bytes = LOG_ID) -> None:
         self.front, self.ring, self.control, self.policy, self.twin = front, ring, control, policy, twin
         self.seed = format.frame_seed(log_id)
         empty = format.HEADER.unpack(bytes(format.HEADER.size))
@@ -251,7 +253,7 @@ class Recording:
         self.front, self.ring, self.control = self.files
         self.exchanged = self.settled = clock[0]
         parts = self._parts()
-        self.disk = Disk(*parts, disk.policy, _frames_py, disk.header.log_id)
+        self.disk = Disk(*parts, disk.policy, frames_py, disk.header.log_id)
         for file in self.files:
             file.flushes = [clock[0]]
 
@@ -496,8 +498,8 @@ class Life:
     def _stay(self) -> None:
         """As a writer does that finds the word of a resize which did not come to its end."""
         words = self.disk.control.cast("Q")
-        if words[_frames_py.MOVED]:
-            words[_frames_py.MOVED] = 0
+        if words[frames_py.MOVED]:
+            words[frames_py.MOVED] = 0
 
     def _resize(self, owed: dict[bytes, set[int]]) -> None:
         """Put another pair in the place of this one, by the real code, while others go on; now and then it is killed."""
@@ -521,7 +523,7 @@ class Life:
                 if self.choose.random() < 0.1:
                     self._commit(owed)
 
-        interpreted = mock.patch.multiple(durability, Ring=_frames_py.Ring, FlushGroup=_group_py.FlushGroup)
+        interpreted = mock.patch.multiple(durability, Ring=frames_py.Ring, FlushGroup=group_py.FlushGroup)
         with system.replaced(Machine(self, new)), interpreted:
             try:
                 resizing = Resizing(self, new)
@@ -536,7 +538,7 @@ class Life:
     def _let_die(self, resizing: Resizing) -> None:
         """What a process that was killed could not take back."""
         if resizing.is_alone:
-            self.disk.control.cast("Q")[_frames_py.MOVED] = 1
+            self.disk.control.cast("Q")[frames_py.MOVED] = 1
 
     def exchange(self, new: Recording) -> None:
         """Let the new pair take the place of the old one. What has no room in it is given up; a crash may bring back the old one, too."""
@@ -596,15 +598,15 @@ class Life:
             self.disk.write_front(raw, at)
             for file in (self.front, self.ring):
                 file.fail()
-            words[_frames_py.SYNC_ERROR] = errno.EIO
+            words[frames_py.SYNC_ERROR] = errno.EIO
         if self.choose.random() < 0.6:
-            for word in self.choose.sample((_frames_py.HEAD, _frames_py.TAIL, _frames_py.MIN_SEQ, _frames_py.MARKS), 2):
+            for word in self.choose.sample((frames_py.HEAD, frames_py.TAIL, frames_py.MIN_SEQ, frames_py.MARKS), 2):
                 words[word] = self.choose.getrandbits(self.choose.choice((3, 12, 64)))
         began = self.clock[0]
         trouble = self.choose.choice((Killed(), Killed(), OSError(errno.EIO, "the flush failed")))
         with suppress(Killed, OSError), self._troubled(trouble):
             mend(self.disk, boot_id(self.number), 1)  # type: ignore[arg-type]
-        if words[_frames_py.SYNC_ERROR] or not self._is_in_order():
+        if words[frames_py.SYNC_ERROR] or not self._is_in_order():
             mend(self.disk, boot_id(self.number), 1)  # type: ignore[arg-type]
         self.repairs.append((began, self.clock[0]))
         self._adopt()
@@ -647,7 +649,7 @@ class Life:
         self.history.commits[name].append((self.clock[0], commit.sequence))
         owed[name] = {sequence for sequence in self.disk.kept() if sequence >= commit.sequence}
 
-    def crash(self, when: int, twin: Any = _frames) -> Disk:
+    def crash(self, when: int, twin: Any = frames) -> Disk:
         """Return a disk that a crash at this moment could leave; `flushed` of it: when its spool.ctl was flushed before."""
         there = [one for one in self.recordings if one.exchanged <= when]
         settled = max(at for at, one in enumerate(there) if one.settled <= when)
@@ -709,7 +711,7 @@ def check(disk: Disk, history: History, when: int, number: int) -> recovery.Find
     return found
 
 
-def joined(runs: list[recovery.Run]) -> list[list[int]]:
+def joined(runs: list[Run]) -> list[list[int]]:
     """Return start, end and sequences of the runs, with those that touch made one."""
     out: list[list[int]] = []
     for run in runs:
@@ -759,11 +761,11 @@ class Moments(NamedTuple):
 
 def campaign(images: int, seed: int, unit: int, on_case: Callable[[str], None] = lambda name: None) -> Moments:
     """Check this many images. The same seed makes the same images."""
-    clock, _machine.now = _machine.now, lambda: 10**18
+    clock, machine.now = machine.now, lambda: 10**18
     try:
         return _campaign(images, random.Random(seed), unit, on_case)
     finally:
-        _machine.now = clock
+        machine.now = clock
 
 
 def _campaign(images: int, choose: random.Random, unit: int, on_case: Callable[[str], None]) -> Moments:
@@ -791,7 +793,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="repeat a campaign (default: a new one)")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
-    print(f"seed {seed}, images {options.images}, recovered on the {_frames.TWIN} twin", flush=True)
+    print(f"seed {seed}, images {options.images}, recovered on the {frames.TWIN} twin", flush=True)
     for unit in UNITS:
         counts: dict[str, int] = {}
 

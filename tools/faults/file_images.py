@@ -40,7 +40,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from crash_images import UNITS, File
 
 import kvspool
-from kvspool import Gap, Spool, _frames, ledger, system
+from kvspool import Gap, Spool, system
+from kvspool.engine import ledger
+from kvspool.kernel import frames
 from kvspool.spool import format
 
 FILES = (format.DATA_FILE, format.CONTROL_FILE, ledger.NAME)
@@ -355,7 +357,7 @@ def main() -> int:
     parser.add_argument("--opcodes", action="store_true", help="look before each opcode of Python: quicker, and stores of C come at once")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
-    print(f"seed {seed}, images {options.images}, {_frames.TWIN} twin", flush=True)
+    print(f"seed {seed}, images {options.images}, {frames.TWIN} twin", flush=True)
     for unit in UNITS:
         began = time.monotonic()
         done = campaign(options.images // len(UNITS), seed, unit, calls=options.calls, by_opcodes=options.opcodes)

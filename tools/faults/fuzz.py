@@ -28,12 +28,12 @@ os.environ["KVSPOOL_NO_EXTENSIONS"] = "1"
 import atheris
 
 with atheris.instrument_imports(include=["kvspool"]):
-    from kvspool import _frames_py as frames
     from kvspool import errors, keyed, record, system
     from kvspool.cli import append as command
     from kvspool.cli import lines
     from kvspool.cli.options import BadInput
     from kvspool.journal import Journal, files, index
+    from kvspool.kernel import frames_py as frames
     from kvspool.spool import checkpoints, format, pair, search, slots
     from kvspool.spool.keys import KeyTable
 

@@ -30,11 +30,12 @@ from functools import partial
 from pathlib import Path
 
 import kvspool
-from kvspool import _frames, locks
-from kvspool import _frames_py as frames
-from kvspool._frames import FrameWriter
-from kvspool._lock import AppendLock
-from kvspool._lock_py import SLOT
+from kvspool.engine import locks
+from kvspool.kernel import frames as frames_loops
+from kvspool.kernel import frames_py as frames
+from kvspool.kernel.frames import FrameWriter
+from kvspool.kernel.lock import AppendLock
+from kvspool.kernel.lock_py import SLOT
 from kvspool.spool.pair import Pair
 
 CAPACITY = 64 << 20
@@ -275,7 +276,7 @@ def main() -> None:
     began = time.monotonic()
     counts = campaign(options.kills, options.owners or options.kills // 10, options.writers, options.seconds, options.seed)
     said = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-    print(f"{_frames.TWIN}, {time.monotonic() - began:.0f} s: {said} - 0 violations", flush=True)
+    print(f"{frames_loops.TWIN}, {time.monotonic() - began:.0f} s: {said} - 0 violations", flush=True)
 
 
 if __name__ == "__main__":

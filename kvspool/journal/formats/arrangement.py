@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import ClassVar
 
-from kvspool import sizes
+from kvspool.engine import sizes
 from kvspool.journal import sidecars
 from kvspool.journal.format import LARGEST_SEGMENT, Format
 from kvspool.journal.offsets import OffsetFiles, Offsets

@@ -14,16 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from kvspool import _fflg, _tail_py, disk, sizes, system
-from kvspool._fflg_py import SIZE
+from kvspool import system
+from kvspool.engine import sizes
+from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, NotAFile, TooLarge, UnknownVersion
-from kvspool.journal.appender import walk
 from kvspool.journal.consumers import INDEX, ConsumerIndex, parse_index, read_index
 from kvspool.journal.format import LARGEST_SEGMENT, LAST_SEQUENCE, LAST_TIME, WHOLE, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Bare
 from kvspool.journal.offsets import Offsets
 from kvspool.journal.segments import Segment
-from kvspool.layout import Layout
+from kvspool.journal.walking import walk
+from kvspool.kernel import fflg, tail_py
+from kvspool.kernel.fflg_py import SIZE
+from kvspool.system import disk
 
 MAGIC = b"FFLG"
 VERSION = 0
@@ -70,7 +73,7 @@ class Fflg(Bare):
     """
 
     name: ClassVar[str] = "fflg"
-    number: ClassVar[int] = _tail_py.FFLG
+    number: ClassVar[int] = tail_py.FFLG
     has_other_names: ClassVar[bool] = True
     reads_zeros: ClassVar[bool] = True
     header_bytes = HEADER.size
@@ -172,16 +175,16 @@ class Fflg(Bare):
         left = LAST_SEQUENCE - place.sequence
         if left <= 0:
             raise TooLarge(f"no sequence is left after {place.sequence - 1}; nothing was written")
-        data, count = _fflg.encode(batch.values, start, min(left, len(batch.values)), self.segment_bytes - place.end, AT_ONCE)
+        data, count = fflg.encode(batch.values, start, min(left, len(batch.values)), self.segment_bytes - place.end, AT_ONCE)
         if not count and place.end <= HEADER.size:
             raise TooLarge(f"a value of {len(batch.values[start])} bytes has no room in a segment of {self.segment_bytes}")
         return data, count, place.last
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
-        return Scan(*_fflg.scan(data, sequence, min(most, LAST_SEQUENCE - sequence), make, items))
+        return Scan(*fflg.scan(data, sequence, min(most, LAST_SEQUENCE - sequence), make, items))
 
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
-        return Scan(*_fflg.pass_over(data, sequence, until))
+        return Scan(*fflg.pass_over(data, sequence, until))
 
     def true_end(self, segment: Segment, begin: int, found: Scan, synced: int) -> Scan:
         """Return the first entry of the run of zeros that reaches the end of the file: they would read as empty entries. Records below

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from kvspool import _fixed, _tail_py, disk, sizes, system
-from kvspool._fixed_py import CHECKSUM
-from kvspool.descriptor import Descriptor
+from kvspool import system
+from kvspool.engine import sizes
+from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, TooLarge
 from kvspool.journal import sidecars
 from kvspool.journal.bounds import Bounds
@@ -25,7 +25,10 @@ from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Bare
 from kvspool.journal.offsets import OffsetFiles, Offsets
 from kvspool.journal.segments import Segment, Segments
-from kvspool.layout import Layout
+from kvspool.kernel import fixed, tail_py
+from kvspool.kernel.fixed_py import CHECKSUM
+from kvspool.system import disk
+from kvspool.system.descriptor import Descriptor
 
 LONGEST_ITEM = 1 << 25  # bytes; a cursor looks no farther than twice that for what comes behind damage
 PIECE = 1 << 20  # bytes read at once, at least one record
@@ -46,7 +49,7 @@ class Fixed(Bare):
     """The fixed format. item_bytes: of each item; items_per_blob: of each blob but the last. Neither can be seen in the blobs."""
 
     name: ClassVar[str] = "fixed"
-    number: ClassVar[int] = _tail_py.FIXED
+    number: ClassVar[int] = tail_py.FIXED
     has_checksums = True
 
     def __init__(self, item_bytes: int | str, items_per_blob: int | str) -> None:
@@ -102,7 +105,7 @@ class Fixed(Bare):
     # What the bytes mean.
 
     def check(self, batch: Batch) -> None:
-        row = _fixed.first_unfit(batch.values, self.item_bytes)
+        row = fixed.first_unfit(batch.values, self.item_bytes)
         if row < 0:
             return
         size = len(batch.values[row])
@@ -112,16 +115,16 @@ class Fixed(Bare):
     def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
         left = place.base + self.items_per_blob - place.sequence
         count = min(len(batch.values) - start, left, max(1, PIECE // self.record_bytes))
-        return _fixed.encode(batch.values, start, count, self.item_bytes), count, place.last
+        return fixed.encode(batch.values, start, count, self.item_bytes), count, place.last
 
     def is_full(self, base: int, end: int, sequence: int) -> bool:
         return end >= self.most_bytes
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
-        return Scan(*_fixed.scan(data, sequence, most, self.item_bytes, make, items))
+        return Scan(*fixed.scan(data, sequence, most, self.item_bytes, make, items))
 
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
-        return Scan(*_fixed.pass_over(data, sequence, min(until - sequence, len(data)), self.item_bytes))
+        return Scan(*fixed.pass_over(data, sequence, min(until - sequence, len(data)), self.item_bytes))
 
     def place_in(self, base: int, sequence: int) -> int | None:
         return (sequence - base) * self.record_bytes
@@ -138,7 +141,7 @@ class Fixed(Bare):
         step = max(1, PIECE // self.record_bytes) * self.record_bytes
         while end > begin:
             at = max(begin, end - step)
-            sound = _fixed.last_sound(segment.read(at, end - at), self.item_bytes)
+            sound = fixed.last_sound(segment.read(at, end - at), self.item_bytes)
             if sound:
                 end = at + sound
                 break

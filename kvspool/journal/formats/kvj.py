@@ -10,18 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-from kvspool import _kvj, _tail_py
-from kvspool._kvj_py import HEAD as HEAD_BYTES
-from kvspool._kvj_py import LARGEST, LONGEST_KEY, NO_KEY
+from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, TooLarge, UnknownVersion
 from kvspool.journal import format
 from kvspool.journal.control import checksum
 from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Nested
-from kvspool.layout import Layout
+from kvspool.kernel import kvj, tail_py
+from kvspool.kernel.kvj_py import HEAD as HEAD_BYTES
+from kvspool.kernel.kvj_py import LARGEST, NO_KEY
+from kvspool.kernel.kvj_py import LONGEST_KEY as LONGEST_KEY
 
 if TYPE_CHECKING:
-    from kvspool.arrow import JournalColumns, Records
+    from kvspool.journal.columns import JournalColumns, Records
 
 SEGMENT_BYTES = 64 << 20
 PIECE = 1 << 20  # bytes of frames that are made out of columns at once: they are still in the cache when they are written
@@ -58,7 +59,7 @@ class Kvj(Nested):
     """The kvj format; a new segment begins once one has reached `segment_bytes`."""
 
     name: ClassVar[str] = "kvj"
-    number: ClassVar[int] = _tail_py.KVJ
+    number: ClassVar[int] = tail_py.KVJ
     suffix: ClassVar[str] = "kvj"
     has_keys = has_types = has_timestamps = has_codecs = has_checksums = has_archives = may_leave_out = has_columns = has_producers = True
     header_bytes = HEADER.size
@@ -101,19 +102,19 @@ class Kvj(Nested):
         values, keys, type, timestamp, types, timestamps, codec, codecs = batch
         time = place.now if timestamp is None else timestamp
         room = self._room(place.end)
-        return _kvj.encode(values, keys, types, timestamps, codecs, type, time, codec, start, place.sequence, room, place.last)
+        return kvj.encode(values, keys, types, timestamps, codecs, type, time, codec, start, place.sequence, room, place.last)
 
     def encode_columns(
         self, columns: JournalColumns, rows: memoryview | None, start: int, place: Before
     ) -> tuple[bytes | bytearray, int, int]:
         count, room = columns.rows if rows is None else len(rows), min(PIECE, self._room(place.end))
-        return _kvj.encode_columns(rows, count, start, place.sequence, room, place.last, *columns.buffers(place.now))
+        return kvj.encode_columns(rows, count, start, place.sequence, room, place.last, *columns.buffers(place.now))
 
     def encode_records(self, records: Records, start: int, place: Before) -> tuple[memoryview, int, int]:
         room = min(PIECE, self._room(place.end))
         largest = HEAD_BYTES + records.longest_key + records.longest_value
         out = records.room(min(max(0, room) + largest, HEAD_BYTES * records.rows + records.size))
-        size, count, last = _kvj.encode_records(out, records.rows, start, place.sequence, room, place.last, *records.buffers)
+        size, count, last = kvj.encode_records(out, records.rows, start, place.sequence, room, place.last, *records.buffers)
         return memoryview(out)[:size], count, last
 
     def _room(self, end: int) -> int:
@@ -121,16 +122,16 @@ class Kvj(Nested):
         return max(1, self.segment_bytes - end) if end <= HEADER.size else self.segment_bytes - end
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
-        return Scan(*_kvj.scan(data, sequence, most, make, items))
+        return Scan(*kvj.scan(data, sequence, most, make, items))
 
     def scanner(self) -> Callable[..., tuple[int, ...]]:
-        return _kvj.scan
+        return kvj.scan
 
     def gather(self, data: bytes, sequence: int, most: int, count: int, columns: tuple[Any, ...]) -> Scan:
-        return Scan(*_kvj.gather(data, sequence, most, count, *columns))
+        return Scan(*kvj.gather(data, sequence, most, count, *columns))
 
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
-        return Scan(*_kvj.pass_over(data, sequence, until, timestamp))
+        return Scan(*kvj.pass_over(data, sequence, until, timestamp))
 
     def head(self, data: bytes) -> format.Head | None:
         if len(data) < HEAD.size:
@@ -141,5 +142,5 @@ class Kvj(Nested):
         return format.Head(head.sequence, head.timestamp, head.size) if is_possible else None
 
     def resume(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
-        at = _kvj.find(data, sequence + 1, until)
-        return None if at < 0 else (at, _kvj.sequence_at(data, at))
+        at = kvj.find(data, sequence + 1, until)
+        return None if at < 0 else (at, kvj.sequence_at(data, at))

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from kvspool import _sej, _tail_py
-from kvspool._sej_py import LONGEST_KEY, LONGEST_VALUE, SIZES
+from kvspool.engine.layout import Layout
 from kvspool.errors import TooLarge
 from kvspool.journal import format
 from kvspool.journal.format import LAST_SEQUENCE, LAST_TIME, Batch, Before, Scan
 from kvspool.journal.formats.arrangement import Nested
-from kvspool.layout import Layout
+from kvspool.kernel import sej, tail_py
+from kvspool.kernel.sej_py import LONGEST_KEY, LONGEST_VALUE, SIZES
 
 SEGMENT_BYTES = 1 << 30
 
@@ -40,7 +40,7 @@ class Sej(Nested):
     """The sej format; a new segment begins once one has reached `segment_bytes`."""
 
     name: ClassVar[str] = "sej"
-    number: ClassVar[int] = _tail_py.SEJ
+    number: ClassVar[int] = tail_py.SEJ
     suffix: ClassVar[str] = "jnl"
     has_keys = has_types = has_timestamps = True
     ends_with_size: ClassVar[bool] = True
@@ -63,15 +63,15 @@ class Sej(Nested):
     def encode(self, batch: Batch, start: int, place: Before) -> tuple[bytes | bytearray, int, int]:
         values, keys, type, timestamp, types, timestamps, *_ = batch
         time = place.now if timestamp is None else timestamp
-        return _sej.encode(
+        return sej.encode(
             values, keys, types, timestamps, type, time, start, place.sequence, self.segment_bytes - place.end, place.last
         )
 
     def scan(self, data: bytes, sequence: int, most: int, make: Callable[..., Any] | None, items: list[Any]) -> Scan:
-        return Scan(*_sej.scan(data, sequence, most, make, items))
+        return Scan(*sej.scan(data, sequence, most, make, items))
 
     def scanner(self) -> Callable[..., tuple[int, ...]]:
-        return _sej.scan
+        return sej.scan
 
     def guess(self, data: bytes, sequence: int, until: int) -> tuple[int, int] | None:
         """A message that is whole, whose offset can be, and which another one follows, or the end."""
@@ -102,7 +102,7 @@ class Sej(Nested):
         return int.from_bytes(tail[-4:], "big") if len(tail) >= 4 else 0
 
     def pass_over(self, data: bytes, sequence: int, until: int = LAST_SEQUENCE, timestamp: int = LAST_TIME) -> Scan:
-        return Scan(*_sej.pass_over(data, sequence, until, timestamp))
+        return Scan(*sej.pass_over(data, sequence, until, timestamp))
 
     def head(self, data: bytes) -> format.Head | None:
         if len(data) < HEAD.size:
@@ -115,9 +115,9 @@ class Sej(Nested):
 
     def behind_jump(self, data: bytes, sequence: int, found: int) -> tuple[int, int] | None:
         """One message with a wrong offset between others that go on as they should is damaged; otherwise messages are missing."""
-        size = 0 if found >= LAST_SEQUENCE else _sej.pass_over(data, found, found + 1, LAST_TIME)[0]
+        size = 0 if found >= LAST_SEQUENCE else sej.pass_over(data, found, found + 1, LAST_TIME)[0]
         behind = data[size:]
-        goes_on = _sej.pass_over(behind, sequence + 1, sequence + 2, LAST_TIME)[0] > 0
+        goes_on = sej.pass_over(behind, sequence + 1, sequence + 2, LAST_TIME)[0] > 0
         if size and (goes_on or not behind):
             return size, sequence + 1
         return super().behind_jump(data, sequence, found) if size else None

@@ -1,0 +1,1 @@
+"""What spools, journals and queues are built on."""

@@ -1,0 +1,79 @@
+"""The thread that puts on disk what the handles of the level "os" have appended."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from contextlib import suppress
+from typing import Any, Protocol
+
+from kvspool import system
+from kvspool.errors import KvspoolError, LockTimeout
+from kvspool.system.handles import Handle
+
+SYNC_INTERVAL = 1.0  # seconds between two flushes at the level "os"
+
+
+class Flushes(Protocol):
+    """What a background thread needs of a log: `flush` for the records, `sync` for all."""
+
+    def flush(self, timeout: float) -> Any: ...
+
+    def sync(self, timeout: float) -> Any: ...
+
+
+class Background(Handle):
+    """The thread that flushes for a handle of the level "os". It ends by itself where the handle is gone, or the log poisoned."""
+
+    def __init__(self, flusher: Flushes, interval: float, timeout: float) -> None:
+        self._flusher = flusher
+        self._timeout = timeout
+        self._is_over = threading.Event()
+        # It must not keep alive a handle that nobody has any more.
+        self._thread = threading.Thread(
+            target=_flush_at_intervals, args=(weakref.ref(flusher), self._is_over, interval, timeout), name="kvspool sync", daemon=True
+        )
+        self._process = system.port.process_id()
+        self._thread.start()
+        _backgrounds.add(self)
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether the thread is of this process: a forked child has none."""
+        return self._process == system.port.process_id()
+
+    def end(self) -> None:
+        """End the thread, and put on disk what it had not come to."""
+        _backgrounds.discard(self)
+        self._is_over.set()
+        self._thread.join(self._timeout)
+        self._flusher.sync(self._timeout)
+
+
+_backgrounds: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def _flush_at_intervals(flusher: weakref.ref[Flushes], is_over: threading.Event, interval: float, timeout: float) -> None:
+    while not is_over.wait(interval):
+        found = flusher()
+        try:
+            if found is None:
+                return
+            found.flush(timeout)
+        except LockTimeout:
+            pass  # another one flushes, for us too
+        except KvspoolError:
+            return  # poisoned or closed: the next append says so
+        except OSError:
+            pass  # no descriptor left, say: the next time, then
+        found = None
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Do what `close` would have done for the handles that are still open."""
+    for background in list(_backgrounds):
+        if background.is_ours:
+            with suppress(KvspoolError, OSError):
+                background.end()

@@ -1,0 +1,277 @@
+"""Iterations over logs of every kind: their limit, the records that are copied out in advance, their Gaps, and how they end.
+
+**Closing.** Any thread may close an iteration: the thread that waits in it wakes, and the iteration ends quietly. Closing the log, the
+durable reader, the shard set or the hub root that an iteration comes from ends it with `Closed`: the next call raises it, and a call that
+waits in another thread or task raises it at once. Records that were copied out in advance are dropped then.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from weakref import WeakValueDictionary
+
+from kvspool.errors import Closed, GapError
+from kvspool.kernel.frames import Batch, Items
+from kvspool.options import OnGap
+from kvspool.record import Gap
+from kvspool.system.handles import Handle
+
+NO_END = 1 << 62  # records, and more: nobody reads so many
+
+
+class Moving(Protocol):
+    """A cursor, as far as an iteration needs to know it. lost: how many sequences lay in Gaps so far."""
+
+    lost: int
+
+    def close(self) -> None:
+        """Let go of the log."""
+
+
+class Waker(Protocol):
+    """The place where a thread or a task sleeps until there are more records."""
+
+    def wake(self) -> None:
+        """Wake the sleeper, or let its next sleep end at once. Any thread may call this."""
+
+
+class Endable(Protocol):
+    """An iteration, or a durable reader that has iterations."""
+
+    def end(self, why: str) -> None:
+        """Hand out nothing more: every call raises Closed with the words `why`."""
+
+
+C = TypeVar("C", bound=Moving)
+E = TypeVar("E", bound=Endable)
+T = TypeVar("T")
+
+
+class Iteration(Iterator[Any], Generic[C], Handle):
+    """Iterates over records, and over Gaps as `on_gap` says.
+
+    "raise": GapError, and the next call goes on behind it. "yield": the Gap in place of the records. "skip": only counted, in
+    `lost`. Not to be shared between threads.
+    """
+
+    AT_ONCE: ClassVar[int]  # records copied out at once
+
+    def __init__(self, cursor: C, limit: int | None, on_gap: OnGap) -> None:
+        self._batch = Batch(check(limit, on_gap))
+        self.cursor = cursor
+        self.waker: Waker | None = None  # of the thread or task that waits for the next record
+        self._on_gap = on_gap
+        self._calls = 0  # under way, which need the log
+        self._is_closed = False
+        self._why = ""  # the iteration ended, if its handle was closed
+
+    @property
+    def lost(self) -> int:
+        """Return how many sequences lay in Gaps so far."""
+        return self.cursor.lost
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing more will be handed out: the limit was reached, or we were closed."""
+        return self._batch.left == 0
+
+    @property
+    def has_items(self) -> bool:
+        """Return whether the next record was copied out already."""
+        return self._batch.at < len(self._batch.items)
+
+    @property
+    def batch(self) -> Batch:
+        """Return what was copied out and is not handed out yet, for a caller that takes it from there; see `fill`."""
+        return self._batch
+
+    def fill(self, most: int) -> bool:
+        """Where the batch is empty, copy up to `most` records into it that are there now, or one Gap; return whether it has any now.
+
+        Never blocks. An exception out of a signal handler leaves records that were copied out in the batch.
+        """
+        if not self.has_items:
+            items = self._copied_out(self._fetch, most)
+            if items is not self._batch.items:  # a Gap, or nothing, since another thread closed us
+                self._batch.items = items
+        return self.has_items
+
+    def poll(self, most: int | None = None) -> list[Any]:
+        """Return what is there now, up to `most` records (None: as many as are copied out at once), without blocking: records, or one Gap,
+        or nothing.
+
+        Raises nothing for a Gap, whatever `on_gap` is: the caller sees it.
+        """
+        self.fill(self.AT_ONCE if most is None else most)
+        batch = self._batch.items[self._batch.at :]
+        self._batch.clear()
+        return batch
+
+    @abstractmethod
+    def _fetch(self, most: int) -> list[Any]:
+        """Copy up to `most` records out, into the batch, and return them, or one Gap; called once everything was handed out."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return Items(self._batch, self._refill)
+
+    def __next__(self) -> Any:
+        return self._batch.take(self._refill)
+
+    def _refill(self) -> Any:
+        """Return the next record, or Gap, when all that was copied out is handed out."""
+        while (left := self._batch.left) != 0:
+            batch = self._copied_out(self._next_batch, self.AT_ONCE if left < 0 else min(self.AT_ONCE, left))
+            if not batch:
+                break
+            item = batch[0]
+            if not isinstance(item, Gap):
+                self._batch.at = 1
+                self._batch.left -= left > 0
+                return item
+            if self._on_gap == "raise":
+                raise GapError(item)
+            if self._on_gap == "yield":
+                return item
+        self._release_closed()  # another thread has closed us while the batch dozed
+        self.check_ended()
+        raise StopIteration
+
+    def _copied_out(self, fetch: Callable[[int], list[Any]], most: int) -> list[Any]:
+        """Return the result of `fetch(most)`; nothing if the iteration is closed, also by another thread meanwhile.
+
+        That thread leaves the log to this one, which releases it after the call: no thread reads from a descriptor that was closed.
+        """
+        self._calls += 1
+        try:
+            batch = [] if self._is_closed else fetch(most)
+            return [] if self._is_closed else batch
+        except Closed:
+            if self._is_closed:
+                return []
+            raise
+        finally:
+            self._calls -= 1
+            self._release_closed()
+
+    def _next_batch(self, most: int) -> list[Any]:
+        """Return what `_fetch` does; who follows a log waits for it."""
+        return self._fetch(most)
+
+    def close(self) -> None:
+        """Release the log; the iteration is over. A thread or task that waits in it wakes, and its iteration ends."""
+        self._is_closed = True
+        self._batch.left = 0
+        waker = self.waker
+        if waker is not None:
+            waker.wake()
+        self._release_closed()
+
+    def end(self, why: str) -> None:
+        """Close the iteration because its handle was closed: every call raises Closed with the words `why`."""
+        if not self.is_over:
+            self._why = why
+            self.close()
+
+    def check_ended(self) -> None:
+        """Raise Closed if the iteration ended because its handle was closed."""
+        if self._why:
+            raise Closed(self._why)
+
+    def _release_closed(self) -> None:
+        """Release the files of an iteration that was closed, unless a thread still uses them: that one comes here afterwards."""
+        if self._is_closed and not self._calls and not self._batch.dozing:
+            self._release()
+
+    def _release(self) -> None:
+        """Release the iteration's files. They may be released already."""
+        self.cursor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Iterations:
+    """The iterations of a handle that is open. Closing the handle ends them, whatever threads they are in."""
+
+    def __init__(self) -> None:
+        self._all: WeakValueDictionary[int, Endable] = WeakValueDictionary()
+        self._why = ""
+
+    def add(self, one: E) -> E:
+        """Have this iteration end with the handle; at once if another thread is closing it. Return the iteration."""
+        self._all[id(one)] = one
+        if self._why:
+            one.end(self._why)
+        return one
+
+    def end(self, why: str) -> None:
+        """End all iterations, and those that are added later; see `Endable.end`."""
+        self._why = why
+        with ExitStack() as ending:  # all of them, even if one fails
+            for reference in self._all.valuerefs():
+                one = reference()
+                if one is not None:
+                    ending.callback(one.end, why)
+
+
+def gathered(items: Iterable[T], size: Callable[[T], int], most: int, most_bytes: int) -> Iterator[list[T]]:
+    """Yield the items in lists. A list ends when it has `most` items, or when their sizes add up to `most_bytes`.
+
+    Where `items` raises an error, the items before it are yielded first.
+    """
+    batch: list[T] = []
+    total = 0
+    try:
+        for item in items:
+            batch.append(item)
+            total += size(item)
+            if len(batch) == most or total >= most_bytes:
+                yield batch
+                batch, total = [], 0
+    except Exception:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
+
+
+@contextmanager
+def keeping(partial: Callable[[], Any]) -> Iterator[None]:
+    """Run the `with` block; an error that ends it gets the result of `partial()` as its attribute `partial`; see `KvspoolError`."""
+    try:
+        yield
+    except BaseException as error:
+        error.partial = partial()  # type: ignore[attr-defined]
+        raise
+
+
+def check(limit: int | None, on_gap: OnGap) -> int:
+    """Return how many records may be handed out, -1 for no end. Raises ValueError for a limit, or a way to treat Gaps, that is none."""
+    if on_gap not in ("raise", "yield", "skip"):
+        raise ValueError(f'on_gap is "raise", "yield" or "skip", not {on_gap!r}')
+    if limit is not None and limit < 0:
+        raise ValueError(f"limit is a number of records, not {limit}")
+    return -1 if limit is None or limit >= NO_END else limit
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Return the seconds to wait for a record; 0 for a negative number, None for no end. Raises ValueError for nan."""
+    if timeout is None:
+        return None
+    if timeout != timeout:
+        raise ValueError("timeout is a number of seconds, not nan")
+    return max(0.0, timeout)
+
+
+def check_spin(spin: float) -> float:
+    """Return the seconds to look for a record before sleeping. Raises ValueError for another value."""
+    if not 0 <= spin < float("inf"):
+        raise ValueError(f"spin is a number of seconds, not {spin}")
+    return spin

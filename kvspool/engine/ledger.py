@@ -1,0 +1,417 @@
+"""The file `producers` of a log: which batch each producer has appended last, and where its records lie.
+
+A header, then accounts of 512 bytes, one for each producer. An account has two places of 256 bytes; the sound one with the higher
+generation counts, and the other one is overwritten. So an account is never seen half written, whatever dies when.
+
+**Who may write.** Whoever holds the log's append lock. Reading needs no lock.
+
+**A batch under way.** Before its account says what is to be appended, the log's word `pending` names the account; it is taken back when the
+account says that all is there. Nobody appends while it is set, before having *settled* the account: between the two nobody else can have
+appended, so what was appended behind the first sequence is the batch's, exactly.
+
+**Durability.** As the page cache: an account survives the death of any process. With `is_durable` it is flushed before the first record is
+published, so that it survives the death of the machine if one of them does.
+
+**Recovery.** After a crash of the machine whoever recovers the log takes what it lost out of the accounts first: see `restarted`.
+An account may name a whole batch while a later one is there in part. It is believed only if the later one is durable and, where the
+account's other place still says where the whole one is, all of that is there.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, NamedTuple
+
+from kvspool import system
+from kvspool.engine.layout import Layout
+from kvspool.errors import Corruption, TooManyPieces, TooManyProducers, UnknownVersion
+from kvspool.kernel.frames import crc32c
+from kvspool.system import disk, logger
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
+
+NAME = "producers"
+MAGIC = b"KVSPROD1"
+VERSION = 1
+FREE, AT_REST, UNDER_WAY = range(3)
+PIECES = 8  # of one batch that killed producers have left apart from each other
+STEP = 128  # accounts by which the file grows
+MOST = 4096
+HOUR = 3600 * 10**9  # ns
+EXPIRY = 7 * 24 * HOUR  # an account that was not used for so long may become another producer's, if it doesn't say otherwise
+_RANGE = struct.Struct("<2Q")
+
+
+class Header(NamedTuple):
+    """The first 512 bytes, zeros behind this."""
+
+    magic: Annotated[bytes, "8s", "`KVSPROD1`"]
+    version: Annotated[int, "I", "1"]
+    account_bytes: Annotated[int, "I", "512"]
+    log_id: Annotated[bytes, "16s", "of the log; zeros in a journal that has none"]
+    reserved: Annotated[bytes, "28s", "zeros"]
+    crc: Annotated[int, "I", "CRC32C of the bytes before"]
+
+
+class Account(NamedTuple):
+    """What is known of one producer; 256 bytes, two places for each."""
+
+    generation: Annotated[int, "Q", "1, 2, 3 ...; of two sound places the one with the higher number counts"]
+    id: Annotated[bytes, "16s", "BLAKE2b of the producer's name, 16 bytes of it"]
+    boot_id: Annotated[bytes, "16s", "the start of the machine in which it was written"]
+    batch: Annotated[int, "Q", "number of the last batch that was begun"]
+    done: Annotated[int, "Q", "1 + number of the last batch that is there in full; 0: none is, or a crash took records of it"]
+    rows: Annotated[int, "Q", "records of the batch"]
+    updated: Annotated[int, "q", "when this was written, ns since the Unix epoch"]
+    state: Annotated[int, "B", "0 free, 1 at rest, 2 a batch is under way: of the last range only what was appended since is there"]
+    is_durable: Annotated[int, "B", "1: it is on disk before the first record of the batch is published"]
+    pieces: Annotated[int, "B", "how many of the ranges count"]
+    name_bytes: Annotated[int, "B", "length of the name"]
+    is_over: Annotated[int, "B", "1: its producer appends nothing more, so that another one may have it"]
+    reserved: Annotated[int, "B", "0"]
+    keep: Annotated[int, "H", "hours for which it is kept behind its last batch, if that is whole; 0: seven days"]
+    ranges: Annotated[bytes, "128s", "8 ranges of two words: the first sequence, and how many records of the batch lie there in a row"]
+    name: Annotated[bytes, "44s", "the beginning of the producer's name, UTF-8, for people"]
+    crc: Annotated[int, "I", "CRC32C of the log id and the bytes before"]
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Return where the records of the batch lie, or, under way, are meant to: first sequences and counts."""
+        return [_RANGE.unpack_from(self.ranges, at * _RANGE.size) for at in range(self.pieces)]
+
+    @property
+    def stored(self) -> int:
+        """Return how many records of the batch are there, of an account at rest."""
+        return sum(count for _, count in self.runs)
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the last batch is there in full."""
+        return self.state == AT_REST and self.done == self.batch + 1
+
+    def with_runs(self, runs: list[tuple[int, int]]) -> Account:
+        """Return the account with other ranges. Raises TooManyPieces."""
+        if len(runs) > PIECES:
+            raise TooManyPieces(
+                f"batch {self.batch} of producer {self.shown!r} lies in {len(runs)} pieces, {PIECES} are possible: it was interrupted too "
+                "often; forget the producer, and the records that are there stay"
+            )
+        return self._replace(pieces=len(runs), ranges=b"".join(_RANGE.pack(*run) for run in runs))
+
+    def settled(self, kept: Callable[[int, int], list[tuple[int, int]]]) -> Account:
+        """Return the account at rest, with only those of its records that are there; `kept(first, count)` says which of some are."""
+        runs = [part for run in self.runs for part in kept(*run) if part[1]]
+        if len(runs) > PIECES:
+            logger.warn("producer %s, batch %d: only %d of %d pieces are remembered", self.shown, self.batch, PIECES, len(runs))
+        account = self.with_runs(runs[:PIECES])._replace(state=AT_REST)
+        if account.stored == self.rows:
+            return account._replace(done=self.batch + 1)
+        return account._replace(done=0) if self.done == self.batch + 1 else account
+
+    @property
+    def shown(self) -> str:
+        """Return the beginning of the name."""
+        return self.name[: self.name_bytes].decode("utf-8", "replace")
+
+
+HEADER = Layout(Header)
+ACCOUNT = Layout(Account)
+BLOCK = 512  # the header, and each account
+PLACE = 256
+
+_GLANCE = struct.Struct("<Q32x2Q8xqB3xBxH176x")  # of a place what `claim` asks: generation, batch, done, updated, state, is_over, keep
+
+assert ACCOUNT.size == _GLANCE.size == PLACE
+assert HEADER.size == 64
+
+
+class Ledger(Handle):
+    """The open file of one log, for reading, or for who holds the append lock."""
+
+    def __init__(self, path: Path, log_id: bytes, file: Descriptor) -> None:
+        """Take over the descriptor of a file that was checked."""
+        self.path = path
+        self._log_id = log_id
+        self._file = file
+        self._size = system.port.status(file.number).st_size
+
+    @property
+    def _fd(self) -> int:
+        return self._file.number
+
+    @classmethod
+    def open(cls, directory: Path, log_id: bytes, *, to_read: bool = False) -> Ledger | None:
+        """Open the ledger in a log's directory; None if there is none. to_read: nothing is written to it.
+
+        Raises Corruption for a file that is none of this log, UnknownVersion, or the system's OSError.
+        """
+        try:
+            return cls._checked(directory / NAME, log_id, os.O_RDONLY if to_read else os.O_RDWR)
+        except FileNotFoundError:
+            return None
+
+    @classmethod
+    def make(cls, directory: Path, log_id: bytes, mode: int) -> Ledger:
+        """Under the append lock: open the ledger, or make one, with the permission bits `mode`, on disk when this returns."""
+        found = cls.open(directory, log_id)
+        if found is not None:
+            return found
+        header = HEADER.pack(Header(MAGIC, VERSION, BLOCK, log_id, b"", 0))[:-4]
+        data = header + _checksum(header).to_bytes(4, "little")
+        disk.replace(directory / NAME, data.ljust(BLOCK * (1 + STEP), b"\0"), mode, rights=mode)
+        return cls._checked(directory / NAME, log_id, os.O_RDWR)
+
+    @classmethod
+    def _checked(cls, path: Path, log_id: bytes, flags: int) -> Ledger:
+        file = Descriptor(path, flags)
+        try:
+            fd = file.number
+            raw = system.port.read(fd, HEADER.size, 0)
+            if len(raw) < HEADER.size or raw[: len(MAGIC)] != MAGIC:
+                raise Corruption(f"{path} is no list of producers: remove it, and what it knew of their batches is forgotten")
+            header = HEADER.unpack(raw)
+            if header.version != VERSION:
+                raise UnknownVersion(f"{path} has version {header.version}; this kvspool knows version {VERSION}: upgrade to open it")
+            if header.crc != _checksum(raw[:-4]) or header.account_bytes != BLOCK or header.log_id != log_id.ljust(16, b"\0"):
+                raise Corruption(f"{path} is damaged, or of another log: remove it, and what it knew of producers' batches is forgotten")
+            return cls(path, log_id, file)
+        except BaseException:
+            file.close()
+            raise
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._file.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return max(0, min(MOST, self._size // BLOCK - 1))
+
+    def read(self, number: int) -> Account | None:
+        """Return an account; None for one that is free, or of which nothing is sound."""
+        account = self._newest(system.port.read(self._fd, BLOCK, BLOCK * (1 + number))) if 0 <= number < len(self) else None
+        return None if account is None or account.state == FREE else account
+
+    def earlier(self, number: int) -> Account | None:
+        """Return an account as it was before it was stored last; None if nothing sound says that."""
+        places = self._places(system.port.read(self._fd, BLOCK, BLOCK * (1 + number)))
+        sound = [place for place in places if place is not None]
+        return min(sound, key=lambda place: place.generation) if len(sound) == 2 else None
+
+    def accounts(self) -> Iterator[tuple[int, Account]]:
+        """Yield the numbers and accounts of all producers."""
+        data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
+        for number in range(len(data) // BLOCK):
+            account = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
+            if account is not None and account.state != FREE:
+                yield number, account
+
+    def damaged(self) -> int:
+        """Return how many accounts hold something and are not sound."""
+        data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
+        blocks = [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
+        return sum(any(block) and self._newest(block) is None for block in blocks)
+
+    def find(self, id: bytes, hint: int = -1) -> tuple[int, Account] | None:
+        """Return the number and the account of a producer. hint: where it was the last time."""
+        account = self.read(hint)
+        if account is not None and account.id == id:
+            return hint, account
+        data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
+        at = data.find(id)
+        while at >= 0:
+            number = at // BLOCK
+            account = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
+            if account is not None and account.id == id and account.state != FREE:
+                return number, account
+            at = data.find(id, at + 1)
+        return None
+
+    def named(self, prefix: bytes) -> Iterator[tuple[int, Account]]:
+        """Yield the numbers and accounts of the producers whose names begin so; prefix: at most 44 bytes of UTF-8."""
+        data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
+        at = data.find(prefix)
+        while at >= 0:
+            number = at // BLOCK
+            account = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
+            if account is not None and account.state != FREE and account.name[: account.name_bytes].startswith(prefix):
+                yield number, account
+            at = data.find(prefix, (number + 1) * BLOCK)
+
+    def claim(self) -> int:
+        """Return the number of an account that a new producer may have: a free one, or one that has been over for an hour. If there is none
+        the list grows; where it may not, one that is over, or that is done and wasn't used for as long as it is kept. Of several the one
+        that was used least recently. Raises TooManyProducers."""
+        data = system.port.read(self._fd, BLOCK * len(self), BLOCK)
+        for number, generation in self._claimable(data):
+            account = self._newest(data[number * BLOCK : (number + 1) * BLOCK])
+            if account is None or account.generation == generation:
+                return number
+        return self._grown() if len(self) < MOST else self._damaged_one()
+
+    def _claimable(self, data: bytes) -> list[tuple[int, int]]:
+        """Return the numbers of accounts that seem to be free or to be had, the best ones first, with the generations that say so.
+
+        Who claims holds the append lock, so thousands of accounts are only glanced at: no checksum is looked at.
+        """
+        now, is_full = system.port.now(), len(self) == MOST
+        places = _GLANCE.iter_unpack(data[: len(data) // BLOCK * BLOCK])
+        found = []
+        # Both places of an account in turn; the larger one has the higher generation.
+        for number, (generation, batch, done, updated, state, is_over, keep) in enumerate(map(max, places, places)):
+            is_gone = is_over or (done == batch + 1 and updated < now - (keep * HOUR or EXPIRY))
+            if state == FREE:
+                found.append((-1, number, generation))
+            elif state == AT_REST and is_gone and (is_full or (is_over and updated < now - HOUR)):
+                found.append((updated, number, generation))
+        return [one[1:] for one in sorted(found)]
+
+    def _grown(self) -> int:
+        """Make room for more accounts; return the number of the first one."""
+        number = len(self)
+        size = BLOCK * (1 + min(MOST, number + STEP))
+        system.port.allocate(self._fd, size)
+        self._size = size
+        return number
+
+    def _damaged_one(self) -> int:
+        """Return the number of an account of which nothing is sound. Raises TooManyProducers."""
+        for number in range(len(self)):
+            if self.read(number) is None:
+                return number
+        raise TooManyProducers(
+            f"{self.path.parent} knows {MOST} producers, and each was used within {EXPIRY // HOUR // 24} days, or one for a task of a "
+            "batch job of Spark, or has a batch that is not whole; forget those that are gone: `kvspool producers --forget`"
+        )
+
+    def store(self, number: int, account: Account, *, is_used: bool = True) -> None:
+        """Replace an account, under the append lock. is_used: by its producer; else it keeps its time."""
+        at = BLOCK * (1 + number)
+        places = self._places(system.port.read(self._fd, BLOCK, at))
+        newest = max((place.generation for place in places if place is not None), default=0)
+        which = 1 if places[0] is not None and places[0].generation == newest else 0
+        updated = system.port.now() if is_used else account.updated
+        raw = ACCOUNT.pack(account._replace(generation=newest + 1, boot_id=system.port.boot_id(), updated=updated))[:-4]
+        raw += _checksum(self._log_id, raw).to_bytes(4, "little")
+        system.port.write(self._fd, raw, at + which * PLACE)
+
+    def copy_to(self, directory: Path) -> None:
+        """Make the same list in another directory of the log, on disk when this returns."""
+        data = system.port.read(self._fd, BLOCK * (1 + len(self)), 0)
+        status = system.port.status(self._fd)
+        disk.replace(directory / NAME, data, 0o600, rights=status.st_mode & 0o777)
+
+    def flush(self) -> None:
+        """Put all of it on disk."""
+        system.port.flush_data(self._fd)
+
+    def _newest(self, block: bytes) -> Account | None:
+        sound = [place for place in self._places(block) if place is not None]
+        return max(sound, key=lambda place: place.generation, default=None)
+
+    def _places(self, block: bytes) -> list[Account | None]:
+        return [self._parsed(block[at : at + PLACE]) for at in (0, PLACE)]
+
+    def _parsed(self, raw: bytes) -> Account | None:
+        """Return the account in `raw`, None if there is none that can be believed."""
+        if len(raw) < PLACE or not any(raw[:8]):
+            return None
+        account = ACCOUNT.unpack(raw)
+        if account.crc != _checksum(self._log_id, raw[:-4]) or account.generation >= (1 << 64) - 1:
+            return None
+        is_possible = account.state <= UNDER_WAY and account.pieces <= PIECES and account.name_bytes <= len(account.name)
+        return account if is_possible and account.batch < 1 << 63 else None
+
+
+def new_account(id: bytes, name: str, keep: int = 0) -> Account:
+    """Return the account of a producer that has appended nothing. keep: see `Account`."""
+    shown = name.encode()[:44]
+    return Account(0, id, b"", 0, 0, 0, 0, AT_REST, 0, 0, len(shown), 0, 0, keep, b"", shown, 0)
+
+
+def settle(directory: Path, log_id: bytes, number: int, next_sequence: int) -> None:
+    """Under the append lock, where the word `pending` names an account: note how much of its batch was appended. Then take the word back.
+
+    Raises the system's OSError. A ledger that is gone or damaged knows nothing of the batch any more; that is only logged.
+    """
+    try:
+        ledger = Ledger.open(directory, log_id)
+    except (Corruption, UnknownVersion) as error:
+        logger.warn("%s; a batch that was being appended is not accounted for", error)
+        return
+    if ledger is None:
+        logger.warn("%s has no list of producers any more; a batch that was being appended is not accounted for", directory)
+        return
+    with ledger:
+        account = ledger.read(number)
+        if account is None or account.state != UNDER_WAY:
+            return
+        ledger.store(number, account.settled(before(next_sequence)), is_used=False)
+        ledger.flush()  # before others append: after a power cut their records must not be taken for the rest of the batch
+
+
+def before(end: int) -> Callable[[int, int], list[tuple[int, int]]]:
+    """Return what says which of some records are there in a log that goes on at a sequence; see `Account.settled`."""
+    return lambda first, count: [(first, max(0, min(end - first, count)))]
+
+
+def restarted(directory: Path, log_id: bytes, kept: Callable[[int, int], list[tuple[int, int]]], *, is_forced: bool = False) -> None:
+    """Take out of all accounts what the log has lost in a crash of the machine; on disk when this returns.
+
+    Called by who recovers the log, under its locks, before anybody appends: so that what it lost is never taken for what is there.
+    kept: returns which of `count` records from `first` on are there, as ranges. is_forced: also out of those that were written since.
+    """
+    try:
+        ledger = Ledger.open(directory, log_id)
+    except (Corruption, UnknownVersion) as error:
+        logger.warn("%s", error)
+        return
+    if ledger is None:
+        return
+    with ledger:
+        boot_id = system.port.boot_id()
+        for number, account in list(ledger.accounts()):
+            if account.boot_id != boot_id or is_forced:
+                ledger.store(number, _after_loss(account, ledger.earlier(number), kept), is_used=False)
+        ledger.flush()
+
+
+def problems(directory: Path, log_id: bytes) -> list[str]:
+    """Return what is wrong with the list of producers in a log's directory, in words; nothing where there is none."""
+    try:
+        ledger = Ledger.open(directory, log_id, to_read=True)
+    except (Corruption, UnknownVersion, OSError) as error:
+        return [f"the list of producers can't be read: {error}"]
+    if ledger is None:
+        return []
+    with ledger:
+        damaged = ledger.damaged()
+    words = f"{damaged} of the producers' accounts are damaged: their last batches, if they come again, are appended again"
+    return [words] if damaged else []
+
+
+def _after_loss(account: Account, earlier: Account | None, kept: Callable[[int, int], list[tuple[int, int]]]) -> Account:
+    settled = account.settled(kept)
+    if not settled.done or settled.is_done:
+        return settled
+    # It says that the batch before is there in full. Where records of this one may be gone, those of that one may be gone too.
+    is_kept = bool(account.is_durable)
+    if is_kept and earlier is not None and earlier.id == account.id and earlier.state == AT_REST and earlier.done == account.done:
+        is_kept = earlier.settled(kept).done == account.done  # a batch that was not durable, before one that is
+    return settled if is_kept else settled._replace(done=0)
+
+
+def _checksum(*parts: bytes) -> int:
+    state = 0xFFFFFFFF
+    for part in parts:
+        state = crc32c(state, part)
+    return state ^ 0xFFFFFFFF

@@ -1,0 +1,133 @@
+"""The hidden directory in which a spool is made before it gets its name, and leftovers of makers that died.
+
+`.NAME.ID.new` is beside NAME. Its maker holds an flock on the directory itself until the spool has its name, or the directory is gone.
+The kernel frees that lock when the maker dies, and not while it is stopped. So a directory whose lock is free is a dead maker's, or one
+that its maker has yet to lock: that one looks at the name once more after it has the lock, and begins again with another ID if it is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from kvspool import system
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
+
+NEW, RESIZE = ".new", ".resize"
+_NAME = re.compile(r"\.(?P<name>.+)\.(?P<id>[0-9a-f]{32})(?P<suffix>\.new|\.resize)", re.DOTALL)
+
+
+class Unfinished(NamedTuple):
+    """A hidden directory beside a log. name: of the log; suffix: NEW, of a `create`, or RESIZE; is_locked: its maker lives."""
+
+    path: Path
+    name: str
+    suffix: str
+    is_locked: bool
+
+
+class Making(Handle):
+    """A hidden directory, locked until `release`. id: the 16 bytes in its name."""
+
+    def __init__(self, path: Path, id: bytes, lock: Descriptor) -> None:
+        self.path = path
+        self.id = id
+        self._lock = lock
+
+    def release(self) -> None:
+        """Give the lock back; once is enough. Raises the system's OSError."""
+        self._lock.close()
+
+
+@contextmanager
+def directory(path: Path, discard: Callable[[Path], None]) -> Iterator[Making]:
+    """Give a new directory for the spool that will be at `path`, locked inside the `with` block.
+
+    discard: removes it if the block raises; a note of that error names a directory that stays. Raises the system's OSError.
+    """
+    while True:
+        id = system.port.random(16)
+        building = path.with_name(f".{path.name}.{id.hex()}{NEW}")
+        system.port.make_directory(building, 0o700)
+        try:
+            lock = _locked(building)
+        except BaseException as error:
+            _give_up(building, discard, error)
+            raise
+        if lock is not None:
+            break
+        discard(building)  # another process checked whether its maker lives
+    made = Making(building, id, lock)
+    try:
+        yield made
+    except BaseException as error:
+        _give_up(building, discard, error)
+        raise
+    finally:
+        with suppress(OSError):  # it is closed all the same; the block has released it if it succeeded
+            made.release()
+
+
+def _give_up(building: Path, discard: Callable[[Path], None], error: BaseException) -> None:
+    """Remove a directory whose maker failed with `error`, which gets a note if that fails, too."""
+    try:
+        discard(building)
+    except OSError as why:
+        error.add_note(f"{building} can't be removed ({why.strerror}): the next create of the same log tries again")
+
+
+def remove_dead(path: Path, discard: Callable[[Path], None]) -> None:
+    """Remove leftovers of dead makers of the spool at `path`. Those that can't be removed stay; `kvspool doctor` names them."""
+    with suppress(PermissionError):  # of a parent that we may write to and not list
+        for name in system.port.names(path.parent):
+            found = _NAME.fullmatch(name)
+            if found is not None and (found["name"], found["suffix"]) == (path.name, NEW):
+                with suppress(OSError):
+                    _remove(path.parent / name, discard)
+
+
+def unfinished(parent: Path) -> Iterator[Unfinished]:
+    """Yield the hidden directories of logs that are being made or resized, or whose maker died."""
+    for name in sorted(system.port.names(parent)):
+        found = _NAME.fullmatch(name)
+        if found is not None and os.path.isdir(parent / name):
+            yield Unfinished(parent / name, found["name"], found["suffix"], _is_locked(parent / name))
+
+
+def _remove(building: Path, discard: Callable[[Path], None]) -> None:
+    lock = _locked(building)
+    if lock is not None:
+        with lock:
+            discard(building)
+
+
+def _is_locked(building: Path) -> bool:
+    with suppress(OSError):
+        lock = _locked(building)
+        if lock is None:
+            return True
+        lock.close()
+    return False
+
+
+def _locked(building: Path) -> Descriptor | None:
+    """Return a directory that is open, with its lock; None if another process has the lock, or the directory is gone."""
+    try:
+        lock = Descriptor(building, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        if system.port.try_lock_file(lock.number, shared=False):
+            ours, there = system.port.status(lock.number), system.port.look_up(building)
+            if there is not None and (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino):
+                return lock
+    except BaseException:
+        lock.close()
+        raise
+    lock.close()
+    return None

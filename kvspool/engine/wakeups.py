@@ -1,0 +1,105 @@
+"""Sleep until one of many files or directories changes: one inotify descriptor for all of them.
+
+The contract: a wait may end early, may end for nothing, and never lasts longer than its timeout. So a wake-up never decides what is true;
+whoever wakes looks again. Where the kernel has no more inotify instances or watches to give, or its queue overflows, the
+wait is cut into short sleeps instead: that costs latency, never a record.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvspool import system
+from kvspool.kernel import wakeups_py
+from kvspool.kernel.wakeups import Waiting
+from kvspool.system.handles import Handle
+
+if TYPE_CHECKING:
+    from inotify_simple import INotify
+
+# The flags of inotify(7).
+MODIFY, ATTRIB, MOVED_TO, CREATE, ONLYDIR = 0x2, 0x4, 0x80, 0x100, 0x1000000
+CHANGED = MODIFY  # a byte of the file was written
+ENTERED = CREATE | MOVED_TO | ONLYDIR  # a name appeared in the directory
+LINKS = ATTRIB  # a name of the file was removed, or other metadata changed
+POLL = wakeups_py.POLL
+BLIND_POLL = wakeups_py.BLIND_POLL
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM)  # no instance or watch is left
+
+
+class Watcher(Waiting, Handle):
+    """Watches files and directories, each under a key of the caller's. Use it in one thread of one process; another may close it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            self._notifier = system.port.inotify()
+            self._fd = self._notifier.fileno()
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+            self.is_blind = True
+
+    def watch(self, path: str | os.PathLike[str], mask: int, key: Hashable) -> None:
+        """Wake for changes of `path` from now on, and report them as `key`. What is not there any more will not change."""
+        with self._in_use() as notifier:
+            if notifier is None:
+                return
+            try:
+                descriptor = system.port.add_watch(notifier, path, mask)
+                self._keys[descriptor] = key
+                self._descriptors.setdefault(key, set()).add(descriptor)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            except OSError as error:
+                if error.errno not in EXHAUSTED:
+                    raise
+                self.is_blind = True
+
+    def unwatch(self, key: Hashable) -> None:
+        """Watch nothing more of what was watched under a key. Its last changes may still be reported."""
+        with self._in_use() as notifier:
+            is_ours = self._is_ours()  # in a forked child they are the parent's
+            for descriptor in self._descriptors.pop(key, ()):
+                if self._keys.pop(descriptor, self) is not self and notifier is not None and is_ours:
+                    system.port.remove_watch(notifier, descriptor)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[INotify | None]:
+        """Keep the notifier open inside the `with` block, which gets None if it is closed already."""
+        self._users += 1  # before the look at what other threads set: they look here after they have set it
+        notifier = self._notifier
+        try:
+            yield notifier
+        finally:
+            self._leave(notifier)
+
+    def wake(self) -> None:
+        """End the wait of another thread, and every later one, at once."""
+        notifier, self._is_woken = self._notifier, True
+        if self._users and notifier is not None and self._is_ours():
+            _stir(notifier, [*self._keys])
+
+    def close(self) -> None:
+        """Give the descriptor back; the wait of another thread ends at once, and a later one only sleeps."""
+        notifier, self._notifier = self._notifier, None
+        if notifier is None:
+            return
+        if self._users == 0 or not self._is_ours():  # in a forked child they are threads of the parent
+            notifier.close()
+        else:
+            _stir(notifier, [*self._keys])
+
+    def __del__(self) -> None:
+        if hasattr(self, "_notifier"):  # otherwise `__init__` never ran
+            self.close()
+
+
+def _stir(notifier: INotify, descriptors: list[int]) -> None:
+    """Wake the thread that sleeps on a notifier: the kernel reports each watch that is removed."""
+    for descriptor in descriptors[:1]:
+        system.port.remove_watch(notifier, descriptor)

@@ -1,0 +1,14 @@
+"""Choose the compiled twin of the group commit, or the interpreted one: the same as the frame loops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvspool.kernel import frames
+from kvspool.kernel.twins import choose
+
+if TYPE_CHECKING:
+    from kvspool.kernel.group_py import FlushGroup
+
+__all__ = ["FlushGroup"]
+choose(globals(), __all__, frames.TWIN)

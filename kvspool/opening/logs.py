@@ -1,0 +1,459 @@
+"""Make a log, and open what lies at a path."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast, overload
+
+from kvspool import queue, system
+from kvspool.engine import sizes
+from kvspool.errors import LogExists, LogNotFound, NotALog
+from kvspool.journal import FixedJournal, Journal
+from kvspool.journal import files as journals
+from kvspool.journal.formats import FORMATS
+from kvspool.journal.repair import JournalRepairReport
+from kvspool.journal.retention import Retention
+from kvspool.journal.settings import Settings
+from kvspool.journal.verify import JournalVerifyReport
+from kvspool.log import Log
+from kvspool.opening import settings, v1
+from kvspool.opening.keywords import refuse_unknown
+from kvspool.options import DURABILITIES, TIMEOUT, Durability, Progress
+from kvspool.queue import QueueRepairReport, QueueVerifyReport, is_queue
+from kvspool.record import STRUCTURED
+from kvspool.spool import Spool, pair
+from kvspool.spool import format as spool_format
+from kvspool.spool.repair import TIMEOUT as REPAIR_TIMEOUT
+from kvspool.spool.repair import RepairReport
+from kvspool.spool.repair import repair as repair_spool
+from kvspool.spool.resize import Resized
+from kvspool.spool.verify import VerifyReport
+from kvspool.system import filesystems
+
+JournalFormat = Literal["kvj", "sej", "fflg", "fixed"]
+CAPACITY = "64MiB"  # of a spool, by default
+SPOOL_OPTIONS = ("capacity", "policy", "reader_expiry", "prefill")
+LONGEST_EXPIRY = 1e9  # seconds, some 30 years
+LEAST_INTERVAL = 1e-3  # seconds
+_SHARD_NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?[1-9a]\.[0-3][0-9a-f]{2}")
+
+
+@overload
+def create(
+    path: str | os.PathLike[str],
+    *,
+    format: Literal["spool"] = "spool",
+    capacity: int | str = "64MiB",
+    codec: str = "json",
+    mode: int = 0o600,
+    policy: str = "overwrite",
+    reader_expiry: float | None = None,
+    durability: Durability = "memory",
+    sync_interval: float | None = None,
+    timeout: float = TIMEOUT,
+    allow_unsafe_fs: bool = False,
+    prefill: bool = True,
+    exist_ok: bool = False,
+) -> Spool: ...
+
+
+@overload
+def create(
+    path: str | os.PathLike[str],
+    *,
+    format: Literal["fixed"],
+    codec: str = "json",
+    mode: int = 0o600,
+    durability: Durability = "memory",
+    sync_interval: float | None = None,
+    timeout: float = TIMEOUT,
+    allow_unsafe_fs: bool = False,
+    exist_ok: bool = False,
+    item_bytes: int | str,
+    items_per_blob: int | str,
+) -> FixedJournal: ...
+
+
+@overload
+def create(
+    path: str | os.PathLike[str],
+    *,
+    format: JournalFormat,
+    first_sequence: int = 0,
+    codec: str = "json",
+    mode: int = 0o600,
+    durability: Durability = "memory",
+    sync_interval: float | None = None,
+    timeout: float = TIMEOUT,
+    allow_unsafe_fs: bool = False,
+    retention: Retention | None = None,
+    exist_ok: bool = False,
+    **limits: Any,
+) -> Journal: ...
+
+
+@overload
+def create(
+    path: str | os.PathLike[str],
+    *,
+    format: str,
+    codec: str = "json",
+    mode: int = 0o600,
+    durability: Durability = "memory",
+    sync_interval: float | None = None,
+    timeout: float = TIMEOUT,
+    allow_unsafe_fs: bool = False,
+    **options: Any,
+) -> Log: ...
+
+
+def create(
+    path: str | os.PathLike[str],
+    *,
+    format: str = "spool",
+    capacity: int | str | None = None,
+    first_sequence: int = 0,
+    codec: str = "json",
+    mode: int = 0o600,
+    policy: str | None = None,
+    reader_expiry: float | None = None,
+    durability: Durability = "memory",
+    sync_interval: float | None = None,
+    timeout: float = TIMEOUT,
+    allow_unsafe_fs: bool = False,
+    prefill: bool | None = None,
+    retention: Retention | None = None,
+    exist_ok: bool = False,
+    **limits: Any,
+) -> Log:
+    """Make a log at `path` and open it. It is on disk, complete, when the call returns.
+
+    format: "spool", the bounded ring that this is about, or one of a journal, which has no bound: "kvj", our own, "sej", "fflg" or
+    "fixed"; those take what their class in `kvspool.journal.formats` takes in place of capacity, policy, reader_expiry and prefill:
+    `segment_bytes`, say. retention: of a journal, rules by which whoever begins a segment removes the oldest ones; None: all are kept.
+
+    first_sequence: of the first record, in a journal.
+
+    capacity: size of the ring, in bytes or as "64MiB", the default; rounded up to 4096. It is reserved on disk at once, with 68 KiB and
+    0.04 % more for the control block, and bounds what the log will ever take. codec: how values that are neither bytes nor str are
+    stored: "json", "msgpack", or "keyed", which is MessagePack with repeated keys stored once. mode: permission bits of the files;
+    0o600 by default, with 0o640 the group may read. timeout: see `open`.
+
+    policy: what a writer does when the ring is full of records that a durable reader has yet to commit: "overwrite" them, the default,
+    "block" up to its timeout, or "raise" SpoolFull. Records that no durable reader waits for are always overwritten. reader_expiry:
+    seconds after which writers wait no more for a reader that hasn't moved although it had something to read; None: they always wait.
+
+    durability: when an append is on disk, in every handle that isn't opened with another one: "memory", after a `sync`; "os", within
+    `sync_interval` seconds (default: 1) and a flush; "disk", when the call returns. See `kvspool.spool.durability`.
+
+    prefill: of a spool, bring the pages of its ring into memory now, so that the first lap is as fast as later ones: up to 1 GiB, and
+    an eighth of the available memory; the default. That takes about a microsecond a page; the kernel, or the first `sync`, writes them to
+    disk. False: each page at the first store to it, for many logs, or logs that are seldom full. Logs of the level "disk" always do that:
+    their flushes take far longer.
+
+    exist_ok: open the log at `path` if there is one with the same settings, of whatever size if no capacity is given. Of several
+    processes that create it at once each one gets the same log. The log's files keep their permission bits, whatever `mode` is.
+
+    Raises LogExists (with `exist_ok`: for other settings, and its text names them), UnsafeFilesystem (a network file system, or a spool on
+    btrfs, unless `allow_unsafe_fs`), TypeError for options that are unknown or that logs of the format don't have, ValueError, or the
+    system's OSError (no space, no permission): nothing is left then, except a hidden directory that a note of the error names, and files
+    of a journal that can't be removed, or whose directory was there before. NameNotDurable: the log is there and complete, but a crash of
+    the machine may undo it. With `exist_ok` also what `open` raises.
+    """
+    limits = {name: value for name, value in limits.items() if value is not None}
+    of_spools = dict(zip(SPOOL_OPTIONS, (capacity, policy, reader_expiry, prefill), strict=True))
+    given = [name for name, value in of_spools.items() if value is not None]
+    check_options(format, [*given, *limits, *(() if retention is None else ("retention",))])
+    system.refuse_unfit_host()
+    target = Path(os.path.abspath(path))
+    if codec not in STRUCTURED:
+        raise ValueError(f"a codec is one of {', '.join(STRUCTURED)}, not {codec!r}")
+    _check_durability(durability, sync_interval)
+    if not 0o600 <= mode <= 0o666 or mode & 0o111:
+        raise ValueError(f"mode is 0o600 with rights for others added, not {mode:#o}")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target.parent} is no directory; make it first")
+    if not allow_unsafe_fs:
+        filesystems.refuse_unsafe(target.parent)
+    asked: dict[str, Any] = {"format": format, "codec": codec, "durability": durability, "sync_interval": sync_interval}
+    make: Callable[[], Spool | Journal]
+    if format == "spool":
+        if first_sequence:
+            raise ValueError("the first record of a spool has the sequence 0; a journal may begin at another one")
+        size = spool_format.ring_size(CAPACITY if capacity is None else capacity)
+        policy = spool_format.POLICIES[0] if policy is None else policy
+        _check_policy(policy, reader_expiry)
+        asked |= {"policy": policy, "reader_expiry": reader_expiry, **({} if capacity is None else {"capacity": size})}
+        touched = pair.touchable(size) if prefill is not False and durability != "disk" else 0
+        make = partial(_make_spool, target, {**asked, "capacity": size}, mode, touched, timeout, allow_unsafe_fs)
+    else:
+        if codec == "keyed":
+            raise ValueError("keyed values need the key table of a spool; a journal takes json or msgpack")
+        form = FORMATS[format](**{name: sizes.parse(value) for name, value in limits.items()})
+        asked |= {"retention": retention, "first_sequence": first_sequence, "limits": form.limits()}
+        make = partial(journals.create, target, form, Settings(**asked), mode=mode, timeout=timeout)
+        asked |= asked.pop("limits")
+    while True:
+        try:
+            return make()
+        except LogExists:
+            if not exist_ok:
+                raise
+        try:
+            return _open_same(target, asked, timeout, allow_unsafe_fs)
+        except LogNotFound:
+            if os.path.lexists(target):  # otherwise it was deleted between our two looks
+                raise
+
+
+def _check_policy(policy: str, reader_expiry: float | None) -> None:
+    if policy not in spool_format.POLICIES:
+        raise ValueError(f"a policy is one of {', '.join(spool_format.POLICIES)}, not {policy!r}")
+    if reader_expiry is not None and policy == "overwrite":
+        raise ValueError("reader_expiry needs the policy block or raise: with overwrite nobody waits for a reader")
+    if reader_expiry is not None and not 1e-9 <= reader_expiry <= LONGEST_EXPIRY:
+        raise ValueError(f"reader_expiry is a number of seconds up to {LONGEST_EXPIRY:.0f}, not {reader_expiry}")
+
+
+def _make_spool(target: Path, chosen: dict[str, Any], mode: int, touched: int, timeout: float, allow_unsafe_fs: bool) -> Spool:
+    made = pair.create(
+        target,
+        capacity=chosen["capacity"],
+        codec=STRUCTURED[chosen["codec"]],
+        mode=mode,
+        policy=spool_format.POLICIES.index(chosen["policy"]),
+        reader_expiry=round((chosen["reader_expiry"] or 0) * 1e9),
+        durability=DURABILITIES.index(chosen["durability"]),
+        sync_interval=round((chosen["sync_interval"] or 0) * 1e9),
+        allow_unsafe_fs=allow_unsafe_fs,
+        touched=touched,
+    )
+    return Spool(made, timeout, is_new=True)
+
+
+def _open_same(target: Path, asked: dict[str, Any], timeout: float, allow_unsafe_fs: bool) -> Spool | Journal:
+    """Open the log at a path that has these settings. Raises LogExists for another one, and what `open` raises."""
+    log = open_store(target, timeout=timeout, allow_unsafe_fs=allow_unsafe_fs)
+    try:
+        settings.refuse_others(target, settings.of_log(log), asked)
+        return log
+    except BaseException:
+        log.close()
+        raise
+
+
+def check_options(format: str, names: Iterable[str], function: str = "create", also: Iterable[str] = ()) -> None:
+    """Raise for options that `create` doesn't have, or that a log of a format doesn't: TypeError; and for no format: ValueError.
+
+    function: its name for the error; also: further options that it has.
+    """
+    if format not in ("spool", *FORMATS):
+        raise ValueError(f"a format is spool or one of {', '.join(FORMATS)}, not {format!r}")
+    own = _own_options(format)
+    of_some = {name for one in ("spool", *FORMATS) for name in _own_options(one)}
+    names = list(names)
+    refuse_unknown(function, names, all_options().union(also))
+    for name in names:
+        if name in of_some.difference(own):
+            raise TypeError(f"{_named(format)} has no option {name!r}; its own ones are {', '.join(own)}")
+
+
+def all_options() -> set[str]:
+    """Return the options of `create` for logs of all formats."""
+    return {*(create.__kwdefaults__ or ()), *(name for form in FORMATS.values() for name in form.limit_names())}
+
+
+def _own_options(format: str) -> tuple[str, ...]:
+    """Return the options that not every format has."""
+    return SPOOL_OPTIONS if format == "spool" else ("retention", *FORMATS[format].limit_names())
+
+
+def _named(format: str) -> str:
+    return "a spool" if format == "spool" else f"a journal in the format {format}"
+
+
+def resize(
+    path: str | os.PathLike[str], capacity: int | str, *, timeout: float = TIMEOUT, progress: Callable[[int, int], None] | None = None
+) -> Resized:
+    """Give the log at `path` a ring of another size, while others append to it and read it; on disk when the call returns.
+
+    capacity: as `create` has it. Records keep their sequences, durable readers their places; whoever has the log open goes on by himself.
+    In a smaller ring the newest records stay, and readers get a Gap with the reason "resized" for the others. It takes the disk space of
+    both rings until it is done. timeout: seconds to wait for each lock. progress: called with the position copied to, and the last one.
+
+    Raises what `open` raises; SpoolFull where the policy keeps records for a durable reader that would have no room; TooLarge for a record
+    that would not fit; Corruption for a damaged log; LockTimeout; ValueError; or the system's OSError (no space, no permission, a file
+    system that can't exchange two directories). The log is as it was then. NameNotDurable: the log was resized, but the last flush of its
+    parent directory failed. Handles go on in the new files; writers try that flush again, and append only when it succeeds.
+    """
+    size = spool_format.ring_size(capacity)
+    with open(path, format="spool", timeout=timeout) as log:
+        return log.resize(size, timeout=timeout, progress=progress)
+
+
+@overload
+def open(
+    path: str | os.PathLike[str],
+    *,
+    format: Literal["spool"],
+    timeout: float = TIMEOUT,
+    durability: Durability | None = None,
+    sync_interval: float | None = None,
+    allow_unsafe_fs: bool = False,
+) -> Spool: ...
+
+
+@overload
+def open(
+    path: str | os.PathLike[str],
+    *,
+    format: Literal["fixed"],
+    timeout: float = TIMEOUT,
+    durability: Durability | None = None,
+    sync_interval: float | None = None,
+    allow_unsafe_fs: bool = False,
+    **limits: int | str,
+) -> FixedJournal: ...
+
+
+@overload
+def open(
+    path: str | os.PathLike[str],
+    *,
+    format: JournalFormat,
+    timeout: float = TIMEOUT,
+    durability: Durability | None = None,
+    sync_interval: float | None = None,
+    allow_unsafe_fs: bool = False,
+    **limits: Any,
+) -> Journal: ...
+
+
+@overload
+def open(
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    timeout: float = TIMEOUT,
+    durability: Durability | None = None,
+    sync_interval: float | None = None,
+    allow_unsafe_fs: bool = False,
+    **limits: Any,
+) -> Log: ...
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    timeout: float = TIMEOUT,
+    durability: Durability | None = None,
+    sync_interval: float | None = None,
+    allow_unsafe_fs: bool = False,
+    **limits: Any,
+) -> Log:
+    """Open the log that lies at `path`, for reading, and for writing where that is permitted.
+
+    format: the only one that will do; None finds out. limits: for a journal that another program has made, what `create` takes for its
+    format. timeout: how many seconds a writer waits for another one's lock before LockTimeout. durability, sync_interval: for the appends
+    of this handle, in place of what `create` was told. allow_unsafe_fs: append to a spool where a full disk kills processes
+    that store to mapped files (btrfs); otherwise the spool can only be read there, and UnsafeFilesystem says so.
+
+    Raises LogNotFound, NotALog (for a queue too: `kvspool.queue.open` opens it), UnknownVersion, MismatchedPair, Truncated, Corruption,
+    or the system's OSError.
+    """
+    _check_limits(format, limits)
+    _check_durability(durability, sync_interval)
+    target = Path(os.path.abspath(path))
+    if format in (None, "spool") and os.path.lexists(target / spool_format.CONTROL_FILE):
+        _refuse_limits("spool", limits)
+        system.refuse_unfit_host()
+        return Spool(pair.Pair(target, allow_unsafe_fs=allow_unsafe_fs), timeout, durability, sync_interval)
+    if not os.path.lexists(target):
+        raise LogNotFound(f"{target} does not exist; kvspool.create makes a log")
+    if is_queue(target):
+        raise NotALog(f"{target} is a queue, and no log: kvspool.queue.open opens it")
+    found = None if format == "spool" else journals.find(target, format, {name: sizes.parse(value) for name, value in limits.items()})
+    if found is not None:
+        return journals.open(target, found, timeout=timeout, durability=durability, sync_interval=sync_interval)
+    if target.is_dir() and any(_SHARD_NAME.fullmatch(name) for name in system.port.names(target)):
+        raise NotALog(f"{target} holds shards: open one shard set in it with shard.open, or all of them with hub.open")
+    v1.refuse_ring(target)
+    if format is not None:
+        raise NotALog(f"{target} is no log of the format {format}")
+    raise NotALog(f"{target} is neither a log nor a directory of logs")
+
+
+def open_store(path: str | os.PathLike[str], *, timeout: float = TIMEOUT, allow_unsafe_fs: bool = False) -> Spool | Journal:
+    """Open a log whose kind matters to the caller; see `open`."""
+    return cast("Spool | Journal", open(path, timeout=timeout, allow_unsafe_fs=allow_unsafe_fs))
+
+
+def _check_limits(format: str | None, limits: Collection[str]) -> None:
+    """Raise TypeError for options that no log of this format, None: of any, takes in `open`; ValueError for no format."""
+    if format not in (None, "spool", *FORMATS):
+        raise ValueError(f"a format is spool or one of {', '.join(FORMATS)}, not {format!r}")
+    all_limits = {name for form in FORMATS.values() for name in form.limit_names()}
+    refuse_unknown("open", limits, {*(open.__kwdefaults__ or ()), *all_limits})
+
+
+def _refuse_limits(format: str, limits: Iterable[str]) -> None:
+    """Raise TypeError for any option of a journal, in `open` of another log."""
+    for name in limits:
+        raise TypeError(f"{_named(format)} has no option {name!r} to be opened with")
+
+
+def is_log(path: str | os.PathLike[str]) -> bool:
+    """Return whether a log lies at a path, as far as its names say; it may be damaged."""
+    target = Path(os.path.abspath(path))
+    return os.path.lexists(target / spool_format.CONTROL_FILE) or journals.lies_at(target) or is_queue(target)
+
+
+def lies_at(path: str | os.PathLike[str]) -> bool:
+    """Return whether a log of whatever format lies at a path, also one that only what is in its files tells: another program's journal.
+
+    Raises Corruption, FormatError or ValueError for a journal that can't be read."""
+    target = Path(os.path.abspath(path))
+    return is_log(target) or (target.is_dir() and journals.find(target) is not None)
+
+
+def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> VerifyReport | JournalVerifyReport | QueueVerifyReport:
+    """Check every record of the log at `path`, a spool's, a journal's or a queue's, while writers and readers go on: against its checksum,
+    where there is one.
+
+    progress: called as `progress(done, all)` now and then, with bytes. Raises what `open` raises, and Corruption where the control block
+    doesn't say where the log ends: `repair` finds that out from the records.
+    """
+    if is_queue(target := Path(os.path.abspath(path))):
+        return queue.verify(target)
+    with open(path) as log:
+        return log.verify(progress)
+
+
+def repair(path: str | os.PathLike[str], *, timeout: float = REPAIR_TIMEOUT) -> RepairReport | JournalRepairReport | QueueRepairReport:
+    """Put the log at `path` in order, a spool, a journal or a queue, and let it take records again.
+
+    All of it is on disk when the call returns.
+
+    timeout: seconds to wait for each lock. See `kvspool.spool.repair` and `kvspool.journal.repair` for what is done, and raised.
+    """
+    target = Path(os.path.abspath(path))
+    if is_queue(target):
+        return queue.repair(target, timeout=timeout)
+    if not os.path.lexists(target / spool_format.CONTROL_FILE) and (found := journals.find(target)) is not None:
+        with journals.open(target, found, timeout=timeout) as log:
+            return log.repair(timeout)
+    return repair_spool(target, timeout=timeout)
+
+
+def _check_durability(durability: Durability | None, sync_interval: float | None) -> None:
+    if durability is not None and durability not in DURABILITIES:
+        raise ValueError(f"a durability is one of {', '.join(DURABILITIES)}, not {durability!r}")
+    if sync_interval is not None and durability != "os":
+        raise ValueError("sync_interval needs the durability os: the others have no interval")
+    if sync_interval is not None and not LEAST_INTERVAL <= sync_interval <= LONGEST_EXPIRY:
+        raise ValueError(f"sync_interval is {LEAST_INTERVAL:g} to {LONGEST_EXPIRY:.0f} seconds, not {sync_interval}")

@@ -1,0 +1,50 @@
+"""What a recovery works on, and the rows of frames that it finds there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from kvspool.kernel.frames import FrameSurvey
+    from kvspool.kernel.frames_py import FrameReader
+    from kvspool.spool import format
+
+
+class Memory(Protocol):
+    """What a recovery works on: the memory of both files, ring and control writable, and their flushes."""
+
+    front: memoryview
+    ring: memoryview
+    control: memoryview
+    header: format.Header
+
+    def survey(self) -> FrameSurvey: ...
+
+    def write_front(self, data: bytes, at: int) -> None: ...
+
+    def reader(self, position: int, sequence: int) -> FrameReader: ...
+
+    def ring_reader(self) -> FrameReader: ...
+
+    def rewrite(self) -> None: ...
+
+    def flush_data(self) -> None: ...
+
+    def flush_control(self) -> None: ...
+
+    def account(self, kept: list[Run], *, is_forced: bool) -> None: ...
+
+
+class Run(NamedTuple):
+    """A row of sound frames, or a pad (no frames); see `FrameSurvey`."""
+
+    start: int
+    end: int
+    first: int
+    last: int
+    timestamp: int
+    frames: int
+
+    def moved(self, by: int) -> Run:
+        """Return the run, so many bytes further on."""
+        return self._replace(start=self.start + by, end=self.end + by)

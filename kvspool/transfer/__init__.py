@@ -1,0 +1,1 @@
+"""Copies of logs, from any format into any other; see `copier.copy`. Export and import; see `exchange`."""

@@ -1,0 +1,447 @@
+"""Copy the records of one log into another one of any format, and go on where a copy was ended.
+
+**Where it goes on.** Sequences stay what they are where the target lets them: then the target's own end says how far the copy came, and its
+last record is compared with the source's. Elsewhere a note beside the target does, which is on disk before what it is needed for; see
+`note`. So the same call continues a copy that was killed at any moment, and no record comes twice or is left out.
+
+**Durability.** When it returns, the copy is on disk. It is appended in batches of some MiB.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvspool import system
+from kvspool.errors import Corruption, GapError, LogNotFound, NotALog, NotKept, OtherRecords
+from kvspool.journal import files as journals
+from kvspool.journal.formats import FORMATS
+from kvspool.opening import logs
+from kvspool.opening.keywords import refuse_unknown
+from kvspool.options import TIMEOUT, OnGap, Start
+from kvspool.record import Codec, Gap
+from kvspool.transfer import queues, sources, targets
+from kvspool.transfer.note import Note, Notes, locked
+from kvspool.transfer.progress import CopyProgress
+from kvspool.transfer.rows import Room, Rows, latest, lost, may_lose
+from kvspool.transfer.sources import Source
+from kvspool.transfer.targets import QueueTarget, SpoolTarget, Target
+
+LEAST_CAPACITY = 64 << 20  # bytes of a spool that is made for a copy
+FRAME = 48  # bytes that a record takes at most in a spool, besides key and value
+
+
+class CopyPlan(msgspec.Struct, frozen=True):
+    """What a copy is going to do. first_sequence: of the source, that comes next; target_sequence: that it will have, None in a queue.
+
+    keeps_sequences: they stay what they are. may_lose: what the source's format has and the target's has not. is_continued: the target has
+    a part of the copy already.
+    """
+
+    source: str
+    target: str
+    source_format: str
+    format: str
+    first_sequence: int
+    target_sequence: int | None
+    keeps_sequences: bool
+    may_lose: list[str]
+    is_continued: bool
+
+
+class CopyReport(msgspec.Struct, frozen=True):
+    """What a run of a copy has done.
+
+    records, bytes: copied by this run, bytes being those of keys and values. gaps: records that the source could not give. not_kept: what
+    records had and the target has no room for: "keys", "empty keys", "types", "timestamps", "codecs"; and "sequences" where they are
+    others now. first_sequence, last_sequence: of the source; target_first_sequence, target_last_sequence: of the same records in the
+    target; None for no record, and in a queue. is_continued: the target had a part of the copy already. torn: where files of kvspool v1
+    were cut off.
+    """
+
+    source: str
+    target: str
+    source_format: str
+    format: str
+    records: int
+    bytes: int
+    gaps: list[Gap]
+    not_kept: list[str]
+    first_sequence: int | None
+    last_sequence: int | None
+    target_first_sequence: int | None
+    target_last_sequence: int | None
+    is_continued: bool
+    torn: list[str]
+
+
+def copy(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    start: Start = "earliest",
+    end: int | None = None,
+    limit: int | None = None,
+    on_gap: OnGap = "raise",
+    lossy: bool = False,
+    append: bool = False,
+    source_format: str | None = None,
+    source_options: dict[str, Any] | None = None,
+    before: Callable[[CopyPlan], object] | None = None,
+    progress: Callable[[CopyProgress], object] | None = None,
+    timeout: float = TIMEOUT,
+    **options: Any,
+) -> CopyReport:
+    """Copy the records that are in one log now into another one, which is made if there is none; the copy is on disk when it returns.
+
+    Sequence, timestamp, type, key and codec are kept where the target has room for them. The same call goes on where one was ended, and
+    copies what is new since. One copy at a time fills a target, and nobody else should append to it.
+
+    source: a spool, a journal of any format, a queue (its entries stay there), or a directory of kvspool v1. source_format, source_options:
+    what `kvspool.open` is told of it, where that can't be found out. format: of the target: "spool", "queue", or one of a journal; by
+    default the source's, of kvspool v1 "spool". options: what `kvspool.create`, or `kvspool.queue.create`, takes for a target that isn't
+    there yet. A spool gets room for all by default.
+
+    start, end, limit: where to begin, the sequence to end before, how many records from `start` on. on_gap: what becomes of records that
+    the source has lost: "raise" (GapError), or "yield" or "skip", which go on and report them; kvj leaves their sequences out in any case.
+    lossy: go on although records have something that the target has no room for, and let a spool overwrite the oldest ones of the copy.
+    append: to a target that holds other records. before: called once before the first record is written. timeout: seconds for each lock.
+
+    Raises TypeError for unknown options, NotKept, OtherRecords, TooLarge (naming the record), SpoolFull, QueueFull, GapError,
+    LockTimeout (another copy fills the target), ValueError, what opening and creating logs raises, or the system's OSError. What was
+    copied before stays, and the same call goes on there.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    refuse_unknown("copy", options, {*logs.all_options(), *queues.options(), *(copy.__kwdefaults__ or ())})
+    origin_path, path = Path(os.path.abspath(source)), Path(os.path.abspath(target))
+    _check(origin_path, path, format, end, limit, on_gap)
+    with sources.open(origin_path, source_format, source_options or {}, timeout) as origin, locked(path) as notes:
+        first = origin.begin(start)
+        with _target(origin, path, format, first, notes, options, timeout) as filled:
+            work = _Work(origin, filled, notes, on_gap, lossy)
+            work.find_place(first, append, leaves_out=isinstance(start, int))
+            return work.run(end, limit, before, progress)
+
+
+def _check(source: Path, target: Path, format: str | None, end: int | None, limit: int | None, on_gap: str) -> None:
+    known = ("spool", "queue", *FORMATS)
+    if format is not None and format not in known:
+        raise ValueError(f"a format is one of {', '.join(known)}, not {format!r}")
+    for name, number in (("end", end), ("limit", limit)):
+        if number is not None and number < 0:
+            raise ValueError(f"{name} is 0 or more, not {number}")
+    if on_gap not in ("raise", "yield", "skip"):
+        raise ValueError(f'on_gap is "raise", "yield" or "skip", not {on_gap!r}')
+    real, other = os.path.realpath(source), os.path.realpath(target)
+    if real == other or f"{other}/".startswith(f"{real}/") or f"{real}/".startswith(f"{other}/"):
+        raise ValueError(f"a log can't be copied into itself: {source} and {target}")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target.parent} is no directory; make it first")
+
+
+def _target(origin: Source, path: Path, format: str | None, first: int, notes: Notes, options: dict[str, Any], timeout: float) -> Target:
+    """Return the target, open; it is made if there is none, and made anew if somebody died while he made it."""
+    wanted = format or ("spool" if origin.format == "v1" else origin.format)
+    note = notes.load()
+    if note is not None and not note.is_made:
+        _discard(path, wanted, timeout)
+        notes.clear()
+    if targets.exists(path):
+        found = targets.open(path, timeout)
+        if format is not None and found.format != format:
+            found.close()
+            raise ValueError(f"{path} has the format {found.format}, not {format}")
+        return found
+    if note is not None and note.is_made and wanted == "queue" and note.source == origin.identity:
+        raise OtherRecords(f"{path} is gone: its entries were taken out; remove {notes.directory} to copy all of them again")
+    notes.store(Note(source=origin.identity, is_made=False))
+    made = targets.create(path, wanted, first, _options(origin, wanted, options))
+    notes.clear()
+    return made
+
+
+def _discard(path: Path, format: str, timeout: float) -> None:
+    """Remove a target that isn't whole."""
+    try:
+        if targets.exists(path):
+            with targets.open(path, timeout) as there:
+                there.range()
+    except (LogNotFound, NotALog):
+        if format in FORMATS:
+            journals.discard(path, format)
+        elif path.is_file() and path.stat().st_size == 0:
+            system.port.remove(path)  # a queue whose header was not written
+
+
+def _options(origin: Source, format: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what the target is made with: as the source was where nothing else is said, with room for all."""
+    if format == "queue":
+        return given
+    known = origin.options if format == origin.format else {name: value for name, value in origin.options.items() if name == "codec"}
+    if format != "spool" and known.get("codec") == "keyed":
+        known["codec"] = "msgpack"
+    if format == "spool" and "capacity" not in {**known, **given}:
+        needed = origin.most_bytes() + FRAME * len(origin.range())
+        known = {**known, "capacity": max(LEAST_CAPACITY, needed + needed // 8)}
+    return {**known, **given}
+
+
+class _Work:
+    """One run. sequence: of the source, that comes next; `at`: the one that it gets in a target with sequences; begun, since: the same of
+    the first record that an earlier run, or this one, has copied."""
+
+    def __init__(self, origin: Source, target: Target, notes: Notes, on_gap: OnGap, lossy: bool) -> None:
+        self.origin = origin
+        self.target = target
+        self._notes = notes
+        self._on_gap = on_gap
+        self._lossy = lossy
+        self._kinds = may_lose(origin.room, target.room)
+        self._gaps: list[Gap] = []
+        self._lost: dict[str, int] = {}
+        self._edges: tuple[int, int, int, int] | None = None  # where what was copied begins, and ends, in source and target
+        self._records = self._bytes = 0
+        self.sequence = self.begun = self.at = self.since = 0
+        self.is_continued = False
+
+    # Where to go on.
+
+    @property
+    def _keeps_sequences(self) -> bool:
+        return self.target.has_sequences and self.origin.has_sequences and self.at == self.sequence
+
+    def find_place(self, first: int, append: bool, *, leaves_out: bool) -> None:
+        """Find out what comes next, and where. leaves_out: what lies before the sequence `first` isn't wanted. Raises OtherRecords,
+        Corruption."""
+        note, there = self._notes.load(), self.target.range()
+        if note is not None and note.source == self.origin.identity:
+            self._go_on(note, there)
+        elif self._is_emptied(first, there) or (there and self._is_copy(there)):
+            self.is_continued = True
+            self.begun, self.since, self.sequence, self.at = max(first, there.start), there.start, there.stop, there.stop
+        elif there and not append:
+            raise OtherRecords(
+                f"{self.target.path} holds records that aren't those of {self.origin.path}; append=True (--append) copies behind them"
+            )
+        else:
+            self.begun = self.sequence = first
+            self.at = max(there.stop, first) if self.target.may_leave_out and not there else there.stop
+            self.since = self.at
+        if leaves_out and first > self.sequence:
+            self.at += first - self.sequence if self.target.may_leave_out else 0
+            self.sequence = first
+        if isinstance(self.target, SpoolTarget):
+            self.target.since, self.target.is_lossy = self.since, self._lossy
+        self._remember()
+
+    def _is_emptied(self, first: int, there: range) -> bool:
+        """Return whether the target has no record any more, or none yet, and goes on with a later one of the source."""
+        has_sequences = self.target.has_sequences and self.origin.has_sequences
+        return has_sequences and not there and first < there.stop <= self.origin.range().stop
+
+    def _is_copy(self, there: range) -> bool:
+        """Return whether the target ends with the source's record of the same sequence."""
+        if not (self.target.has_sequences and self.origin.has_sequences):
+            return False
+        if there.stop - 1 < self.origin.range().start and self._on_gap != "raise":
+            return True  # the source has lost what could be compared
+        return self._is_same(there.stop - 1)
+
+    def _is_same(self, sequence: int) -> bool:
+        """Return whether the target's last record is the source's with a sequence."""
+        ours, theirs = self.target.last(), self.origin.one(sequence)
+        return ours is not None and theirs is not None and _same(ours, theirs, self.target, self.origin.room)
+
+    def _go_on(self, note: Note, there: range) -> None:
+        """Stand behind what was copied since a note. Raises OtherRecords, or Corruption for a note that says nothing."""
+        if len(note.at) != (1 if self.target.has_sequences else 2) or min(note.first, note.sequence, note.since, *note.at) < 0:
+            raise Corruption(f"{self._notes.directory} doesn't say how far the copy came; remove it and the target, and copy anew")
+        if isinstance(self.target, QueueTarget):
+            copied = queues.behind(self.target.queue, (note.at[0], note.at[1]))
+            done = len(copied)
+            expected = self.origin.read(note.sequence, note.sequence + done) if done else iter(())
+            is_sound = copied == [value for rows in expected if isinstance(rows, Rows) for value in rows.values]
+        else:
+            done = there.stop - note.at[0]
+            is_lost = note.sequence + done - 1 < self.origin.range().start
+            is_sound = done == 0 or done > 0 and (is_lost or self._is_same(note.sequence + done - 1))
+        if not is_sound:
+            raise OtherRecords(f"{self.target.path} has got records since that aren't those of {self.origin.path}, so it can't go on there")
+        self.is_continued = True
+        self.begun, self.since = note.first, note.since
+        self.sequence, self.at = note.sequence + done, there.stop
+
+    def _remember(self) -> None:
+        """Have on disk what the target can't say of the place that comes next."""
+        if self._keeps_sequences:
+            self._notes.clear()
+            return
+        self.target.sync()
+        at = list(queues.end(self.target.queue)) if isinstance(self.target, QueueTarget) else [self.at]
+        self._notes.store(Note(source=self.origin.identity, first=self.begun, sequence=self.sequence, at=at, since=self.since))
+
+    # What is copied.
+
+    def run(
+        self,
+        end: int | None,
+        limit: int | None,
+        before: Callable[[CopyPlan], object] | None,
+        progress: Callable[[CopyProgress], object] | None,
+    ) -> CopyReport:
+        """Copy what is there now. Raises what `copy` raises."""
+        if end is not None:
+            end = max(self.sequence, min(end, self.origin.range().stop))
+        left = None if limit is None else max(0, limit - self._copied())
+        if self._kinds and not self._lossy:
+            self._survey(end, left)
+        if before is not None:
+            before(self._plan())
+        total = (self.origin.range().stop if end is None else end) - self.sequence if progress is not None else 0
+        for item in _limited(self.origin.read(self.sequence, end), left):
+            if isinstance(item, Gap):
+                self._pass(item)
+                continue
+            self._put(item)
+            if progress is not None:
+                progress(CopyProgress(self._records, self._bytes, min(total, left) if left is not None else total))
+        self.target.sync()
+        return self._report()
+
+    def _copied(self) -> int:
+        """Return how many records earlier runs have copied."""
+        if self.sequence <= self.begun:
+            return 0
+        return sum(len(item.values) for item in self.origin.read(self.begun, self.sequence) if isinstance(item, Rows))
+
+    def _survey(self, end: int | None, left: int | None) -> None:
+        """Raise NotKept if a record that is to be copied has a field that the target has no room for.
+
+        Damage ends the survey: the copy ends there, too, with the records before it.
+        """
+        last = self.target.last_time
+        with suppress(Corruption):
+            for item in _limited(self.origin.read(self.sequence, end), left):
+                if isinstance(item, Rows):
+                    self._refuse_loss(lost(item, self._kinds, self.target.room, last))
+                    last = latest(item, last, self.target.room)
+
+    def _refuse_loss(self, found: dict[str, int]) -> None:
+        if found:
+            words = ", ".join(f"{kind} (sequence {sequence})" for kind, sequence in found.items())
+            raise NotKept(
+                f"records of {self.origin.path} have what the format {self.target.format} can't keep: {words}; "
+                "choose another one, or lossy=True (--lossy)"
+            )
+
+    def _pass(self, gap: Gap) -> None:
+        """Go on behind what the source has lost."""
+        self._gaps.append(gap)
+        if self.target.may_leave_out:
+            self.at += gap.last + 1 - self.sequence
+            self.sequence = gap.last + 1
+            return
+        if self._on_gap == "raise":
+            raise GapError(gap)
+        self.sequence = gap.last + 1
+        self._remember()
+
+    def _put(self, rows: Rows) -> None:
+        self.target.refuse_unfit(rows)
+        if self._kinds:
+            found = lost(rows, self._kinds, self.target.room, self.target.last_time)
+            if not self._lossy:
+                self._refuse_loss(found)
+            self._lost = {**found, **self._lost}
+        if (late := self.target.too_late(rows)) is not None:
+            self._lost = {"timestamps": late, **self._lost}
+        self.target.append(rows, self.at)
+        begin, target_begin = (self.sequence, self.at) if self._edges is None else self._edges[:2]
+        self._edges = (begin, target_begin, rows.end, self.at + len(rows.values))
+        self._records += len(rows.values)
+        self._bytes += rows.size
+        self.sequence, self.at = rows.end, self.at + len(rows.values)
+        if not self.target.has_sequences:
+            self._remember()
+
+    # What is said of it.
+
+    def _plan(self) -> CopyPlan:
+        origin, target = self.origin, self.target
+        room = self.target.room
+        return CopyPlan(
+            source=str(origin.path),
+            target=str(target.path),
+            source_format=origin.format,
+            format=target.format,
+            first_sequence=self.sequence,
+            target_sequence=self.at if target.has_sequences else None,
+            keeps_sequences=self._keeps_sequences,
+            may_lose=[kind for kind in self._kinds if kind != "timestamps" or not room.timestamps or room.is_ordered],
+            is_continued=self.is_continued,
+        )
+
+    def _report(self) -> CopyReport:
+        first, target_first, end, target_end = (None, None, None, None) if self._edges is None else self._edges
+        has_sequences = self.target.has_sequences
+        changed = [] if self._keeps_sequences or not self.origin.has_sequences else ["sequences"]
+        return CopyReport(
+            source=str(self.origin.path),
+            target=str(self.target.path),
+            source_format=self.origin.format,
+            format=self.target.format,
+            records=self._records,
+            bytes=self._bytes,
+            gaps=self._gaps,
+            not_kept=[kind for kind in dict.fromkeys([*self._kinds, *self._lost]) if kind in self._lost] + changed,
+            first_sequence=first,
+            last_sequence=None if end is None else end - 1,
+            target_first_sequence=target_first if has_sequences else None,
+            target_last_sequence=None if target_end is None or not has_sequences else target_end - 1,
+            is_continued=self.is_continued,
+            torn=self.origin.torn,
+        )
+
+
+def _limited(items: Iterator[Rows | Gap], left: int | None) -> Iterator[Rows | Gap]:
+    """Yield rows and gaps up to so many records."""
+    for item in items:
+        if left is None or isinstance(item, Gap):
+            if left != 0:
+                yield item
+            continue
+        if left < len(item.values):
+            item = item.part(0, left)
+        if not item.values:
+            return
+        left -= len(item.values)
+        yield item
+
+
+def _same(ours: Rows, theirs: Rows, target: Target, room: Room) -> bool:
+    """Return whether the one record of the target is a copy of the one of the source, as far as it can keep it."""
+    kept = target.room
+    columns: list[tuple[object, object]] = [(ours.values, theirs.values)]
+    if kept.keys and room.keys:
+        columns.append((_keys(ours, kept), _keys(theirs, kept)))
+    if kept.types:
+        columns.append((ours.types, theirs.types))
+    if kept.timestamps and room.timestamps and not kept.is_ordered:
+        columns.append((ours.timestamps, list(map(max, ours.timestamps, theirs.timestamps))))  # perhaps raised
+    if kept.codecs:
+        columns.append((_codecs(ours), _codecs(theirs)))
+    return all(one == other for one, other in columns)
+
+
+def _keys(rows: Rows, room: Room) -> list[bytes | None]:
+    return rows.keys if room.empty_keys else [key or None for key in rows.keys]
+
+
+def _codecs(rows: Rows) -> bytes:
+    return rows.codecs.replace(bytes([Codec.KEYED]), bytes([Codec.MSGPACK]))

@@ -1,0 +1,100 @@
+"""What a copy must remember while the target itself can't say how far it came: a hidden directory beside the target.
+
+`.NAME.copy` is locked by the copy that fills NAME, so that there is one at a time. `note` in it is replaced whole, on disk. It is there
+while the target is being made; and as long as sequences in the target are others than in the source, or there are none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from kvspool import system
+from kvspool.errors import LockTimeout
+from kvspool.system import disk, documents
+from kvspool.system.descriptor import Descriptor
+from kvspool.system.handles import Handle
+
+NAME = "note"
+LARGEST = 65536  # bytes
+
+
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """source: what is copied, by all that it is known by. is_made: the target is there, whole. first: sequence of the source where the copy
+    began. sequence: of the source that came, or comes, to the place `at` of the target: a sequence, or a chunk and a byte in it. since:
+    the target's sequence where the copy began."""
+
+    source: list[str]
+    is_made: bool = True
+    first: int = 0
+    sequence: int = 0
+    at: list[int] = []
+    since: int = 0
+
+
+class Notes(Handle):
+    """The place of the note, locked."""
+
+    def __init__(self, directory: Path, file: Descriptor) -> None:
+        self.directory = directory
+        self._file = file
+        self._path = directory / NAME
+
+    def load(self) -> Note | None:
+        """Return the note; None if there is none. Raises Corruption."""
+        try:
+            return documents.load(
+                self._path, Note, LARGEST, "doesn't say how far a copy came", "remove the target and it, and copy again"
+            )
+        except FileNotFoundError:
+            return None
+
+    def store(self, note: Note) -> None:
+        """Replace the note, on disk when it returns."""
+        disk.replace(self._path, msgspec.json.encode(note), 0o600)
+
+    def clear(self) -> None:
+        """Remove the note: the target says all."""
+        for path in (self._path, self._path.with_name(f"{NAME}.tmp")):
+            with suppress(FileNotFoundError):
+                system.port.remove(path)
+        disk.flush_directory(self.directory)
+
+    def close(self) -> None:
+        """Let the next copy come. The directory goes with its last file."""
+        with suppress(OSError):
+            system.port.remove_directory(self.directory)
+        self._file.close()
+
+
+@contextmanager
+def locked(target: Path) -> Iterator[Notes]:
+    """Be the only copy that fills a target. Raises LockTimeout if another one does, and the system's OSError."""
+    notes = _locked(target.with_name(f".{target.name}.copy"), target)
+    try:
+        yield notes
+    finally:
+        notes.close()
+
+
+def _locked(directory: Path, target: Path) -> Notes:
+    while True:
+        disk.make_directory(directory)
+        try:
+            file = Descriptor(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # the copy before us has just removed it
+        try:
+            if not system.port.try_lock_file(file.number, shared=False):
+                raise LockTimeout(f"another copy fills {target}; wait until it has ended")
+            there = system.port.look_up(directory)
+            if there is not None and there.st_ino == system.port.status(file.number).st_ino:
+                return Notes(directory, file)
+        except BaseException:
+            file.close()
+            raise
+        file.close()

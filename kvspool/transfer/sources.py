@@ -1,0 +1,227 @@
+"""Where a copy comes from: a spool, a journal, a queue, or a directory of kvspool v1, read in batches of columns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvspool.engine.iteration import gathered
+from kvspool.errors import OutOfRange
+from kvspool.journal import Journal
+from kvspool.opening import logs, v1
+from kvspool.options import Start
+from kvspool.record import Codec, Gap, Record
+from kvspool.spool import Spool
+from kvspool.system.handles import Handle
+from kvspool.transfer import queues
+from kvspool.transfer.rows import AROUND, BYTES, ROWS, SPOOL, VALUES, Room, Rows, room_of, rows_of, values_of
+
+_to_msgpack = msgspec.msgpack.Encoder().encode
+
+
+class Source(ABC):
+    """What is copied. room: what its records can hold; torn: places where it was cut off."""
+
+    format: str
+    room: Room
+    has_sequences = True  # of its own, which stay what they are while others use it
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.torn: list[str] = []
+
+    @abstractmethod
+    def range(self) -> range:
+        """Return the sequences that are there now, as far as one knows."""
+
+    @abstractmethod
+    def begin(self, start: Start) -> int:
+        """Return the sequence of a start; see `Log.read`."""
+
+    @abstractmethod
+    def read(self, start: int, end: int | None) -> Iterator[Rows | Gap]:
+        """Yield what is there now from one sequence up to another, which is not included."""
+
+    @abstractmethod
+    def most_bytes(self) -> int:
+        """Return a number of bytes that keys and values don't exceed."""
+
+    @property
+    def identity(self) -> list[str]:
+        """Return what tells the source from others when a copy goes on."""
+        return [self.format, str(self.path)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return what a log of the same format is created with, and that is worth keeping in every other one: its codec."""
+        return {}
+
+    def one(self, sequence: int) -> Rows | None:
+        """Return the record with a sequence; None if it isn't there."""
+        if sequence not in self.range():
+            return None
+        found = next(self.read(sequence, sequence + 1), None)
+        return found if isinstance(found, Rows) else None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back."""
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LogSource(Source, Handle):
+    """A spool or a journal."""
+
+    def __init__(self, log: Spool | Journal) -> None:
+        super().__init__(log.path)
+        self._log = log
+        self.format = "spool" if isinstance(log, Spool) else log.format.name
+        self.room = SPOOL if isinstance(log, Spool) else room_of(log.format)
+        self.log_id = log.log_id.hex() if isinstance(log, Spool) else ""
+
+    @property
+    def identity(self) -> list[str]:
+        return [*super().identity, self.log_id]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        if isinstance(self._log, Spool):
+            return {"codec": self._log.stats().codec, "capacity": self._log.capacity}
+        return {"codec": self._log.stats().codec, **self._log.format.limits()}
+
+    def range(self) -> range:
+        stats = self._log.stats()
+        return range(stats.first_sequence, stats.next_sequence)
+
+    def begin(self, start: Start) -> int:
+        if start == "earliest":
+            return self.range().start
+        return int(self._log.cursor(start).sequence) if isinstance(self._log, Spool) else self._log.place(start).sequence
+
+    def read(self, start: int, end: int | None) -> Iterator[Rows | Gap]:
+        reading: Any = self._log.cursor(start, bounded=True, end=end).reading(Record)
+        batch: list[Record] = []
+        size = 0
+        try:
+            while items := reading.poll(ROWS):
+                gap = items.pop() if isinstance(items[0], Gap) else None
+                batch += items
+                size += sum([len(record.value) for record in items]) + AROUND * len(items)
+                if batch and (gap is not None or size >= BYTES or len(batch) >= ROWS):
+                    yield rows_of(batch, has_times=self.room.timestamps)
+                    batch, size = [], 0
+                if gap is not None:
+                    yield gap
+        except Exception:  # the records before it are sound
+            if batch:
+                yield rows_of(batch, has_times=self.room.timestamps)
+            raise
+        else:
+            if batch:
+                yield rows_of(batch, has_times=self.room.timestamps)
+        finally:
+            reading.close()
+
+    def most_bytes(self) -> int:
+        return self._log.stats().used
+
+    def close(self) -> None:
+        self._log.close()
+
+
+class QueueSource(Source, Handle):
+    """The entries of a queue, which stay there. They are numbered from 0 on, so a copy goes on only if none was taken meanwhile."""
+
+    format = "queue"
+    room = VALUES
+    has_sequences = False
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._queue = queues.open(path)
+        self._first = queues.first(self._queue)
+
+    @property
+    def identity(self) -> list[str]:
+        return [*super().identity, *map(str, self._first)]
+
+    def range(self) -> range:
+        return range(self._queue.qsize())
+
+    def begin(self, start: Start) -> int:
+        return _number(start, self.range())
+
+    def read(self, start: int, end: int | None) -> Iterator[Rows | Gap]:
+        yield from _batches(iter(self._queue), start, end, Codec.RAW)
+
+    def most_bytes(self) -> int:
+        return int(self._queue.stats().bytes)
+
+    def close(self) -> None:
+        self._queue.close()
+
+
+class V1Source(Source, Handle):
+    """A directory of kvspool v1: its records are numbered from 0 on. Their values are maps of strings, MessagePack here."""
+
+    format = "v1"
+    room = Room(codecs=True)
+
+    def range(self) -> range:
+        return range(sum(1 for _ in v1.records(self.path, unread=False, torn=[])))
+
+    def begin(self, start: Start) -> int:
+        return 0 if start == "earliest" else _number(start, self.range())
+
+    def read(self, start: int, end: int | None) -> Iterator[Rows | Gap]:
+        torn: list[str] = []
+        values = (_to_msgpack(pairs) for pairs in v1.records(self.path, unread=False, torn=torn))
+        yield from _batches(values, start, end, Codec.KEYED)
+        self.torn = torn
+
+    def most_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.path.iterdir())
+
+    def close(self) -> None:
+        return None
+
+
+def _number(start: Start, there: range) -> int:
+    if isinstance(start, str):
+        return there.start if start == "earliest" else there.stop
+    if not isinstance(start, int):
+        raise OutOfRange("there are no times; start from a number")
+    if not there.start <= start <= there.stop:
+        raise OutOfRange(f"{start} is none of the numbers of what is there: 0 to {there.stop}")
+    return start
+
+
+def _batches(values: Iterator[bytes], start: int, end: int | None, codec: int) -> Iterator[Rows]:
+    for batch in gathered(islice(values, start, end), _value_bytes, ROWS, BYTES):
+        yield values_of(start, batch, codec)
+        start += len(batch)
+
+
+def _value_bytes(value: bytes) -> int:
+    return len(value) + AROUND
+
+
+def open(path: Path, format: str | None, options: dict[str, Any], timeout: float) -> Source:
+    """Open what is to be copied. format: what it is, None finds out; options: what `kvspool.open` takes for that format. Raises what
+    `kvspool.open` raises."""
+    if format == "v1" or (format is None and v1.is_spool(path)):
+        return V1Source(path)
+    if format == "queue" or (format is None and queues.is_queue(path)):
+        return QueueSource(path)
+    log: Any = logs.open(path, format=format, timeout=timeout, **options)
+    return LogSource(log)

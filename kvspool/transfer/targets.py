@@ -1,0 +1,267 @@
+"""Where a copy goes to: a spool, a journal or a queue, filled with batches of columns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from kvspool.engine import sizes, times
+from kvspool.errors import NotALog, OtherRecords, OutOfRange, SpoolFull, TooLarge
+from kvspool.journal import Batch, Journal
+from kvspool.journal.formats import FORMATS
+from kvspool.kernel.frames import measure
+from kvspool.opening import logs
+from kvspool.record import NO_TIME, Codec, Record
+from kvspool.spool import Spool
+from kvspool.spool.appending import Row
+from kvspool.system.handles import Handle
+from kvspool.transfer import queues
+from kvspool.transfer.rows import AROUND, BYTES, SPOOL, VALUES, Room, Rows, any_key, latest, room_of, rows_of
+
+LONGEST_ENTRY = 65535  # bytes, in a queue
+NO_LIMITS = ("codec", "mode", "durability", "sync_interval", "timeout", "allow_unsafe_fs")  # of what `kvspool.create` takes for a journal
+
+
+class Target(ABC):
+    """What is filled. room: what its records can hold; may_leave_out: sequences; has_sequences: a queue has none."""
+
+    format: str
+    room: Room
+    may_leave_out = False
+    has_sequences = True
+    most = BYTES  # bytes of a batch
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.last_time = NO_TIME
+
+    @abstractmethod
+    def range(self) -> range:
+        """Return the sequences that are there; of a queue, the numbers of its entries."""
+
+    @abstractmethod
+    def last(self) -> Rows | None:
+        """Return the last record; None if it can't be read."""
+
+    @abstractmethod
+    def check(self, rows: Rows) -> None:
+        """Raise TooLarge, or ValueError, for rows that can't be appended."""
+
+    @abstractmethod
+    def append(self, rows: Rows, at: int) -> None:
+        """Append rows, the first of which gets the sequence `at`. Raises OtherRecords if somebody else appends, too."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Put all on disk."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back."""
+
+    def too_late(self, rows: Rows) -> int | None:
+        """Return the sequence of the first record whose time is too far ahead for the target; None if there is none."""
+        return None
+
+    def refuse_unfit(self, rows: Rows) -> None:
+        """Raise TooLarge, or ValueError, that names the record which can't be appended."""
+        try:
+            self.check(rows)
+        except ValueError:
+            for row in range(len(rows.values)):
+                try:
+                    self.check(rows.part(row, row + 1))
+                except ValueError as error:
+                    raise type(error)(f"record {rows.first + row} has no room in {self.path}: {error}") from None
+            raise
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class JournalTarget(Target, Handle):
+    """A journal of any format."""
+
+    def __init__(self, log: Journal) -> None:
+        super().__init__(log.path)
+        self._log = log
+        self.format = log.format.name
+        self.room = room_of(log.format)
+        self.may_leave_out = log.format.may_leave_out
+        if log.format.has_timestamps:
+            self.last_time = log.latest_time()
+
+    def range(self) -> range:
+        stats = self._log.stats()
+        return range(stats.first_sequence, stats.next_sequence)
+
+    def last(self) -> Rows | None:
+        return _last(self._log, self.range())
+
+    def check(self, rows: Rows) -> None:
+        self._log.format.check(self._batch(rows))
+
+    def _batch(self, rows: Rows) -> Batch:
+        room = self.room
+        return Batch(
+            rows.values,
+            rows.keys if room.keys and any_key(rows) else None,
+            types=rows.types if room.types else None,
+            timestamps=rows.timestamps if room.timestamps else None,
+            codecs=rows.codecs.replace(bytes([Codec.KEYED]), bytes([Codec.MSGPACK])) if room.codecs else None,
+        )
+
+    def append(self, rows: Rows, at: int) -> None:
+        try:
+            self._log.append_batch(self._batch(rows), at=at)
+        except OutOfRange as error:
+            raise OtherRecords(f"somebody else appends to the target of the copy: {error}") from error
+        self.last_time = latest(rows, self.last_time, self.room)
+
+    def sync(self) -> None:
+        self._log.sync()
+
+    def close(self) -> None:
+        self._log.close()
+
+
+class SpoolTarget(Target, Handle):
+    """A spool. is_lossy: the oldest records of the copy may make room for the later ones, and times too far ahead become the
+    present one; since: the sequence of the first of them."""
+
+    format = "spool"
+    room = SPOOL
+    is_lossy = False
+    since = 0
+
+    def __init__(self, log: Spool) -> None:
+        super().__init__(log.path)
+        self._log = log
+        self.most = min(BYTES, log.capacity // 8)
+        self.last_time = log.stats().last_timestamp
+
+    def range(self) -> range:
+        stats = self._log.stats()
+        return range(stats.first_sequence, stats.next_sequence)
+
+    def last(self) -> Rows | None:
+        return _last(self._log, self.range())
+
+    def check(self, rows: Rows) -> None:
+        longest = max(map(len, filter(None, rows.keys)), default=0)
+        if longest > 65534:
+            raise TooLarge(f"a key of {longest} bytes; a frame has room for 65534")
+        if not self.is_lossy and (latest := max(rows.timestamps)) > 0:
+            times.check(latest)
+        self._log.refuse_larger(measure(rows.keys, rows.values)[0])
+
+    def too_late(self, rows: Rows) -> int | None:
+        most = times.latest()
+        if max(rows.timestamps) <= most:
+            return None
+        return rows.first + next(row for row, timestamp in enumerate(rows.timestamps) if timestamp > most)
+
+    def append(self, rows: Rows, at: int) -> None:
+        if self.is_lossy:
+            most = times.latest()
+            rows = rows._replace(timestamps=[NO_TIME if timestamp > most else timestamp for timestamp in rows.timestamps])
+        for part in rows.parts(self.most):
+            self._refuse_overwriting(part)
+            appended = self._log.append_rows(_spool_rows(part))
+            if appended.start != at:
+                raise OtherRecords(f"somebody else appends to {self.path}: sequence {at} was to come, and it was {appended.start}")
+            at = appended.stop
+        self.last_time = latest(rows, self.last_time, self.room)
+
+    def _refuse_overwriting(self, rows: Rows) -> None:
+        longest, stored = measure(rows.keys, rows.values)
+        if not self.is_lossy and self._log.held(self.since) + stored + longest + AROUND > self._log.capacity:
+            raise SpoolFull(
+                f"{self.path} has room for the records before {rows.first}; those from there on would overwrite what was copied before. "
+                "Give it a larger capacity (kvspool resize), and copy again: it goes on there"
+            )
+
+    def sync(self) -> None:
+        self._log.sync()
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def _spool_rows(rows: Rows) -> list[Row]:
+    stored = [max(timestamp, 0) if timestamp != NO_TIME else -1 for timestamp in rows.timestamps]
+    return [Row(*row) for row in zip(rows.keys, rows.values, rows.types, rows.codecs, stored, strict=True)]
+
+
+def _last(log: Spool | Journal, there: range) -> Rows | None:
+    """Return the record before the end of a log."""
+    if not there:
+        return None
+    items: list[Any] = list(log.read(there.stop - 1, on_gap="skip"))
+    return rows_of(items[:1]) if items and isinstance(items[0], Record) else None
+
+
+class QueueTarget(Target):
+    """A queue."""
+
+    format = "queue"
+    room = VALUES
+    has_sequences = False
+
+    def __init__(self, queue: Any) -> None:
+        super().__init__(queue.path)
+        self.queue = queue
+
+    def range(self) -> range:
+        return range(self.queue.qsize())
+
+    def last(self) -> Rows | None:
+        return None
+
+    def check(self, rows: Rows) -> None:
+        longest = max(map(len, rows.values))
+        if longest > LONGEST_ENTRY:
+            raise TooLarge(f"a value of {longest} bytes; an entry of a queue has {LONGEST_ENTRY} at most")
+
+    def append(self, rows: Rows, at: int) -> None:
+        self.queue.put_many(rows.values)
+
+    def sync(self) -> None:
+        self.queue.sync()
+
+    def close(self) -> None:
+        self.queue.close()
+
+
+def exists(path: Path) -> bool:
+    """Return whether there is something at a path that a log can't be made in place of."""
+    return path.is_symlink() or path.is_file() or (path.is_dir() and any(path.iterdir()))
+
+
+def open(path: Path, timeout: float) -> Target:
+    """Open what is there. Raises what `kvspool.open` raises."""
+    if queues.is_queue(path):
+        return QueueTarget(queues.open(path))
+    log: Any = logs.open(path, timeout=timeout)
+    if isinstance(log, Spool):
+        return SpoolTarget(log)
+    if isinstance(log, Journal):
+        return JournalTarget(log)
+    raise NotALog(f"{path} is nothing that records can be copied to")
+
+
+def create(path: Path, format: str, first: int, options: dict[str, Any]) -> Target:
+    """Make a log and open it. first: the sequence that its first record gets where the format lets that be."""
+    if format == "queue":
+        return QueueTarget(queues.create(path, **options))
+    if format == "spool":
+        return SpoolTarget(logs.create(path, **options))
+    known = FORMATS.get(format)
+    limits = {name: sizes.parse(value) for name, value in options.items() if name not in NO_LIMITS}
+    may_begin = known is not None and known(**limits).name_of(first) is not None
+    log: Any = logs.create(path, format=format, first_sequence=first if may_begin else 0, **options)
+    return JournalTarget(log)

@@ -1,0 +1,1 @@
+"""The loops over keys and over many logs, compiled and interpreted."""

@@ -1,0 +1,647 @@
+# cython: nonecheck=True
+"""The loops of `merge`: from the event, or the record that was copied out, to the caller. Compiled as `merge_c`; `merge` chooses a twin.
+
+A log that is *plain*, a spool of which nothing but the next record may come, is read and asked by these loops themselves; in all other
+cases its cursor does that. Sleeps go through the port in `system`; compiled, the clock and the wait for events are system calls
+of the twin's own while nobody has replaced the port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NoReturn
+
+from msgspec import UNSET
+
+import kvspool.kernel.machine as native
+from kvspool import GapError, system
+from kvspool.engine.iteration import check, check_timeout
+from kvspool.errors import Closed, Corruption, FormatError, Unrecovered
+from kvspool.journal.cursor import Cursor as JournalCursor
+from kvspool.kernel.wakeups_py import BLIND_POLL, POLL
+from kvspool.options import OnGap
+from kvspool.record import Codec, Gap
+from kvspool.spool.cursor import Cursor as SpoolCursor
+from kvspool.system.handles import close_all, refuse_copy
+from shard import descriptors
+
+Cursor = SpoolCursor | JournalCursor
+
+LOOK_AROUND = 256  # records after which silent logs are looked at again
+AHEAD = 1 << 16  # records that are copied out in advance, of all logs together
+LEAST_AHEAD, MOST_AHEAD = 16, 1024  # of one log
+REST = 4  # times as long as a look at everything took, before the next one where no wake-up will come
+LONGEST_REST = 30.0  # seconds between two looks for new logs, where none is reported
+PART = 1e-3  # of our time, for looks at what should have woken us
+NEVER = float("inf")
+FEW = 64  # logs, at most, that are all looked at twice a second, whatever part of our time that takes
+
+REAL = system.REAL
+LAST_TIME = (1 << 63) - 1  # ns since 1970: records that are stamped later, by a clock that is wrong, count as of that time
+UNREADABLE = (Corruption, FormatError, Unrecovered)  # errors of one log, which stop no other
+
+
+def placed(kind: Callable[..., Any], *place: Any) -> Callable[..., Any]:
+    """Return what makes records of this kind, whose fields behind those of every record are `place`.
+
+    A function for each number of them: a `partial`, or a call with a tuple, takes longer than all else that a record costs here.
+    """
+    if len(place) == 1:
+        only = place[0]
+
+        def of_one(sequence: int, timestamp: int, type: int, key: Any, value: bytes, codec: int = Codec.RAW, key_table: Any = UNSET) -> Any:
+            if key_table is not UNSET:
+                return kind(sequence, timestamp, type, key, value, codec, only, key_table=key_table)
+            return kind(sequence, timestamp, type, key, value, codec, only)
+
+        return of_one
+    first, second = place
+
+    def of_two(sequence: int, timestamp: int, type: int, key: Any, value: bytes, codec: int = Codec.RAW, key_table: Any = UNSET) -> Any:
+        if key_table is not UNSET:
+            return kind(sequence, timestamp, type, key, value, codec, first, second, key_table=key_table)
+        return kind(sequence, timestamp, type, key, value, codec, first, second)
+
+    return of_two
+
+
+class Source:
+    """One log of a merge: what was copied out of it, and what comes next."""
+
+    def __init__(self, key: Hashable, order: int, cursor: Cursor, make: Callable[..., Any]) -> None:
+        self.key = key
+        self.order = order  # breaks ties, so that equal timestamps always come in the same order
+        self.cursor: Any = cursor
+        self.make = make
+        self.reading: Any = cursor.reading(make)
+        self.frames: Any = cursor.frames  # the reader of frames; None where there is no memory to look at
+        self.batch: Any = self.reading.batch  # records that were copied out, and are not in `item` yet
+        self.timestamp = 0
+        self.item: Any = None
+        self.is_silent = True
+        self.is_new = True  # in the list of those that are to be looked at before we sleep
+        self.is_mute = False  # the writers can't be asked to wake us
+        self._watched: Any = None  # the files whose changes wake us, None if those of the cursor are others
+        self._is_plain = False  # as its cursor says
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
+    def step(self, most: int) -> bool:
+        """Have the next item in `item`, never blocking; False if there is none now. One that is there already stays.
+
+        most: records to copy out at once.
+        """
+        batch = self.batch
+        if self.item is None:
+            if batch.at >= len(batch.items) and not self._copy_out(most):
+                return False
+            self.item = batch.items[batch.at]
+            batch.at += 1
+        if type(self.item) is not Gap:  # a gap has no time of its own: it comes out at once
+            timestamp = self.item.timestamp
+            self.timestamp = timestamp if timestamp < LAST_TIME else LAST_TIME
+        return True
+
+    def _copy_out(self, most: int) -> bool:
+        """Copy the next records out, into the batch; return whether there are any."""
+        frames = self.frames
+        if frames is None:
+            return self._fill(most)
+        if self._is_plain and self.will_wake() and not frames.has_more() and not self._watched.is_closed:
+            return False
+        pair, position, sequence = self.cursor.pair, frames.position, frames.sequence
+        try:
+            if self._is_plain and not pair.is_closed:
+                frames.fetch(frames.edge_now(), most, self.make, self.batch.clear())
+                if self.batch.items:
+                    return True
+            return self._fill(most)
+        except BaseException:
+            if self.cursor.pair is pair:  # a signal handler's exception may cost a record: copy them out again
+                self.batch.clear()
+                frames.position, frames.sequence = position, sequence
+            raise
+
+    def _fill(self, most: int) -> bool:
+        """Do the work of `_copy_out` by the cursor, whatever comes next."""
+        self._is_plain = False
+        has_items = self.reading.fill(most)
+        self._is_plain = self.cursor.is_plain
+        if self._watched != self.cursor.files:
+            self._watched = None
+        return bool(has_items)
+
+    def has_items(self) -> bool:
+        """Return whether the next item was copied out already."""
+        return self.item is not None or self.batch.at < len(self.batch.items)
+
+    def has_more(self) -> bool:
+        """Return whether a look at the memory of the log shows more; False where there is none to look at."""
+        return self.frames is not None and bool(self.frames.has_more())
+
+    def is_watched(self) -> bool:
+        """Return whether the files are watched that the cursor is in now."""
+        return self._watched is not None
+
+    def will_wake(self) -> bool:
+        """Return whether writers wake us by themselves, or where that takes no more than `ask`."""
+        return self._watched is not None and not self.is_mute and (self.frames is None or self._is_plain)
+
+    def watch(self, watcher: Any) -> None:
+        """Let the watcher wake for changes of the files that the cursor is in now, and of no others of the log."""
+        self._watched = None
+        files = self.cursor.files
+        watcher.unwatch(self)
+        self.cursor.watch(watcher, self)
+        self.is_mute = not self.cursor.is_rung
+        self._watched = files
+
+    def unwatch(self) -> None:
+        """Count as not watched: the watcher is about to be closed."""
+        self._watched = None
+
+    def ask(self) -> bool:
+        """Ask the next writer to wake us if there is nothing; return whether there is something, or this takes more than a look."""
+        if self.frames is None or not self.will_wake() or self.has_items() or self.frames.has_more():
+            return True
+        self.frames.ask_for_bell(0)
+        return bool(self.frames.has_more())
+
+
+class Merging:
+    """Hands out the items of several logs that are bounded; see `merge`."""
+
+    def __init__(self, limit: int | None = None, on_gap: OnGap = "raise") -> None:
+        self.sources: dict[Hashable, Source] = {}
+        self.lost = 0
+        self.last: Any = None  # the key of the log whose item was handed out last
+        self._left = check(limit, on_gap)
+        self._next: Any = None  # the item that is handed out just now
+        self._on_gap = on_gap
+        self._ready: list[Source] = []  # a heap, by timestamp and order of what each has next
+        self._new: list[Source] = []  # silent, as far as we know: they are to be looked at before we sleep
+        self._is_torn = False  # an exception may have come during a change of these lists
+        self._most = MOST_AHEAD
+        self._taken = 0
+        self._orders = 0
+        self._refused: dict[Hashable, tuple[str, str]] = {}  # which log can't be read, and why
+        self._failures: list[Exception] = []  # to be raised by the next calls
+        self._is_closed = False
+        self._why = ""  # the iteration ended, if its handle was closed
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy(self)
+
+    def add(self, key: Hashable, cursor: Cursor, make: Callable[..., Any]) -> None:
+        """Read one more log; `make` makes its records, and `key` tells it from the others."""
+        source = Source(key, self._orders, cursor, make)
+        self._refused.pop(key, None)
+        self._orders += 1
+        self.sources[key] = source
+        self._new.append(source)
+        self._most = max(LEAST_AHEAD, min(MOST_AHEAD, AHEAD // len(self.sources)))
+        if self._is_closed:  # another thread may have closed the others just before
+            source.reading.close()
+
+    def refuse(self, key: Hashable, error: Exception, identity: str = "") -> None:
+        """Let the next call raise the error of a log that can't be read, once for each reason; the other logs go on.
+
+        identity: of a log that is no source yet. It raises the same error again for another log that took its place.
+        """
+        reason = (identity, str(error))
+        if self._refused.get(key) != reason:
+            self._refused[key] = reason
+            self._failures.append(error)
+
+    def drop(self, key: Hashable) -> None:
+        """Read a log no more; only where nothing of it waits to be handed out."""
+        source = self.sources.pop(key)
+        source.reading.close()
+        source.is_silent = False  # whoever has it in a list passes it over
+        self._refused.pop(key, None)
+
+    def _is_to_be_looked_at(self, source: Source) -> None:
+        if not source.is_new:
+            source.is_new = True
+            self._new.append(source)
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            while self._next is None and self._left != 0:
+                if self._failures:
+                    raise self._failures.pop(0)
+                if self._is_torn:
+                    self._rebuild()
+                self._settle()
+                if self._failures:
+                    continue
+                if not self._ready:
+                    if not self.wait():
+                        break
+                elif self._taken % LOOK_AROUND == 0:
+                    self.look_around()
+                if self._ready:
+                    self._take()
+        except BaseException as error:
+            self._is_torn = True
+            if isinstance(error, OSError):
+                descriptors.explain(error, "the logs that are read together", len(self.sources))
+            if not (self._is_closed and isinstance(error, Closed)):
+                raise
+        item = self._next
+        self._next = None
+        if item is not None:
+            return item
+        if self._why:
+            raise Closed(self._why)
+        raise StopIteration
+
+    def _take(self) -> None:
+        """Take the next item out of its source, to be handed out: even after an exception out of a signal handler. Raises GapError."""
+        source = self._ready[0]
+        item = source.item
+        is_gap = type(item) is Gap
+        if is_gap:
+            self.lost += item.count
+        elif self._left > 0:
+            self._left = 0 if self._is_closed else self._left - 1
+        self._taken += 1
+        self.last = source.key
+        source.item = None
+        if not is_gap or self._on_gap == "yield":
+            self._next = item
+        elif self._on_gap == "raise":
+            raise GapError(item)
+
+    def _rebuild(self) -> None:
+        """Order the sources by what is known of each: the exception of a signal handler may have come while one was put in its place."""
+        self._new = [source for source in self.sources.values() if source.is_new]
+        self._ready = []
+        for source in self.sources.values():
+            if source.is_silent and not source.has_items():
+                continue
+            source.is_silent = False
+            if self._advance(source):
+                push(self._ready, source)
+        self._is_torn = False
+
+    def _settle(self) -> None:
+        """Put the source whose item was handed out in its place: only now, since what goes wrong there must not cost that item."""
+        if not self._ready:
+            return
+        source = self._ready[0]
+        if source.item is None:
+            sink(self._ready, source if self._advance(source) else self._ready.pop())
+
+    def _advance(self, source: Source) -> bool:
+        """Have the next item of a source; False if it has none, and is silent now."""
+        try:
+            if source.step(self._most):
+                return True
+        except UNREADABLE as error:
+            source.is_silent = True
+            self.refuse(source.key, error)
+            return False
+        self.fall_silent(source)
+        return False
+
+    def fall_silent(self, source: Source) -> None:
+        """Nothing is left of a log now: of one that is bounded, for good."""
+        source.is_silent = True
+
+    def look_around(self) -> None:
+        """Once in a while, where one log alone would keep us busy: look at the others too."""
+
+    def look_at_new(self) -> bool:
+        """Look at the logs that nobody was asked for since they fell silent; return what `look_at` does."""
+        if not self._new:
+            return False
+        sources = self._new[:]
+        try:
+            return self.look_at(sources)
+        finally:
+            self._new = [source for source in self._new if source.is_new]
+
+    def look_at(self, sources: list[Source]) -> bool:
+        """Look at logs, those of them that are silent; return whether there is something to hand out or to raise.
+
+        The error of a log that is damaged is left to the next call; any other error is raised when all logs were looked at.
+        """
+        failure: Exception | None = None
+        spoke = False
+        for source in sources:
+            if not source.is_silent:
+                source.is_new = False
+                continue
+            try:
+                has_item = self.listen(source)
+            except UNREADABLE as error:
+                self.refuse(source.key, error)
+                source.is_new = False
+                continue
+            except Exception as error:
+                failure = failure or error
+                continue
+            source.is_new = False
+            if has_item:
+                source.is_silent = False
+                if self._refused:
+                    self._refused.pop(source.key, None)
+                push(self._ready, source)
+                spoke = True
+        if failure is not None:
+            raise failure
+        return spoke or len(self._failures) > 0
+
+    def listen(self, source: Source) -> bool:
+        """Return whether a log has something now."""
+        return source.step(self._most)
+
+    def wait(self) -> bool:
+        """Return whether there may be more, where nothing is ready: of bounded logs, only in those that were just added."""
+        return self.look_at_new()
+
+    def close(self) -> None:
+        """Release all logs; the iteration is over. Another thread that waits in it wakes, and its iteration ends."""
+        self._is_closed = True
+        self._left = 0
+        self._next = None
+        close_all([source.reading for source in list(self.sources.values())])
+
+    def end(self, why: str) -> None:
+        """Close the iteration because its handle was closed: every call raises Closed with the words `why`."""
+        if self._left != 0:
+            self._why = why
+            self.close()
+
+
+def is_before(one: Source, other: Source) -> bool:
+    """Return whether the next item of one log comes out before that of another one."""
+    return one.timestamp < other.timestamp or (one.timestamp == other.timestamp and one.order < other.order)
+
+
+def push(heap: list[Source], source: Source) -> None:
+    """Put one more into a heap."""
+    at = len(heap)
+    heap.append(source)
+    while at > 0:
+        above = (at - 1) >> 1
+        other = heap[above]
+        if not is_before(source, other):
+            break
+        heap[at] = other
+        at = above
+    heap[at] = source
+
+
+def sink(heap: list[Source], source: Source) -> None:
+    """Put this one in the place of the first one of a heap; of an empty one, nothing is left to do."""
+    at = 0
+    end = len(heap)
+    if end == 0:
+        return
+    while True:
+        below = 2 * at + 1
+        if below >= end:
+            break
+        other = heap[below]
+        if below + 1 < end and is_before(heap[below + 1], other):
+            below += 1
+            other = heap[below]
+        if not is_before(other, source):
+            break
+        heap[at] = other
+        at = below
+    heap[at] = source
+
+
+class FollowingLoops(Merging):
+    """Waits where nothing is there; see `FollowingMerge`, which arms the watcher."""
+
+    def __init__(self, limit: int | None = None, on_gap: OnGap = "raise", timeout: float | None = None) -> None:
+        Merging.__init__(self, limit, on_gap)
+        self.timeout = check_timeout(timeout)
+        self._watcher: Any = None
+        self._has_mute = False  # there are silent logs for which nobody will ring
+        self._turns: list[Source] = []  # those that are still to be looked after before all were
+        self._is_lost = False  # something happened, and we don't know where
+        self._must_look = 0.0  # when we look for what should have woken us, whatever happens
+        self._may_look = 0.0  # not before that, where no wake-up will come
+        self._must_seek = 0.0  # when we look for new logs, whatever happens
+
+    def drop(self, key: Hashable) -> None:
+        source = self.sources[key]
+        Merging.drop(self, key)
+        self._must_seek = 0.0  # another log may be in its place
+        if self._watcher is not None:
+            self._watcher.unwatch(source)
+
+    def fall_silent(self, source: Source) -> None:
+        source.is_silent = True
+        if source.frames is not None or not source.will_wake():  # every write to a journal that is watched wakes us
+            self._is_to_be_looked_at(source)
+
+    def arm(self) -> Any:
+        """Return a watcher of what is to be watched beside the logs."""
+        raise NotImplementedError
+
+    def notice(self, key: Any) -> None:
+        """Look after what isn't records: `key`, which is no log's, is what woke us."""
+
+    def seek(self) -> None:
+        """Look for logs that are new."""
+
+    def look_after(self, source: Source) -> None:
+        """Raise LogVanished if the files of a log are gone."""
+        source.cursor.refuse_vanished()
+
+    def _armed(self) -> Any:
+        if self._watcher is None:
+            self._watcher = self.arm()
+        return self._watcher
+
+    def _now(self) -> float:
+        return native.monotonic() / 1e9 if system.port is REAL else system.port.monotonic()
+
+    def _are_few(self) -> bool:
+        return len(self.sources) <= FEW
+
+    def _silent(self) -> list[Source]:
+        return [source for source in self.sources.values() if source.is_silent]
+
+    def listen(self, source: Source) -> bool:
+        """Return whether a log has something now; otherwise it will wake us."""
+        if not source.ask():
+            return False
+        if source.step(self._most):
+            return True
+        while True:
+            if not source.is_watched():  # it is new, was resized, or went on in another segment
+                self._watch(source)
+            source.cursor.ask()
+            if source.step(self._most):
+                return True
+            if source.is_watched():
+                break
+        self._has_mute |= source.is_mute
+        return False
+
+    def _watch(self, source: Source) -> None:
+        watcher = self._armed()
+        try:
+            source.watch(watcher)
+        except BaseException:
+            self._disarm()
+            raise
+
+    def _disarm(self) -> None:
+        """Watch nothing any more; the next look at everything begins anew."""
+        for source in self.sources.values():
+            source.unwatch()
+            self._is_to_be_looked_at(source)
+        self._must_look = 0.0
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.close()
+
+    def look_around(self) -> None:
+        self.look_at_new()
+        self._heed(0.0)
+
+    def wait(self) -> bool:
+        deadline = NEVER if self.timeout is None else self._now() + self.timeout
+        while not self._is_closed and not self._failures:
+            if self.look_at_new():
+                break
+            now = self._now()
+            left = deadline - now
+            if left <= 0 or now >= self._must_look:  # also for what came before there was a watcher
+                if now >= self._must_look:
+                    self._look_for_missed(now)
+                if left <= 0 and not self._ready:
+                    self.look_at_each(self._silent())
+                if left <= 0 or self._ready:
+                    break
+                continue
+            until = self._must_look
+            if (self._has_mute or self._is_lost) and self._may_look < until:
+                until = self._may_look
+            if left > until - now:
+                left = until - now
+            if self._heed(left if left > 0 else 0.0):
+                break
+        return len(self._ready) > 0 or len(self._failures) > 0
+
+    def _heed(self, longest: float) -> bool:
+        """Sleep up to `longest` seconds, and look at what woke us, and at everything if it is time for that; return whether something is
+        there, or another thread has closed us.
+        """
+        watcher = self._armed()
+        was_lost = self._is_lost
+        self._is_lost = True  # unless we come to the end of the events: an exception out of a signal handler may come before
+        keys = watcher.wait(longest)
+        if self._is_closed:
+            return True
+        if keys is not None:
+            if keys:
+                self._look_at_keys(keys)
+            self._is_lost = was_lost
+            if keys and self._ready:
+                return True
+        now = self._now()
+        if now >= self._must_look:
+            return self._look_for_missed(now)
+        if now >= self._may_look:
+            if self._is_lost:
+                self._look_at_all(now)
+            elif self._has_mute:
+                self._look_at_mute(now)
+        return len(self._ready) > 0
+
+    def _look_at_keys(self, keys: set[Any]) -> None:
+        """Look at the logs that woke us, and after what else did."""
+        unlinked = self._watcher.unlinked
+        for key in keys:
+            if type(key) is Source:
+                self._is_to_be_looked_at(key)
+        self.look_at_new()
+        for key in keys:
+            if type(key) is not Source:
+                self.notice(key)
+            elif unlinked and key in unlinked and key.is_silent:
+                self.look_after(key)
+        if self._must_seek == 0:
+            self._seek()
+
+    def _look_at_all(self, now: float) -> None:
+        """Look at everything at once: events were lost, or there will be none."""
+        self._is_lost = False
+        try:
+            if self._armed().is_blind:
+                self.look_at_each(self._silent())
+            else:
+                self._seek()
+                for source in self._silent():
+                    self._is_to_be_looked_at(source)  # those that were asked may have rung
+                self.look_at_new()
+        finally:
+            self._rest(now)
+
+    def _look_at_mute(self, now: float) -> None:
+        mute = [source for source in self.sources.values() if source.is_mute]
+        self._has_mute = len(mute) > 0
+        try:
+            self.look_at_each([source for source in mute if source.is_silent])
+        finally:
+            self._rest(now)
+
+    def look_at_each(self, sources: list[Source]) -> None:
+        """Look at logs for which no wake-up will come: at those whose memory shows more, and those without memory to look at."""
+        self.look_at([source for source in sources if source.frames is None or source.has_more()])
+
+    def _rest(self, since: float) -> None:
+        now = self._now()
+        self._may_look = now + max(BLIND_POLL, REST * (now - since))
+
+    def _look_for_missed(self, now: float) -> bool:
+        """Look for what should have woken us, as if a wake-up could be lost: at the memory of all logs, and after some of them.
+
+        That takes no more than a part of our time, however many there are; few logs are all looked after.
+        """
+        self._must_look = now + POLL
+        self.look_at([source for source in self.sources.values() if source.is_silent and source.has_more()])
+        if self._is_lost and now >= self._may_look:
+            self._look_at_all(now)
+        self._take_turns()
+        if now >= self._must_seek or self._are_few():
+            self._seek()
+        return len(self._ready) > 0
+
+    def _seek(self) -> None:
+        began = self._now()
+        self.seek()
+        ended = self._now()
+        self._must_seek = ended + min(LONGEST_REST, (ended - began) / PART)
+
+    def _take_turns(self) -> None:
+        """Look after some of the silent logs, and the next ones the next time; after all of them where they are few."""
+        until = self._now() + POLL * PART
+        if not self._turns:
+            self._turns = self._silent()
+        while self._turns:
+            source = self._turns.pop()
+            if source.is_silent and not self.look_at([source]):
+                self.look_after(source)
+            if not self._are_few() and self._now() > until:
+                break
+
+    def close(self) -> None:
+        try:
+            Merging.close(self)
+        finally:
+            if self._watcher is not None:
+                self._watcher.close()
