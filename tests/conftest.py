@@ -22,10 +22,13 @@ settings.register_profile("kvspool", deadline=None)  # how long an example takes
 settings.load_profile("kvspool")
 
 
-# Code differs by twin in the loops over frames, entries, chunks and keys, in the locks, the sleeping and the merge. What stands on these
-# runs on both twins. All other tests, as those of the network and of the command, have one run, on the compiled twin if there is one.
+# Code differs by twin in the loops over frames, entries, chunks and keys, in the locks, the sleeping and the merge. What these do, and
+# what every log promises, is tested on both twins. All that stands above them, as retention, repair, the network and the command, has
+# one run, on the compiled twin if there is one.
 ON_BOTH_TWINS = (
-    "journal/*",
+    "contract/*",
+    *(f"journal/test_{name}.py" for name in "group journal_crash_points journal_interrupts journal_sleeping journal_stress".split()),
+    *(f"journal/test_{name}.py" for name in "kvj machine sej tail".split()),
     "model/test_model.py",
     "processes/*",
     "queue/*",
@@ -33,14 +36,13 @@ ON_BOTH_TWINS = (
     "spool/*",
     "hub/test_hub_reader_model.py",
     "hub/test_root.py",
-    *(f"test_{name}.py" for name in "closing forks hazards keyed last_flush locks logs partial pool producers seek_time wakeups".split()),
+    *(f"test_{name}.py" for name in "closing forks hazards keyed locks pool producers seek_time wakeups".split()),
 )
 ONCE = (
-    "journal/test_archive.py",
-    "journal/test_index.py",
     "processes/test_crash_points.py",
-    "shard/test_descriptors.py",
-    "shard/test_shard_cli.py",
+    *(f"shard/test_{name}.py" for name in "descriptors journals route shard_cli shard_producers".split()),
+    *(f"spool/test_{name}.py" for name in "checkpoints epochs format making pair rates repair resize restored salvage".split()),
+    *(f"spool/test_{name}.py" for name in "spool_times verify".split()),
 )
 # Slices of campaigns, and what starts many processes: marked as long, and left out by `tools/test --fast`.
 LONG = (
