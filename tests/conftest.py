@@ -36,10 +36,10 @@ ON_BOTH_TWINS = (
     "spool/*",
     "hub/test_hub_reader_model.py",
     "hub/test_root.py",
-    *(f"test_{name}.py" for name in "closing forks hazards keyed locks pool producers seek_time wakeups".split()),
+    *(f"test_{name}.py" for name in "closing forks hazards keyed locks pool seek_time wakeups".split()),
 )
 ONCE = (
-    "processes/test_crash_points.py",
+    *(f"processes/test_{name}.py" for name in "crash_points file_images producers_storm".split()),
     *(f"shard/test_{name}.py" for name in "descriptors journals route shard_cli shard_producers".split()),
     *(f"spool/test_{name}.py" for name in "checkpoints epochs format making pair rates repair resize restored salvage".split()),
     *(f"spool/test_{name}.py" for name in "spool_times verify".split()),
