@@ -47,11 +47,13 @@ ONCE = (
 # Slices of campaigns, and what starts many processes: marked as long, and left out by `tools/test --fast`.
 LONG = (
     *(f"processes/test_{name}.py" for name in "crash_points file_images interleavings owners producers_storm stress".split()),
-    *(f"journal/test_{name}.py" for name in "archive fixed_changes journal_crash_points journal_stress".split()),
+    *(f"journal/test_{name}.py" for name in "archive fixed_changes journal_crash_points journal_interrupts journal_repair".split()),
+    *(f"journal/test_{name}.py" for name in "journal_stress machine".split()),
     *(f"hub/test_{name}.py" for name in "hub_crash_points hub_machine many_clients network_faults page_browser".split()),
     *(f"queue/test_queue_{name}.py" for name in "faults opcodes".split()),
+    *(f"spool/test_{name}.py" for name in "damage recovery".split()),
     "model/test_protocol.py",
-    *(f"test_{name}.py" for name in "bench bench_cases faults flights fuzz packaging".split()),
+    *(f"test_{name}.py" for name in "bench bench_cases faults flights fuzz packaging places".split()),
 )
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run
 
