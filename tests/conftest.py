@@ -22,10 +22,13 @@ settings.register_profile("kvspool", deadline=None)  # how long an example takes
 settings.load_profile("kvspool")
 
 
-# Code differs by twin in the loops over frames, entries, chunks and keys, in the locks, the sleeping and the merge. What stands on these
-# runs on both twins. All other tests, as those of the network and of the command, have one run, on the compiled twin if there is one.
+# Code differs by twin in the loops over frames, entries, chunks and keys, in the locks, the sleeping and the merge. What these do, and
+# what every log promises, is tested on both twins. All that stands above them, as retention, repair, the network and the command, has
+# one run, on the compiled twin if there is one.
 ON_BOTH_TWINS = (
-    "journal/*",
+    "contract/*",
+    *(f"journal/test_{name}.py" for name in "group journal_crash_points journal_interrupts journal_sleeping journal_stress".split()),
+    *(f"journal/test_{name}.py" for name in "kvj machine sej tail".split()),
     "model/test_model.py",
     "processes/*",
     "queue/*",
@@ -33,23 +36,24 @@ ON_BOTH_TWINS = (
     "spool/*",
     "hub/test_hub_reader_model.py",
     "hub/test_root.py",
-    *(f"test_{name}.py" for name in "closing forks hazards keyed last_flush locks logs partial pool producers seek_time wakeups".split()),
+    *(f"test_{name}.py" for name in "closing forks hazards keyed locks pool seek_time wakeups".split()),
 )
 ONCE = (
-    "journal/test_archive.py",
-    "journal/test_index.py",
-    "processes/test_crash_points.py",
-    "shard/test_descriptors.py",
-    "shard/test_shard_cli.py",
+    *(f"processes/test_{name}.py" for name in "crash_points file_images producers_storm".split()),
+    *(f"shard/test_{name}.py" for name in "descriptors journals route shard_cli shard_producers".split()),
+    *(f"spool/test_{name}.py" for name in "checkpoints epochs format making pair rates repair resize restored salvage".split()),
+    *(f"spool/test_{name}.py" for name in "spool_times verify".split()),
 )
 # Slices of campaigns, and what starts many processes: marked as long, and left out by `tools/test --fast`.
 LONG = (
     *(f"processes/test_{name}.py" for name in "crash_points file_images interleavings owners producers_storm stress".split()),
-    *(f"journal/test_{name}.py" for name in "archive fixed_changes journal_crash_points journal_stress".split()),
+    *(f"journal/test_{name}.py" for name in "archive fixed_changes journal_crash_points journal_interrupts journal_repair".split()),
+    *(f"journal/test_{name}.py" for name in "journal_stress machine".split()),
     *(f"hub/test_{name}.py" for name in "hub_crash_points hub_machine many_clients network_faults page_browser".split()),
     *(f"queue/test_queue_{name}.py" for name in "faults opcodes".split()),
+    *(f"spool/test_{name}.py" for name in "damage recovery".split()),
     "model/test_protocol.py",
-    *(f"test_{name}.py" for name in "bench bench_cases faults flights fuzz packaging".split()),
+    *(f"test_{name}.py" for name in "bench bench_cases faults flights fuzz packaging places".split()),
 )
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run
 

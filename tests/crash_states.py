@@ -11,7 +11,8 @@ ones up to each, and choices at random.
 
 The compiled twin has no opcodes. It is run in a child that stops after each instruction of the machine (`Stepped`): nothing is torn there.
 
-Opcodes that only put something on the interpreter's stack, or jump, change nothing; what stands behind those needs no look.
+Opcodes that only look something up, compute, put it on the interpreter's stack or into a local variable, or jump, change nothing that is
+shared; what stands behind those needs no look. (What they call in Python has opcodes of its own.)
 
 **What is not seen:** the steps of one call of the kernel or of libc that changes several names (`sem_open` makes its file under another
 one), and what other threads of the process do between two opcodes of the one that is traced.
@@ -42,7 +43,8 @@ from kvspool.spool import cursor, durability, pair
 
 _TRACE_ME, _SINGLE_STEP = 0, 9  # of ptrace
 HARMLESS = ("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "PUSH_NULL", "PRECALL", "KW_NAMES", "COPY", "SWAP", "RESUME", "NOP")
-HARMLESS += ("POP_JUMP", "JUMP", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS")
+HARMLESS += ("POP_JUMP", "JUMP", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS", "LOAD_ATTR", "LOAD_METHOD", "STORE_FAST")
+HARMLESS += ("COMPARE_OP", "IS_OP", "BINARY_OP", "BINARY_SUBSCR", "UNARY", "BUILD_TUPLE", "RETURN_VALUE")
 
 
 class File(NamedTuple):

@@ -25,7 +25,7 @@ import pytest
 
 import kvspool
 from kvspool import Gap, Record, Spool, system
-from kvspool.cli import checks, lines, main, options, output, plugins, stats, summary
+from kvspool.cli import checks, lines, main, options, output, plugins, queues, stats, summary
 from kvspool.engine import locks
 from kvspool.kernel import frames
 from kvspool.record import Codec
@@ -163,7 +163,7 @@ def test_truncated_log_is_5(log: Spool) -> None:
 
 
 def test_held_lock_is_6(log: Spool, feed: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kvspool, "open", functools.partial(kvspool.open, timeout=0))
+    monkeypatch.setattr(queues, "open_log", functools.partial(kvspool.open, timeout=0))
     feed(b"x\n")
     with locks.appending(log._live().append_lock, 0, lambda: "nobody"):
         assert main(["append", str(log.path)]) == 6

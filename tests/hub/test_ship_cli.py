@@ -1,9 +1,10 @@
-"""`kvspool hub serve` and `kvspool ship`, as processes: shipping, pulling, signals, wrong words."""
+"""`kvspool hub serve` and `kvspool ship`: shipping, pulling, signals, wrong words. What ends by itself is called here."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,14 +18,17 @@ from processes_of_a_hub import ServeCommand
 import hub
 import kvspool
 import shard
+from kvspool.cli import main
 
 KVSPOOL = [sys.executable, "-m", "kvspool.cli"]
 
 
-def run(*words: str | Path, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*KVSPOOL, *map(str, words)], capture_output=True, text=True, timeout=60, env={**os.environ, **variables})
-    assert done.returncode == code, done.stderr
-    return done
+def run(*words: str | Path, code: int = 0) -> str:
+    """Run a command to its end, and return what it said on stderr."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+        assert main([*map(str, words)]) == code, said.getvalue()
+    return said.getvalue()
 
 
 class Hub(ServeCommand):
@@ -72,7 +76,7 @@ def test_a_log_and_a_shard_set_are_shipped_and_pulled_again(anonymous: Hub, log:
     run("ship", f"web={log}", f"set={tmp_path / 'set'}", anonymous.location, "--once")
     there = received(tmp_path / "root")
     assert len(there) == 102 and {client for client, *_ in there} == {"web", "set"}
-    assert "0 still to go" in run("ship", log, anonymous.location, "--client", "web", "--once").stderr
+    assert "0 still to go" in run("ship", log, anonymous.location, "--client", "web", "--once")
     assert received(tmp_path / "root") == there
     run("ship", anonymous.location, tmp_path / "mirror", "--once")
     assert received(tmp_path / "mirror") == there
@@ -90,7 +94,7 @@ def test_a_log_that_moved_to_another_hub_lost_nothing_and_is_rid_of_the_first_on
         log.append_many([b"one", b"two"])
         run("ship", path, anonymous.location, "--client", "web", "--once")
         log.append(b"three")
-        said = run("ship", path, second.location, "--client", "web", "--once").stderr
+        said = run("ship", path, second.location, "--client", "web", "--once")
         assert "web: 1 records" in said and "lost" not in said
         words = f"printf %s {anonymous.location} | sha256sum | cut -c1-12"
         old = "ship." + subprocess.run(words, shell=True, capture_output=True, text=True, check=True).stdout.strip()
@@ -139,18 +143,18 @@ def test_a_secure_hub_lets_in_who_has_a_token(log: Path, tmp_path: Path) -> None
 
 
 def test_what_can_not_be_shipped_or_served_is_said(anonymous: Hub, log: Path, tmp_path: Path) -> None:
-    assert "client's id" in run("ship", log, anonymous.location, code=2).stderr
-    assert "same id" in run("ship", f"a={log}", f"a={log}", anonymous.location, code=2).stderr
-    assert "a hub is grpc" in run("ship", log, "http://x", "--client", "a", code=2).stderr
-    assert "--only" in run("ship", log, anonymous.location, "--client", "a", "--only", "b", code=2).stderr
-    assert "one root" in run("ship", anonymous.location, anonymous.location, code=2).stderr
-    assert "does not exist" in run("ship", tmp_path / "none", anonymous.location, "--client", "a", code=3).stderr
+    assert "client's id" in run("ship", log, anonymous.location, code=2)
+    assert "same id" in run("ship", f"a={log}", f"a={log}", anonymous.location, code=2)
+    assert "a hub is grpc" in run("ship", log, "http://x", "--client", "a", code=2)
+    assert "--only" in run("ship", log, anonymous.location, "--client", "a", "--only", "b", code=2)
+    assert "one root" in run("ship", anonymous.location, anonymous.location, code=2)
+    assert "does not exist" in run("ship", tmp_path / "none", anonymous.location, "--client", "a", code=3)
     (tmp_path / "token").write_text("kvs")
     (tmp_path / "token").chmod(0o644)
-    assert "chmod 600" in run("ship", log, anonymous.location, "--client", "a", "--token-file", tmp_path / "token", code=2).stderr
+    assert "chmod 600" in run("ship", log, anonymous.location, "--client", "a", "--token-file", tmp_path / "token", code=2)
     serve = ["hub", "serve", "--root", tmp_path / "other", "--no-page"]
-    assert "needs a certificate" in run(*serve, "--anonymous", "--listen", "0.0.0.0:0", code=2).stderr
-    assert "another hub serves" in run(*serve[:3], tmp_path / "root", "--no-page", "--anonymous", "--listen", "127.0.0.1:0", code=9).stderr
+    assert "needs a certificate" in run(*serve, "--anonymous", "--listen", "0.0.0.0:0", code=2)
+    assert "another hub serves" in run(*serve[:3], tmp_path / "root", "--no-page", "--anonymous", "--listen", "127.0.0.1:0", code=9)
 
 
 def test_a_conflict_ends_the_command_with_its_code(anonymous: Hub, log: Path, tmp_path: Path) -> None:
@@ -159,5 +163,5 @@ def test_a_conflict_ends_the_command_with_its_code(anonymous: Hub, log: Path, tm
         other.append(b"of another log")
     run("ship", tmp_path / "other", anonymous.location, "--client", "web", "--once")
     fenced = run("ship", log, anonymous.location, "--client", "web", "--once", code=9)
-    assert "another log has taken this one's place" in fenced.stderr
+    assert "another log has taken this one's place" in fenced
     assert len(received(tmp_path / "root")) == 101

@@ -50,6 +50,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let shippers look often at what no event tells: whether a log was deleted or made anew, whether one left aside is due."""
+    for name in ("hub.shipper.POLL", "hub.shipper.LOOK_AGAIN", "hub.shipping.lane.LOOK_AGAIN", "hub.shipping.lane.TRY_AGAIN"):
+        monkeypatch.setattr(name, 0.05)
+
+
 def ship(path: Path, server: HubServer | HubProcess, client: str = "client", **options: Any) -> Shipper:
     """Ship all that is there now."""
     with Shipper(path, options.pop("hub", server.location), client=client, **options) as shipper:
@@ -79,6 +86,7 @@ def test_keyed_records_arrive_as_messagepack(server: HubServer, root: Path, path
             assert [record.data for record in journal.read()] == [record.data for record in log.read()]
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("format", ["kvj", "sej"])
 def test_a_journal_is_shipped_and_made_anew(server: HubServer, root: Path, path: Path, format: Any) -> None:
     with kvspool.create(path, format=format) as log:
@@ -267,6 +275,7 @@ def test_a_hub_that_is_there_later_gets_all(root: Path, path: Path) -> None:
         assert stored(root / "client") == contents(log)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_log_that_was_made_anew_while_it_is_shipped_becomes_a_generation(server: HubServer, root: Path, path: Path) -> None:
     log = kvspool.create(path)
     log.append_many([b"old %d" % number for number in range(10)])
@@ -284,6 +293,7 @@ def test_a_log_that_was_made_anew_while_it_is_shipped_becomes_a_generation(serve
     assert values == [b"old"] * 10 + [b"last"] * 5 + [b"new"] * 3
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_log_that_vanishes_does_not_stop_the_others(server: HubServer, root: Path, tmp_path: Path) -> None:
     with shard.create(tmp_path / "set", bits=1) as logs, shipping(tmp_path / "set", server.location) as shipper:
         for log in logs.shards:
@@ -298,6 +308,7 @@ def test_a_log_that_vanishes_does_not_stop_the_others(server: HubServer, root: P
             eventually(lambda: len(stored(root / "client.1.000")) == 2)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("method", ["open", "sync", "next_rows", "commit"])
 @pytest.mark.parametrize("error", [LockTimeout("held"), OSError(errno.EMFILE, "too many"), OSError(errno.ENOSPC, "full")], ids=repr)
 def test_what_goes_wrong_for_a_while_stops_its_shard_for_a_while(
@@ -308,7 +319,6 @@ def test_what_goes_wrong_for_a_while_stops_its_shard_for_a_while(
     method: str,
     error: Exception,
 ) -> None:
-    monkeypatch.setattr("hub.shipping.lane.TRY_AGAIN", 0.1)
     work, has_failed = getattr(Lane, method), False
 
     def fail(lane: Lane, *arguments: Any) -> Any:
@@ -335,10 +345,8 @@ def test_what_goes_wrong_for_a_while_stops_its_shard_for_a_while(
         assert stored(root / "client.1.001") == contents(logs.shards[1])
 
 
-def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hub.shipping.lane.TRY_AGAIN", 0.1)
+@pytest.mark.usefixtures("impatient")
+def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(root: Path, tmp_path: Path) -> None:
     with shard.create(tmp_path / "set", bits=1, format="kvj") as logs, HubServer(root, level="disk") as server:
         one, two = logs.shards
         with shipping(tmp_path / "set", server.location) as shipper, kvspool.open(one.path, format="kvj") as other:
@@ -353,12 +361,12 @@ def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(
         assert stored(root / "client.1.000") == contents(one)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("obstacle", ["busy", "empty"])
 def test_a_log_made_anew_that_can_not_be_taken_at_once_is_taken_later(
-    server: HubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
+    server: HubServer, root: Path, tmp_path: Path, obstacle: str
 ) -> None:
     """Somebody else has its durable reader, or it is being made: only its directory is there. The others go on."""
-    monkeypatch.setattr("hub.shipping.lane.TRY_AGAIN", 0.1)
     with shard.create(tmp_path / "set", bits=1) as logs, shipping(tmp_path / "set", server.location) as shipper:
         for log in logs.shards:
             log.append(b"one")

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from children import in_child
 from loops import twins
+from schedules import some
 from trees import tree
 
 import kvspool
@@ -290,7 +291,7 @@ def test_every_bit_flip_costs_exactly_its_item(tmp_path: Path, knows_the_end: bo
             path = originals(tmp_path / "theirs", [item(position) for position in range(8)], 3)
             log = opened(path)
         for index, blob in enumerate(blobs(path).values()):
-            for bit in range(len(blob) * 8):
+            for bit in some(range(len(blob) * 8), 5):
                 lost = index * 3 + bit // 48
                 damaged = bytearray(blob)
                 damaged[bit // 8] ^= 1 << bit % 8
