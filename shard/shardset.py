@@ -92,6 +92,7 @@ class ShardSet(Spread, Handle):
         text names; TypeError for unknown options; ValueError for a bad prefix or bits; ConflictingShardSets if the prefix has another
         number of shards already; TooFewDescriptors to open all of them, which are there then; and what `kvspool.create` raises.
         """
+        options = {name: value for name, value in options.items() if value is not None}
         logs.check_options(options.get("format", "spool"), options, "ShardSet.create", ("prefix", "bits"))
         base = Path(os.path.abspath(root))
         names = [route.directory_name(prefix, bits, index) for index in range(1 << route.check_bits(bits))]

@@ -119,7 +119,7 @@ def test_a_spool_that_is_written_and_read_needs_no_module_that_only_others_use(t
     found = loaded(code)
     assert {"kvspool.spool", "msgspec"} <= found
     assert {name.partition(".")[0] for name in found}.isdisjoint(UNUSED_BY_A_SPOOL.split())
-    assert found.isdisjoint(f"kvspool.{name}" for name in "arrow engine.eventloops opening.places transfer".split())
+    assert found.isdisjoint(f"kvspool.{name}" for name in "arrow engine.eventloops transfer".split())
 
 
 def test_every_name_of_the_package_is_there_and_others_are_none() -> None:
@@ -207,3 +207,31 @@ def test_a_program_that_is_interrupted_while_it_imports_may_go_on(tmp_path: Path
         if "interrupted" not in done.stdout:
             break
     assert interrupted > 4
+
+
+AT_ONCE = """
+import sys, threading
+import kvspool
+barrier = threading.Barrier({count})
+failures = []
+
+def use(name):
+    barrier.wait()
+    try:
+        getattr(kvspool, name)
+    except BaseException as error:
+        failures.append(repr(error))
+
+threads = [threading.Thread(target=use, args=(name,)) for name in {names!r}]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+sys.exit("; ".join(failures) or None)
+"""
+
+
+@pytest.mark.parametrize("names", [("create", "Spool"), ("verify", "salvage"), ("Log", "queue", "copy", "Writer"), ("journal", "export")])
+def test_threads_may_use_different_names_first_at_once(names: tuple[str, ...]) -> None:
+    for _ in range(3):
+        program = AT_ONCE.format(count=len(names), names=names)
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")

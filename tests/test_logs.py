@@ -540,6 +540,20 @@ def test_a_log_of_other_settings_is_refused_with_each_that_differs(
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize("seconds", [1 / 3, 2 / 3, 0.1])
+def test_seconds_are_compared_as_they_are_stored(tmp_path: Path, seconds: float) -> None:
+    options: dict[str, Any] = {"policy": "block", "reader_expiry": seconds, "durability": "os", "sync_interval": seconds}
+    for _ in range(2):
+        kvspool.create(tmp_path / "log", capacity=65536, exist_ok=True, **options).close()
+
+
+def test_an_option_that_is_none_is_the_default(tmp_path: Path) -> None:
+    kvspool.create(tmp_path / "kvj", format="kvj", capacity=None, segment_bytes=None).close()
+    with kvspool.create(tmp_path / "spool", capacity=4096) as log:
+        log.append(b"one")
+    assert kvspool.copy(tmp_path / "spool", tmp_path / "copy", format="kvj", capacity=None).records == 1
+
+
 def test_a_log_of_any_capacity_is_opened_if_none_is_asked_for(tmp_path: Path) -> None:
     kvspool.create(tmp_path / "log", capacity=4096).close()
     kvspool.resize(tmp_path / "log", 16384)

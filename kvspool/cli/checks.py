@@ -233,10 +233,9 @@ def _unfinished(path: Path) -> Iterator[Check]:
         return  # a place that we may not list
     for one in (*inside, *beside):
         if not one.is_locked:
-            deed = {making.NEW: "create", making.RESIZE: "resize", making.DELETED: "delete"}[one.suffix]
-            found = f"{one.path}: kvspool {deed} was killed, or is at work, and has left this"
-            again = "create" if one.suffix == making.DELETED else deed
-            yield Check("leftovers", "warn", found, f"the next `kvspool {again} {one.path.with_name(one.name)}` removes it")
+            again = "kvspool create" if one.suffix == making.NEW else "kvspool resize"
+            found = f"{one.path}: {again} was killed, or is at work, and has left this"
+            yield Check("leftovers", "warn", found, f"the next `{again} {one.path.with_name(one.name)}` removes it")
 
 
 def _locks(file: Path) -> Check:

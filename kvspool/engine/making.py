@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,12 +18,12 @@ from kvspool import system
 from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 
-NEW, RESIZE, DELETED = ".new", ".resize", ".deleted"
-_NAME = re.compile(r"\.(?P<name>.+)\.(?P<id>[0-9a-f]{32})(?P<suffix>\.new|\.resize|\.deleted)", re.DOTALL)
+NEW, RESIZE = ".new", ".resize"
+_NAME = re.compile(r"\.(?P<name>.+)\.(?P<id>[0-9a-f]{32})(?P<suffix>\.new|\.resize)", re.DOTALL)
 
 
 class Unfinished(NamedTuple):
-    """A hidden directory beside a log. name: of the log; suffix: NEW, of a `create`, RESIZE or DELETED; is_locked: its maker lives."""
+    """A hidden directory beside a log. name: of the log; suffix: NEW, of a `create`, or RESIZE; is_locked: its maker lives."""
 
     path: Path
     name: str
@@ -82,34 +81,14 @@ def _give_up(building: Path, discard: Callable[[Path], None], error: BaseExcepti
         error.add_note(f"{building} can't be removed ({why.strerror}): the next create of the same log tries again")
 
 
-def remove_dead(path: Path, discard: Callable[[Path], None], suffix: str = NEW) -> None:
-    """Remove leftovers of dead makers of the log at `path`, or of killed deletions (the suffix DELETED).
-
-    Those that can't be removed stay; `kvspool doctor` names them."""
+def remove_dead(path: Path, discard: Callable[[Path], None]) -> None:
+    """Remove leftovers of dead makers of the spool at `path`. Those that can't be removed stay; `kvspool doctor` names them."""
     with suppress(PermissionError):  # of a parent that we may write to and not list
         for name in system.port.names(path.parent):
             found = _NAME.fullmatch(name)
-            if found is not None and (found["name"], found["suffix"]) == (path.name, suffix):
+            if found is not None and (found["name"], found["suffix"]) == (path.name, NEW):
                 with suppress(OSError):
                     _remove(path.parent / name, discard)
-
-
-def remove_tree(directory: Path) -> None:
-    """Remove a directory that is ours alone, with all that is in it; symbolic links go, and not what they lead to."""
-    with suppress(FileNotFoundError):
-        empty(directory)
-        system.port.remove_directory(directory)
-
-
-def empty(directory: Path) -> None:
-    """Remove all that is in a directory; see `remove_tree`."""
-    for name in system.port.names(directory):
-        status = system.port.look_up(directory / name)
-        if status is not None and stat.S_ISDIR(status.st_mode):
-            remove_tree(directory / name)
-        else:
-            with suppress(FileNotFoundError):
-                system.port.remove(directory / name)
 
 
 def unfinished(parent: Path) -> Iterator[Unfinished]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from kvspool import system
-from kvspool.engine import locks, making
+from kvspool.engine import locks
 from kvspool.errors import Corruption, FormatError, LogExists
 from kvspool.journal import settings
 from kvspool.journal.fixed import FixedJournal
@@ -34,7 +34,6 @@ def create(path: Path, form: Format, chosen: Settings, *, mode: int, timeout: fl
     """
     _refuse_no_first(form, chosen.first_sequence)
     chosen = msgspec.structs.replace(chosen, id=settings.new_id())
-    making.remove_dead(path, making.remove_tree, making.DELETED)
     while True:
         made: list[Path] = []
         _make(path, mode, made)

@@ -356,24 +356,31 @@ class FixedReader(JournalReader):
         super().__init__(journal, name, start, isolation, lease)
         self._sequence = journal.clamped(self._sequence)
 
+    def _go(self, start: Start) -> None:
+        self._check_open()
+        self.follow_rewinds()
+        super()._go(start)
+
     def _place(self) -> Place:
-        self._follow_rewinds()
+        self.follow_rewinds()
         return super()._place()
 
     def commit(self) -> int:
         """As for every journal. Raises Truncated if what it has read was taken back; it stands at the new end then."""
         self._check_open()
-        self._follow_rewinds()
+        self.follow_rewinds()
         sequence = super().commit()
-        self._follow_rewinds()  # one that came meanwhile may have missed what we have just stored
+        self.follow_rewinds()  # one that came meanwhile may have missed what we have just stored
         return sequence
 
-    def _follow_rewinds(self) -> None:
+    def follow_rewinds(self) -> None:
         """Raise Truncated, once, if less is left than was read; stand at the end of it, durably."""
         size = self._rewinds.news()
         if size is None:
             return
         self._rewinds.noted()
+        if self._committed is not None and self._committed > size:
+            self._committed = size  # the rewind has moved the stored place
         was = self._sequence
         if size >= was:
             return

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import msgspec
 
 from kvspool.engine.iteration import Iterations, check_timeout
-from kvspool.errors import Closed, GapError, OutOfRange
+from kvspool.errors import Closed, GapError, OutOfRange, Truncated
 from kvspool.journal.cursor import Cursor, Following, Place, Reading
 from kvspool.journal.offsets import Lease
 from kvspool.options import Isolation, OnGap, Start, check_isolation
 from kvspool.reader import Lag, Reader
 from kvspool.record import Gap
+from kvspool.system import forks
 
 if TYPE_CHECKING:
     from kvspool.journal.following import AsyncFollowing
@@ -74,6 +75,7 @@ class JournalReader(Reader):
         self._committed = stored
         if stored is None or is_ahead:
             self.commit()  # before others get the numbers that we had passed
+        forks.register(self)
 
     # Reading.
 
@@ -90,7 +92,7 @@ class JournalReader(Reader):
 
     @contextmanager
     def view(self) -> Iterator[memoryview]:
-        with closing(_Taking(self, None, "raise", None)) as taking:
+        with closing(_Taking(self, None, "raise", self._journal.end_of_read(self.isolation))) as taking:
             before = self._sequence
             item = next(taking, None)
             if item is None:
@@ -139,7 +141,14 @@ class JournalReader(Reader):
 
     @property
     def closed(self) -> bool:
-        return self._lease is None
+        return self._lease is None or self._lease.is_closed
+
+    def follow_rewinds(self) -> None:
+        """Raise Truncated if records that were read were removed by a rewind, and continue at its end. Most formats have no rewinds."""
+
+    def forked(self) -> None:
+        """In a forked child: the name is the parent's, and so are the iterations."""
+        self._iterations.end(self._closed_words())
 
     def _check_open(self) -> None:
         if self._lease is None or self._lease.is_closed:  # closed, or its parent's in a forked child
@@ -170,19 +179,29 @@ class _Moving(Reading):
 
     def __next__(self) -> Any:
         owner = self._owner
-        if owner._sequence != self._next and not self.is_over:
+        is_in_step = owner._sequence == self._next
+        if not is_in_step and not self.is_over:
             self._begin_afresh()
+            is_in_step = True
         self._next = -1  # interrupted from here on, it goes on at the reader's place: copied records count as not handed out
         try:
             item = self._batch.take(self._refill)
         except (GapError, StopIteration):
-            is_moved = self.cursor.sequence > owner.sequence  # after a Gap that was raised or skipped
-            if is_moved and not self._is_closed and not self.has_items:
-                owner._sequence = self.cursor.sequence
-            self._next = owner._sequence
+            if is_in_step:  # otherwise a seek since the last item counts
+                if not self._is_closed and not self.has_items:
+                    owner._sequence = max(owner._sequence, self._passed())  # after a Gap that was raised or skipped
+                self._next = owner._sequence
+            raise
+        except Truncated:
+            owner.follow_rewinds()
             raise
         owner._sequence = self._next = item.last + 1 if isinstance(item, Gap) else item.sequence + 1
         return item
+
+    def _passed(self) -> int:
+        """Return the sequence before which nothing is left for this iteration. The cursor may be beyond its end, after a Gap."""
+        sequence, end = self.cursor.sequence, self.cursor.end
+        return sequence if end is None else min(sequence, end)
 
     def _begin_afresh(self) -> None:
         """Go on where the reader is now."""

@@ -164,6 +164,7 @@ def create(
     of a journal that can't be removed, or whose directory was there before. NameNotDurable: the log is there and complete, but a crash of
     the machine may undo it. With `exist_ok` also what `open` raises.
     """
+    limits = {name: value for name, value in limits.items() if value is not None}
     of_spools = dict(zip(SPOOL_OPTIONS, (capacity, policy, reader_expiry, prefill), strict=True))
     given = [name for name, value in of_spools.items() if value is not None]
     check_options(format, [*given, *limits, *(() if retention is None else ("retention",))])

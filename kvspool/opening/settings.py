@@ -57,10 +57,15 @@ def refuse_others(path: Path, have: Mapping[str, Any], asked: Mapping[str, Any])
     A name that only one of the two has counts only if both logs have one format. `capacity` may be missing in `asked`: any will do.
     """
     same_format = have["format"] == asked["format"]
-    names = [name for name in asked if name in have and have[name] != asked[name]] if same_format else ["format"]
+    names = [name for name in asked if name in have and _stored(have[name]) != _stored(asked[name])] if same_format else ["format"]
     if names:
         words = ", ".join(f"{name} {_shown(name, have)} -> {_shown(name, asked)}" for name in names)
         raise LogExists(f"{path} exists with other settings (have -> asked): {words}. Open it with kvspool.open, or choose another path")
+
+
+def _stored(value: Any) -> Any:
+    """Return a setting as a log stores it: seconds in whole nanoseconds."""
+    return round(value * 1e9) if isinstance(value, float) else value
 
 
 def _shown(name: str, settings: Mapping[str, Any]) -> str:

@@ -79,7 +79,6 @@ def create(
     and the next call removes. NameNotDurable: the log is there, and complete.
     """
     making.remove_dead(path, discard)
-    making.remove_dead(path, making.remove_tree, making.DELETED)
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
         raise LogExists(f"{path} exists already; kvspool.open opens it")
     if not allow_unsafe_fs:

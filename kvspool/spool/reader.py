@@ -318,7 +318,8 @@ class _Turns(Reading):
             item = self._batch.take(self._refill)
         except (GapError, StopIteration):
             is_moved = self.cursor.sequence > self._owner.sequence  # after a Gap that was raised or skipped
-            if is_moved and not self._is_closed:  # closed, it may have dropped records that were copied out
+            is_in_turn = self._owner._turn is self._turn  # otherwise a seek since the last item counts
+            if is_moved and is_in_turn and not self._is_closed:  # closed, it may have dropped records that were copied out
                 self._owner._place = (self.cursor.reader.position, self.cursor.reader.sequence)
             raise
         if isinstance(item, Gap):

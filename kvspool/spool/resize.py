@@ -53,7 +53,7 @@ BATCH = 256  # records copied at once
 NEARLY = 1 << 20  # bytes; no more than that is left to copy when writers have to wait
 ROUNDS = 8  # of copying what came meanwhile; then they wait for all the rest
 _SUFFIX = ".resize"  # of the temporary name
-FILES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *pairs.LEDGER_FILES}
+_FILES = {format.CONTROL_FILE, format.DATA_FILE, format.LOCK_FILE, *pairs.LEDGER_FILES}
 
 Progress = Callable[[int, int], None]
 
@@ -79,7 +79,7 @@ def resize(live: Callable[[], Pair], capacity: int, timeout: float, progress: Pr
         if old.reader(0, 0).word(frames.SYNC_ERROR):
             raise Poisoned(f"{path}: a flush to disk failed before; copy it to a sound disk")
         _refuse_others_files(path)
-        remove_leftovers(path)
+        _remove_leftovers(path)
         log_id = system.port.random(16)
         building = path.with_name(f".{path.name}.{log_id.hex()}{_SUFFIX}")
         try:
@@ -99,13 +99,13 @@ def resize(live: Callable[[], Pair], capacity: int, timeout: float, progress: Pr
 
 
 def _refuse_others_files(path: Path) -> None:
-    others = set(system.port.names(path)) - FILES
+    others = set(system.port.names(path)) - _FILES
     if others:
         words = f"the log's directory holds other files ({', '.join(sorted(others)[:3])}); move them away before it is resized"
         raise OSError(errno.ENOTEMPTY, words, os.fspath(path))
 
 
-def remove_leftovers(path: Path) -> None:
+def _remove_leftovers(path: Path) -> None:
     """Under the admin lock: remove what a resize left that was killed, or whose last flush failed."""
     left = [name for name in system.port.names(path.parent) if _is_leftover(name, path)]
     if left:

@@ -117,6 +117,7 @@ def copy(
     LockTimeout (another copy fills the target), ValueError, what opening and creating logs raises, or the system's OSError. What was
     copied before stays, and the same call goes on there.
     """
+    options = {name: value for name, value in options.items() if value is not None}
     refuse_unknown("copy", options, {*logs.all_options(), *queues.options(), *(copy.__kwdefaults__ or ())})
     origin_path, path = Path(os.path.abspath(source)), Path(os.path.abspath(target))
     _check(origin_path, path, format, end, limit, on_gap)

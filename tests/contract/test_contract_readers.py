@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from children import in_child
 from conftest import lose_oldest
 
 import kvspool
@@ -100,6 +101,34 @@ def test_a_loop_goes_on_where_its_reader_is_moved_to(filled: Log) -> None:
                 reader.rewind()
         assert seen == [0, 1, 2, 15, 16, 17, 18, 0, 1, 2, 3, 4]
         assert (reader.sequence, reader.committed) == (5, 0)
+
+
+@pytest.mark.parametrize("verb", ["read", "follow"])
+def test_a_seek_in_the_last_turn_of_a_loop_with_a_limit_counts(filled: Log, verb: str) -> None:
+    with filled.reader("r") as reader:
+        iteration = getattr(reader, verb)(limit=5)
+        for record in iteration:
+            if record.sequence == 4:
+                reader.seek(4)
+        assert (reader.sequence, reader.commit()) == (4, 4)
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                next(iteration)
+        assert reader.sequence == 4
+        assert sequences(reader.read(limit=1)) == [4]
+
+
+def test_an_iteration_of_a_reader_ends_in_a_forked_child(filled: Log) -> None:
+    def in_the_child() -> bool:
+        with pytest.raises((Closed, ReaderBusy)):
+            next(iteration)
+        return True
+
+    with filled.reader("r") as reader:
+        iteration = reader.read()
+        assert next(iteration).sequence == 0
+        assert in_child(in_the_child)
+        assert next(iteration).sequence == 1
 
 
 def test_iterations_of_a_reader_take_turns(filled: Log) -> None:

@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from broken import KillingPort, RestartedPort, UnflushedPort, failing
@@ -278,3 +279,33 @@ def test_a_reader_that_is_dropped_frees_its_name_though_a_forked_child_has_the_d
             log.reader("r").close()
         finally:
             os.close(child_s)
+
+
+@pytest.mark.parametrize("on_gap", ["raise", "yield", "skip"])
+def test_a_gap_beyond_the_end_of_a_read_leaves_the_reader_at_that_end(tmp_path: Path, on_gap: Any) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=400) as log, log.reader("me") as reader:
+        log.append_many([b"%04d" % number for number in range(30)])
+        reading = reader.read(on_gap=on_gap)
+        log.append_many([b"x"] * 30)
+        log.trim(before=50, force=True)
+        first = log.extent()[0]
+        assert first > 30
+        if on_gap == "yield":
+            assert next(reading) == kvspool.Gap(0, 29, "trimmed", str(log.path))
+        with pytest.raises(kvspool.GapError if on_gap == "raise" else StopIteration):
+            next(reading)
+        assert reader.sequence == 30
+        assert next(reader.read(on_gap="yield")) == kvspool.Gap(30, first - 1, "trimmed", str(log.path))
+
+
+def test_a_view_of_a_missing_segment_raises_its_gap(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=400) as log, log.reader("me") as reader:
+        log.append_many([b"%04d" % number for number in range(60)])
+        base = log.bases()[1]
+        log.segments_apart().path_of(base).unlink()
+        reader.seek(base)
+        with pytest.raises(kvspool.GapError, match="damaged"), reader.view():
+            pass
+        behind = log.bases()[1]
+        with reader.view() as value:
+            assert bytes(value) == b"%04d" % behind

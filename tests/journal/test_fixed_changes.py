@@ -539,3 +539,28 @@ def test_processes_append_at_once_and_are_killed(tmp_path: Path) -> None:
         assert len(acknowledged) > 100
         assert len(found) - 1 - len(acknowledged) <= 12 * 3  # each that was killed may have appended one that nobody knew of
     refuse_what_the_original_refuses(path, 7)
+
+
+def test_a_running_iteration_tells_a_rewind_once_and_its_reader_stands_at_the_new_end(tmp_path: Path) -> None:
+    with made(tmp_path / "log", 30, 8) as log, log.reader("me") as reader:
+        reading = reader.read()
+        for _ in range(16):
+            next(reading)
+        log.rewind(5)
+        with pytest.raises(errors.Truncated):
+            next(reading)
+        assert (reader.sequence, reader.commit()) == (5, 5)
+
+
+def test_a_commit_after_a_rewind_stores_what_it_returns(tmp_path: Path) -> None:
+    with made(tmp_path / "log", 30, 8) as log, log.reader("me") as reader:
+        assert len(list(reader.read(limit=16))) == 16
+        reader.commit()
+        reader.seek(3)
+        log.rewind(5)
+        log.append_many([item(position, 1) for position in range(5, 25)])
+        assert len(list(reader.read(limit=13))) == 13
+        assert reader.commit() == 16
+        reader.close()
+        with log.reader("me") as again:
+            assert again.sequence == 16

@@ -75,7 +75,7 @@ def test_by_default_the_rings_of_a_set_have_in_all_what_one_log_has_and_one_has_
 
 
 def test_four_shards_take_the_disk_space_of_one_log(tmp_path: Path) -> None:
-    with shard.create(tmp_path / "root", prefix="p", bits=2) as shards:
+    with shard.create(tmp_path / "root", prefix="p", bits=2, capacity=None) as shards:
         assert {stats.capacity for stats in shards.stats()} == {16 << 20}
         shards.append(b"one")
     kvspool.create(tmp_path / "log", prefill=False).close()
