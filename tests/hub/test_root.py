@@ -97,7 +97,7 @@ def test_what_is_no_directory_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(LogNotFound, match=r"hub\.create makes a hub root"):
         hub.open(tmp_path / "none")
     (tmp_path / "file").touch()
-    with pytest.raises(NotALog, match="is no directory, so no hub root"):
+    with pytest.raises(NotALog, match="is not a directory, so it can.t be a hub root"):
         hub.open(tmp_path / "file")
     with pytest.raises(FileNotFoundError):
         hub.create(tmp_path / "none" / "root")

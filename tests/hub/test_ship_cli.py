@@ -130,7 +130,7 @@ def test_a_secure_hub_lets_in_who_has_a_token(log: Path, tmp_path: Path) -> None
             [*KVSPOOL, *map(str, ["ship", log, served.location, *words, *secure])], stderr=subprocess.PIPE, text=True
         )
         assert refused.stderr is not None
-        assert "doesn't let us in" in refused.stderr.readline()
+        assert "refused access" in refused.stderr.readline()
         refused.terminate()
         refused.communicate(timeout=30)
     assert len(received(tmp_path / "root")) == 100
@@ -159,5 +159,5 @@ def test_a_conflict_ends_the_command_with_its_code(anonymous: Hub, log: Path, tm
         other.append(b"of another log")
     run("ship", tmp_path / "other", anonymous.location, "--client", "web", "--once")
     fenced = run("ship", log, anonymous.location, "--client", "web", "--once", code=9)
-    assert "another log has taken this one's place" in fenced.stderr
+    assert "another log has replaced this one" in fenced.stderr
     assert len(received(tmp_path / "root")) == 101

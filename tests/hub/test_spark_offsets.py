@@ -235,7 +235,7 @@ def test_a_time_gives_a_sequence_that_is_there_whatever_comes_or_goes_meanwhile(
     ("text", "words"),
     [
         ("soon", "startingOffsets is JSON like"),
-        ('{"a": {"0": 1}, "a": {"0": 2}}', "a name stands there twice"),
+        ('{"a": {"0": 1}, "a": {"0": 2}}', "a name is repeated"),
         ('{"a": {"0": -3}}', "is a number -2..2^63-1, not -3"),
         ("[" * 10_000, "startingOffsets is JSON like"),
         ('{"a": {"0": %s}}' % ("9" * 5000), "startingOffsets is JSON like"),
@@ -285,7 +285,7 @@ def test_a_batch_reads_from_one_bound_to_the_other_and_not_backwards() -> None:
 
 def test_a_batch_of_which_all_is_gone_is_a_loss_and_empty_where_that_may_be() -> None:
     bound = asked('{"a": {"0": 4, "1": -1}, "b": {"0": -1}}')
-    with pytest.raises(Lost, match=r"KVSPOOL_DATA_LOSS.* 'a', partition 0: all that lies before offset 4, where .* is gone"):
+    with pytest.raises(Lost, match=r"KVSPOOL_DATA_LOSS.* 'a', partition 0: all records before offset 4, where .* are lost"):
         ending(bound)
     for begin in (Bound(everywhere=EARLIEST), asked('{"a": {"0": 2, "1": -2}, "b": {"0": 7}}')):
         assert offsets.ranges(starting(begin, print), ending(bound, print))[A0] == (10, 10)

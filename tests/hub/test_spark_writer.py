@@ -181,7 +181,7 @@ def test_what_can_not_be_written_is_said_before_any_task_runs(spark: SparkSessio
 
     for columns, options, words in (
         (["'v' AS value", "id"], {"bits": "1"}, "column id can't be written to kvspool"),
-        (["'v' AS value"], {}, "has no complete shard set with prefix ''; option bits makes one"),
+        (["'v' AS value"], {}, "has no complete shard set with prefix ''; option bits creates one"),
     ):
         with pytest.raises(AnalysisException) as failure:
             save(numbered(spark, 10, *columns), tmp_path / "root", **options)
@@ -192,7 +192,7 @@ def test_what_can_not_be_written_is_said_before_any_task_runs(spark: SparkSessio
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("new", {}, "has no complete shard set with prefix ''; option bits makes one"),
+        ("new", {}, "has no complete shard set with prefix ''; option bits creates one"),
         ("good", {"prefix": "r"}, "has no complete shard set with prefix 'r'"),
         ("hole", {}, "has no complete shard set with prefix 'p'"),
         ("two", {"prefix": "p"}, "prefix 'p' has shards of 1 and of 2 bits"),
@@ -230,7 +230,7 @@ def test_where_nothing_can_be_written_is_said(odd_root: Path, name: str, options
         ({"timestamp": -1}, "column timestamp has times before 1970"),
         ({"topic": None}, "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row"),
         ({"topic": "q"}, "[KVSPOOL_UNKNOWN_TOPIC] "),
-        ({"topic": "q"}, "has no complete shard set with prefix 'q'; option bits makes one"),
+        ({"topic": "q"}, "has no complete shard set with prefix 'q'; option bits creates one"),
         ({"topic": "../../etc"}, "[KVSPOOL_UNKNOWN_TOPIC] column topic: a prefix has the characters"),
         ({"topic": ""}, "[KVSPOOL_UNKNOWN_TOPIC] column topic is empty in a row"),
         ({"partition": 9}, "[KVSPOOL_UNKNOWN_PARTITION] column partition is 9 in a row; topic 'p' has the partitions 0 to 1"),
@@ -348,7 +348,7 @@ def test_where_the_driver_has_no_logs_none_are_made_when_a_job_is_over(tmp_path:
     shutil.rmtree(tmp_path / "root")
     writer.commit([done])
     assert not (tmp_path / "root").exists()
-    assert "topic p can't be told that a job is over" in caplog.text
+    assert "topic p can't store that a job is over" in caplog.text
 
 
 def run_task(writer: Any, task: int) -> Any:

@@ -70,7 +70,7 @@ def test_what_comes_again_otherwise_is_a_conflict(shard: Shard, rows: Rows) -> N
     shard.enter(LOG, 0)
     shard.put(LOG, numbered(0, 5), 0)
     before = contents(shard.journal)
-    with pytest.raises(Conflict, match=f"record {rows.first} came again"):
+    with pytest.raises(Conflict, match=f"record {rows.first} was sent again"):
         shard.put(LOG, rows, rows.first)
     assert contents(shard.journal) == before and shard.next(LOG) == 5
 
