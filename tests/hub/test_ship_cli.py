@@ -72,7 +72,7 @@ def test_a_log_and_a_shard_set_are_shipped_and_pulled_again(anonymous: Hub, log:
     run("ship", f"web={log}", f"set={tmp_path / 'set'}", anonymous.location, "--once")
     there = received(tmp_path / "root")
     assert len(there) == 102 and {client for client, *_ in there} == {"web", "set"}
-    assert "0 still to go" in run("ship", log, anonymous.location, "--client", "web", "--once").stderr
+    assert "0 left" in run("ship", log, anonymous.location, "--client", "web", "--once").stderr
     assert received(tmp_path / "root") == there
     run("ship", anonymous.location, tmp_path / "mirror", "--once")
     assert received(tmp_path / "mirror") == there
