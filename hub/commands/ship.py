@@ -60,7 +60,7 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--once", action="store_true", help="end when the hub has all records")
     parser.add_argument("--synced", action="store_true", help="send only records on disk, even if not required by the hub")
     parser.add_argument("--linger", type=options.seconds, metavar="S", default=0.002, help="wait for more, seconds (default: %(default)s)")
-    parser.add_argument("--interval", type=options.interval, metavar="S", default=1.0, help="seconds between reports (default: %(default)s)")
+    parser.add_argument("--interval", type=options.interval, metavar="S", default=1.0, help="between reports (default: %(default)s)")
     security.add(parser)
     options.add_json(parser, "report as JSON objects, one line each")
     parser.set_defaults(run=run)

@@ -462,7 +462,7 @@ def test_files_are_for_the_owner_alone_and_no_client(root: HubRoot) -> None:
 def test_what_is_no_directory_in_the_place_of_the_readers_is_refused(root: HubRoot, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (root.path / ".hub").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NotALog, match="is no directory"):
+    with pytest.raises(NotALog, match="is not a directory"):
         root.reader("r")
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
