@@ -215,7 +215,7 @@ def test_a_certificate_of_nobody_and_one_that_is_revoked_are_refused_and_logged_
     with pytest.raises(flight.FlightUnauthenticatedError, match="not authenticated"):
         ask(location(mutual), **jfk)
     first, second = (record.getMessage() for record in caplog.records)
-    assert "certificate lga stands for nobody; principal unknown, ipv4:127.0.0.1:" in first
+    assert "certificate lga belongs to no principal; principal unknown, ipv4:127.0.0.1:" in first
     assert "certificate jfk is revoked; principal jfk, ipv4:127.0.0.1:" in second
 
 

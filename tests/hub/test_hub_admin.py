@@ -111,7 +111,7 @@ def test_stats_from_a_port_that_is_no_page_are_an_error_with_a_word_of_advice(ca
         thread.start()
         assert main(["hub", "stats", f"http://127.0.0.1:{listener.getsockname()[1]}"]) == 9
         thread.join()
-    assert "is that the page that kvspool hub serve has named?" in capfd.readouterr().err
+    assert "is that the page printed by kvspool hub serve?" in capfd.readouterr().err
     assert main(["hub", "stats", "http://127.0.0.1:1/a b"]) == 9
     assert "is that the page" in capfd.readouterr().err
 

@@ -123,7 +123,7 @@ def test_a_reader_is_its_owners_alone(connect: dict[str, RemoteHub], root: Path)
     with hub.open(root) as there:
         assert there.held("JFK", 0) == 3
         there.reader("local").close()
-    with pytest.raises(NotAllowed, match="one of the hub's own host"):
+    with pytest.raises(NotAllowed, match="belongs to the hub's own host"):
         connect["a"].commit("local", {("JFK", 0): 9})
     assert [one.name for one in connect["boss"].readers()] == ["q"]
     connect["boss"].delete_reader("q")
@@ -209,9 +209,9 @@ def test_a_damaged_file_is_an_error_and_is_not_replaced(connect: dict[str, Remot
 
 def test_a_reader_whose_name_is_taken_at_this_moment_is_a_conflict(connect: dict[str, RemoteHub], root: Path) -> None:
     positions.make_directory(root)
-    with closing(Lease(positions.path_of(root, "q").with_suffix(".lock"), "q")), pytest.raises(Conflict, match="is open already"):
+    with closing(Lease(positions.path_of(root, "q").with_suffix(".lock"), "q")), pytest.raises(Conflict, match="is already open"):
         connect["a"].commit("q", {})
-    with hub.open(root) as there, there.reader("r"), pytest.raises(NotAllowed, match="one of the hub's own host"):
+    with hub.open(root) as there, there.reader("r"), pytest.raises(NotAllowed, match="belongs to the hub's own host"):
         connect["a"].commit("r", {})
 
 

@@ -188,7 +188,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (LEAST, {"decode": {"schema": None}}, "[decode] schema: missing"),
     (LEAST, {"decode": {"schema": "row bigint carrier"}}, "[decode] schema: a comma or the end expected at character 12, not 'carrier'"),
     (LEAST, {"decode": {"schema": "row number"}}, "[decode] schema: a type (bigint, binary"),
-    (LEAST, {"decode": {"schema": "a int, A int"}}, "is there twice"),
+    (LEAST, {"decode": {"schema": "a int, A int"}}, "is repeated"),
     (LEAST, {"decode": {"schema": "record string"}}, "can't be named 'record'"),
     (LEAST, {"decode": {"codec": "raw"}}, "codec raw has one column, named value"),
     (LEAST, {"decode": {"sample": 0}}, "[decode] sample: 1 to 1,000,000"),

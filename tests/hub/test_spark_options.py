@@ -112,7 +112,7 @@ def test_times_are_milliseconds_and_come_before_offsets() -> None:
         ({"groupId": "../me"}, "option groupId: "),
         ({"groupId": "me", "kafka.group.id": "you"}, "options groupId and kafka.group.id name different readers"),
         ({"isolation": "read_committed"}, "option isolation is one of appended, synced"),
-        ({"kafka.bootstrap.servers": "h:9092"}, "there is no broker: load(path) reads logs of this host, option hub reads from hub servers"),
+        ({"kafka.bootstrap.servers": "h:9092"}, "there is no broker: load(path) reads logs of this host, option hub reads from hub"),
         ({"kafka.ssl.truststore.location": "x"}, "use caFile, and certificateFile and keyFile, with option hub"),
         ({"kafka.security.protocol": "SSL"}, "use caFile, and tokenFile or certificateFile and keyFile"),
         ({"kafka.sasl.jaas.config": "x"}, "use tokenFile, or certificateFile and keyFile"),
