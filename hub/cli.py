@@ -48,7 +48,7 @@ CLIENTS_EXAMPLES = """\
   kvspool hub clients flights --json | jq '.[] | {client, records}'"""
 
 READERS = """\
-List the durable readers of a hub root: records behind over all shards, time of the last commit, and holder. With --json it is one list,
+List the durable readers of a hub root: lag in records over all shards, time of the last commit, and holder. With --json it is one list,
 with the field names of the library and the position in each shard."""
 READERS_EXAMPLES = """\
   kvspool hub readers flights

@@ -113,7 +113,7 @@ class Calls(Handle):
 
 
 class Call:
-    """One call. principal: the one for whom it counts as waiting for its first message, or None."""
+    """One call. principal: counted as its call without a first message, or None."""
 
     def __init__(self, calls: Calls, principal: str | None) -> None:
         self._calls = calls

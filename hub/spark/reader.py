@@ -52,7 +52,7 @@ class ShardReader(DataSourceReader):
     """Reads ranges of shards; see the module."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        """Store the options of a batch query, and check the requested columns: any of ours, in any order."""
+        """Store the options of a batch query, and check the requested columns: any known ones, in any order."""
         reading.check_columns(schema)
         self.options = options
         self.schema = schema
