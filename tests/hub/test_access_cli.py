@@ -111,9 +111,9 @@ def test_revoke_takes_an_id_or_a_certificate_s_name(path: Path, capfd: pytest.Ca
 def test_certificates_are_made_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pki = tmp_path / "pki"
     assert main(["hub", "certificate", "init", str(pki), "--name", "hub.example.com", "--name", "10.0.0.7"]) == 0
-    assert capfd.readouterr().out.startswith(f"made ca.pem, ca.key, server.pem and server.key in {pki}, valid until 2")
+    assert capfd.readouterr().out.startswith(f"created ca.pem, ca.key, server.pem and server.key in {pki}, valid until 2")
     assert main(["hub", "certificate", "client", str(pki), "jfk", "--days", "30"]) == 0
-    assert capfd.readouterr().out.startswith(f"made clients/jfk.pem and .key in {pki}, valid until 2")
+    assert capfd.readouterr().out.startswith(f"created clients/jfk.pem and .key in {pki}, valid until 2")
     assert main(["hub", "certificate", "show", str(pki / "server.pem"), "--json"]) == 0
     (shown,) = objects(capfd.readouterr().out)
     assert shown["names"] == ["hub.example.com", "10.0.0.7"] and shown["valid"]

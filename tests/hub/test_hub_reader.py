@@ -260,7 +260,7 @@ def test_a_log_made_anew_with_the_same_records_is_told_by_its_id(root: HubRoot, 
     shutil.rmtree(root.path / "a")
     make()
     with root.reader("r") as reader:
-        with pytest.raises(ShardReplaced, match="made anew"):
+        with pytest.raises(ShardReplaced, match="recreated"):
             list(reader.read())
         assert len(list(reader.read())) == 6
 
@@ -345,7 +345,7 @@ def test_a_client_removed_and_made_anew_while_following_is_read_to_its_end_and_t
 
 def test_a_reader_is_open_once_and_the_error_names_the_holder(root: HubRoot) -> None:
     with root.reader("r"):
-        with pytest.raises(ReaderBusy, match=rf"'r' is already open: process {os.getpid()} "):
+        with pytest.raises(ReaderBusy, match=rf"'r' is already open in process {os.getpid()} "):
             root.reader("r")
         with hub.open(root.path) as other, pytest.raises(ReaderBusy):
             other.reader("r")

@@ -140,7 +140,7 @@ def test_append_asks_for_the_prefix_of_several_sets(root: Path) -> None:
     shard.create(root, prefix="p", bits=1, capacity="64KiB").close()
     done = run("shard", "append", root, given=b"v\n")
     assert done.returncode == 2
-    assert b"several shard sets; say which prefix: '', 'p'" in done.stderr
+    assert b"several shard sets; give a prefix: '', 'p'" in done.stderr
     assert run("shard", "append", root, "--prefix", "p", given=b"v\n").returncode == 0
     assert run("shard", "append", root, "--prefix", "", given=b"v\n").returncode == 0
     for prefix in ("", "p"):
