@@ -1,7 +1,7 @@
 """The stored positions of a hub root's durable reader: of all shards, in one file.
 
     [root]/.hub/readers/[name].positions
-        kvspool-hub-positions 1 [CRC32C of the rest, 8 hex digits]
+    kvspool-hub-positions 1 [CRC32C of the rest, 8 hex digits]
     [["JFK.2.000", 1204, "0a1b..", 1763724000123456789], ...]
 
 Each entry, in JSON: the shard's directory; the sequence of the next record; the log's id, in hex, empty for a journal without one; the

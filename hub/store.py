@@ -1,7 +1,7 @@
 """The shards that a hub stores. Each is a journal, and its records alone are the deduplication state: exactly once, without a window.
 
     [root]/[client].[bit].[index]/                    a journal of the format kvj
-        [root]/[client].[bit].[index]/generations.json    the logs that its records came from
+    [root]/[client].[bit].[index]/generations.json    the logs that its records came from
 
 **High-water mark.** A client's records are stored when the journal holds them; no other state exists. The journal's next sequence is the
 mark. A batch below the mark is compared with the stored records, and not written again. A batch that begins after the mark is refused,

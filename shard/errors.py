@@ -1,7 +1,7 @@
 """The errors of a root of shard directories.
 
     KvspoolError
-        |-- TooFewDescriptors           so many logs need more descriptors than the process may have (also OSError)
+    |-- TooFewDescriptors           so many logs need more descriptors than the process may have (also OSError)
     `-- ShardError
         |-- IncompleteShardSet      an index is missing
         `-- ConflictingShardSets    the same prefix has two numbers of shards, or an index that its bits don't allow

@@ -1,6 +1,6 @@
 """The shard of a key, and the name of a shard's directory.
 
-        [root]/[prefix].[bit].[index]/      one log each; 2^bit of them form the set
+    [root]/[prefix].[bit].[index]/      one log each; 2^bit of them form the set
     [root]/[prefix]/                    a set of one log (0 bits)
 
 prefix: `[a-zA-Z0-9_-]*`; the dot follows an empty one, too. bit: one hex digit, 1..a. index: three hex digits, 000..3ff, below 2^bit. The

@@ -56,10 +56,10 @@ DESCRIPTION = """\
 Send the 336,776 flights that left New York City in 2013 through all parts of kvspool:
 
   writers    several processes at once append each flight, as JSON, to the spools of its airport: EWR, JFK or LGA
-    shippers   one process for each airport sends its records to the hub, over TLS, with its own token
-    hub        a process that stores them in its root, with a web page
-    follower   one process reads the hub root live
-    pipeline   Spark reads the hub root live, too: flights, cancellations and delays for each carrier and month
+  shippers   one process for each airport sends its records to the hub, over TLS, with its own token
+  hub        a process that stores them in its root, with a web page
+  follower   one process reads the hub root live
+  pipeline   Spark reads the hub root live, too: flights, cancellations and delays for each carrier and month
 
 During the job one shipper and the hub are killed with SIGKILL, and restarted. At the end a table shows the number of each airport's
 records at every station. The numbers must all be equal, with each flight exactly once, and the pipeline's results must equal those of
@@ -72,10 +72,10 @@ The output folder then has:
   spools/            the appended records: a shard set for each airport
   hub/               the hub root: the shipped records, a journal for each shard
   security/          the hub's certificate, its access file, a token for each airport
-    logs/              output of hub, shippers and pipeline
-    delays.toml        the pipeline's job
-    delays.parquet     its results
-    delays.png         the results as a chart
+  logs/              output of hub, shippers and pipeline
+  delays.toml        the pipeline's job
+  delays.parquet     its results
+  delays.png         the results as a chart
 
 A second call recreates them. To explore, run: .venv/bin/kvspool hub clients output/hub"""
 

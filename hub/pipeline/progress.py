@@ -1,7 +1,7 @@
 """The progress of a pipeline in a small file: written by the pipeline, read by `kvspool pipeline status` and by a hub for its page.
 
     .[sink]/progress.json                    always
-        [hub root]/.hub/pipelines/[name].json    as well, if the source is a hub root of this host
+    [hub root]/.hub/pipelines/[name].json    as well, if the source is a hub root of this host
 
 Readers treat it as hostile until it is checked: it is in a folder that other users may write to.
 """

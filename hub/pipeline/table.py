@@ -1,11 +1,11 @@
 """A folder of Parquet files that changes atomically: readers always see one complete version.
 
     [path] -> .[name]/versions/0000000012    a link, replaced atomically: the commit
-        .[name]/versions/[number]/               the files of a version, hard links; a file of several versions is on disk once
-        .[name]/versions/[number]/_kvspool.json  the version's manifest, which readers of Parquet ignore
-        .[name]/staging/[random]/                this process's current batch
-        .[name]/query                            the table's owner, written before its first batch
-        .[name]/lock                             held by the one process that changes the table
+    .[name]/versions/[number]/               the files of a version, hard links; a file of several versions is on disk once
+    .[name]/versions/[number]/_kvspool.json  the version's manifest, which readers of Parquet ignore
+    .[name]/staging/[random]/                this process's current batch
+    .[name]/query                            the table's owner, written before its first batch
+    .[name]/lock                             held by the one process that changes the table
 
 **Versions.** A batch that adds files, one that replaces all, and a compaction each write the next version next to the shown one, flush it
 to disk, and move the link. So [path] is the old version or the new one. Names of files are never reused, and files never changed.

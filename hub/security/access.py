@@ -3,7 +3,7 @@
     access = Access.load("/etc/kvspool/access.toml")
     principal = access.authenticate("kvs_...")      or access.identify("jfk.example.com"), a certificate's name
     principal.may_write("jfk-2")
-        principal = access.renewed(principal)           later: the present rights, or NotAuthenticated
+    principal = access.renewed(principal)           later: the present rights, or NotAuthenticated
 
 The file is checked at most once a second. An unreadable or invalid file changes nothing: the previous rights apply, and `access.error`
 describes the problem, as does the log, once.

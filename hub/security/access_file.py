@@ -1,12 +1,12 @@
 """The access file: the rights of a hub's users, in TOML. It has hashes of tokens, so only its owner may read it.
 
     [[principals]]
-        name = "jfk"                        a client id: it may write jfk, and all ids that begin with jfk-
-        role = "client"                     client (the default); reader: never writes; or admin: maintains the hub
-        read = ["jfk", "lga-*"]             clients that it may read: an id, or a prefix and a *
-        list = ["*"]                        clients that it may list, in addition to those that it may read or write
-        deny = ["lga-secret*"]              clients that it may neither read, list nor write, whatever the other keys allow
-        certificates = ["jfk.example.com"]  first names of client certificates that identify it
+    name = "jfk"                        a client id: it may write jfk, and all ids that begin with jfk-
+    role = "client"                     client (the default); reader: never writes; or admin: maintains the hub
+    read = ["jfk", "lga-*"]             clients that it may read: an id, or a prefix and a *
+    list = ["*"]                        clients that it may list, in addition to those that it may read or write
+    deny = ["lga-secret*"]              clients that it may neither read, list nor write, whatever the other keys allow
+    certificates = ["jfk.example.com"]  first names of client certificates that identify it
     quota = { bytes = "10GiB", rate = "20MiB", shards = 64, connections = 8 }
 
     [[tokens]]                          written by `kvspool hub token add`
@@ -15,11 +15,11 @@
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     created = 2026-01-31T12:00:00Z
 
-        [[revoked]]                         a token's id, or the name of a certificate; this overrides everything above
+    [[revoked]]                         a token's id, or the name of a certificate; this overrides everything above
     token = "3fa9c2d1"
     at = 2026-02-01T12:00:00Z
 
-        [quota]                             of every principal without its own
+    [quota]                             of every principal without its own
     bytes = "100GiB"
 
 Rights that are not granted are denied. An unknown key is an error, because a misspelt `deny` would allow.

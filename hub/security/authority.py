@@ -1,6 +1,6 @@
 """A certificate authority for a hub and its clients, for users without one.
 
-        DIR/ca.pem  ca.key              the authority; ca.key can forge any identity, so keep it away from the hub
+    DIR/ca.pem  ca.key              the authority; ca.key can forge any identity, so keep it away from the hub
     DIR/server.pem  server.key      of the hub
     DIR/clients/NAME.pem  .key      of a client, whose identity is NAME
 

@@ -2,7 +2,7 @@
 
     authentication = Authentication(access, uses_certificates=True)
     class Server(flight.FlightServerBase): ...      with middleware={KEY: authentication}
-        principal = authentication.principal(context)                                           first in every handler
+    principal = authentication.principal(context)                                           first in every handler
     authentication.check(context, principal, principal.may_write(client), f"write {client}")
     standing = authentication.standing(context, principal); standing.principal              for each batch of a long stream
 

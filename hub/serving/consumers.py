@@ -1,8 +1,8 @@
 """Durable readers of a hub root that are moved over the network: positions of programs on other hosts, so that retention can follow.
 
-        commit-positions   move a reader, or create it
-        readers            list one's own readers; an admin gets all
-        delete-reader      delete a reader
+    commit-positions   move a reader, or create it
+    readers            list one's own readers; an admin gets all
+    delete-reader      delete a reader
 
 Such a reader has an owner: only the principal that created it may move it. It reads clients that its owner may read, and has positions
 only in shards that its owner named, so it holds back nothing elsewhere. The named shards are checked against the existing ones.

@@ -3,14 +3,14 @@
 The hub's server is an Arrow Flight server. That can't limit the number, duration or volume of connections, keeps its certificates for its
 whole life, and waits forever for a call whose client sends nothing. The gate adds these limits:
 
-        client --- TLS ---> gate ---> server, on its own loopback port or unix socket
-                             ^           |
-                             `-----------' reports of the handlers: the caller's identity, and processed batches
+    client --- TLS ---> gate ---> server, on its own loopback port or unix socket
+                         ^           |
+                         `-----------' reports of the handlers: the caller's identity, and processed batches
 
-    - Limits: see `Limits`. Connections beyond them are refused, or cut by a reset, with a `Reason`.
-    - Certificates: TLS is relayed without decryption. Start a second server with new certificates and `retarget` the gate to it; existing
-      connections stay with the first one, which ends after they have ended.
-    - Shutdown: `close` waits for connections to end, then cuts them, which ends every call of the server.
+  - Limits: see `Limits`. Connections beyond them are refused, or cut by a reset, with a `Reason`.
+  - Certificates: TLS is relayed without decryption. Start a second server with new certificates and `retarget` the gate to it; existing
+    connections stay with the first one, which ends after they have ended.
+  - Shutdown: `close` waits for connections to end, then cuts them, which ends every call of the server.
 
 One thread does all of this; an idle connection costs two descriptors and no thread. The gate never reads bytes that it can't relay. So the
 server's back-pressure reaches the client, and a slow reader stops only its own connection. An end of stream in one direction is relayed

@@ -1,6 +1,6 @@
 """One shard that is pulled from another hub: a journal with the same records, sequences and generations as the source's.
 
-        [root]/[client].[bit].[index]/mirror.json     the id of the source's root
+    [root]/[client].[bit].[index]/mirror.json     the id of the source's root
 
 The journal itself determines where to resume. Each pull begins with its last record, which must be identical at the source. Records lost
 at the source are skipped here, so that readers get the same Gap at the same position.

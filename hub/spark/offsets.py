@@ -1,6 +1,6 @@
 """Offsets as JSON, in a user's options and in a query's checkpoint.
 
-        {"JFK": {"0": 23, "1": 45}}                                                    as Kafka writes them: 23 is the next to be read
+    {"JFK": {"0": 23, "1": 45}}                                                    as Kafka writes them: 23 is the next to be read
     {"/logs": {"JFK": {"0": "9f3c8a21", "1": "04d1b7e6"}}, "JFK": {"0": 23, "1": 45}}     as a query notes them
 
 The end of a query's first micro-batch also stores, under "/from", the beginning of that batch. Spark stores only ends. To repeat the

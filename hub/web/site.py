@@ -2,7 +2,7 @@
 
     /                       the page, with /hub.css and /hub.js
     /api/status             status, rates and history as JSON
-        /api/history?client=ID  the history of one client; empty if there is none
+    /api/history?client=ID  the history of one client; empty if there is none
     /events                 status and rates once a second, as server-sent events
     /metrics                for Prometheus
     /healthz                200, or 503 with the reason
