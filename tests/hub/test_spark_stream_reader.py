@@ -321,7 +321,7 @@ def test_records_that_were_overwritten_fail_the_query_with_topic_partition_and_r
     query.run()
     first = overwrite(root)
     assert first > 10
-    with pytest.raises(kvspool.KvspoolError, match=rf"\[KVSPOOL_DATA_LOSS\] topic 'LAX', partition 0: offsets 10 to {first - 1} are gone"):
+    with pytest.raises(kvspool.KvspoolError, match=rf"\[KVSPOOL_DATA_LOSS\] topic 'LAX', partition 0: offsets 10 to {first - 1} are lost"):
         query.latest()
     with pytest.raises(kvspool.KvspoolError, match=r"KVSPOOL_DATA_LOSS.*offsets 0 to"):
         query.rows()  # run again
