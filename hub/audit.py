@@ -1,7 +1,7 @@
-"""Look at everything under a hub root, and say what is damaged, while a hub serves it or not.
+"""Check everything under a hub root for damage, with or without a running hub.
 
-**No false alarms.** No lock is taken. What a server may be at work on is looked at again before it counts, and what was removed in the
-meantime doesn't.
+**No false alarms.** No lock is taken. Apparent damage that a running server may cause is checked again before it counts, and removed files
+don't count.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(f"a hub's shards are checked with the package pyarrow ({error}); pip install 'kvspool[hub]'") from error
 
-TIMEOUT = 10.0  # seconds to wait for a lock, where a log needs one to be opened
-BESIDE = (GENERATIONS, f"{GENERATIONS}.tmp", "mirror.json")  # what a hub puts into a shard's directory
-AGAIN = 0.2  # seconds after which what looks wrong is looked at again
+TIMEOUT = 10.0  # seconds to wait for a lock, if a log needs one to be opened
+BESIDE = (GENERATIONS, f"{GENERATIONS}.tmp", "mirror.json")  # a hub's own files in a shard's directory
+AGAIN = 0.2  # seconds until apparent damage is checked again
 Matches = Callable[[str], bool]
 
 
 class ShardReport(msgspec.Struct, frozen=True):
-    """A shard. problems: what is wrong with it besides what the report of its log says, which is None where it can't be opened."""
+    """A shard. problems: those other than in the report of its log, which is None if the log can't be opened."""
 
     client: str
     shard: int
@@ -45,21 +45,21 @@ class ShardReport(msgspec.Struct, frozen=True):
 
     @property
     def is_sound(self) -> bool:
-        """Return whether nothing is wrong."""
+        """Return whether there is no damage."""
         return self.report is not None and self.report.is_sound and not self.problems
 
 
 class Audit:
-    """One look at a root: at each shard of `paths` with `look`, and at the rest with `problems`."""
+    """One check of a root: of each shard of `paths` with `look`, and of the rest with `problems`."""
 
     def __init__(self, root: Path, matches: Matches = lambda client: True) -> None:
-        """matches: whose shards to look at. Raises LogNotFound, NotALog."""
+        """matches: selects the clients. Raises LogNotFound, NotALog."""
         with HubRoot.open(root) as opened:
             self.root = opened.path
         self._matches = matches
 
     def problems(self) -> list[str]:
-        """Return what is wrong with the readers' places, the rules of retention, and the names of shards, in sentences."""
+        """Return the problems of the readers' positions, the retention rules, and the names of shards, as sentences."""
         found = list(self._problems())
         if found:
             system.port.sleep(AGAIN)
@@ -68,7 +68,7 @@ class Audit:
         return found
 
     def paths(self) -> list[tuple[str, int, Path]]:
-        """Return client, index and path of each shard that is to be looked at."""
+        """Return client, index and path of each selected shard."""
         found = []
         for client, shards in self._found():
             for bits, indexes in shards.indexes.items():
@@ -76,7 +76,7 @@ class Audit:
         return sorted(found)
 
     def look(self, client: str, index: int, path: Path, progress: Progress) -> ShardReport | None:
-        """Look at every record of a shard; None if it is gone."""
+        """Check every record of a shard; None if it was removed."""
         try:
             with open_shard(path, TIMEOUT) as log:
                 report = _without_ours(log.verify(progress))
@@ -117,7 +117,7 @@ class Audit:
 
 
 def _generations(path: Path, log: Log) -> Iterator[str]:
-    """Yield what is wrong with the table of generations of a shard."""
+    """Yield the problems of a shard's table of generations."""
     try:
         found = load_generations(path / GENERATIONS)
     except KvspoolError as error:
@@ -129,7 +129,7 @@ def _generations(path: Path, log: Log) -> Iterator[str]:
 
 
 def _without_ours(report: VerifyReport | JournalVerifyReport) -> VerifyReport | JournalVerifyReport:
-    """Return a report without those names that a hub puts beside a journal."""
+    """Return a report without the names of a hub's own files next to a journal."""
     if not isinstance(report, JournalVerifyReport):
         return report
     return msgspec.structs.replace(report, foreign=[name for name in report.foreign if name not in BESIDE])

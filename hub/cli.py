@@ -1,4 +1,4 @@
-"""`kvspool hub`: make a hub root, see whose shards lie there and who reads them, serve it, and look after it."""
+"""`kvspool hub`: create, inspect, serve and maintain a hub root."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DESCRIPTION = """\
-A hub root is a directory that holds the shards of many clients, each with its id as their prefix. Who reads it reads all of them, those
-of clients that come later too. `kvspool read`, `tail` and `stats` take a hub root as they take a log."""
+A hub root is a directory that holds the shards of many clients, each with its id as their prefix. Readers of the root read all shards,
+including those of later clients. `kvspool read`, `tail` and `stats` accept a hub root like a log."""
 EXAMPLES = """\
   kvspool hub create flights
   kvspool shard create flights --prefix JFK --bits 2        a client of the hub root: the prefix is its id
-  kvspool hub serve --root flights --anonymous              the root over the network; --help says how to do that safely
+  kvspool hub serve --root flights --anonymous              the root over the network; see its --help for safe options
   kvspool hub clients flights
   kvspool hub readers flights
   kvspool hub retention flights --max-age 30d --by-readers
   kvspool tail flights --follow"""
 
 CREATE = """\
-Make an empty directory for a hub root, with rights for its owner alone. Clients make their shards there, with `kvspool shard create`
+Create an empty directory for a hub root, accessible only to its owner. Clients create their shards there, with `kvspool shard create`
 or in a program; the id of a client has up to 100 letters, digits, _ and -."""
 CREATE_EXAMPLES = """\
   kvspool hub create flights
   kvspool hub create /dev/shm/flights --json        in memory"""
 
 CLIENTS = """\
-List the clients of a hub root: how many shards each has, how many logs were shipped to them one after the other (generations), how many
-records they hold, how full they are, and when the last record came. `kvspool hub stats` shows more of a hub that runs.
-With --json it is one list, with the field names of the library and each shard's own figures; times are ns since 1970."""
+List the clients of a hub root: the number of shards, the number of logs that were shipped to them one after the other (generations),
+records, fill level, and time of the last record. `kvspool hub stats` shows more about a running hub. With --json it is one list, with
+the field names of the library and the statistics of each shard; times are ns since 1970."""
 CLIENTS_EXAMPLES = """\
   kvspool hub clients flights
   kvspool hub clients flights --json | jq '.[] | {client, records}'"""
 
 READERS = """\
-List the durable readers of a hub root: how many records each is behind over all shards, when it last committed, and who has it open. With
---json it is one list, with the field names of the library and the place in each shard."""
+List the durable readers of a hub root: lag in records over all shards, time of the last commit, and holder. With --json it is one list,
+with the field names of the library and the position in each shard."""
 READERS_EXAMPLES = """\
   kvspool hub readers flights
   kvspool hub readers flights --json | jq '.[] | {name, behind: .lag.records}'
-  kvspool hub readers flights --delete spark        it must not be open; a new one begins anew"""
+  kvspool hub readers flights --delete spark        it must not be open"""
 
 
 def add_commands(subparsers: Any) -> None:
     """Add `kvspool hub` and its commands."""
     parser = subparsers.add_parser(
-        "hub", help="serve a hub, and look after its clients and readers", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+        "hub", help="serve a hub; inspect and maintain it", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
     )
     parser.set_defaults(run=lambda arguments: _help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    create = commands.add_parser("create", help="make a hub root", description=CREATE, epilog=f"Examples:\n{CREATE_EXAMPLES}")
-    create.add_argument("path", metavar="ROOT", type=Path, help="where it is to lie; its parent directory must exist")
+    create = commands.add_parser("create", help="create a hub root", description=CREATE, epilog=f"Examples:\n{CREATE_EXAMPLES}")
+    create.add_argument("path", metavar="ROOT", type=Path, help="path of the new directory; its parent must exist")
     options.add_json(create, "print the path as a JSON object")
     create.set_defaults(run=_create)
 
@@ -74,15 +74,15 @@ def add_commands(subparsers: Any) -> None:
         "clients", help="list the clients of a hub root", description=CLIENTS, epilog=f"Examples:\n{CLIENTS_EXAMPLES}"
     )
     clients.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
-    options.add_json(clients, "the same as a JSON list, with the figures of each shard")
+    options.add_json(clients, "print a JSON list, with the statistics of each shard")
     clients.set_defaults(run=_clients)
     readers = commands.add_parser(
         "readers", help="list the durable readers, or delete one", description=READERS, epilog=f"Examples:\n{READERS_EXAMPLES}"
     )
     readers.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
     which = readers.add_mutually_exclusive_group()
-    options.add_json(which, "the same as a JSON list, with the place in each shard")
-    which.add_argument("--delete", metavar="NAME", help="forget this reader and its places")
+    options.add_json(which, "print a JSON list, with the position in each shard")
+    which.add_argument("--delete", metavar="NAME", help="delete this reader and its positions")
     readers.set_defaults(run=_readers)
 
     for command in (hub_stats, retention, trim, verify, access, serve):
@@ -91,10 +91,10 @@ def add_commands(subparsers: Any) -> None:
 
 
 def open_log(path: Path) -> HubRoot | None:
-    """Return the hub root at a path if there are clients; None otherwise, for what has no client's id may still be a shard set."""
+    """Return the hub root at a path if it has clients; None otherwise, because names that are no client ids may form a shard set."""
     if not path.is_dir():
         return None
-    system.port.allow_more_files()  # each shard takes some
+    system.port.allow_more_files()  # each shard needs some
     root = _ShardByShard.open(path)
     if root.clients():
         return root
@@ -103,7 +103,7 @@ def open_log(path: Path) -> HubRoot | None:
 
 
 def checks() -> Iterator[Check]:
-    """Yield what `kvspool doctor` looks at for us. Only Spark needs Java, so nothing fails without it."""
+    """Yield the checks of `kvspool doctor` for hubs. Only Spark needs Java, so its absence is no failure."""
     from hub.spark.java import JavaNotFound, find_java
 
     try:
@@ -114,7 +114,7 @@ def checks() -> Iterator[Check]:
 
 
 class _ShardByShard(HubRoot):
-    """A hub root whose figures are those of its shards: what the commands show of a log that is made of several."""
+    """A hub root with the statistics of its shards, as the commands show a log that consists of several."""
 
     def stats(self, damaged: list[str] | None = None) -> Any:
         return [shard for client in super().stats(damaged).clients for shard in client.shards]
@@ -126,12 +126,12 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 
 def _create(arguments: argparse.Namespace) -> int:
-    """Make the directory."""
+    """Create the directory."""
     with HubRoot.create(arguments.path) as root:
         if arguments.json:
             output.print_json({"path": str(root.path)})
         else:
-            print(output.escape(f"created {root.path}: clients make their shards there"))
+            print(output.escape(f"created {root.path}: clients create their shards there"))
     return 0
 
 
@@ -218,6 +218,6 @@ def _table(clients: list[ClientStats]) -> Table:
 
 
 def _generations(client: ClientStats) -> str:
-    """Return how many logs were shipped to the shard of which it is the most; "-" for a client of this host, which writes there itself."""
+    """Return the largest number of logs shipped to one shard; "-" for a client of this host, which writes directly."""
     most = max((figures.generations(Path(one.path)) or 0 for one in client.shards), default=0)
     return f"{most:,}" if most else "-"

@@ -1,4 +1,4 @@
-"""Which ids a client of a hub can have."""
+"""The ids of a hub's clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LONGEST_ID = 100  # bytes of a client's id
 
 
 def check_client(client: str) -> str:
-    """Return a client's id, or raise ValueError if it can't be one: empty, too long, or able to leave the root."""
+    """Return a client's id. Raises ValueError if it is empty, too long, or could leave the root."""
     if not client:
         raise ValueError("a client's id is not empty")
     if len(route.check_prefix(client)) > LONGEST_ID:

@@ -1,4 +1,4 @@
-"""Records between a log and the wire, as Arrow columns: what is sent, what is taken, and what of it is compared."""
+"""Records between a log and the wire, as Arrow columns: sent, checked, compared and stored."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     Cursor = JournalCursor | SpoolCursor
 
 SCHEMA = arrow.RECORDS
-"""The columns that are sent. A null key is no key; nothing else is ever null. The sequences are in the message beside the batch."""
+"""The columns on the wire. A null key is no key; other columns have no nulls. The sequences are in the message of the batch."""
 
 
 
 def schema_of(ticket: Ticket) -> pa.Schema:
-    """Return the columns that a reader's ticket asks for."""
+    """Return the columns of a reader's ticket."""
     every = arrow.CODED_SCHEMA if ticket.coded else arrow.SCHEMA
     return every if ticket.columns is None else pa.schema([field for field in every if field.name in ticket.columns])
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Records without a gap between them, the first of which has the sequence `first`."""
+    """Consecutive records; `first` is the sequence of the first one."""
 
     first: int
     batch: pa.RecordBatch
-    laid_out: arrow.Records | None = None  # the same, where they were looked at already
+    laid_out: arrow.Records | None = None  # the same records, if already checked
 
     @cached_property
     def size(self) -> int:
@@ -49,15 +49,15 @@ class Rows:
 
     @property
     def end(self) -> int:
-        """Return the sequence behind the last one."""
+        """Return the sequence after the last one."""
         return self.first + int(self.batch.num_rows)
 
     def part(self, begin: int, end: int) -> Rows:
-        """Return the records with the sequences from `begin` up to `end`; they share the memory."""
+        """Return the records with sequences from `begin` up to `end`, excluding it, without a copy."""
         return Rows(begin, self.batch.slice(begin - self.first, end - begin))
 
     def cut(self, size: int) -> tuple[Rows, Rows | None]:
-        """Return as many of the first records as take up to `size` bytes, at least one, and the rest, if any are left."""
+        """Return the first records, up to `size` bytes but at least one, and the rest, if any."""
         some = self
         while some.batch.num_rows > 1 and some.size > size:
             some = self.part(self.first, some.end - some.batch.num_rows // 2)
@@ -65,18 +65,18 @@ class Rows:
 
 
 def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> arrow.Records:
-    """Raise Malformed for a batch that came from outside and isn't what it should be; `largest`: bytes of one.
+    """Check a batch from outside. Raises Malformed; `largest`: bytes of one.
 
-    After that its buffers hold what its offsets say, so that compiled loops may walk over them. Return how they do.
+    After that its buffers agree with its offsets, so that compiled loops may read them. Return the records in the form for those loops.
     """
     if not batch.schema.equals(SCHEMA):
-        raise Malformed(f"a batch has the columns {SCHEMA.names} and their types, not {str(batch.schema)[:500]!r}")
+        raise Malformed(f"a batch must have the columns {SCHEMA.names}, not {str(batch.schema)[:500]!r}")
     if not 0 < batch.num_rows <= MOST_ROWS:
-        raise Malformed(f"a batch has 1 to {MOST_ROWS} records, not {batch.num_rows}")
+        raise Malformed(f"a batch must have 1 to {MOST_ROWS} records, not {batch.num_rows}")
     try:
-        batch.validate()  # that the buffers are as long as they should be, which `nbytes` reads; `Records` looks at what they hold
+        batch.validate()  # the lengths of the buffers, which `nbytes` uses; `Records` checks their content
         if batch.nbytes > largest:
-            raise Malformed(f"a batch of {batch.nbytes} bytes; this hub takes {largest}")
+            raise Malformed(f"a batch of {batch.nbytes} bytes; this hub accepts {largest}")
         records = arrow.Records(batch)
     except (pa.ArrowInvalid, ValueError) as error:
         raise Malformed(f"a batch whose columns contradict themselves: {error}") from None
@@ -86,13 +86,13 @@ def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> arrow.Records:
 
 
 def append(journal: Journal, rows: Rows) -> None:
-    """Append records with the sequences that they have. Raises OutOfRange if the journal is beyond the first, or the system's OSError."""
+    """Append records with their sequences. Raises OutOfRange if the journal is beyond the first one, or the system's OSError."""
     with rows.laid_out or arrow.Records(rows.batch) as records:
         journal.append_records(records, rows.first)
 
 
 def next_rows(cursor: Cursor, most: int, size: int = BATCH_BYTES) -> Rows | Gap | None:
-    """Return the next records that are there now, up to `most` and `size` bytes; a Gap in their place; None where nothing is there."""
+    """Return the next available records, up to `most` and `size` bytes, or a Gap before them; None if there are none."""
     found = arrow.next_batch(cursor, most, coded=True, bytes=size)
     if isinstance(found, Gap):
         return found
@@ -100,9 +100,9 @@ def next_rows(cursor: Cursor, most: int, size: int = BATCH_BYTES) -> Rows | Gap 
 
 
 def first_difference(journal: Journal, rows: Rows) -> int | None:
-    """Return the sequence of the first record that the journal holds otherwise, or has left out; None if they agree.
+    """Return the sequence of the first record that differs in the journal, or is skipped there; None if they agree.
 
-    What the journal has trimmed, or what is damaged there, can't be compared, and counts as equal.
+    Records that the journal has trimmed, or damaged ones, can't be compared, and count as equal.
     """
     begin = max(rows.first, journal.first())
     cursor = journal.cursor(begin, bounded=True, end=rows.end)
@@ -122,7 +122,7 @@ def first_difference(journal: Journal, rows: Rows) -> int | None:
                     return found.first + row
                 begin = end
     except Corruption:
-        return None  # at the very end, and what comes behind it can still be appended
+        return None  # at the very end; records after it can still be appended
     finally:
         cursor.close()
     return None
@@ -137,10 +137,10 @@ def _difference(stored: pa.RecordBatch, sent: pa.RecordBatch) -> int | None:
 
 
 def _as_stored(sent: pa.RecordBatch, stored: list[int]) -> pa.RecordBatch:
-    """Return the records with the times that a journal keeps: one that is earlier than the latest before it becomes that one.
+    """Return the records with the times that a journal stores: each is at least the latest time before it.
 
-    The journal may hold later times before any of these records: those that a crash took came again after later ones. So a `stored` time
-    that is later is taken.
+    The journal may have later times before any of these records: records lost in a crash were sent again after later ones. So a later
+    `stored` time is used.
     """
     times = sent.column("timestamp").cast(pa.int64()).to_pylist()
     latest = NO_TIME

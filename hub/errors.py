@@ -1,24 +1,24 @@
-"""Everything that can go wrong between a hub and who speaks to it.
+"""The errors between a hub and its clients.
 
     KvspoolError
     `-- HubError
-        |-- Malformed           what came over the wire is no message of this protocol
-        |-- NotAuthenticated    nobody knows who asks
-        |-- NotAllowed          it is known who asks, and that he may not
-        |-- HubFull             no room, or no more connections, at this moment: try again later
-        |-- QuotaExceeded       a client has used what is his
-        |-- Conflict            the shard holds other records than those that were sent
+        |-- Malformed           a message breaks the protocol
+        |-- NotAuthenticated    the caller has no valid identity
+        |-- NotAllowed          the caller is known, but lacks the right
+        |-- HubFull             no space, or too many connections, at this moment: retry later
+        |-- QuotaExceeded       a client has used up its quota
+        |-- Conflict            the shard holds other records than the sent ones
         |   |-- Fenced          the log was replaced by another one in its shard
-        |   `-- Restored        the log ends before what the hub has of it
-        |-- Unexpected          records are missing before those that were sent, and nobody said that they are lost
+        |   `-- Restored        the log ends before the hub's copy of it
+        |-- Unexpected          records before the sent ones are missing, and were not declared lost
         |-- ShardDamaged        the hub's own shard is damaged, or was removed
-        |-- ShardReplaced       a durable reader's place is in a log that is there no more
-        |-- NotFound            the hub has no such client, or no such shard
+        |-- ShardReplaced       a durable reader's position is in a log that no longer exists
+        |-- NotFound            the hub has no such client or shard
         |-- RootInUse           another hub serves this root
         |-- Unreachable         the hub can't be reached
-        |   `-- Silent          the hub was reached, and doesn't answer
-        |-- AccessError         the file that says who may do what can't be used
-        `-- CertificateError    a certificate or its key can't be used, or is there already
+        |   `-- Silent          the hub was reached, but doesn't answer
+        |-- AccessError         the access file, or another secret file, can't be used
+        `-- CertificateError    a certificate or its key can't be used, or exists already
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from kvspool.errors import KvspoolError
 
 
 class HubError(KvspoolError):
-    """Base of what a hub refuses. Nothing was stored of what the message speaks of.
+    """Base of a hub's refusals. Nothing of the refused message was stored.
 
-    `retry_after` is how many seconds later the same may succeed; None: not by waiting alone.
+    `retry_after`: seconds after which a retry may succeed; None: waiting alone doesn't help.
     """
 
     exit_code = 9
@@ -37,13 +37,13 @@ class HubError(KvspoolError):
 
 
 class Malformed(HubError):
-    """What came over the wire is no message of this protocol, or breaks a limit of it."""
+    """A received message breaks the protocol, or one of its limits."""
 
 
 class NotAuthenticated(HubError):
-    """A token, certificate or call that stands for nobody. The message is for the hub's log, never for him who asks.
+    """A token, certificate or call without a known principal. The message is for the hub's log, never for the caller.
 
-    `principal` is the name that was meant, as far as it is known.
+    `principal` is the intended name, as far as it is known.
     """
 
     def __init__(self, why: str, principal: str | None = None) -> None:
@@ -52,11 +52,11 @@ class NotAuthenticated(HubError):
 
 
 class NotAllowed(HubError):
-    """He who asks may not do this. Nothing happened; the access file of the hub says who may."""
+    """The caller may not do this. Nothing happened; the hub's access file grants rights."""
 
 
 class QuotaExceeded(HubError):
-    """A client has as much as its quota allows, of bytes, shards or connections. Nothing was stored."""
+    """A client has reached its quota of bytes, shards or connections. Nothing was stored."""
 
     exit_code = 8
 
@@ -66,7 +66,7 @@ class QuotaExceeded(HubError):
 
 
 class HubFull(HubError):
-    """There is no room at this moment. Nothing was stored; try again after `retry_after` seconds."""
+    """There is no space at this moment. Nothing was stored; retry after `retry_after` seconds."""
 
     exit_code = 8
 
@@ -76,19 +76,19 @@ class HubFull(HubError):
 
 
 class Conflict(HubError):
-    """The shard holds other records than those that were sent. Nothing was changed; a person has to look which ones are right."""
+    """The shard holds other records than the sent ones. Nothing was changed; a person has to decide which ones are right."""
 
 
 class Fenced(Conflict):
-    """Another log has taken this one's place in the shard. Two clients with one id, or an old copy of a log: only the newest is taken."""
+    """Another log has replaced this one in the shard. Two clients have one id, or a log is an old copy: only the newest is accepted."""
 
 
 class Restored(Conflict):
-    """The log ends before what the hub has of it: it was restored from an older state, and would give sequences out again."""
+    """The log ends before the hub's copy of it: it was restored from an older state, and would assign sequences a second time."""
 
 
 class Unexpected(HubError):
-    """Records are missing before those that were sent. `expected` is the sequence that comes next."""
+    """Records before the sent ones are missing. `expected` is the next sequence."""
 
     def __init__(self, message: str, expected: int) -> None:
         super().__init__(message)
@@ -96,41 +96,41 @@ class Unexpected(HubError):
 
 
 class ShardDamaged(HubError):
-    """The hub's shard is damaged, or was removed. Whoever looks after the hub has to repair it; the other shards go on."""
+    """The hub's shard is damaged, or was removed. The operator of the hub has to repair it; other shards are not affected."""
 
 
 class ShardReplaced(HubError):
-    """The log of a shard isn't the one in which a durable reader has its place: it was made anew, or restored from an older copy.
+    """A shard has another log than the one of a durable reader's position: it was recreated, or restored from an older copy.
 
-    What the reader had not read of the old one can't be had any more; how much that was, nobody knows. `sequence` is the place it had
-    there. The reader stands at the earliest record of the new log, `first`: take the next record to go on, or `seek`.
+    Unread records of the old log are lost; their number is unknown. `sequence` is the reader's position in the old log. The reader is
+    now at the earliest record of the new log, `first`: read the next record to continue, or `seek`.
     """
 
     exit_code = 7
 
     def __init__(self, path: str, client: str, shard: int, sequence: int, first: int, why: str) -> None:
-        super().__init__(f"{path}: {why}; the reader's place was {sequence}, and it goes on at the earliest record, {first}")
+        super().__init__(f"{path}: {why}; the reader's position was {sequence}; it continues at the earliest record, {first}")
         self.path, self.client, self.shard, self.sequence, self.first = path, client, shard, sequence, first
 
 
 class NotFound(HubError):
-    """The hub has no such client, or no such shard of it, yet. Who may not read the client gets NotAllowed, whether it is there or not."""
+    """The hub has no such client, or no such shard of it, yet. A caller without the right to read the client always gets NotAllowed."""
 
 
 class RootInUse(HubError):
-    """Another hub serves this root. Stop it first; two would give the same room away twice."""
+    """Another hub serves this root. Stop it first; two hubs would both assign the same space."""
 
 
 class Unreachable(HubError):
-    """The hub can't be reached, or doesn't answer. What was acknowledged is there; the rest is kept by the client."""
+    """The hub can't be reached, or doesn't answer. Acknowledged records are stored; the client keeps the others."""
 
 
 class Silent(Unreachable):
-    """The hub, or the network, has stopped in the midst of a call; or what was sent takes longer than one waits."""
+    """The hub or the network stopped responding during a call, or a message takes longer than the timeout."""
 
 
 class AccessError(HubError):
-    """The access file, or another secret file, can't be used: others may read it, or it doesn't say what it should. It was not touched."""
+    """The access file, or another secret file, can't be used: others may read it, or its content is invalid. It was not changed."""
 
     exit_code = 3
 

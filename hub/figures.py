@@ -1,6 +1,6 @@
-"""What a hub has, for who looks after it: read from its root, or asked of the page of a server that runs.
+"""The statistics of a hub for its operator: read from its root, or from the page of a running server.
 
-Times are ns since 1970, sizes bytes. What only a running server knows is None where the figures come from a root.
+Times are ns since 1970, sizes bytes. Values that only a running server knows are None if read from a root.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from hub.root import ClientStats, HubRoot
 from hub.status import HubStatus
 from kvspool import KvspoolError
 
-PATIENCE = 10.0  # seconds that a server may take
-LARGEST = 1 << 26  # bytes that are taken of its answer
+PATIENCE = 10.0  # seconds for a server's answer
+LARGEST = 1 << 26  # largest answer, in bytes
 
 
 class ShardFigures(msgspec.Struct, frozen=True):
-    """A shard. generations: logs that were shipped to it, None where that can't be read; lost: sequences that its client has declared lost
-    since the server started; behind: records that the client has and the hub hasn't."""
+    """A shard.
+
+    generations: logs shipped to it, None if unreadable; lost: sequences that its client has declared lost since the server started; behind:
+    records that only the client has.
+    """
 
     index: int
     generations: int | None
@@ -38,7 +41,7 @@ class ShardFigures(msgspec.Struct, frozen=True):
 
 
 class ClientFigures(msgspec.Struct, frozen=True):
-    """A client. quota_bytes: that it may store; 0 for any number."""
+    """A client. quota_bytes: limit of its stored bytes; 0 for none."""
 
     client: str
     bits: int
@@ -56,7 +59,7 @@ class ClientFigures(msgspec.Struct, frozen=True):
 
     @property
     def generations(self) -> int | None:
-        """Logs that were shipped to the shard of which it is the most."""
+        """The largest number of logs shipped to one of its shards."""
         return max((shard.generations for shard in self.shards if shard.generations is not None), default=None)
 
     @property
@@ -75,14 +78,14 @@ class ClientFigures(msgspec.Struct, frozen=True):
 
 
 class ReaderFigures(msgspec.Struct, frozen=True):
-    """A durable reader. lag: records that it hasn't committed; None where its places can't be read."""
+    """A durable reader. lag: uncommitted records; None if its positions can't be read."""
 
     name: str
     lag: int | None
 
 
 class HubFigures(msgspec.Struct, frozen=True):
-    """A hub. source: where the figures come from; troubles: failures of the server and damaged shards, a sentence each."""
+    """A hub. source: origin of the statistics; troubles: failures of the server and damaged shards, a sentence each."""
 
     source: str
     clients: list[ClientFigures]
@@ -91,7 +94,7 @@ class HubFigures(msgspec.Struct, frozen=True):
 
 
 class _Report(msgspec.Struct):
-    """What is needed of `/api/status`."""
+    """The required part of `/api/status`."""
 
     status: HubStatus | None
     failure: str = ""
@@ -99,7 +102,7 @@ class _Report(msgspec.Struct):
 
 
 def of_root(path: Path) -> HubFigures:
-    """Read the figures of a hub root, whether a server serves it or not. Shards that are damaged are troubles."""
+    """Read the statistics of a hub root, with or without a running server. Damaged shards are troubles."""
     troubles: list[str] = []
     with HubRoot.open(path) as root:
         clients = [_client(one) for one in root.stats(troubles).clients]
@@ -108,21 +111,21 @@ def of_root(path: Path) -> HubFigures:
 
 
 def of_page(url: str) -> HubFigures:
-    """Ask a running server for its figures. url: of its page. Raises Unreachable, and Malformed for what is no answer of a hub's page."""
+    """Ask a running server for its statistics. url: of its page. Raises Unreachable, and Malformed for an answer of another program."""
     url = url.rstrip("/")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{url}/api/status", timeout=PATIENCE) as answer:
             data = answer.read(LARGEST + 1)
-    except (OSError, ValueError, http.client.HTTPException) as error:  # the last from what speaks no HTTP, such as the port for clients
+    except (OSError, ValueError, http.client.HTTPException) as error:  # HTTPException: another protocol, as at the port for clients
         reason = error.reason if isinstance(error, urllib.error.URLError) else str(error) or type(error).__name__
-        raise Unreachable(f"{url} doesn't answer: {reason}; is that the page that kvspool hub serve has named?") from None
+        raise Unreachable(f"{url} doesn't answer: {reason}; is that the page printed by kvspool hub serve?") from None
     try:
         report = msgspec.json.decode(data[:LARGEST], type=_Report)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise Malformed(f"{url} is no page of a hub, or one of another version: {error}") from None
     if report.status is None:
-        raise Unreachable(f"{url}: the hub does not say how it is: {report.failure}")
+        raise Unreachable(f"{url}: the hub has no status: {report.failure}")
     return _of_status(url, report.status, report.troubles)
 
 
@@ -166,7 +169,7 @@ def _shard(stats: Any) -> ShardFigures:
 
 
 def generations(shard: Path) -> int | None:
-    """Return how many logs were shipped to a shard; None where that can't be read, or the extra `hub` isn't there."""
+    """Return how many logs were shipped to a shard; None if that can't be read, or the extra `hub` is missing."""
     try:
         from hub.store import GENERATIONS, load_generations
 

@@ -1,4 +1,4 @@
-"""Following a hub root: its clients that come are taken in, those that were removed are read to their end and let go."""
+"""Following a hub root: new clients are added, and removed ones are read to their end and closed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from hub.root import HubRoot
     from shard.kernel.merge_py import Source
 
-_ROOT = "the root itself"  # the key of its watch; the others are (client, shard)
+_ROOT = "the root itself"  # the key of its watch; other keys are (client, shard)
 
 
 class FollowingRoot(FollowingMerge):
-    """A merge that takes in the shards of new clients, and lets go of those that were removed."""
+    """A merge that adds the shards of new clients, and drops those of removed ones."""
 
     def __init__(self, root: HubRoot, limit: int | None, on_gap: OnGap, timeout: float | None, isolation: Isolation) -> None:
         super().__init__(limit, on_gap, timeout)
-        self.clients: set[str] = set()  # that were seen: what is missing of them is being removed
+        self.clients: set[str] = set()  # known clients: their missing shards are being removed
         self.names: dict[str, tuple[str, int]] = {}  # of the directories that are read, with their keys
         self.root = root
         self._isolation: Isolation = isolation
@@ -45,12 +45,12 @@ class FollowingRoot(FollowingMerge):
         try:
             source.cursor.refuse_vanished()
         except LogVanished:
-            # Appended before it was removed, and not read yet, is still in memory: only a silent log is let go.
+            # Records appended before the removal are still readable: only an idle log is dropped.
             if not self.look_at([source]):
                 self.drop(source.key)
 
     def add_new(self) -> None:
-        """Read what has come, from its earliest record on."""
+        """Read new shards from their earliest record."""
         isolation = self._isolation
         self.root.add_shards(self, lambda key, path, log: log.cursor("earliest", isolation=isolation), is_bounded=False)
 

@@ -1,4 +1,4 @@
-"""What the durable readers of a hub root hold back: the lowest position of each shard that one of them has committed."""
+"""The retention holds of a hub root's durable readers: the lowest committed position of each shard."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from shard.shardset import Log
 
 
 class _Seen(NamedTuple):
-    """A file of positions as it was read. stored: None if that can't be known."""
+    """The content of a file of positions. stored: None if unreadable."""
 
     stamp: Stamp
     stored: Stored | None
 
 
 class Held:
-    """Remembers the files of positions, and reads one again only when it was replaced. Use it in one thread at a time."""
+    """Caches the files of positions, and reads one again only after it was replaced. Use it in one thread at a time."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._seen: dict[str, _Seen] = {}
 
     def lowest(self, client: str, index: int) -> int | None:
-        """Return the lowest sequence that a reader has yet to read; None if there is no reader.
+        """Return the lowest sequence that a reader has yet to read; None without readers.
 
-        A reader that has no position in the shard begins at its earliest record; one whose positions can't be read may stand anywhere:
-        both hold back everything, from sequence 0 on.
+        A reader without a position in the shard begins at its earliest record; one with unreadable positions may be anywhere: both hold
+        back everything, from sequence 0.
         """
         places = self.places(client, index).values()
         return max(0, min(places)) if places else None
 
     def places(self, client: str, index: int, log: Log | None = None) -> dict[str, int]:
-        """Return the sequence of a shard that each reader has yet to read, by the reader's name; -1 where that isn't known.
+        """Return for each reader, by name, the sequence of a shard that it has yet to read; -1 if unknown.
 
-        A reader that has an owner reads only shards in which it has a place. log: the shard, for who has it open: a place in another log,
-        which it was made anew for, counts as not known.
+        A reader with an owner reads only shards in which it has a position. log: the shard, if the caller has it open: a position in
+        another log, before it was recreated, counts as unknown.
         """
         found = {}
         for name in positions.names(self._root):
@@ -53,7 +53,7 @@ class Held:
         return found
 
     def readers(self) -> dict[str, Stored]:
-        """Return where each reader stands, by its name; without a place where that can't be known."""
+        """Return the positions of each reader, by name; none if they can't be read."""
         found: dict[str, Stored] = {}
         for name in positions.names(self._root):
             seen = self._look(name)
@@ -65,7 +65,7 @@ class Held:
         if position is None or (log is not None and positions.why_replaced(position, log)):
             return -1
         directory = self._root / route.directory_name(client, position.bits, index)
-        return -1 if system.port.look_up(directory) is None else position.sequence  # else: of a client of the same name that is gone
+        return -1 if system.port.look_up(directory) is None else position.sequence  # -1: of a removed client of the same name
 
     def _look(self, name: str) -> _Seen | None:
         path = positions.path_of(self._root, name)
@@ -79,5 +79,5 @@ class Held:
                 stored = positions.load(path)
             except (Corruption, UnknownVersion):
                 stored = None
-            seen = self._seen[name] = _Seen(stamp, stored)  # of a file replaced since the look: its stamp will be another one
+            seen = self._seen[name] = _Seen(stamp, stored)  # if it was replaced since, its stamp will differ
         return seen

@@ -1,6 +1,6 @@
-"""A durable reader's name, taken: nobody else has it open until it is given back, or this process dies.
+"""The lock of a durable reader's name: only one process has it open, until it closes it or crashes.
 
-The lock is one of the kernel's, on a file beside the positions. Its holder writes down who he is, so that others can be told.
+It is a lock of the kernel, on a file next to the positions. Its holder stores its identity there, for error messages of others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kvspool.system.handles import Handle
 
 SUFFIX = ".lock"
 _WORDS = struct.Struct("<4Q")  # see `holders`
-_BYTE = 1 << 20  # that is locked: behind the words
-_AFTER_DEATH, _PAUSE = 50, 0.002  # looks, and seconds between them, at a lock whose holder has ended
+_BYTE = 1 << 20  # the locked byte, after the words
+_AFTER_DEATH, _PAUSE = 50, 0.002  # checks, and seconds between them, of a lock whose holder has ended
 
 
 class Lease(Handle):
-    """Get it by the name's lock file; `close` gives it back."""
+    """Open it by the path of the name's lock file; `close` releases it."""
 
     def __init__(self, path: Path, name: str) -> None:
         """Take the lock. Raises ReaderBusy, which names the holder."""
@@ -41,7 +41,7 @@ class Lease(Handle):
         return self._file is not None and self._process == system.port.process_id()
 
     def _take(self) -> bool:
-        """Take the lock; False if whoever deleted the reader has removed the file meanwhile."""
+        """Take the lock. Return False if a deletion of the reader has removed the file in the meantime."""
         file = Descriptor(self._path, os.O_RDWR | os.O_CREAT)
         try:
             fd = file.number
@@ -65,14 +65,14 @@ class Lease(Handle):
             if words is None or not holders.is_gone(words):
                 break
             system.port.sleep(_PAUSE)  # the kernel is about to free it
-        raise ReaderBusy(f"the reader {self._name!r} is open already: {_described(fd)} has it; {self._path} is locked")
+        raise ReaderBusy(f"the reader {self._name!r} is already open in {_described(fd)}; {self._path} is locked")
 
     def forked(self) -> None:
-        """In a forked child: the lock is the parent's; only our copy of its descriptor goes."""
+        """Detach in a forked child: the lock belongs to the parent; only our copy of its descriptor is closed."""
         self.close()
 
     def close(self) -> None:
-        """Give the name back."""
+        """Release the name."""
         file, self._file = self._file, None
         if file is not None:
             locks.give_back(file, self._process)
@@ -83,7 +83,7 @@ class Lease(Handle):
 
 
 def holder(path: Path) -> str:
-    """Return who holds a lock file, in words for people; nothing if nobody does."""
+    """Return a description of the holder of a lock file; "" if there is none."""
     try:
         file = Descriptor(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""The mirror: pulls the shards of a hub into a hub root of its own, exactly once, through outages of any length.
+"""The mirror: pulls the shards of a hub into its own hub root, exactly once, through outages of any length.
 
-One call asks the source what has changed in all shards, and waits there until something has. Each shard that has more is pulled for a
-turn, then the next one. What is here says where to go on; nothing else remembers it: after a death or an outage each shard begins with its
-last record, which the source has to have as well.
+One call asks the source which shards have changed, and waits there for a change. Each shard with new records is pulled for a turn, then
+the next one. Only the stored records determine where to resume: after a crash or an outage each shard begins with its last record,
+which the source must have as well.
 
-The root that is made so can be served by a hub in its turn, to readers and to other mirrors. It takes no records from shippers of the
-clients that are mirrored.
+The resulting root can itself be served by a hub, to readers and to other mirrors. It accepts no records from shippers of mirrored
+clients.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from kvspool.system.descriptor import Descriptor
 from kvspool.system.handles import Handle
 from shard import descriptors
 
-IMPATIENT_WAIT = 0.05  # seconds, by who wants to come to an end
-WAIT = 1.0  # seconds that the source is asked to wait for a change; `stop` takes up to so long
-TURN = 30.0  # seconds that a shard's turn may take
+IMPATIENT_WAIT = 0.05  # seconds, with `until_empty`
+WAIT = 1.0  # seconds that the source is asked to wait for a change; `stop` may take as long
+TURN = 30.0  # longest turn of a shard, in seconds
 LONGEST_TURN = 600.0
-RETRY = 30.0  # seconds after which a shard that could not be pulled is tried again
-MOST_OPEN = 256  # shards that are kept open
+RETRY = 30.0  # seconds until a shard that could not be pulled is retried
+MOST_OPEN = 256  # open shards
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 30.0  # seconds
 logger = logging.getLogger("kvspool.mirror")
 
@@ -51,8 +51,11 @@ State = Literal["connecting", "connected", "waiting", "stopped", "failed"]
 
 
 class ShardMirrorStatus(msgspec.Struct, frozen=True):
-    """One shard. pulled: records; next: sequence below which all is here; behind: sequences that the source has more; lost: sequences that
-    nobody could have any more; error: why it is not pulled at this moment."""
+    """The state of one shard.
+
+    pulled: records; next: sequence below which all is stored here; behind: sequences that only the source has; lost: sequences that no
+    reader can get any more; error: why the shard is not pulled at this moment.
+    """
 
     client: str
     shard: int
@@ -65,7 +68,7 @@ class ShardMirrorStatus(msgspec.Struct, frozen=True):
 
 
 class MirrorStatus(msgspec.Struct, frozen=True):
-    """What a mirror does. outages: connections that broke; retry_in: seconds until the next attempt, in the state "waiting"."""
+    """The state of a mirror. outages: broken connections; retry_in: seconds until the next attempt, in the state "waiting"."""
 
     source: str
     root: str
@@ -81,7 +84,7 @@ class MirrorStatus(msgspec.Struct, frozen=True):
 
 
 class Mirror(Handle):
-    """Pulls the shards of a hub into a hub root. `run` does it in the calling thread until `stop`."""
+    """Pulls the shards of a hub into a hub root. `run` pulls in the calling thread until `stop` is called."""
 
     def __init__(
         self,
@@ -94,13 +97,15 @@ class Mirror(Handle):
         isolation: Isolation | None = None,
         turn: float = TURN,
     ) -> None:
-        """Take the root, which is made if it isn't there. Raises RootInUse if it is pulled from that source already, AccessError if others
-        may write it, ValueError, and what `HubRoot.open` raises.
+        """Open the root; a missing one is created.
 
-        source: `grpc+tls://host:port` or `grpc://host:port`. clients: a pattern (`*`, `?`, `[...]`) of ids, or several. security: or a
-        function that gives it anew for each connection. level: what a record that is here survives: the death of this process, or that
-        of the machine ("disk"). isolation: "synced" pulls only what is on the source's disk; None: so if the source's level is "disk".
-        turn: seconds after which a stream that brings nothing counts as dead.
+        Raises RootInUse if another mirror pulls that source into it, AccessError if other users may write it, ValueError, and the errors of
+        `HubRoot.open`.
+
+        source: `grpc+tls://host:port` or `grpc://host:port`. clients: a pattern (`*`, `?`, `[...]`) of ids, or several. security: may be a
+        function that is called for each connection. level: durability of a pulled record: it survives a crash of this process, or ("disk")
+        of the machine. isolation: "synced" pulls only records on the source's disk; None: "synced" if the source's level is "disk". turn:
+        seconds after which a stream without records counts as dead.
         """
         self.source = hubs.check(source)
         self._patterns = [clients] if isinstance(clients, str) else list(clients)
@@ -116,7 +121,7 @@ class Mirror(Handle):
         self._id = root_id(self.root)
         self._lock = self._take_root()
         self._shards: dict[tuple[str, int], MirroredShard] = {}
-        self._open: dict[tuple[str, int], MirroredShard] = {}  # those used last come last
+        self._open: dict[tuple[str, int], MirroredShard] = {}  # the most recently used ones are last
         self._stop = threading.Event()
         self._state: State = "connecting"
         self._error = ""
@@ -126,10 +131,11 @@ class Mirror(Handle):
     # Running.
 
     def run(self, *, until_empty: bool = False) -> None:
-        """Pull until `stop` is called from another thread or a signal handler; `until_empty`: until all is here that the source has.
+        """Pull until `stop` is called from another thread or a signal handler; `until_empty`: until all the source's records are stored
+        here.
 
-        An outage is no error: it goes on until the source is back. A shard that can't be pulled is tried again now and then; with
-        `until_empty`, its error is raised once the others are done. Raises Conflict if the source is this very root.
+        An outage is no error: the mirror retries until the source is back. A shard that can't be pulled is retried now and then; with
+        `until_empty`, its error is raised once the others are done. Raises Conflict if the source serves this same root.
         """
         backoff = FIRST_BACKOFF
         while not self._stop.is_set():
@@ -150,11 +156,11 @@ class Mirror(Handle):
             raise errors[0]
 
     def stop(self) -> None:
-        """Let `run` come to its end."""
+        """Make `run` return."""
         self._stop.set()
 
     def _session(self, hub: RemoteHub, until_empty: bool) -> None:
-        """Pull what comes until it is told to stop, all is here, or the connection breaks."""
+        """Pull until `stop` is called, all records are stored, or the connection breaks."""
         server = hub.server()
         if server.version != VERSION:
             raise Malformed(f"{self.source} speaks version {server.version} of the protocol; this is version {VERSION}")
@@ -166,7 +172,7 @@ class Mirror(Handle):
         while not self._stop.is_set():
             changes = hub.changes(token, wait)
             if changes.root != server.root:
-                raise Unreachable(f"{self.source} is another hub than a moment ago")
+                raise Unreachable(f"{self.source} is now another hub than before")
             token = changes.token
             self._note_states(changes.shards, server.root)
             is_busy = self._pull_all(hub, isolation)
@@ -175,8 +181,8 @@ class Mirror(Handle):
             wait = 0.0 if is_busy else IMPATIENT_WAIT if until_empty else WAIT
 
     def _note_states(self, states: list[ShardState], source: str) -> None:
-        """Take over what the source says of its shards."""
-        for state in sorted(states, key=lambda state: (state.client, state.shard)):  # in order, as those who make shards do
+        """Store the states of the source's shards."""
+        for state in sorted(states, key=lambda state: (state.client, state.shard)):  # in order, like other creators of shards
             check_state(state)
             if not any(fnmatch.fnmatchcase(state.client, pattern) for pattern in self._patterns):
                 continue
@@ -188,7 +194,7 @@ class Mirror(Handle):
             shard.state, shard.is_settled = state, False
 
     def _pull_all(self, hub: RemoteHub, isolation: Isolation) -> bool:
-        """Give every shard that has more a turn. Return whether one of them may have more still. Raises what concerns all of them."""
+        """Give a turn to every shard with new records. Return whether one of them may have more. Raises errors that concern all of them."""
         is_busy = False
         for key, shard in self._shards.items():
             if self._stop.is_set():
@@ -201,7 +207,7 @@ class Mirror(Handle):
                 shard.pull(hub, isolation, self._turn)
                 self._succeed(shard, before)
             except Unreachable:
-                if shard.next == before:  # nothing came at all
+                if shard.next == before:  # nothing arrived
                     self._turn = min(2 * self._turn, LONGEST_TURN)
                     raise
                 shard.error, shard.retry_at = None, 0.0
@@ -213,7 +219,7 @@ class Mirror(Handle):
         return is_busy
 
     def _succeed(self, shard: MirroredShard, before: int) -> None:
-        """Note a turn that came to its end."""
+        """Note a turn that ended without an error."""
         if self._level == "disk":
             shard.sync()
         shard.error = None
@@ -222,14 +228,14 @@ class Mirror(Handle):
         shard.retry_at = system.port.monotonic() + WAIT if stands_still else 0.0
 
     def _fail(self, shard: MirroredShard, error: KvspoolError | OSError) -> None:
-        """Note that a shard can't be pulled; the others go on."""
+        """Note that a shard can't be pulled; the others continue."""
         if str(shard.error) != str(error):
             logger.error("%s", error)
         shard.error = error
         shard.retry_at = system.port.monotonic() + RETRY
 
     def _note(self, error: HubError) -> float:
-        """Note why a connection ended. Return how long to wait at least. Raises the error if trying again is of no use."""
+        """Note why a connection ended. Return the shortest time to wait, in seconds. Raises the error if a retry is useless."""
         self._outages += 1
         self._error = str(error)
         logger.warning("%s", error)
@@ -246,7 +252,7 @@ class Mirror(Handle):
         self._stop.wait(seconds)
 
     def _keep_open(self, key: tuple[str, int], shard: MirroredShard) -> None:
-        """Let a shard be open, and close the one that was used longest ago, if there are many."""
+        """Keep a shard open; if many are open, close the least recently used one."""
         self._open.pop(key, None)
         self._open[key] = shard
         if len(self._open) > descriptors.affordable(MOST_OPEN, 2):
@@ -258,7 +264,7 @@ class Mirror(Handle):
             shard.close()
 
     def _take_root(self) -> Descriptor:
-        """Return the descriptor of the lock that says that the root is pulled from this source. Raises RootInUse."""
+        """Return the descriptor of the lock of this root and source. Raises RootInUse."""
         path = self.root / PRIVATE / f"mirror.{hubs.name(self.source)}"
         file = Descriptor(path, os.O_RDWR | os.O_CREAT, 0o600)
         if not system.port.try_lock_file(file.number, shared=False):
@@ -266,10 +272,10 @@ class Mirror(Handle):
             raise RootInUse(f"another mirror pulls {self.source} into {self.root}; stop it first")
         return file
 
-    # Looking after it.
+    # Maintenance.
 
     def status(self) -> MirrorStatus:
-        """Return what the mirror does at this moment; for other threads too."""
+        """Return the mirror's current state. Can be called by other threads."""
         known = list(self._shards.values())
         shards = [
             ShardMirrorStatus(
@@ -292,7 +298,7 @@ class Mirror(Handle):
         )
 
     def close(self) -> None:
-        """Give the root back."""
+        """Release the root."""
         for key in list(self._open):
             self._let_go(key)
         if not self._lock.is_closed:

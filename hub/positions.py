@@ -1,19 +1,19 @@
-"""Where a durable reader of a hub root stands: the positions of all shards, in one file.
+"""The stored positions of a hub root's durable reader: of all shards, in one file.
 
     [root]/.hub/readers/[name].positions
-    kvspool-hub-positions 1 [CRC32C of what follows, 8 hex digits]
+    kvspool-hub-positions 1 [CRC32C of the rest, 8 hex digits]
     [["JFK.2.000", 1204, "0a1b..", 1763724000123456789], ...]
 
-Each entry, in JSON: the shard's directory; the sequence of the record that comes next; the log's id, in hex, empty for a journal that has
-none; the timestamp of the record before it, 0 where that isn't known.
+Each entry, in JSON: the shard's directory; the sequence of the next record; the log's id, in hex, empty for a journal without one; the
+timestamp of the record before it, 0 if unknown.
 
-A reader that is moved over the network has an owner, and version 2: `{"owner": "spark", "places": [...]}`. It reads the shards in which it
-has a place and no others, so it holds back nothing elsewhere; an older kvspool takes it for one that holds back everything.
+A reader that is moved over the network has an owner, and version 2: `{"owner": "spark", "places": [...]}`. It reads only the shards in
+which it has a position, so it holds back nothing elsewhere; older versions of kvspool treat it as a reader that holds back everything.
 
-**Durability.** The file is replaced whole: a temporary one is written, flushed and renamed, and the directory flushed. After a crash at any
-instruction, of the process or the machine, it holds the old positions or the new ones, all of them together.
+**Durability.** The file is replaced atomically: a temporary one is written, flushed and renamed, and the directory flushed. After a crash
+at any instruction, of the process or the machine, it has either all old positions or all new ones.
 
-**Trust.** What stands there is believed if the checksum agrees, and each entry could be one of ours.
+**Trust.** The content is used if the checksum matches and each entry is possible.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ from shard.shardset import Log
 
 Key = tuple[str, int]  # a client and the index of a shard
 SUFFIX = ".positions"
-LARGEST = 1 << 26  # bytes of a file that is read: some 700,000 shards
+LARGEST = 1 << 26  # largest file in bytes: some 700,000 shards
 _MAGIC = b"kvspool-hub-positions "
 _HEADER = re.compile(rb"kvspool-hub-positions ([0-9]{1,9}) ([0-9a-f]{8})\n")
 _VERSIONS = (1, 2)  # without an owner, and with one
 
 
 class Position(NamedTuple):
-    """A place in one shard. bits: of its client's set; sequence: of the record that comes next; log: its id, empty for a journal that has
-    none; time: timestamp of the record before that, 0 where it isn't known."""
+    """A position in one shard.
+
+    bits: of its client's set; sequence: of the next record; log: its id, empty for a journal without one; time: timestamp of the record
+    before that, 0 if unknown.
+    """
 
     bits: int
     sequence: int
@@ -54,7 +57,7 @@ class Position(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a file says. owner: the principal of the hub who alone moves the reader; "" for one of this host."""
+    """The content of a file. owner: the only principal that may move the reader over the network; "" for a reader of this host."""
 
     places: dict[Key, Position]
     owner: str = ""
@@ -84,28 +87,28 @@ def pack(positions: dict[Key, Position], owner: str = "") -> bytes:
 
 
 def parse(data: bytes) -> Stored:
-    """Return what the bytes of a file say. Raises ValueError, saying what is wrong; UnknownVersion."""
+    """Return the content of a file's bytes. Raises ValueError with the reason; UnknownVersion."""
     header = _HEADER.match(data)
     if header is None:
-        raise ValueError("it doesn't begin as such a file does")
+        raise ValueError("it has no valid header")
     version = int(header[1])
     if version not in _VERSIONS:
         raise UnknownVersion(f"it has version {version}, this kvspool knows {_VERSIONS[0]} and {_VERSIONS[1]}")
     body = data[header.end() :]
     if checksum(body) != int(header[2], 16):
-        raise ValueError("its checksum is another one")
+        raise ValueError("its checksum doesn't match")
     owned = documents.from_json(body, _Owned) if version == 2 else _Owned("", documents.from_json(body, list[_Entry]))
     positions: dict[Key, Position] = {}
     for entry in owned.places:
         prefix, bits, index = route.parse_name(entry.directory) or (entry.directory, 0, 0)
         if route.directory_name(check_client(prefix), bits, index) != entry.directory or (prefix, index) in positions:
-            raise ValueError(f"{entry.directory!r} is no shard, or is there twice")
+            raise ValueError(f"{entry.directory!r} is no shard, or is repeated")
         positions[prefix, index] = Position(bits, entry.sequence, entry.log, entry.time)
     return Stored(positions, owned.owner)
 
 
 def load(path: Path) -> Stored | None:
-    """Return what a file says; None if there is none. Raises Corruption, UnknownVersion."""
+    """Return the content of a file; None if there is none. Raises Corruption, UnknownVersion."""
     try:
         return parse(documents.read(path, LARGEST))
     except FileNotFoundError:
@@ -113,33 +116,34 @@ def load(path: Path) -> Stored | None:
     except UnknownVersion as error:
         raise UnknownVersion(f"{path}: {error}; upgrade, or delete the reader") from None
     except ValueError as error:
-        raise Corruption(f"{path} doesn't say where the reader stands: {error}; restore it, or delete the reader") from None
+        raise Corruption(f"{path} has no valid positions: {error}; restore it, or delete the reader") from None
 
 
 def store(path: Path, positions: dict[Key, Position], owner: str = "") -> None:
-    """Replace the positions in a file; on disk when it returns.
+    """Replace the positions in a file; on disk on return.
 
-    Raises NameNotDurable if the new ones are there and only the flush of the directory failed; the system's OSError if the old ones are.
+    Raises NameNotDurable if the new ones are stored and only the flush of the directory failed; the system's OSError if the old ones
+    remain.
     """
     disk.replace(path, pack(positions, owner), 0o600, done=f"{path} has the reader's new positions")
 
 
 def log_id(log: Log) -> str:
-    """Return the id of a log as a position has it; of a journal, of the one that lies there now."""
+    """Return the id of a log in the form of a position; of a journal, that of the present one."""
     return (log.log_id if isinstance(log, Spool) else log.read_log_id()).hex()
 
 
 def why_replaced(position: Position, log: Log) -> str:
-    """Return why a position can't be one of this log, in words; nothing if it can.
+    """Return why a position can't belong to this log; "" if it can.
 
-    A log is known by its id. Of a journal that has none, or had none when the position was taken, the record before the position is asked
-    for its time, if it is still there.
+    A log is identified by its id. If a journal has none, or had none when the position was stored, the time of the record before the
+    position is compared, if that still exists.
     """
     id = log_id(log)
     if position.log != id and (isinstance(log, Spool) or (position.log and id)):
-        return "the log was made anew"
+        return "the log was recreated"
     if position.sequence > log.end():
-        return "the log ends before the reader's place: it was made anew, or restored from an older copy"
+        return "the log ends before the reader's position: it was recreated, or restored from an older copy"
     if position.log != id or not id:
         return _why_another_time(position, log)
     return ""
@@ -149,7 +153,7 @@ def _why_another_time(position: Position, log: Log) -> str:
     if position.time not in (0, NO_TIME):
         for item in log.read(position.sequence - 1, limit=1, on_gap="yield"):
             if isinstance(item, Record) and item.sequence == position.sequence - 1 and item.timestamp != position.time:
-                return "the log was made anew: the record before the reader's place is another one"
+                return "the log was recreated: the record before the reader's position is another one"
             break
     return ""
 
@@ -172,20 +176,20 @@ def _is_name(name: str) -> bool:
 
 
 def path_of(root: Path, name: str) -> Path:
-    """Return where a reader's positions lie. Raises ValueError for a name that must not become a part of a path."""
+    """Return the path of a reader's positions. Raises ValueError for a name that must not become a part of a path."""
     return directory_of(root) / f"{check_name(name)}{SUFFIX}"
 
 
 def directory_of(root: Path) -> Path:
-    """Return the directory of a hub root's readers, which may not be there."""
+    """Return the directory of a hub root's readers, which may not exist."""
     return root / ".hub" / "readers"
 
 
 def make_directory(root: Path) -> Path:
-    """Make the directory of a hub root's readers, with rights for its owner alone, and return it. Raises NotALog for what is in its way."""
+    """Create the directory of a hub root's readers, accessible only to its owner. Return it. Raises NotALog if another file is there."""
     directory = directory_of(root)
     for part in (directory.parent, directory):
         status = None if disk.make_directory(part) else system.port.look_up(part)
         if status is not None and not stat.S_ISDIR(status.st_mode):
-            raise NotALog(f"{part} is no directory, so the hub root can't have readers; remove it")
+            raise NotALog(f"{part} is not a directory, so the hub root can't have readers; remove it")
     return directory

@@ -1,14 +1,13 @@
-"""A durable reader of a hub root: a name, and a place in every shard, that outlive the process.
+"""A durable reader of a hub root: a name, and a position in every shard, that outlive the process.
 
-Open in one place at a time. Its place moves with each record and Gap that is handed out; `commit` stores all places at once, so that it is
-resumed there: each record of each shard once, in the shard's order. What was handed out after the last commit comes again.
+It is open in one process at a time. Its position moves with each returned record and Gap. `commit` stores all positions at once; the next
+open resumes there: each record of each shard once, in the shard's order. Records returned after the last commit are returned again.
 
-**Shards that come and go.** One that the reader has no place in is read from its earliest record. A commit drops the places in shards whose
-directory is gone, and only those. Where a directory holds another log than the one in which the reader has its place, it is told:
-`ShardReplaced`.
+**New and removed shards.** A shard without a position is read from its earliest record. A commit drops only the positions in shards whose
+directory is gone. If a directory holds another log than the one of the reader's position, the reader gets the error `ShardReplaced`.
 
-**Durability.** `commit` returns when the positions are on disk, and the records of journals before them too. It never stands ahead of what
-a crash of the machine leaves: a spool's recovery gives no number twice.
+**Durability.** `commit` returns when the positions, and before them the records of journals, are on disk. So after a crash of the machine
+a position is never ahead of the stored records; a spool's recovery assigns no number twice.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
 
 
 class ShardLag(msgspec.Struct, frozen=True):
-    """How far a reader is behind in one shard. sequence: of the record that comes next; records: from there to the end, as far as they are
-    still there."""
+    """The lag of a reader in one shard. sequence: of the next record; records: the available ones from there to the end."""
 
     client: str
     shard: int
@@ -53,16 +51,19 @@ class ShardLag(msgspec.Struct, frozen=True):
 
 
 class HubLag(msgspec.Struct, frozen=True):
-    """How far a reader is behind: in records over all shards that are there, and in each."""
+    """The lag of a reader: in records over all existing shards, and in each."""
 
     records: int
     shards: list[ShardLag]
 
 
 class HubReaderStats(msgspec.Struct, frozen=True):
-    """A durable reader as others see it. lag: of what it has committed; None where that can't be read, and `problem` says why. updated:
-    when it last committed, ns since the Unix epoch. holder: who has it open now, empty for nobody. owner: the principal who moves it over
-    the network, empty for a reader of this host."""
+    """The state of a durable reader, for other processes.
+
+    lag: after its committed positions; None if that can't be read, and `problem` says why. updated: time of its last commit, ns since the
+    Unix epoch. holder: the process that has it open, or "". owner: the principal that moves it over the network, or "" for a reader of this
+    host.
+    """
 
     name: str
     lag: HubLag | None
@@ -73,23 +74,22 @@ class HubReaderStats(msgspec.Struct, frozen=True):
 
 
 class HubReader(Handle):
-    """A durable reader that is open. Get it from `HubRoot.reader`; use it in one thread.
+    """An open durable reader. Get it from `HubRoot.reader`; use it in one thread.
 
-    Closing does not commit. In a forked child it opens anew when it is used, from the last commit, which fails with ReaderBusy as long as
-    the parent has it open.
+    Closing does not commit. A forked child reopens it on use at the last commit, which fails with ReaderBusy while the parent has it open.
     """
 
     def __init__(self, root: HubRoot, name: str, start: str | datetime, isolation: Isolation) -> None:
         self.name = name
         self.isolation = check_isolation(isolation)
         self.root = root
-        self.told: deque[ShardReplaced] = deque()  # what the next iterator raises first
+        self.told: deque[ShardReplaced] = deque()  # the next iterator raises these first
         self._start = start
         self._path = positions.path_of(root.path, name)
         self._positions: dict[Key, Position] = {}
-        self._passed: dict[Key, tuple[int, int]] = {}  # what was handed out since: the sequence behind it, and its time
+        self._passed: dict[Key, tuple[int, int]] = {}  # returned since: the sequence after it, and its time
         self._committed: dict[Key, Position] = {}
-        self._turn: HubReading | None = None  # the iterator that begins where we stand
+        self._turn: HubReading | None = None  # the iterator that reads from our position
         self._lease: Lease | None = None
         self._is_closed = False
         self._iterations = Iterations()
@@ -97,7 +97,8 @@ class HubReader(Handle):
         forks.register(self)
 
     def _attach(self) -> None:
-        """Take the name, and stand where the last commit was; a new reader is stored at once, so that it holds back what it will read."""
+        """Take the name and load the committed positions; a new reader is stored at once, so that it holds back the records it will read.
+        """
         positions.make_directory(self.root.path)
         taken = Lease(self._path.with_suffix(lease.SUFFIX), self.name)
         try:
@@ -107,7 +108,7 @@ class HubReader(Handle):
                 self._positions = self._all_at(self._start, passes_damaged=True)
                 positions.store(self._path, self._positions)
             elif stored.owner:
-                raise ReaderBusy(f"the reader {self.name!r} is {stored.owner}'s, who moves it over the network; take another name")
+                raise ReaderBusy(f"the reader {self.name!r} belongs to {stored.owner}, and is moved over the network; take another name")
             else:
                 self._positions = stored.places
             self._committed = dict(self._positions)
@@ -119,12 +120,12 @@ class HubReader(Handle):
     # Reading.
 
     def read(self, *, limit: int | None = None, on_gap: OnGap = "raise") -> HubReading:
-        """Iterate over the records (`HubRecord`) that are there now, from the reader's place on; see `HubRoot.read`."""
+        """Iterate over the stored records (`HubRecord`) from the reader's position; see `HubRoot.read`."""
         self._check_open()
         return self._iterations.add(HubReading(self, limit, on_gap, None, is_bounded=True))
 
     def follow(self, *, timeout: float | None = None, limit: int | None = None, on_gap: OnGap = "raise") -> HubReading:
-        """Iterate over the records from the reader's place on, and wait for more, and for more clients; see `HubRoot.follow`.
+        """Iterate over the records from the reader's position, and wait for more, and for more clients; see `HubRoot.follow`.
 
         Raises Closed as soon as any thread closes the reader, or the root.
         """
@@ -132,9 +133,9 @@ class HubReader(Handle):
         return self._iterations.add(HubReading(self, limit, on_gap, timeout, is_bounded=False))
 
     def commit(self) -> dict[Key, int]:
-        """Store the reader's places: behind everything that was handed out so far, in all shards at once. Returns them.
+        """Store the reader's positions, after all returned records, in all shards at once. Returns them.
 
-        On disk when it returns. What goes wrong leaves the old ones or the new ones: the system's OSError; Poisoned if the disk fails.
+        On disk on return. After an error either the old or the new ones are stored: the system's OSError; Poisoned if the disk fails.
         """
         self._check_open()
         names = set(system.port.names(self.root.path))
@@ -145,12 +146,12 @@ class HubReader(Handle):
             positions.store(self._path, current)
             self._committed = current
         for key in gone:
-            if self._turn is None or not self._turn.reads(key):  # otherwise what is left of it may yet be handed out
+            if self._turn is None or not self._turn.reads(key):  # otherwise the iterator may yet return the rest of it
                 self.drop(key)
         return {key: one.sequence for key, one in current.items()}
 
     def _settle(self, current: dict[Key, Position]) -> None:
-        """Put what was read of journals on disk, or a crash of the machine would leave us ahead of what is there."""
+        """Write the read records of journals to disk; otherwise a crash of the machine could leave the positions ahead of them."""
         for key, one in current.items():
             if one != self._committed.get(key):
                 path = self.root.path / route.directory_name(key[0], one.bits, key[1])
@@ -162,14 +163,14 @@ class HubReader(Handle):
 
     @property
     def positions(self) -> dict[Key, int]:
-        """Return the sequence that comes next in each shard, by client and shard."""
+        """Return the next sequence of each shard, by client and shard."""
         return {key: self._place(key).sequence for key in self._positions}
 
     def seek(self, places: Mapping[Key, int]) -> None:
-        """Go on at these sequences in the shards that they are for; the others stay. Not committed yet.
+        """Move to these sequences in the given shards; the positions in others don't change. Does not commit.
 
-        One that was overwritten or trimmed gives a Gap. Raises LogNotFound for a shard that is not there, OutOfRange for a sequence that
-        has not been written, ValueError for what is none: nothing has moved then.
+        An overwritten or trimmed record gives a Gap. Raises LogNotFound for a shard that doesn't exist, OutOfRange for a sequence that has
+        not been written, ValueError for an invalid one: no position has changed then.
         """
         self._check_open()
         paths = dict(self.root.shard_paths())
@@ -184,19 +185,19 @@ class HubReader(Handle):
         self._move(moved)
 
     def seek_time(self, time: datetime) -> None:
-        """Go on at the first record at or after an aware datetime, in each shard. Not committed yet."""
+        """Move to the first record at or after an aware datetime, in each shard. Does not commit."""
         if not isinstance(time, datetime):
             raise TypeError(f"a time is an aware datetime, not {type(time).__name__}")
         self._check_open()
         self._move(self._all_at(time))
 
     def rewind(self) -> None:
-        """Go on at the oldest record of each shard. Not committed yet."""
+        """Move to the oldest record of each shard. Does not commit."""
         self._check_open()
         self._move(self._all_at("earliest"))
 
     def _all_at(self, start: str | datetime, *, passes_damaged: bool = False) -> dict[Key, Position]:
-        """Return the places of a start in all shards. passes_damaged: leave out shards that can't be opened, for a new reader."""
+        """Return the positions of a start in all shards. passes_damaged: omit shards that can't be opened, for a new reader."""
         return {key: _position(path, log, _sequence(log, start)) for key, path, log in self.root.logs(passes_damaged=passes_damaged)}
 
     def _move(self, moved: dict[Key, Position]) -> None:
@@ -206,14 +207,14 @@ class HubReader(Handle):
         self._turn = None
 
     def lag(self) -> HubLag:
-        """Return how far the reader's places are behind the ends of the shards."""
+        """Return the number of records after the reader's positions."""
         self._check_open()
         return measure(self.root, {key: self._place(key) for key in self._positions})
 
     # For the iterators.
 
     def cursor(self, key: Key, path: Path, log: Log, bounded: bool) -> Cursor:
-        """Return a cursor of a shard at the reader's place there; at its earliest record if it has none, or one in another log."""
+        """Return a cursor at the reader's position in a shard; at its earliest record without a position, or with one in another log."""
         position = self._place(key) if key in self._positions else None
         bits = _bits(path)
         why = "" if position is None or position.bits != bits else positions.why_replaced(position, log)
@@ -230,27 +231,27 @@ class HubReader(Handle):
         self._positions[key] = position
 
     def pass_by(self, key: Key, item: Record | Gap) -> None:
-        """Stand behind what was handed out of a shard."""
+        """Move past a returned item of a shard."""
         self._passed[key] = (item.last + 1, 0) if isinstance(item, Gap) else (item.sequence + 1, item.timestamp)
 
     def drop(self, key: Key) -> None:
-        """Have no place any more in a shard that is gone."""
+        """Drop the position in a removed shard."""
         self._positions.pop(key, None)
         self._passed.pop(key, None)
 
     def take_turn(self, reading: HubReading) -> None:
-        """Let an iterator begin where the reader stands; what another one has copied out in advance is dropped."""
+        """Let an iterator begin at the reader's position; the read-ahead of another iterator is dropped."""
         if self._turn is not None:
             self._turn.let_go()
         self._turn = reading
 
     def has_turn(self, reading: HubReading) -> bool:
-        """Return whether the iterator stands where the reader does."""
+        """Return whether the iterator is the one that reads from the reader's position."""
         self._check_open()
         return self._turn is reading
 
     def lose_turn(self) -> None:
-        """Let the next iterator begin anew: what this one has copied out counts as not handed out."""
+        """Let the next iterator begin at the reader's position; the read-ahead of this one counts as not returned."""
         self._turn = None
 
     def _place(self, key: Key) -> Position:
@@ -260,7 +261,7 @@ class HubReader(Handle):
     # Open and closed.
 
     def _check_open(self) -> None:
-        """Raise Closed; in a forked child, take the name anew first."""
+        """Raise Closed; in a forked child, first take the name again."""
         if self._is_closed:
             raise Closed(self._closed_words())
         if self._lease is None or not self._lease.is_ours:
@@ -269,11 +270,11 @@ class HubReader(Handle):
 
     @property
     def closed(self) -> bool:
-        """Return whether the reader was closed."""
+        """Return whether the reader is closed."""
         return self._is_closed
 
     def close(self) -> None:
-        """Give the reader up, for others to open. Nothing is committed. Its iterations raise Closed, those in other threads at once."""
+        """Release the reader, for others to open, without a commit. Its iterations raise Closed, at once in other threads."""
         self._is_closed = True
         try:
             self.end(self._closed_words())
@@ -281,14 +282,14 @@ class HubReader(Handle):
             self._let_go()
 
     def end(self, why: str) -> None:
-        """End all iterations: the reader, or its root, was closed."""
+        """End all iterations, because the reader or its root was closed."""
         self._iterations.end(why)
 
     def _closed_words(self) -> str:
         return f"the reader {self.name!r} was closed; open it again"
 
     def forked(self) -> None:
-        """In a forked child: the name is the parent's."""
+        """Detach in a forked child: the name belongs to the parent."""
         self._let_go()
 
     def _let_go(self) -> None:
@@ -310,9 +311,9 @@ class HubReader(Handle):
 
 
 class HubReading(Iterator[Any], Handle):
-    """Moves the reader's place with everything that it hands out. `lost` counts sequences that lay in Gaps.
+    """Moves the reader's position with each returned item. `lost` counts sequences in Gaps.
 
-    Several iterators of a reader take turns: each begins where the reader stands. `seek` works the same way, even in the midst of a loop.
+    Several iterators of a reader take turns: each begins at the reader's position. `seek` has the same effect, even inside a loop.
     """
 
     def __init__(self, owner: HubReader, limit: int | None, on_gap: OnGap, timeout: float | None, is_bounded: bool) -> None:
@@ -324,7 +325,7 @@ class HubReading(Iterator[Any], Handle):
         self._is_bounded = is_bounded
         self._merge: Merge | None = None
         self._is_closed = False
-        self._why = ""  # the iteration ended, if its reader or root was closed
+        self._why = ""  # why the iteration ended: its reader or root was closed
 
     def __next__(self) -> Any:
         while self._left != 0:
@@ -361,11 +362,11 @@ class HubReading(Iterator[Any], Handle):
         except KvspoolError:
             raise
         except BaseException:
-            self._owner.lose_turn()  # interrupted: something may have been taken out that nobody got
+            self._owner.lose_turn()  # interrupted: an item may have been taken that was not returned
             raise
 
     def _tell(self) -> None:
-        """Raise what the reader is to be told."""
+        """Raise a pending error of the reader."""
         told = self._owner.told
         if self._on_gap == "skip":
             told.clear()
@@ -374,7 +375,7 @@ class HubReading(Iterator[Any], Handle):
 
     def _begin(self) -> Merge:
         owner = self._owner
-        owner.has_turn(self)  # raises Closed, before anything is opened
+        owner.has_turn(self)  # raises Closed before anything is opened
         owner.take_turn(self)
         self.let_go()
         if self._is_bounded:
@@ -388,22 +389,22 @@ class HubReading(Iterator[Any], Handle):
                 merge.close()
                 raise
         self._merge = merge
-        if self._is_closed:  # by another thread, which did not find this one
+        if self._is_closed:  # by another thread, which could not close this merge
             merge.close()
         return merge
 
     def reads(self, key: Key) -> bool:
-        """Return whether a shard may yet be handed out."""
+        """Return whether records of a shard may yet be returned."""
         return self._merge is not None and key in self._merge.sources
 
     def let_go(self) -> None:
-        """Close the logs that are read; the next call begins anew."""
+        """Close the logs that are read; the next call reopens them."""
         merge, self._merge = self._merge, None
         if merge is not None:
             merge.close()
 
     def close(self) -> None:
-        """Release all logs; the iteration is over. Another thread that waits in it wakes, and its iteration ends."""
+        """Close all logs and end the iteration, also one that waits in another thread."""
         self._is_closed = True
         self._left = 0
         self.let_go()
@@ -422,7 +423,7 @@ class HubReading(Iterator[Any], Handle):
 
 
 class _Following(FollowingRoot):
-    """Reads each shard from the reader's place there on."""
+    """Reads each shard from the reader's position there."""
 
     def __init__(self, owner: HubReader, timeout: float | None) -> None:
         super().__init__(owner.root, None, "yield", timeout, owner.isolation)
@@ -437,8 +438,10 @@ class _Following(FollowingRoot):
 
 
 def measure(root: HubRoot, places: Mapping[Key, Position], *, reads_all: bool = True) -> HubLag:
-    """Return how far some places are behind the ends of the shards that are there now; one that isn't in its shard's log, at its end, or
-    isn't there at all, counts as the earliest. reads_all: also in shards without a place."""
+    """Return the lag of positions after which shards have more records.
+
+    A position outside its shard's log counts as the earliest. reads_all: shards without a position count from their earliest record.
+    """
     lags = []
     for key, path, log in root.logs():
         position = places.get(key)
@@ -451,7 +454,7 @@ def measure(root: HubRoot, places: Mapping[Key, Position], *, reads_all: bool = 
 
 
 def listing(root: HubRoot) -> list[HubReaderStats]:
-    """Return what is known of each durable reader, by name."""
+    """Return the state of each durable reader, by name."""
     found = []
     for name in positions.names(root.path):
         path = positions.path_of(root.path, name)
@@ -474,7 +477,7 @@ def listing(root: HubRoot) -> list[HubReaderStats]:
 
 
 def delete(root: Path, name: str) -> None:
-    """Forget a reader. Raises NoSuchReader, ReaderBusy, ValueError."""
+    """Delete a reader. Raises NoSuchReader, ReaderBusy, ValueError."""
     path = positions.path_of(root, name)
     if system.port.look_up(path) is None:
         raise NoSuchReader(f"{root} has no reader {name!r}")

@@ -1,4 +1,4 @@
-"""Reading a hub from another host: for notebooks, programs, and mirrors. Needs the extra `hub`.
+"""Read a hub from another host: for notebooks, programs and mirrors. Needs the extra `hub`.
 
     with RemoteHub("grpc+tls://hub:8815", security=Security(token="...")) as hub:
         for client in hub.clients():
@@ -55,12 +55,12 @@ TIMEOUT = 15.0  # seconds for a call that is answered at once
 
 
 class RemoteHub(Handle):
-    """A hub on another host, to be read. May be used by several threads; a lost connection comes back by itself with the next call."""
+    """A hub on another host, open for reading. Can be shared by threads. After a lost connection, the next call reconnects."""
 
     def __init__(self, location: str, *, security: Security = Security(), timeout: float = TIMEOUT) -> None:  # noqa: B008 - it is frozen
-        """Name a hub at `grpc+tls://host:port` or `grpc://host:port`; nothing is said to it yet. Raises ValueError, Unreachable.
+        """Prepare a connection to `grpc+tls://host:port` or `grpc://host:port`, without sending anything. Raises ValueError, Unreachable.
 
-        timeout: seconds that the hub has for an answer; streams of records may take as long as they like.
+        timeout: seconds in which the hub has to answer; streams of records are not limited.
         """
         self.location = check(location)
         self._security = security
@@ -68,16 +68,16 @@ class RemoteHub(Handle):
         self._client = connection.connect(location, security)
         self._iterations = Iterations()
 
-    # What is there.
+    # Content.
 
     def server(self) -> ServerInfo:
-        """Return what the hub is. Raises Unreachable, NotAllowed."""
+        """Return the hub's description. Raises Unreachable, NotAllowed."""
         return self._act("server", b"", ServerInfo)
 
     def clients(self, pattern: str = "*") -> list[str]:
-        """Return the ids of the clients that we may list and that fit a pattern (`*`, `?`, `[...]`), sorted. To read one is another right.
+        """Return the ids of the clients that this user may list and that match a pattern (`*`, `?`, `[...]`), sorted.
 
-        Raises Unreachable, NotAllowed.
+        To read a client is a separate right. Raises Unreachable, NotAllowed.
         """
         try:
             flights = list(self._client.list_flights(pattern.encode() if pattern != "*" else b"", self._options(self._timeout)))
@@ -95,18 +95,21 @@ class RemoteHub(Handle):
         return tickets.decode(ClientState, found.app_metadata, LARGEST_ANSWER).shards
 
     def changes(self, since: str = "", wait: float = 0.0) -> Changes:
-        """Return the shards of all clients that have changed since the token of the last answer, all of them for an empty one; waits up
-        to `wait` seconds (at most 30) until something has. Raises Unreachable, NotAllowed, Malformed."""
+        """Return the shards of all clients that have changed since the token of the last answer; all shards for an empty token.
+
+        wait: seconds (at most 30) to wait for a change. Raises Unreachable, NotAllowed, Malformed.
+        """
         return self._act("changes", msgspec.json.encode(Since(since, wait)), Changes, wait)
 
     # Durable readers.
 
     def commit(self, reader: str, places: Mapping[tuple[str, int], int]) -> Committed:
-        """Move a durable reader at the hub, by client and shard to the sequence that it reads next; a new one is made, and is ours.
+        """Move a durable reader at the hub: `places` has the next sequence to read by client and shard. A new reader is created, owned by
+        us.
 
-        On the hub's disk when it returns: all places, or, if it raises, none of up to 8,192 (more go in several calls). Raises NotAllowed
-        for a client that may not be read or another's reader, Malformed, Unexpected for a sequence that isn't written yet, QuotaExceeded,
-        Conflict, Unreachable.
+        On return, all positions are on the hub's disk. After an error, none of up to 8,192 positions are stored (more are sent in several
+        calls). Raises NotAllowed for a client that may not be read or another user's reader, Malformed, Unexpected for a sequence that
+        isn't written yet, QuotaExceeded, Conflict, Unreachable.
         """
         wanted = [ReaderPlace(client, shard, next) for (client, shard), next in sorted(places.items())]
         answer = Committed(0)
@@ -117,11 +120,11 @@ class RemoteHub(Handle):
         return answer
 
     def readers(self) -> list[ReaderState]:
-        """Return our durable readers at the hub, by name; those of everybody to an admin. Raises Unreachable, NotAllowed."""
+        """Return our durable readers at the hub, by name; an admin gets those of all users. Raises Unreachable, NotAllowed."""
         return self._act("readers", b"", Readers).readers
 
     def delete_reader(self, name: str) -> None:
-        """Forget a durable reader of ours, or, for an admin, of anybody. Raises NotFound, Conflict while it is open, Unreachable."""
+        """Delete one of our durable readers; an admin may delete any. Raises NotFound, Conflict while it is open, Unreachable."""
         self._act("delete-reader", msgspec.json.encode(ReaderName(name)), Readers)
 
     # Reading.
@@ -140,13 +143,13 @@ class RemoteHub(Handle):
         isolation: Isolation = "appended",
         on_gap: Literal["raise", "skip"] = "raise",
     ) -> pa.Table:
-        """Return the records of a shard that are there now, as a `pyarrow.Table` of the columns of `kvspool.arrow.SCHEMA`.
+        """Return the stored records of a shard as a `pyarrow.Table` with the columns of `kvspool.arrow.SCHEMA`.
 
-        start: a sequence, "earliest" or "latest"; end: sequence before which to stop; start_time, end_time: the same by time (ns since
-        1970, RFC 3339, or an aware datetime). coded: with a column codec. isolation: "synced" gives only what is on the hub's disk.
+        start: a sequence, "earliest" or "latest"; end: the first sequence not to return; start_time, end_time: the same by time (ns since
+        1970, RFC 3339, or an aware datetime). coded: add a column codec. isolation: "synced" returns only records on the hub's disk.
 
-        on_gap: "raise" raises GapError at the first lost record, "skip" leaves them out. Raises NotFound, NotAllowed, ShardDamaged,
-        Unexpected for a start that isn't there yet, HubFull, Unreachable, Malformed. A table that is returned is whole; an error has the
+        on_gap: "raise" raises GapError at the first lost record, "skip" omits lost records. Raises NotFound, NotAllowed, ShardDamaged,
+        Unexpected for a start that isn't written yet, HubFull, Unreachable, Malformed. A returned table is complete; an error has the
         records before it as `partial`, a table.
         """
         asked = {"start_time": start_time, "end_time": end_time, "limit": limit, "coded": coded, "isolation": isolation}
@@ -167,9 +170,9 @@ class RemoteHub(Handle):
         isolation: Isolation = "appended",
         timeout: float | None = None,
     ) -> Iterator[pa.RecordBatch | Gap]:
-        """Yield the records of a shard as batches of 2 MiB at most, and Gaps between them; see `read_arrow`. Raises what that does.
+        """Yield the records of a shard as batches of at most 2 MiB, and Gaps between them. Arguments and errors: see `read_arrow`.
 
-        timeout: seconds after which the stream is cut, with Unreachable; None: never.
+        timeout: seconds after which the stream is ended with Unreachable; None: never.
         """
         ticket = Ticket(client, shard, start, end, _time(start_time), _time(end_time), limit, coded, isolation)
         for item in self.items(ticket, timeout):
@@ -179,10 +182,10 @@ class RemoteHub(Handle):
                 yield item.batch
 
     def items(self, ticket: Ticket, timeout: float | None = None) -> Iterator[Rows | Gap | int]:
-        """Yield what a ticket asks for: rows, Gaps between them, and last the sequence at which the hub ended the stream.
+        """Yield the result of a ticket: rows, Gaps between them, and finally the sequence at which the hub ended the stream.
 
-        timeout: seconds after which the stream is cut. Raises as `read_arrow`, Fenced for another log than the ticket names, and Closed as
-        soon as any thread closes the connection.
+        timeout: seconds after which the stream is ended. Raises as `read_arrow`, Fenced for another log than the ticket names, and Closed
+        as soon as any thread closes the connection.
         """
         where = f"{self.location}/{ticket.client}/{ticket.shard}"
         stream: _Stream | None = None
@@ -201,7 +204,7 @@ class RemoteHub(Handle):
             raise connection.error_of(self.location, error) from None
 
     def _items(self, reader: Any, where: str) -> Iterator[Rows | Gap | int]:
-        """Yield what comes, up to the hub's word that this is all. Raises Unreachable if that doesn't come."""
+        """Yield the items of a stream up to the hub's end mark. Raises Unreachable if that is missing."""
         while True:
             try:
                 chunk = reader.read_chunk()
@@ -222,7 +225,7 @@ class RemoteHub(Handle):
                 return
 
     def _act(self, kind: str, body: bytes, answer: type[T], wait: float = 0.0) -> T:
-        """Return what an action answers."""
+        """Return the answer to an action."""
         try:
             results = list(self._client.do_action(flight.Action(kind, body), self._options(self._timeout + wait)))
         except (pa.ArrowException, OSError) as error:
@@ -235,7 +238,7 @@ class RemoteHub(Handle):
         return connection.call_options(self._security, timeout)
 
     def close(self) -> None:
-        """End the connection. Streams under way raise Closed, those that other threads wait for at once."""
+        """Close the connection. Streams in progress raise Closed, at once if other threads wait for them."""
         self._iterations.end(f"the connection to {self.location} was closed; connect again")
         self._client.close()
 
@@ -247,7 +250,7 @@ class RemoteHub(Handle):
 
 
 class _Stream:
-    """A stream of records that is under way. why: its connection was closed."""
+    """A stream of records in progress. why: the reason why its connection was closed."""
 
     def __init__(self, reader: flight.FlightStreamReader) -> None:
         self._reader = reader
@@ -260,7 +263,7 @@ class _Stream:
 
 
 def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
-    """Return the sequence of a batch's first row. Raises Malformed for a batch that isn't what it says."""
+    """Return the sequence of a batch's first row. Raises Malformed for an inconsistent batch."""
     try:
         batch.validate(full=True)
         if any(batch.column(name).null_count for name in batch.schema.names if name != "key"):
@@ -268,10 +271,10 @@ def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
         sequences = batch.column("sequence") if "sequence" in batch.schema.names else None
         if sequences is None:
             if beside.first is None or not 0 <= beside.first < LAST - batch.num_rows:
-                raise ValueError("it doesn't say which sequences it has")
+                raise ValueError("its sequences are missing")
             return beside.first
         if batch.num_rows > 1 and not pc.all(pc.equal(pc.subtract(sequences[1:], sequences[:-1]), 1)).as_py():
-            raise ValueError("its sequences don't follow each other")
+            raise ValueError("its sequences are not consecutive")
         first = int(sequences[0].as_py())
         if first < 0:
             raise ValueError(f"its first sequence is {first}")
@@ -281,7 +284,7 @@ def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
 
 
 def _time(time: Time | datetime | None) -> Time | None:
-    """Return a time as tickets have it. Raises ValueError for a datetime without a zone."""
+    """Return a time in the form of tickets. Raises ValueError for a datetime without a zone."""
     if not isinstance(time, datetime):
         return time
     if time.tzinfo is None:

@@ -1,12 +1,12 @@
-"""What a hub keeps of its clients: rules by pattern, in one file of the root, that a person or `kvspool hub retention` writes.
+"""The retention rules of a hub's clients: by pattern, in one file of the root, written manually or by `kvspool hub retention`.
 
     [root]/.hub/retention.json
     {"version": 1, "rules": {"*": {"max_age": 2592000.0}, "jfk*": {"max_bytes": 10737418240, "by_consumers": true}, "lga": {}}}
 
-A pattern is a client's id, or how one begins and a *. The narrowest one that fits a client says what is kept of it, alone: its id, then the
-longest beginning. Rules without a limit keep everything. `max_bytes` is of all shards of a client together; a floor is of each shard.
+A pattern is a client's id, or a prefix and a *. Only the narrowest matching pattern applies to a client: its id, then the longest prefix.
+Rules without a limit keep everything. `max_bytes` limits all shards of a client together; a floor applies to each shard.
 
-The file is replaced whole, on disk when that returns. It is believed if nobody else can have written it.
+The file is replaced atomically, and the new one is on disk on return. It is used only if no other user can have written it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class HubRetention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.rules[max(beginnings, key=len)] if beginnings else None
 
     def with_rules(self, pattern: str, rules: Retention | None) -> HubRetention:
-        """Return these rules, with others for a pattern; None: without any for it. Raises ValueError for what is no pattern."""
+        """Return a copy with other rules for a pattern; None: without any for it. Raises ValueError for an invalid pattern."""
         kept = {other: those for other, those in self.rules.items() if other != pattern}
         return HubRetention(rules=kept if rules is None else {**kept, pattern: rules})
 
 
 def path_of(root: Path) -> Path:
-    """Return where the rules of a hub root lie."""
+    """Return the path of a hub root's rules."""
     return root / ".hub" / NAME
 
 
@@ -61,7 +61,7 @@ def load(root: Path) -> HubRetention:
 
 
 def change(root: Path, how: Callable[[HubRetention], HubRetention]) -> HubRetention:
-    """Replace the rules of a hub root by what `how` makes of them, one at a time; on disk when it returns. Raises as `load`."""
+    """Replace the rules of a hub root by the result of `how`, one change at a time; on disk on return. Raises as `load`."""
     path = path_of(root)
     disk.make_directory(path.parent)
     private.edit(path, lambda data: msgspec.json.format(msgspec.json.encode(how(_parse(path, data)))) + b"\n")
@@ -69,15 +69,15 @@ def change(root: Path, how: Callable[[HubRetention], HubRetention]) -> HubRetent
 
 
 class RetentionFile:
-    """The file of a hub root, for who looks at it again and again."""
+    """The file of a hub root, for repeated use."""
 
     def __init__(self, root: Path) -> None:
         self._file = WatchedFile(path_of(root), is_secret=False)
         self._rules = HubRetention()
-        self._error: str | None = None  # what is wrong with the file as it is now
+        self._error: str | None = None  # why the present file is invalid
 
     def load(self) -> HubRetention:
-        """Return what it says now; it is read if it has changed. Raises as the function `load`, each time until it is put right."""
+        """Return the present rules; the file is read if it has changed. Raises as the function `load`, each time until it is repaired."""
         if self._file.has_changed():
             try:
                 data = self._file.read()
@@ -98,4 +98,4 @@ def _parse(path: Path, data: bytes) -> HubRetention:
     try:
         return documents.from_json(data, HubRetention)
     except ValueError as error:
-        raise Corruption(f"{path} doesn't say what is kept: {error}; put it right, or remove it to keep everything") from None
+        raise Corruption(f"{path} has no valid retention rules: {error}; fix it, or remove it to keep everything") from None

@@ -2,13 +2,13 @@
 
     [root]/[client].[bit].[index]/
 
-On one host the clients write there themselves; whoever follows the root notices new clients by inotify. A client's id is a shard set's
-prefix, and not empty: nothing else could leave the root or be mistaken for another client's shard.
+On one host the clients write there directly; followers of the root notice new clients by inotify. A client's id is the prefix of its
+shard set, and not empty: other names could leave the root or be mistaken for another client's shard.
 
-**Order.** That of `shard.merge`: by timestamp within what is there; each shard always in its own order.
+**Order.** As in `shard.merge`: by timestamp among the available records; each shard always in its own order.
 
-**Clients that come and go.** `create` makes a client's shards in order, so a set whose last ones are missing is one that is being made:
-what is there of it is read. A client whose directories are removed is read to its end, and then forgotten.
+**New and removed clients.** `create` makes a client's shards in order. A set without its last ones is therefore being created, and its
+existing shards are read. A client whose directories are removed is read to its end and then forgotten.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ OpenCursor = Callable[[Key, Path, Log], Cursor]
 
 
 class HubRecord(ShardRecord, frozen=True, gc=False):
-    """A record, the client that it came from, and the shard of that client."""
+    """A record, its client, and its shard of that client."""
 
     client: str = ""
 
 
 class ClientStats(msgspec.Struct, frozen=True):
-    """What a client has under the root: records and bytes over all its shards, and each shard's own figures."""
+    """The content of one client: records and bytes over all its shards, and the statistics of each shard."""
 
     client: str
     bits: int
@@ -61,7 +61,7 @@ class ClientStats(msgspec.Struct, frozen=True):
 
 
 class HubStats(msgspec.Struct, frozen=True):
-    """What lies under a hub root."""
+    """The content of a hub root."""
 
     path: str
     records: int
@@ -71,26 +71,26 @@ class HubStats(msgspec.Struct, frozen=True):
 
 
 class HubRoot(Handle):
-    """A handle of a hub root. Get it from `HubRoot.open`; may be used by threads, and survives a fork."""
+    """A handle of a hub root. Get it from `HubRoot.open`. It can be shared by threads, and survives a fork."""
 
     HELPERS = frozenset(("add_shards", "forget", "logs", "open_log", "shard_paths"))
 
     def __init__(self, path: Path, timeout: float) -> None:
-        """Take a directory that exists; `timeout` is how long a writer waits for another one, in seconds."""
+        """Use an existing directory; `timeout` is how long a writer waits for another one, in seconds."""
         self.path = path
         self._timeout = timeout
         self._logs: dict[tuple[str, int], Log] = {}
         self._held = Held(path)
-        self._most = 1  # shards that were there at one time
+        self._most = 1  # the largest number of shards seen so far
         self._is_closed = False
         self._iterations = Iterations()
 
     @classmethod
     def create(cls, root: str | os.PathLike[str], *, exist_ok: bool = False, timeout: float = TIMEOUT) -> HubRoot:
-        """Make an empty directory for a hub root, with rights for its owner alone, and open it.
+        """Create an empty directory for a hub root, accessible only to its owner, and open it.
 
-        exist_ok: open the one that is there, as `open` does. Raises LogExists if there is something, NotALog with `exist_ok` if that can't
-        be a hub root, or the system's OSError.
+        exist_ok: open an existing root, as `open` does. Raises LogExists if the path exists; with `exist_ok`, NotALog if it can't be a hub
+        root; or the system's OSError.
         """
         path = Path(os.path.abspath(root))
         if not disk.make_directory(path):
@@ -101,12 +101,12 @@ class HubRoot(Handle):
 
     @classmethod
     def open(cls, root: str | os.PathLike[str], *, timeout: float = TIMEOUT) -> HubRoot:
-        """Open the hub root at a directory, which may be empty yet. Raises LogNotFound, and NotALog for what is no directory."""
+        """Open the hub root at a directory, which may be empty. Raises LogNotFound, and NotALog if it is no hub root."""
         path = Path(os.path.abspath(root))
         if not os.path.lexists(path):
             raise LogNotFound(f"{path} does not exist; hub.create makes a hub root")
         if not path.is_dir():
-            raise NotALog(f"{path} is no directory, so no hub root")
+            raise NotALog(f"{path} is not a directory, so it can't be a hub root")
         if os.path.lexists(path / CONTROL_FILE):
             raise NotALog(f"{path} is one log, not a hub root; kvspool.open opens it")
         return cls(path, timeout)
@@ -114,17 +114,18 @@ class HubRoot(Handle):
     # Clients.
 
     def clients(self) -> list[str]:
-        """Return the ids of the clients that are there now, sorted."""
+        """Return the ids of the existing clients, sorted."""
         self._check_open()
         return [prefix for prefix in route.scan(self.path) if _is_client(prefix)]
 
     def client(self, client: str) -> ShardSet:
-        """Open a client's shards, for reading and writing; the caller closes them. Raises as `ShardSet.open`; ValueError for a bad id."""
+        """Open a client's shards for reading and writing; the caller closes them. Raises as `ShardSet.open`, and ValueError for a bad id.
+        """
         self._check_open()
         return ShardSet.open(self.path, prefix=check_client(client), timeout=self._timeout)
 
     def create_client(self, client: str, *, bits: int, **options: Any) -> ShardSet:
-        """Make a client's shards and open them; `options` are those of `ShardSet.create`. ValueError for a bad id."""
+        """Create a client's shards and open them; `options` are those of `ShardSet.create`. Raises ValueError for a bad id."""
         self._check_open()
         return ShardSet.create(self.path, prefix=check_client(client), bits=bits, timeout=self._timeout, **options)
 
@@ -138,10 +139,10 @@ class HubRoot(Handle):
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
     ) -> Merge:
-        """Iterate over the records (`HubRecord`) of all clients that are there now. start: "earliest", "latest", an aware datetime.
+        """Iterate over the stored records (`HubRecord`) of all clients. start: "earliest", "latest" or an aware datetime.
 
-        limit, on_gap and isolation as `kvspool.Log.read` has them. Raises ShardError for shards that make up no set. The error of a shard
-        that can't be opened is raised once, by the first call for a record; the next calls hand out the records of all others.
+        limit, on_gap and isolation: as in `kvspool.Log.read`. Raises ShardError for shards that form no set. The error of a shard that
+        can't be opened is raised once, by the first call for a record; the next calls return the records of all other shards.
         """
         merge = Merge(limit, on_gap)
         self.add_shards(merge, _cursors_at(start, True, isolation), is_bounded=True)
@@ -156,9 +157,9 @@ class HubRoot(Handle):
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
     ) -> FollowingMerge:
-        """Iterate over the records from `start` on, and wait for more; clients that appear later are read from their earliest record.
+        """Iterate over the records from `start`, and wait for more; clients that appear later are read from their earliest record.
 
-        One inotify descriptor serves the root and all shards. Ends quietly after `timeout` seconds without a record; None: never. Raises
+        One inotify descriptor serves the root and all shards. Ends normally after `timeout` seconds without a record; None: never. Raises
         Closed as soon as any thread closes the root.
         """
         merge = FollowingRoot(self, limit, on_gap, timeout, isolation)
@@ -166,10 +167,10 @@ class HubRoot(Handle):
         return self._iterations.add(merge)
 
     def add_shards(self, merge: Merge, open_cursor: OpenCursor, *, is_bounded: bool) -> None:
-        """Add every shard to the merge that it doesn't read yet.
+        """Add to the merge every shard that it doesn't read yet.
 
-        A shard that can't be opened stops no other: the merge raises its error once, and goes on. A follower reads it when it was mended,
-        and raises the error of another shard that took its place.
+        A shard that can't be opened stops no other shard: the merge raises its error once and continues. A follower reads the shard after
+        its repair, and raises the error of another shard that replaces it.
         """
         self._check_open()
         following = merge if isinstance(merge, FollowingRoot) else None
@@ -190,10 +191,10 @@ class HubRoot(Handle):
                         merge.add(key, cursor, placed(HubRecord, key[1], key[0]))
 
     def shard_paths(self, following: FollowingRoot | None = None) -> list[tuple[tuple[str, int], Path]]:
-        """Return client, index and path of each shard that is there; ShardError where a client's make up no set.
+        """Return client, index and path of each existing shard. Raises ShardError if a client's shards form no set.
 
-        following: only those of clients of whom it doesn't read all that is there. Of a client that it knows, shards may be missing: it
-        is being removed.
+        following: return only clients of which this follower doesn't read all shards. A client that it knows may lack shards, because it is
+        being removed.
         """
         shards = []
         for prefix, found in self._found(following).items():
@@ -205,7 +206,7 @@ class HubRoot(Handle):
         return shards
 
     def logs(self, *, passes_damaged: bool = False) -> Iterator[tuple[Key, Path, Log]]:
-        """Yield client and index, path and log of each shard that is there. passes_damaged: leave out shards that can't be opened."""
+        """Yield client and index, path and log of each existing shard. passes_damaged: omit shards that can't be opened."""
         self._check_open()
         paths = self.shard_paths()
         with descriptors.for_logs(self.path, self._most):
@@ -220,7 +221,7 @@ class HubRoot(Handle):
                     yield key, path, log
 
     def _found(self, following: FollowingRoot | None) -> dict[str, route.Found]:
-        """Return what lies under the root; for a follower, who looks often, only clients of whom there is a name that it doesn't read."""
+        """Return the shard sets of the root. A follower looks often, so it gets only clients with a name that it doesn't read."""
         names = system.port.names(self.path)
         if following is not None:
             clients = {name.partition(".")[0] for name in names if name not in following.names} - {""}
@@ -228,7 +229,7 @@ class HubRoot(Handle):
         return route.found_in(self.path, names)
 
     def open_log(self, key: tuple[str, int], path: Path, may_be_gone: bool = False) -> Log | None:
-        """Return the open log of a shard; None if it was removed just now, or if only its empty directory is left."""
+        """Return the open log of a shard; None if it has just been removed, or if only its empty directory is left."""
         log = self._logs.get(key)
         if log is None or log.closed or log.has_vanished():
             try:
@@ -242,7 +243,7 @@ class HubRoot(Handle):
         return log
 
     def forget(self, key: tuple[str, int]) -> None:
-        """Let go of the log of a shard that was removed; its disk space is given back when the last reader is done with it."""
+        """Close the log of a removed shard; its disk space is freed when the last reader closes it."""
         log = self._logs.get(key)
         if log is not None and (log.closed or log.has_vanished()):
             del self._logs[key]
@@ -250,41 +251,41 @@ class HubRoot(Handle):
     # Durable readers.
 
     def reader(self, name: str, start: str | datetime = "earliest", *, isolation: Isolation = "appended") -> HubReader:
-        """Open the durable reader `name`: it keeps its place in every shard, goes on there next time, and is open only once.
+        """Open the durable reader `name`: it keeps a position in every shard, resumes there next time, and is open only once.
 
-        name: up to 200 letters, digits and _ @ . -, not beginning with . or -. start: where a new reader begins in the clients that are
-        there, as in `read`; later clients are read from their earliest record. isolation: as in `read`. Raises ReaderBusy (naming who has
-        it open), Corruption (its positions are damaged), ValueError, ShardError, or the system's OSError.
+        name: up to 200 letters, digits and _ @ . -, not beginning with . or -. start: where a new reader begins in the existing clients, as
+        in `read`; later clients are read from their earliest record. isolation: as in `read`. Raises ReaderBusy (which names the holder),
+        Corruption (its positions are damaged), ValueError, ShardError, or the system's OSError.
         """
         self._check_open()
         with descriptors.for_logs(self.path, self._most):
             return self._iterations.add(HubReader(self, name, _checked_start(start), isolation))
 
     def readers(self) -> list[HubReaderStats]:
-        """Return what is known of each durable reader: name, lag in each shard, when it last committed, who has it open."""
+        """Return the state of each durable reader: name, lag in each shard, time of its last commit, holder."""
         self._check_open()
         return listing(self)
 
     def delete_reader(self, name: str) -> None:
-        """Forget a durable reader; a new one of the same name starts anew. Raises NoSuchReader, ReaderBusy while it is open, ValueError."""
+        """Delete a durable reader. Raises NoSuchReader, ReaderBusy while it is open, ValueError."""
         self._check_open()
         delete(self.path, name)
 
     def held(self, client: str, index: int) -> int | None:
-        """Return the lowest sequence of a shard that a durable reader has yet to read, as of its last commit; None if there is no reader.
+        """Return the lowest sequence of a shard that a durable reader has yet to read, as of its last commit; None without readers.
 
-        For who trims the shard: a look at a few names, unless somebody has committed since. A reader that has no place in the shard yet,
-        or whose positions can't be read, holds back all of it: 0.
+        For a process that trims the shard: lists a few names, and reads files only after a commit. A reader without a position in the
+        shard, or with unreadable positions, holds back all of it: 0.
         """
         self._check_open()
         return self._held.lowest(check_client(client), index)
 
-    # Looking after it.
+    # Maintenance.
 
     def stats(self, damaged: list[str] | None = None) -> HubStats:
-        """Return what all clients have at this moment.
+        """Return the current statistics of all clients.
 
-        damaged: gets a sentence for each shard that is damaged, and the others are counted. None: raises the error of the first one.
+        damaged: receives a sentence for each damaged shard, and the others are counted. None: the first error is raised.
         """
         self._check_open()
         bits = {prefix: found.bits for prefix, found in route.scan(self.path).items() if _is_client(prefix)}
@@ -313,11 +314,11 @@ class HubRoot(Handle):
 
     @property
     def closed(self) -> bool:
-        """Return whether the handle was closed."""
+        """Return whether the handle is closed."""
         return self._is_closed
 
     def close(self) -> None:
-        """Close all logs. Every later call raises Closed; so do iterations, those that wait in other threads at once."""
+        """Close all logs. Every later call raises Closed, as do iterations; those that wait in other threads do so at once."""
         self._is_closed = True
         self._iterations.end(self._closed_words())
         logs, self._logs = self._logs, {}
@@ -344,7 +345,7 @@ class HubRoot(Handle):
 
 
 def _identity(path: Path) -> str:
-    """Return what tells a shard from a later one at the same path; nothing if it was removed just now."""
+    """Return the identity that distinguishes a shard from a later one at the same path; "" if it has just been removed."""
     try:
         return system.port.identity(path)
     except OSError:
@@ -353,7 +354,7 @@ def _identity(path: Path) -> str:
 
 def _checked_start(start: str | datetime) -> str | datetime:
     if isinstance(start, int):
-        raise ValueError(f'start is "earliest", "latest" or an aware datetime here, not {start}: each shard has sequences of its own')
+        raise ValueError(f'start is "earliest", "latest" or an aware datetime here, not {start}: each shard has its own sequences')
     return start
 
 

@@ -1,9 +1,9 @@
-"""The hub over the network: an Arrow Flight server that takes in what shippers send, and hands out what it keeps. Needs the extra `hub`.
+"""The hub over the network: an Arrow Flight server that stores shippers' records and serves them to readers. Needs the extra `hub`.
 
     client --- TLS ---> gate ---> backend, a Flight server of its own ---> intake, outlet ---> store
 
-The gate bounds what connections cost; see `hub.serving.gate`. A backend keeps its certificates as long as it lives: new ones make a new
-backend, and the old one ends with its last connection.
+The gate limits the cost of connections; see `hub.serving.gate`. A backend keeps its certificates for its whole life: new certificates
+start a new backend, and the old one ends with its last connection.
 """
 
 from __future__ import annotations
@@ -57,25 +57,26 @@ if TYPE_CHECKING:
 PORT = 7070
 GRACE = 5.0  # seconds that connections have to end when the hub is closed
 LEAST_FREE = 1 << 30  # bytes of the disk that stay free
-ROUND = 1.0  # seconds between two looks at certificates and at what is stored
-COUNTED_AT_ONCE = 64  # shards that are counted in a round
+ROUND = 1.0  # seconds between two checks of certificates and stored bytes
+COUNTED_AT_ONCE = 64  # shards that are counted per round
 logger = logging.getLogger("kvspool.hub")
 
 
 class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
-    """What Flight calls, on its own threads. It lives as long as one pair of certificates.
+    """The methods that Flight calls on its own threads. A backend serves with one pair of certificates.
 
-    With TLS it is on a loopback port, since Flight speaks TLS on TCP only. Without, it is on a Unix socket, which takes less of a
-    processor; it is made in the hub's private directory and has no name from then on: nobody else can reach it, and nothing of it is left.
+    With TLS it listens on a loopback port, because Flight speaks TLS only over TCP. Without TLS it listens on a Unix socket, which needs
+    less processor time. The socket is created in the hub's private directory and unlinked at once: no other process can reach it, and no
+    file remains.
     """
 
     def __init__(self, hub: HubServer, certificates: Certificates | None) -> None:
         self._hub = hub
         self.expires = 0 if certificates is None else certificates.not_after  # ns since 1970; 0: it has no certificate
         self._socket: Descriptor | None = None  # its file
-        self._private: Descriptor | None = None  # the directory, since Flight removes the name when it ends, and the socket's file
+        self._private: Descriptor | None = None  # the directory, because Flight removes the name at its end, and the socket's file
         options: dict[str, Any] = {"middleware": {KEY: hub.authentication}}
-        # It serves from here on; Flight's own `serve` would only wait, and take the process's signals for itself.
+        # It serves from here on; Flight's own `serve` would only wait, and install its own signal handlers.
         if certificates is None:
             self._serve_on_socket(hub.root / PRIVATE, options)
             return
@@ -85,9 +86,9 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         super().__init__("grpc+tls://127.0.0.1:0", **options)
 
     def _serve_on_socket(self, folder: Path, options: dict[str, Any]) -> None:
-        """Serve on a socket that is made in a folder; on a loopback port where none can be."""
+        """Serve on a socket in the given folder, or on a loopback port if sockets can't be created there."""
         self._private = Descriptor(folder, os.O_PATH | os.O_DIRECTORY)
-        name = f"/proc/self/fd/{self._private.number}/backend"  # for a path to a socket has 107 bytes at most
+        name = f"/proc/self/fd/{self._private.number}/backend"  # because the path of a socket has at most 107 bytes
         try:
             super().__init__(f"grpc+unix://{name}", **options)
         except (pa.ArrowException, OSError) as error:  # not every file system has sockets
@@ -100,11 +101,11 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
 
     @property
     def target(self) -> Target:
-        """Return where the gate finds it."""
+        """Return the address for the gate."""
         return ("127.0.0.1", self.port) if self._socket is None else f"/proc/self/fd/{self._socket.number}"
 
     def end(self) -> None:
-        """Wait for the last call, and serve no more."""
+        """Wait for the last call, and stop serving."""
         self.shutdown()
         self._close_descriptors()
 
@@ -115,7 +116,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         self._socket = self._private = None
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Take in what a shipper sends."""
+        """Store a shipper's records."""
         self._answer(context, lambda caller, connection: self._take_in(context, caller, connection, descriptor, reader, writer))
 
     def _take_in(self, context: Any, caller: Standing, connection: Connection, descriptor: Any, reader: Any, writer: Any) -> None:
@@ -128,7 +129,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
             raise
 
     def list_flights(self, context: Any, criteria: bytes) -> Any:
-        """Say which clients there are."""
+        """Return the list of clients."""
 
         def list_them(caller: Standing, _: Connection) -> Iterator[flight.FlightInfo]:
             return self._hub.outlet.flights(criteria, self._hub.listing_right(caller), context.is_cancelled)
@@ -136,7 +137,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         return self._tell(context, len(criteria), list_them)
 
     def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
-        """Say what there is of a client."""
+        """Return the description of a client."""
         size = len(descriptor.command or b"") + sum(map(len, descriptor.path or []))
 
         def say(caller: Standing, _: Connection) -> flight.FlightInfo:
@@ -145,11 +146,11 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         return self._tell(context, size, say)
 
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
-        """Hand out the records of a shard."""
+        """Serve the records of a shard."""
 
         def read(caller: Standing, connection: Connection) -> flight.FlightDataStream:
             self._hub.authentication.held(context).enter_context(connection.streaming())
-            # To take a batch, a client sends some bytes; more than one for each 256 would be strange.
+            # For each batch a client sends a few bytes; more than one byte for each 256 would be abnormal.
             right = self._hub.reading_right(caller)
             return self._hub.outlet.read(
                 ticket.ticket, right, lambda size: connection.progress(size >> 8), context.is_cancelled, connection.close
@@ -158,16 +159,16 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         return self._tell(context, len(ticket.ticket), read)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        """Say which actions there are."""
+        """Return the list of actions."""
         return outlet.ACTIONS + consumers.ACTIONS
 
     def do_action(self, context: Any, action: Any) -> Any:
-        """Answer what is asked about the hub as a whole."""
+        """Answer a question about the whole hub."""
         asked = action.type, action.body.to_pybytes()
         return self._tell(context, len(asked[1]), lambda caller, _: self._hub.act(caller, *asked, context.is_cancelled))
 
     def _tell(self, context: Any, size: int, tell: Callable[[Standing, Connection], Any]) -> Any:
-        """Answer a reading call, whose request has so many bytes; it counts as one of its caller's until the last answer is sent."""
+        """Answer a reading call with a request of `size` bytes; it counts as one of its caller's calls until the last answer is sent."""
 
         def answer(caller: Standing, connection: Connection) -> Any:
             held = self._hub.authentication.held(context)
@@ -178,7 +179,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         return self._answer(context, answer)
 
     def _answer(self, context: Any, answer: Callable[[Standing, Connection], Any]) -> Any:
-        """Answer a call of somebody who is known, and came through the gate."""
+        """Answer a call of an authenticated caller that came through the gate."""
         principal = self._hub.authentication.principal(context)
         connection = self._hub.gate.connection(context.peer())
         if connection is None:
@@ -189,7 +190,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
 
 
 class HubServer(Handle):
-    """A hub root on the network. `start` serves it on threads of its own; `close` ends that."""
+    """A hub root on the network. `start` serves it on its own threads; `close` ends that."""
 
     def __init__(
         self,
@@ -205,16 +206,17 @@ class HubServer(Handle):
         most_unread: int = reads.MOST,
         threads: Threads | None = None,
     ) -> None:
-        """Take the root, which exists. Raises RootInUse, LogNotFound, NotALog, AccessError, and ValueError for what would not be safe.
+        """Open the existing root. Raises RootInUse, LogNotFound, NotALog, AccessError, and ValueError for unsafe options.
 
-        access: who may do what; anybody only on a loopback address. certificates: needed everywhere else. level: what an acknowledged
-        record survives. least_free: bytes of the disk; with less, nothing is taken in. largest_batch: bytes. most_unread: bytes of
-        batches that readers were sent and have not taken. threads: bounds those of this process, if it is the hub's alone.
+        access: the callers' rights; an anonymous one is allowed only on a loopback address. certificates: required on other addresses.
+        level: durability of an acknowledged record. least_free: bytes of the disk to keep free; with less, records are refused.
+        largest_batch: bytes. most_unread: bytes of batches that were sent to readers and not yet received. threads: limit of threads of
+        this process, if it is used only by the hub.
         """
         if needs_tls(listen[0]) and certificates is None:
             raise ValueError(f"{listen[0]} can be reached from elsewhere, so the hub needs a certificate there")
         if needs_tls(listen[0]) and access.is_anonymous:
-            raise ValueError(f"{listen[0]} can be reached from elsewhere, so the hub must know who may do what there")
+            raise ValueError(f"{listen[0]} can be reached from elsewhere, so the hub needs an access file there")
         self.root = Path(os.path.abspath(root))
         self.level: Level = level
         self.certificates = certificates
@@ -249,7 +251,7 @@ class HubServer(Handle):
     # Serving.
 
     def start(self) -> HubServer:
-        """Begin to serve. Raises OSError where nobody may listen."""
+        """Start to serve. Raises OSError if the address can't be listened on."""
         self._backend = _Backend(self, self.certificates)
         self.gate.retarget(self._backend.target)
         try:
@@ -261,26 +263,26 @@ class HubServer(Handle):
         self.store.count(0)
         self._keeper.start()
         if self._threads is not None and not self._threads.start():
-            logger.warning("the kernel bounds no threads of root: run the hub as another user, or bound them by its cgroup")
+            logger.warning("the kernel doesn't limit root's threads: run the hub as another user, or limit them by its cgroup")
         return self
 
     @property
     def location(self) -> str:
-        """Return where clients on this host find it."""
+        """Return the address for clients on this host."""
         host, port = self.gate.address
         scheme = "grpc" if self.certificates is None else "grpc+tls"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def reading_right(self, caller: Standing) -> MayRead:
-        """Return which clients somebody may read, while his call lasts."""
+        """Return the predicate of the clients that a caller may read during its call."""
         return caller.may_read
 
     def listing_right(self, caller: Standing) -> MayRead:
-        """Return of which clients somebody may see that they are there, while his call lasts."""
+        """Return the predicate of the clients that a caller may list during its call."""
         return caller.may_list
 
     def act(self, caller: Standing, kind: str, body: bytes, is_over: Callable[[], bool]) -> Iterator[bytes]:
-        """Return what an action answers to somebody. is_over: whether he is gone."""
+        """Return the answer of an action to a caller. is_over: whether the caller is gone."""
         may_read = self.reading_right(caller)
         if kind in (name for name, _ in consumers.ACTIONS):
             return iter([self.consumers.act(kind, body, caller.principal, may_read)])
@@ -289,7 +291,7 @@ class HubServer(Handle):
     def take_in(
         self, caller: Standing, connection: Connection, opening: wire.Opening, reader: Any, writer: Any, is_over: Callable[[], bool]
     ) -> None:
-        """Serve one call of a shipper. is_over: whether it is gone. Raises HubError for a call that is refused as a whole."""
+        """Serve one call of a shipper. is_over: whether it is gone. Raises HubError if the whole call is refused."""
         guard = Admission(caller, connection, self.meters, self.space, self.store, is_over)
         try:
             guard.begin(opening.client, opening.bits)
@@ -306,7 +308,7 @@ class HubServer(Handle):
             guard.close()
 
     def close(self, grace: float = GRACE) -> None:
-        """End all calls, after up to `grace` seconds, and give the root back. What was acknowledged is kept."""
+        """End all calls, after up to `grace` seconds, and release the root. Acknowledged records are kept."""
         self._is_over.set()
         if self._keeper.is_alive():
             self._keeper.join()
@@ -328,7 +330,7 @@ class HubServer(Handle):
         self._cuts.warn("%s port %s: %s", *remote, reason)
 
     def _keep(self) -> None:
-        """Count what is stored; then look at certificates, quotas, readers and what may go, now and then."""
+        """Count stored bytes; from time to time check certificates, quotas, readers and retention."""
         self._care(self._count_all)
         works = self._look_at_threads, self._exchange_certificates, self._count_stored, self._look_at_readers, self.retention.round
         while True:
@@ -341,15 +343,15 @@ class HubServer(Handle):
         try:
             work()
         except Exception:
-            logger.exception("looking after the hub failed; it goes on")
+            logger.exception("maintenance of the hub failed; the hub continues")
 
     def _count_all(self) -> None:
-        """Look at every shard once, beside the first calls: until then, those that nobody ships to count as empty."""
+        """Count every shard once, in parallel with the first calls; until then, shards without a shipper count as empty."""
         while self.store.count(COUNTED_AT_ONCE) and not self._is_over.is_set():
             pass
 
     def _exchange_certificates(self) -> None:
-        """Let new connections have the new certificates, if there are any; what can't be done now is done in a later round."""
+        """Use new certificates, if there are any, for new connections; if that fails, a later round retries."""
         if self.certificates is None:
             return
         self._is_outdated = self.certificates.refresh() or self._is_outdated
@@ -358,7 +360,7 @@ class HubServer(Handle):
         try:
             new = _Backend(self, self.certificates)
         except (pa.ArrowException, OSError) as error:
-            words = f"the new certificate isn't served yet, the one before still is: {error}"
+            words = f"the new certificate isn't served yet; the previous one is still in use: {error}"
             if words != self._exchange_error:
                 logger.error("%s", words)
             self._exchange_error = words
@@ -370,7 +372,7 @@ class HubServer(Handle):
         threading.Thread(target=old.end, name="hub retired backend", daemon=True).start()  # waits for its last call
 
     def _count_stored(self) -> None:
-        """Look at some of the shards, and let the quotas know what is stored."""
+        """Count some of the shards, and give the results to the quotas."""
         self.store.count(COUNTED_AT_ONCE)
         writers = self.authentication.access.writers()
         stored = dict.fromkeys((principal.name for principal in writers), 0)
@@ -390,13 +392,13 @@ class HubServer(Handle):
         self.pipelines.look()
 
     def _stored(self) -> dict[str, int]:
-        """Return how many bytes each client has, as far as it was counted."""
+        """Return the counted bytes of each client."""
         return {client: sum(one.used for one in shards.values()) for client, shards in self.store.figures().items()}
 
-    # Looking after it.
+    # Maintenance.
 
     def status(self) -> HubStatus:
-        """Return what the hub is at this moment."""
+        """Return the hub's current state."""
         space = os.statvfs(self.root)
         cut = self.gate.stats()
         return HubStatus(

@@ -1,12 +1,12 @@
-"""The shipper: follows the logs of a client and sends what comes to a hub, exactly once, through outages of any length.
+"""The shipper: follows the logs of a client and sends their records to a hub, exactly once, through outages of any length.
 
-Each log is a lane with a durable reader; one call carries all lanes. What the hub has acknowledged is committed, and nothing else: after
-a death or an outage the hub says what it has, and the lanes go on from there. What was not acknowledged is in the log, so it needs no
-memory here: a lane reads it again.
+Each log has a lane with a durable reader; one call carries all lanes. The shipper commits exactly the records that the hub has
+acknowledged. After a crash or an outage the hub reports what it has stored, and the lanes continue from there. Unacknowledged records
+are still in the log, so they need no memory here: a lane reads them again.
 
-**Batches.** What is there is sent at once, up to `batch_bytes` of each lane in turn; where less is there, the shipper waits for `linger`
-seconds, so that single records travel together. Up to `window` bytes of all lanes together are on their way without an acknowledgement,
-and one batch more: each batch waits until less than that is.
+**Batches.** Available records are sent at once, up to `batch_bytes` of each lane in turn. If fewer are available, the shipper waits for
+`linger` seconds, so that single records travel together. At most `window` bytes of all lanes together, plus one batch, are sent without
+an acknowledgement: each batch waits until fewer bytes are unacknowledged.
 """
 
 from __future__ import annotations
@@ -43,23 +43,26 @@ from shard.shardset import Log
 
 LINGER = 0.002  # seconds
 WINDOW = 8 << 20  # bytes
-QUESTIONS = 4  # what is stored is asked so often in a window
+QUESTIONS = 4  # number of questions about stored records per window
 MOST_ROWS = 16_384  # of a batch
 COMMIT_INTERVAL = 0.1  # seconds between two commits of the durable readers
-PING_INTERVAL = 5.0  # seconds without anything to send after which the hub is asked whether it is there
-IMPATIENT_POLL = 0.05  # seconds between two looks, for who ends when nothing more comes
+PING_INTERVAL = 5.0  # seconds without anything to send after which the hub is pinged
+IMPATIENT_POLL = 0.05  # seconds between two checks with `until_empty`
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
-LONGEST_BLIND_POLL = 0.05  # seconds between two looks where no event will come, after a while without any
-MOST_PATIENCE = 64  # times `silence`: how long to wait at most for an answer over a slow network
-KEEP_ALIVE = 1.0  # seconds between two signs of life of the durable readers during an outage
+LONGEST_BLIND_POLL = 0.05  # seconds between two checks without inotify, after a while without records
+MOST_PATIENCE = 64  # times `silence`: the longest wait for an answer over a slow network
+KEEP_ALIVE = 1.0  # seconds between two heartbeats of the durable readers during an outage
 logger = logging.getLogger("kvspool.ship")
 
 State = Literal["connecting", "connected", "waiting", "stopped", "failed"]
 
 
 class LaneStatus(msgspec.Struct, frozen=True):
-    """One log on its way. sent: records, those that went twice counted twice; acknowledged: sequence below which the hub has all; behind:
-    records that it hasn't; lost: sequences that were overwritten before they could be sent; error: why it is not shipped now."""
+    """The state of one shipped log.
+
+    sent: records sent, repeated ones counted again; acknowledged: the hub has stored every sequence below it; behind: records that the hub
+    has not stored; lost: sequences that were overwritten before they were sent; error: why the log is not shipped now.
+    """
 
     shard: int
     path: str
@@ -71,7 +74,7 @@ class LaneStatus(msgspec.Struct, frozen=True):
 
 
 class ShipStatus(msgspec.Struct, frozen=True):
-    """What a shipper does. outages: connections that broke; retry_in: seconds until the next attempt, in the state "waiting"."""
+    """The state of a shipper. outages: broken connections; retry_in: seconds until the next attempt, in the state "waiting"."""
 
     client: str
     hub: str
@@ -87,7 +90,7 @@ class ShipStatus(msgspec.Struct, frozen=True):
 
 
 class Shipper(Handle):
-    """Ships one log, or one shard set, as the client `client` to a hub. `run` does it in the calling thread until `stop`."""
+    """Ships one log or one shard set to a hub as the client `client`. `run` ships in the calling thread until `stop` is called."""
 
     def __init__(
         self,
@@ -103,12 +106,12 @@ class Shipper(Handle):
         window: int = WINDOW,
         silence: float = SILENCE,
     ) -> None:
-        """Take the source's durable readers. Raises what opening it raises, ReaderBusy if it is being shipped, ValueError.
+        """Take the source's durable readers. Raises the errors of opening it, ReaderBusy if it is already being shipped, ValueError.
 
-        hub: `grpc+tls://host:port` or `grpc://host:port`; of several, one is chosen: see `hubs.chosen`. security: or a function that gives
-        it anew for each connection, so that tokens and certificates can change. isolation: "synced" ships only what is on disk here; None:
-        so if the hub's own level is "disk". silence: seconds after which a hub that owes an answer counts as dead; if nothing at all was
-        acknowledged by then, the network may be slow, and the next connection waits twice as long.
+        hub: `grpc+tls://host:port` or `grpc://host:port`; of several, one is chosen: see `hubs.chosen`. security: may be a function that is
+        called for each connection, so that tokens and certificates can change. isolation: "synced" ships only records on this host's disk;
+        None: "synced" if the hub's own level is "disk". silence: seconds after which a hub that owes an answer counts as unreachable. If
+        nothing was acknowledged by then, the network may be slow, and the next connection waits twice as long.
         """
         self.client = check_client(client)
         self.hub = hubs.chosen(client, [hub] if isinstance(hub, str) else list(hub), choose)
@@ -139,12 +142,12 @@ class Shipper(Handle):
     # Running.
 
     def run(self, *, until_empty: bool = False) -> None:
-        """Ship until `stop` is called from another thread or a signal handler; `until_empty`: until the hub has all that is there.
+        """Ship until `stop` is called from another thread or a signal handler; `until_empty`: until the hub has all available records.
 
-        An outage is no error: it goes on until the hub is back. A log that can't be shipped is left aside, the others go on. One that was
-        deleted is shipped again once it was made anew; after an error that may pass (a lock that others hold, the system's own errors, a
-        shard that is damaged at the hub) it is tried again. Raises the error of the first log that can't be shipped: when none can be
-        shipped any more, or, with `until_empty`, when the others are done.
+        An outage is no error: the shipper retries until the hub is back. A log that can't be shipped is quarantined while the others
+        continue. A deleted log is shipped again once it is recreated. After a transient error (a lock held by another process, an error of
+        the system, a shard that is damaged at the hub) the log is retried. Raises the error of the first log that can't be shipped: when no
+        log can be shipped any more, or, with `until_empty`, when the others are done.
         """
         pulse = threading.Thread(target=self._keep_alive, name="kvspool pulse", daemon=True)
         self._has_ended.clear()
@@ -185,7 +188,7 @@ class Shipper(Handle):
             raise errors[0]
 
     def _call(self, lanes: list[Lane], until_empty: bool, silence: float) -> None:
-        """Ship over one connection, until it is over or breaks, or some lane that was left aside may be tried again."""
+        """Ship over one connection until it is finished or broken, or a quarantined lane may be retried."""
         self._state = "connecting"
         logs = []
         for lane in lanes:
@@ -204,7 +207,7 @@ class Shipper(Handle):
                 call.close()
 
     def stop(self) -> None:
-        """Let `run` come to its end."""
+        """Make `run` return."""
         self._stop.set()
 
     @property
@@ -213,7 +216,7 @@ class Shipper(Handle):
         return self._stop.is_set()
 
     def _live(self, until_empty: bool) -> list[Lane]:
-        """Return the lanes that can be shipped now. Raises the error of the first one if none can be, nor will be."""
+        """Return the lanes that can be shipped now. Raises the error of the first one if no lane can be shipped, now or later."""
         self.is_any_due()
         lanes = [lane for lane in self.lanes if lane.error is None]
         if not lanes and (until_empty or all(lane.retry_at is None for lane in self.lanes)):
@@ -223,7 +226,7 @@ class Shipper(Handle):
         return lanes
 
     def is_any_due(self) -> bool:
-        """Return whether some lane that was left aside is to be tried again from now on."""
+        """Return whether a quarantined lane is due for a retry."""
         return any([self._is_due(lane) for lane in self.lanes])
 
     def _is_due(self, lane: Lane) -> bool:
@@ -233,24 +236,24 @@ class Shipper(Handle):
 
     @contextmanager
     def leaving_aside(self, lane: Lane) -> Iterator[None]:
-        """Leave a lane aside whose own log, or place at the hub, raises an error; what concerns all is raised."""
+        """Quarantine a lane if its own log, or its shard at the hub, raises an error; errors that concern all lanes are raised."""
         try:
             yield
         except (HubFull, QuotaExceeded, Unexpected, Unreachable, NotAllowed):
             raise
         except (KvspoolError, OSError) as error:
             lane.fail(error)
-            logger.error("shard %d of %s is left aside %s: %s", lane.index, self.client, lane.until, lane.error)
+            logger.error("shard %d of %s is quarantined %s: %s", lane.index, self.client, lane.until, lane.error)
 
     def _note(self, error: HubError, until_empty: bool) -> float:
-        """Note why a connection ended. Return how long to wait at least. Raises the error if trying again is of no use."""
+        """Note why a connection ended. Return the shortest time to wait, in seconds. Raises the error if a retry is useless."""
         self._outages += 1
         self._error = str(error)
         logger.warning("%s", error)
         if isinstance(error, HubFull | QuotaExceeded):
             return error.retry_after or LONGEST_BACKOFF
         if isinstance(error, ShardDamaged) and not until_empty:
-            return ASK_AGAIN  # the hub failed as a whole, and its own log says why: it may be mended
+            return ASK_AGAIN  # the hub failed as a whole, and its own log has the reason; it may be repaired
         if not isinstance(error, Unreachable | NotAllowed | Unexpected):
             raise error
         return 0.0
@@ -262,19 +265,19 @@ class Shipper(Handle):
         self._stop.wait(seconds)
 
     def _keep_alive(self) -> None:
-        """Say that the durable readers are alive, whatever the shipper waits for: a hub that hangs must not cost what they hold."""
+        """Send heartbeats of the durable readers during any wait, so that a hub that hangs doesn't cost them their held records."""
         while not self._has_ended.wait(KEEP_ALIVE):
             for lane in self.lanes:
                 lane.keep_alive()
 
     def counted(self, size: int) -> None:
-        """Count a batch that was sent."""
+        """Count a sent batch."""
         self._bytes += size
 
-    # Looking after it.
+    # Maintenance.
 
     def status(self) -> ShipStatus:
-        """Return what the shipper does at this moment; for other threads too."""
+        """Return the shipper's current state. Can be called by other threads."""
         lanes = [
             LaneStatus(lane.index, str(lane.path), lane.records, lane.acked, lane.behind, lane.lost, str(lane.error or ""))
             for lane in self.lanes
@@ -294,7 +297,7 @@ class Shipper(Handle):
         )
 
     def close(self) -> None:
-        """Give the durable readers and the logs back."""
+        """Close the durable readers and the logs."""
         close_all(self.lanes)
 
     def __enter__(self) -> Shipper:
@@ -305,10 +308,10 @@ class Shipper(Handle):
 
 
 class _Call(Handle):
-    """One connection of a shipper, from its opening until it is stopped or breaks."""
+    """One connection of a shipper, from its opening until it is stopped or broken."""
 
     def __init__(self, shipper: Shipper, connection: Connection, indexes: set[int], until_empty: bool) -> None:
-        """Let the lanes begin where the hub says."""
+        """Start the lanes where the hub says."""
         opened = connection.opened
         self._shipper = shipper
         self._connection = connection
@@ -317,10 +320,10 @@ class _Call(Handle):
         self._largest = opened.batch_bytes
         self._batch_bytes = min(shipper.batch_bytes, self._largest)
         self._lanes: list[Lane] = []
-        # Bytes that one covers, while more is there: never more than a window, in which an answer is waited for.
+        # Bytes that one question covers while more records are available: never more than a window, which waits for an answer.
         self._question = min(shipper.window, max(self._batch_bytes, shipper.window // QUESTIONS))
-        self._held: tuple[Lane, Rows] | None = None  # the batch that is to be sent next: it asks if it is the last one for now
-        self._unanswered: deque[int] = deque()  # bytes that each question without an answer covers
+        self._held: tuple[Lane, Rows] | None = None  # the next batch to send: it asks for an acknowledgement if it is the last one for now
+        self._unanswered: deque[int] = deque()  # bytes covered by each unanswered question
         self._unasked = 0
         self._committed = self._pinged = self._looked = system.port.monotonic()
         for place in opened.places:
@@ -328,11 +331,11 @@ class _Call(Handle):
             with shipper.leaving_aside(lane):
                 lane.open(place, self._isolation)
                 self._lanes.append(lane)
-        self._to_refuse = indexes - {place.index for place in opened.places}  # the hub has yet to say why they have no place
+        self._to_refuse = indexes - {place.index for place in opened.places}  # the hub has yet to report why they have no place
         self._bed = _Bed()
 
     def run(self) -> None:
-        """Send what comes, and note what was stored. Raises what the connection breaks with."""
+        """Send new records, and note stored ones. Raises the error that broke the connection."""
         while self._to_refuse:
             self._hear()
         while self._lanes and not self._shipper.is_stopping and not self._is_time_for_others():
@@ -347,7 +350,7 @@ class _Call(Handle):
                 self._rest(is_idle=not size and not self._unanswered)
 
     def close(self) -> None:
-        """Let go of what was read ahead, and commit what is acknowledged."""
+        """Close the read-ahead, and commit acknowledged records."""
         with suppress(HubError):
             self._take_answers()
         self._bed.close()
@@ -357,9 +360,9 @@ class _Call(Handle):
                 lane.commit()
 
     def _round(self) -> tuple[int, bool]:
-        """Send a batch of each lane that has one; return their bytes, and whether more is likely to be there, since a batch was full.
+        """Send a batch of each lane that has one. Return their bytes, and whether more is probably available because a batch was full.
 
-        Where no more is, the last one asks for an acknowledgement of all.
+        If no more is available, the last batch asks for an acknowledgement of all.
         """
         size, has_more = 0, False
         for lane in self._lanes:
@@ -377,18 +380,18 @@ class _Call(Handle):
                 self._held = lane, rows
         self._send_held(is_last=not has_more)
         if not has_more and self._unasked:
-            self._ask()  # what ended a backlog was taken for more than it was, or the last lane was left aside
+            self._ask()  # the end of a backlog was not recognised as such, or the last lane was quarantined
         self._drop_failed()
         return size, has_more
 
     def _send_held(self, *, is_last: bool) -> None:
-        """Send the batch that was held. It asks what is stored if it is the last for now, or enough was sent since the last question."""
+        """Send the held batch. It asks for an acknowledgement if it is the last for now, or if enough was sent since the last question."""
         if self._held is None:
             return
         (lane, rows), self._held = self._held, None
         self._make_room()
         if lane.error is not None:
-            return  # the hub refused it meanwhile
+            return  # the hub has refused it in the meantime
         size = rows.size
         ask = is_last or self._unasked + size >= self._question
         put = None
@@ -403,12 +406,12 @@ class _Call(Handle):
         self._shipper.counted(size)
 
     def _make_room(self) -> None:
-        """Wait until less than a window is on its way."""
+        """Wait until less than a window is unacknowledged."""
         while self._unanswered and sum(self._unanswered) + self._unasked >= self._shipper.window:
             self._hear()
 
     def _ask(self) -> None:
-        """Ask what is stored, and say how far the logs go."""
+        """Ask for an acknowledgement, and report the ends of the logs."""
         self._note_question()
         self._connection.ping({lane.index: lane.sent + lane.behind for lane in self._lanes})
 
@@ -418,13 +421,13 @@ class _Call(Handle):
         self._pinged = system.port.monotonic()
 
     def _hear(self) -> None:
-        """Wait for a word of the hub, and do what it says."""
+        """Wait for a message of the hub, and act on it."""
         self._connection.hear()
         self._take_answers()
         self._commit_now_and_then()
 
     def _take_answers(self) -> None:
-        """Note what the hub has stored and refused."""
+        """Note the hub's acknowledgements and refusals."""
         connection = self._connection
         while len(self._unanswered) > connection.asked - connection.answered:
             self._unanswered.popleft()
@@ -451,15 +454,15 @@ class _Call(Handle):
         self._lanes = [lane for lane in self._lanes if lane.error is None]
 
     def _is_time_for_others(self) -> bool:
-        """Return whether a lane that was left aside is to be tried again, which takes another call."""
+        """Return whether a quarantined lane is due for a retry, which takes another call."""
         return not self._until_empty and self._shipper.is_any_due()
 
     def _is_finished(self) -> bool:
-        """Return whether all is acknowledged that there was to ship, for who waits for that."""
+        """Return whether all records are acknowledged, with `until_empty`."""
         return self._until_empty and not self._unanswered and all(lane.is_sent for lane in self._lanes)
 
     def _rest(self, *, is_idle: bool) -> None:
-        """Little or nothing is there: wait until more comes, and then a moment for what comes with it."""
+        """Wait until more records arrive, and then briefly for those that follow them."""
         if is_idle:
             now = system.port.monotonic()
             if now >= self._pinged + PING_INTERVAL:
@@ -480,23 +483,23 @@ class _Call(Handle):
 
 
 class _Bed(Handle):
-    """Sleeps until one of several logs has more: on one inotify descriptor for all."""
+    """Waits until one of several logs has more: with one inotify descriptor for all."""
 
     def __init__(self) -> None:
         self._watcher = Watcher()
         self._watched: dict[int, object] = {}
 
     def sleep(self, lanes: list[Lane], timeout: float) -> None:
-        """Sleep up to `timeout` seconds; may end early, or for nothing."""
+        """Wait up to `timeout` seconds; may return early, or without new records."""
         is_rung = True
         for lane in lanes:
             cursor = lane.cursor
             assert cursor is not None
             if lane.index not in self._watched or self._watched[lane.index] != cursor.files:
                 self._watched[lane.index] = cursor.files
-                with suppress(OSError):  # it was deleted at this moment
+                with suppress(OSError):  # it is being deleted
                     cursor.watch(self._watcher, lane.index)
-                timeout = 0  # what came before is not reported
+                timeout = 0  # earlier events are not reported
             cursor.ask()
             is_rung = is_rung and cursor.is_rung
         if timeout and any(not lane.is_sent for lane in lanes):
@@ -507,9 +510,9 @@ class _Bed(Handle):
             self._doze(lanes, timeout)
 
     def _doze(self, lanes: list[Lane], timeout: float) -> None:
-        """Sleep where nobody wakes us, since the system has no watch left: only the ends are looked at, and more seldom as time goes by.
+        """Wait without inotify, because the system has no watch left: check only the ends, less often as time passes.
 
-        A process with many shippers would use a processor up by looking at everything every few milliseconds.
+        A process with many shippers would use up a processor by checking everything every few milliseconds.
         """
         left, pause = timeout, BLIND_POLL
         while left > 0 and all(lane.is_sent for lane in lanes):
@@ -522,7 +525,7 @@ class _Bed(Handle):
 
 
 def open_source(path: Path) -> list[Log]:
-    """Open a log, or the logs of a shard set, in order. Raises NotALog for a queue, and what opening raises."""
+    """Open a log, or the logs of a shard set, in order. Raises NotALog for a queue, and the errors of opening."""
     try:
         return [logs.open_store(path)]
     except NotALog:

@@ -1,4 +1,4 @@
-"""What tells whether a file or directory has changed since it was looked at."""
+"""The version of a file or directory, to detect changes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from kvspool import system
 
-SETTLED = 100_000_000  # ns; what was written later may have been replaced again with the same time: the kernel's clock ticks coarsely
+SETTLED = 100_000_000  # ns; a later change may get the same time, because the kernel's clock ticks coarsely
 
 
 class Stamp(NamedTuple):
-    """What changes about a file or directory when its content does."""
+    """Attributes of a file or directory that change with its content."""
 
     inode: int
     changed: int  # ns since 1970
@@ -19,13 +19,13 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> Stamp | None:
-        """Return the stamp of what lies at a path now; None if nothing does."""
+        """Return the stamp of a path's file now; None if there is none."""
         status = system.port.look_up(path)
         return None if status is None else cls(status.st_ino, status.st_mtime_ns, status.st_size)
 
     @property
     def is_settled(self) -> bool:
-        """Return whether a further change gets another stamp."""
+        """Return whether another change would get another stamp."""
         return system.port.now() - self.changed >= SETTLED
 
 

@@ -1,16 +1,15 @@
-"""The shards that a hub keeps: each a journal, whose own records say what the hub has. That makes it exactly once, with no window.
+"""The shards that a hub stores. Each is a journal, and its records alone are the deduplication state: exactly once, without a window.
 
     [root]/[client].[bit].[index]/                    a journal of the format kvj
-    [root]/[client].[bit].[index]/generations.json    which log its records came from
+    [root]/[client].[bit].[index]/generations.json    the logs that its records came from
 
-**High-water mark.** What a client sent is stored when the journal holds it, and nothing else remembers it: the sequence that the journal
-expects next is the mark. A batch that lies below the mark is compared with what is there, and not written again; one that begins behind
-it is refused, unless the client declares that what lies between is lost for ever: then those sequences are left out, which every reader
-gets as a Gap.
+**High-water mark.** A client's records are stored when the journal holds them; no other state exists. The journal's next sequence is the
+mark. A batch below the mark is compared with the stored records, and not written again. A batch that begins after the mark is refused,
+unless the client declares the sequences between as lost forever. Those sequences are skipped, and every reader gets a Gap for them.
 
-**Generations.** A client whose log was made anew begins at sequence 0 again, under another log id. Its records go on in the same journal,
-behind those of the log before: a generation has a `base`, the sequence of the journal that its record 0 has. The first one has base 0, so
-that the journal has the client's own sequences. See docs/decisions/0023-generations.md.
+**Generations.** A client whose log was recreated begins again at sequence 0, with another log id. Its records follow in the same journal
+after those of the previous log. A generation has a `base`: the journal's sequence of its record 0. The first base is 0, so that the
+journal has the client's own sequences. See docs/decisions/0023-generations.md.
 """
 
 from __future__ import annotations
@@ -49,24 +48,27 @@ from shard.errors import ShardError
 from shard.shardset import Log, open_shard
 
 GENERATIONS = "generations.json"
-MIRRORED = "mirror.json"  # lies in a shard that is pulled from another hub; see `mirror`
-PRIVATE = ".hub"  # directory of what is the hub's own, beside the shards
-MOST_OPEN = 1024  # shards that are kept open, if half of the descriptors are enough for them
+MIRRORED = "mirror.json"  # in a shard that is pulled from another hub; see `mirror`
+PRIVATE = ".hub"  # directory of the hub's own files, next to the shards
+MOST_OPEN = 1024  # open shards, if half of the descriptors suffice for them
 MOST_GENERATIONS = 8192
 _ID = re.compile("[0-9a-f]{32}")
 _LARGEST_FILE = 1 << 20  # bytes of a table of generations
 
 
 class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One log of a client. log: its id, in hex; base: the sequence of the journal that its record 0 has."""
+    """One log of a client. log: its id, in hex; base: the journal's sequence of its record 0."""
 
     log: str
     base: int
 
 
 class Outcome(NamedTuple):
-    """What became of a batch. expected: the sequence of the log that comes next; stored, duplicates: records that were written, and those
-    that were there already; lost: sequences that were left out."""
+    """The result of a batch.
+
+    expected: the log's next sequence; stored: records that were written; duplicates: records that were stored before; lost: sequences that
+    were skipped.
+    """
 
     expected: int
     stored: int = 0
@@ -75,8 +77,11 @@ class Outcome(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What a shard holds. used: bytes on disk; generation: how often its log was made anew; last_timestamp: ns since 1970, 0 for none;
-    bits: its client has 2^bits shards."""
+    """The content of a shard.
+
+    used: bytes on disk; generation: how often its log was recreated; last_timestamp: ns since 1970, 0 for none; bits: its client has
+    2^bits shards.
+    """
 
     first: int = 0
     next: int = 0
@@ -87,22 +92,24 @@ class Figures(NamedTuple):
 
 
 class Shard(Handle):
-    """One client's shard. Its methods may be called by several threads."""
+    """One client's shard. Its methods can be called by several threads."""
 
     def __init__(self, path: Path, changed: Callable[[], None] = lambda: None) -> None:
-        """Open it. changed: called when it has something new. Raises what opening a journal does, and Corruption for a table of generations
-        that can't be."""
+        """Open the shard. changed: called after new records or generations.
+
+        Raises the errors of opening a journal, and Corruption for an invalid table of generations.
+        """
         self.path = path
         self._changed = changed
         self.lock = threading.RLock()
         self._place = _place(path)
-        self._end: int | None = None  # of the journal, behind what was appended last: the next append finds out whether it is so still
+        self._end: int | None = None  # of the journal, after our last append: the next append checks it
         self.journal: Journal = kvspool.open(path, format="kvj")
         try:
             self.generations = load_generations(path / GENERATIONS)
             if not self.generations and self.journal.end():
-                # Without it nobody can say whose the records are; to begin at sequence 0 again would store all of them twice.
-                raise Corruption(f"{path} has records, but no {GENERATIONS}; bring it back from a copy of the shard")
+                # Without it the records' log is unknown; beginning at sequence 0 again would store all of them twice.
+                raise Corruption(f"{path} has records, but no {GENERATIONS}; restore it from a copy of the shard")
             self.figures = Figures()
             self.count()
         except BaseException:
@@ -110,13 +117,13 @@ class Shard(Handle):
             raise
 
     def is_stale(self) -> bool:
-        """Return whether another shard lies under the path now, or none. Raises Corruption for a table of generations that can't be."""
+        """Return whether the path now has another shard, or none. Raises Corruption for an invalid table of generations."""
         return _place(self.path) != self._place or load_generations(self.path / GENERATIONS) != self.generations
 
     def enter(self, log: bytes, end: int) -> tuple[int, bool]:
-        """Begin to take in a log that goes up to sequence `end`. Return the sequence that is expected next, and whether the log was known.
+        """Begin to store a log that ends at sequence `end`. Return its next sequence, and whether the log was known.
 
-        One that is new begins a generation, on disk when the call returns. Raises Fenced, Restored, Conflict, HubFull.
+        A new log begins a generation, on disk on return. Raises Fenced, Restored, Conflict, HubFull.
         """
         with self.lock, self._writing():
             if self.generations and self.generations[-1].log == log.hex():
@@ -129,28 +136,28 @@ class Shard(Handle):
                 return expected, True
             self._refuse_fenced(log)
             if len(self.generations) >= MOST_GENERATIONS:
-                raise Conflict(f"{self.path.name}: {MOST_GENERATIONS} logs were shipped to it already, one after the other; no more can be")
-            base = self.journal.sync() if self.generations else 0  # a Gap, if the machine dies, would be blamed on the wrong log
+                raise Conflict(f"{self.path.name}: {MOST_GENERATIONS} logs were already shipped to it, which is the limit")
+            base = self.journal.sync() if self.generations else 0  # or a Gap after a crash of the machine would go to the wrong log
             self._store([*self.generations, Generation(log.hex(), max(base, self.journal.end()))])
             self._changed()
             return 0, False
 
     def next(self, log: bytes) -> int:
-        """Return the sequence of a log that is expected next: every one below is stored, or lost. Raises Fenced."""
+        """Return the log's next sequence: every one below is stored, or lost. Raises Fenced."""
         with self.lock:
             base = self._base(log)
             return max(0, self.journal.end() - base)
 
     def put(self, log: bytes, rows: Rows, after: int) -> Outcome:
-        """Store records; they survive the death of this process when the call returns.
+        """Store records; on return they survive a crash of this process.
 
-        after: the log's sequences from there up to the first of these are lost for ever. What is stored already is compared, not written
-        again. Raises Unexpected, Conflict, Fenced, HubFull, and Corruption or Poisoned for what a person has to repair.
+        after: sequences of the log from `after` up to the first record are lost forever. Stored records are compared, not written again.
+        Raises Unexpected, Conflict, Fenced, HubFull, and Corruption or Poisoned if a person has to repair the shard.
         """
         with self.lock, self._writing():
             base = self._base(log)
             if rows.end + base >= LAST:
-                raise Malformed(f"sequence {rows.end} is beyond what a hub can number")
+                raise Malformed(f"sequence {rows.end} is larger than a hub's largest one")
             rows = Rows(rows.first + base, rows.batch, rows.laid_out)
             is_next = rows.first == after + base == self._end
             journal_end = rows.first if is_next else self.journal.end()
@@ -165,7 +172,7 @@ class Shard(Handle):
             return Outcome(expected - base, stored, rows.batch.num_rows - stored, expected - end - stored)
 
     def count(self) -> Figures:
-        """Look at what the shard holds; between two such looks the figures are reckoned from what comes in."""
+        """Count the shard's content; between two counts, sizes are estimated from ingested bytes."""
         with self.lock:
             self.figures = count(self.path, self.journal, self.generations)
             return self.figures
@@ -175,39 +182,39 @@ class Shard(Handle):
         self.figures = self.figures._replace(next=rows.end, used=used, last_timestamp=max(0, last, self.figures.last_timestamp))
 
     def sync(self) -> None:
-        """Put everything that was stored so far on disk. Raises Poisoned if the disk fails, and from then on."""
+        """Write all stored records to disk. After a failure of the disk, this and every later call raises Poisoned."""
         with self._writing():
             self.journal.sync()
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         self.journal.close()
 
     def _without_known(self, rows: Rows, expected: int) -> Rows:
-        """Return the part of the records that is not stored yet. Raises Conflict if the part that is stored is another one there."""
+        """Return the records that are not stored yet. Raises Conflict if the stored ones differ."""
         known = rows.part(rows.first, min(rows.end, expected))
         at = columns.first_difference(self.journal, known)
         if at is not None:
             raise Conflict(
-                f"{self.path.name}: record {at} came again with other bytes than those that are stored; two logs have the same id, or one "
+                f"{self.path.name}: record {at} was sent again with other bytes than the stored ones; two logs have the same id, or one "
                 "was restored from an older state. Copy it to a new log (kvspool copy) and ship that one"
             )
         return rows.part(min(rows.end, expected), rows.end)
 
     def _append(self, rows: Rows, journal_end: int) -> None:
-        """Append records, if the journal ends where it should: that is looked at under its own lock."""
+        """Append records if the journal ends where expected, which is checked under its own lock."""
         self._end = None
         with rows.laid_out or Records(rows.batch) as records:
             try:
                 self.journal.append_records(records, rows.first, journal_end)
             except OutOfRange:
-                raise Conflict(f"{self.path.name}: somebody else appends to the hub's shard") from None
+                raise Conflict(f"{self.path.name}: another program appends to the hub's shard") from None
             self._note(rows, records)
         self._end = rows.end
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raise HubFull for what may pass by itself: no room, no descriptors, a lock that others hold."""
+        """Raise HubFull for transient errors: no space, no descriptors, a lock held by another process."""
         try:
             yield
         except LockTimeout as error:
@@ -220,14 +227,14 @@ class Shard(Handle):
     def _base(self, log: bytes) -> int:
         if not self.generations or self.generations[-1].log != log.hex():
             self._refuse_fenced(log)
-            raise Fenced(f"{self.path.name}: that log was never begun here")
+            raise Fenced(f"{self.path.name}: no shipper has announced that log here")
         return self.generations[-1].base
 
     def _refuse_fenced(self, log: bytes) -> None:
         if any(generation.log == log.hex() for generation in self.generations):
             raise Fenced(
-                f"{self.path.name}: another log has taken this one's place. Two clients have the same id, or a log came back that had been "
-                "replaced"
+                f"{self.path.name}: another log has replaced this one. Two clients have the same id, or this log was "
+                "replaced before"
             )
 
     def _store(self, generations: list[Generation]) -> None:
@@ -236,19 +243,20 @@ class Shard(Handle):
 
 
 def count(path: Path, log: Log, generations: list[Generation]) -> Figures:
-    """Return what a shard holds."""
+    """Return the content of a shard."""
     stats = log.stats()
     generation = max(0, len(generations) - 1)
     return Figures(stats.first_sequence, stats.next_sequence, stats.used, stats.last_timestamp, generation, _bits(path))
 
 
 class Store(Handle):
-    """All shards under a hub root. One process at a time has it; threads may use it. Raises RootInUse."""
+    """All shards under a hub root. Only one process at a time opens it; threads may share it. Raises RootInUse."""
 
     def __init__(self, root: Path, changed: Callable[[str, int], None] = lambda client, index: None) -> None:
-        """Take a root. changed: called with a client and the index of its shard when something new was stored there; must be quick.
+        """Open a root. changed: called with client and shard index after something new was stored; it must return quickly.
 
-        Raises AccessError for a root that others may write, before anything is made there."""
+        Raises AccessError for a root that other users may write, before creating anything there.
+        """
         private.check_directory(root)
         self.root = root
         self._changed = changed
@@ -268,7 +276,7 @@ class Store(Handle):
         self._to_count: list[tuple[tuple[str, int], Path]] = []
 
     def enter(self, client: str, bits: int) -> None:
-        """Make a client's shards where they are missing. Raises Malformed for an id that can't be, Conflict for another number, HubFull."""
+        """Create a client's missing shards. Raises Malformed for an invalid id, Conflict for another number of shards, HubFull."""
         try:
             check_client(client)
             names = [route.directory_name(client, bits, index) for index in range(1 << route.check_bits(bits))]
@@ -291,23 +299,23 @@ class Store(Handle):
             except KvspoolError:
                 raise
             except OSError as error:
-                raise HubFull(f"no shards can be made for {client}: {error}") from error
-            with self._lock:  # they count from now on, not when their turn comes to be looked at
+                raise HubFull(f"the shards of {client} can't be created: {error}") from error
+            with self._lock:  # they count from now on, not only from their turn
                 for index in range(1 << bits):
                     self._figures.setdefault((client, index), Figures(bits=bits))
 
     def _making_of(self, client: str) -> threading.Lock:
-        """Return what is held while a client's shards are made: a thousand take seconds, in which the others go on."""
+        """Return the lock held while a client's shards are created: a thousand take seconds, in which other clients continue."""
         with self._lock:
             return self._making.setdefault(client, threading.Lock())
 
     def take(self, client: str, bits: int, index: int) -> Shard:
-        """Return a shard, open until it is given back. Raises LogNotFound."""
+        """Return a shard, open until `give_back`. Raises LogNotFound."""
         key = client, index
         with self._lock:
             shard = self._open.pop(key, None)
             if shard is not None and shard.is_stale():
-                shard = None  # somebody took it away, or put a copy in its place; who uses it still is told so
+                shard = None  # it was removed, or replaced by a copy; its other users get an error
             if shard is None:
                 shard = Shard(self.root / route.directory_name(client, bits, index), partial(self._changed, client, index))
             self._open[key] = shard
@@ -316,7 +324,7 @@ class Store(Handle):
             return shard
 
     def give_back(self, client: str, index: int) -> None:
-        """Say that a shard is of no more use to who took it."""
+        """Release a shard that `take` has returned."""
         with self._lock:
             self._used[client, index] -= 1
             if not self._used[client, index]:
@@ -325,19 +333,19 @@ class Store(Handle):
     # Figures.
 
     def count(self, most: int | None = None) -> int:
-        """Look at what some shards hold, `most` at once, each in turn, and return how many are left of this turn; None: at all.
+        """Count the content of some shards, at most `most`, in turn. Return how many are left of this turn. None: count all.
 
-        Those that were never looked at count as empty, but they are there. Shards of local clients are no journals of ours.
+        Shards that were never counted count as empty, but exist. Shards of local clients are not the hub's journals.
         """
         if not self._to_count:
             before = set(self._figures)
             self._to_count = list(self._paths())
             with self._lock:
-                new = {key: figures for key, figures in self._figures.items() if key not in before}  # made meanwhile
+                new = {key: figures for key, figures in self._figures.items() if key not in before}  # created in the meantime
                 self._figures = {key: self._figures.get(key, Figures(bits=_bits(path))) for key, path in self._to_count} | new
         for _ in range(len(self._to_count) if most is None else min(most, len(self._to_count))):
             key, path = self._to_count.pop()
-            with suppress(KvspoolError, OSError):  # it is being made or removed, or damaged, which others say
+            with suppress(KvspoolError, OSError):  # it is being created or removed, or damaged, which others report
                 with self._lock:
                     shard = self._open.get(key)
                 if shard is not None:
@@ -348,7 +356,7 @@ class Store(Handle):
         return len(self._to_count)
 
     def figures(self) -> dict[str, dict[int, Figures]]:
-        """Return what the shards of each client hold, as far as it was counted."""
+        """Return the counted content of each client's shards."""
         with self._lock:
             known = self._figures | {key: shard.figures for key, shard in self._open.items()}
         found: dict[str, dict[int, Figures]] = {}
@@ -357,14 +365,14 @@ class Store(Handle):
         return found
 
     def _paths(self) -> Iterator[tuple[tuple[str, int], Path]]:
-        """Yield each shard under the root, and where it lies."""
+        """Yield each shard under the root, and its path."""
         for client, found in route.scan(self.root).items():
             if client:
                 with suppress(ShardError):
                     yield from (((client, index), path) for index, path in found.paths(self.root))
 
     def close(self) -> None:
-        """Close all shards, and let another hub have the root."""
+        """Close all shards and release the root."""
         with self._lock:
             self._used.clear()
             try:
@@ -375,7 +383,7 @@ class Store(Handle):
                         system.port.unlock_file(fd)
 
     def _close_idle(self, most: int) -> None:
-        """Close shards that nobody uses until no more than `most` are open, those first that were used longest ago."""
+        """Close unused shards, the least recently used first, until at most `most` are open."""
         for key in list(self._open):
             if len(self._open) <= most:
                 break
@@ -392,7 +400,7 @@ class Store(Handle):
 
 
 def _is_unmade(path: Path) -> bool:
-    """Return whether a shard isn't there, or a hub was killed while it made it; one that is damaged is there."""
+    """Return whether a shard doesn't exist, or its creation was interrupted by a crash; a damaged one exists."""
     try:
         return not logs.lies_at(path)
     except (KvspoolError, ValueError):
@@ -400,9 +408,9 @@ def _is_unmade(path: Path) -> bool:
 
 
 def root_id(root: Path) -> str:
-    """Return the 32 hex digits that tell a hub root from every other one; on disk when the call returns, if they are new.
+    """Return the unique id of a hub root, 32 hex digits; a new id is on disk on return.
 
-    A copy of the root has them too. Raises Corruption.
+    A copy of the root has the same id. Raises Corruption.
     """
     path = root / PRIVATE / "id"
     with suppress(FileExistsError):
@@ -411,7 +419,7 @@ def root_id(root: Path) -> str:
         found = disk.read(path, 64).strip()
         if re.fullmatch(b"[0-9a-f]{32}", found):
             return found.decode()
-        raise Corruption(f"{path} is no id of a hub root; bring it back from a copy, or remove it: then mirrors take this for another hub")
+        raise Corruption(f"{path} is no id of a hub root; restore it from a copy, or remove it: then mirrors treat this as another hub")
     disk.replace(path, system.port.random(16).hex().encode(), 0o600)
     return root_id(root)
 
@@ -421,18 +429,18 @@ def _bits(path: Path) -> int:
 
 
 def load_generations(path: Path) -> list[Generation]:
-    """Return the table of generations that lies at a path; empty if there is none. Raises Corruption."""
+    """Return the table of generations at a path; empty if there is none. Raises Corruption."""
     try:
         found = documents.load(
-            path, list[Generation], _LARGEST_FILE, "is no table of generations", "bring it back from a copy of the shard"
+            path, list[Generation], _LARGEST_FILE, "is no table of generations", "restore it from a copy of the shard"
         )
     except FileNotFoundError:
         return []
     bases, logs = [one.base for one in found], [one.log for one in found]
     if not found or bases != sorted(bases) or bases[0] < 0 or bases[-1] >= LAST:
-        raise Corruption(f"{path} is no table of generations: the bases are out of order; bring it back from a copy of the shard")
+        raise Corruption(f"{path} is no table of generations: the bases are out of order; restore it from a copy of the shard")
     if len(set(logs)) < len(logs) or not all(_ID.fullmatch(log) for log in logs):
-        raise Corruption(f"{path} is no table of generations: an id of a log is none, or stands there twice; bring it back from a copy")
+        raise Corruption(f"{path} is no table of generations: a log id is invalid or listed twice; restore it from a copy")
     return found
 
 

@@ -1,7 +1,7 @@
-"""What a shipper and a hub say to each other, over one Arrow Flight `DoExchange`; the protocol is described in docs/formats/hub.md.
+"""The messages between a shipper and a hub, over one Arrow Flight `DoExchange`; docs/formats/hub.md describes the protocol.
 
-Every message is MessagePack in the `app_metadata` of a Flight message: the client's beside a record batch or alone, the hub's always alone.
-Nothing that comes over the wire is believed before it was decoded into one of these and checked.
+Every message is MessagePack in the `app_metadata` of a Flight message: the client's with a record batch or alone, the hub's always alone.
+Received data is untrusted until it was decoded into one of these types and checked.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from hub.errors import (
 VERSION = 1
 LARGEST_MESSAGE = 1 << 20  # bytes of one of these
 MOST_ROWS = 1 << 20  # of a batch
-BATCH_BYTES = 2 << 20  # that a shipper aims at
-LARGEST_BATCH = 64 << 20  # bytes of a batch that a hub takes; one record may be that large
+BATCH_BYTES = 2 << 20  # target size of a shipper's batches
+LARGEST_BATCH = 64 << 20  # largest batch that a hub accepts; one record may be that large
 LAST = (1 << 63) - 1  # no sequence reaches it
 MOST_BITS, MOST_SHARDS = 10, 1024
-LONGEST_RETRY = 3600.0  # seconds that a hub can make a client wait
-_LONGEST_TEXT = 1000  # characters of a hub's words that are sent, and shown
-LONGEST_ECHO = 200  # characters of what is wrong with a message, in which its own may come again
+LONGEST_RETRY = 3600.0  # longest delay that a hub can ask for, in seconds
+_LONGEST_TEXT = 1000  # characters of a hub's message that are sent, and shown
+LONGEST_ECHO = 200  # characters of an error about a message, which may repeat parts of it
 
 Level = Literal["process", "disk"]
-"""What an acknowledged record survives: the death of the hub's process, or that of its machine."""
+"""Durability of an acknowledged record: it survives a crash of the hub's process, or of its machine."""
 
 M = TypeVar("M")
 
 
 class Log(msgspec.Struct, frozen=True, array_like=True):
-    """One log that is to be shipped. index: its shard; id: 16 bytes that no other log has; end: the sequence that its next record gets."""
+    """One log to ship. index: its shard; id: 16 unique bytes; end: the sequence of its next record."""
 
     index: int
     id: bytes
@@ -53,7 +53,7 @@ class Log(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The command of the call's descriptor. bits: the client has 2^bits shards; logs: those that come in this call."""
+    """The command of the call's descriptor. bits: the client has 2^bits shards; logs: those shipped in this call."""
 
     version: int
     client: str
@@ -62,10 +62,10 @@ class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag="put", array_like=True):
-    """Beside a record batch: it holds the records from `first` on, without a gap.
+    """Sent with a record batch: it has the records from `first` on, without a gap.
 
-    after: the sequences from `after` up to `first` are lost for ever; equal to `first` if none is. ask: acknowledge all that came so far.
-    end: the sequence that the log's next record gets.
+    after: the sequences from `after` up to `first` are lost forever; equal to `first` if none is. ask: acknowledge all batches so far. end:
+    the sequence of the log's next record.
     """
 
     index: int
@@ -76,17 +76,17 @@ class Put(msgspec.Struct, frozen=True, tag="put", array_like=True):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping", array_like=True):
-    """Answer with what is stored. ends: the next sequence of each log, by shard."""
+    """Asks for an acknowledgement. ends: the next sequence of each log, by shard."""
 
     ends: dict[int, int]
 
 
 class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
-    """The client ends the call on purpose: one that ends without this was cut."""
+    """The client ends the call in order: a call that ends without this was broken."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a shard goes on. next: the sequence that the hub expects; is_known: whether it has seen this log before."""
+    """Where a shard continues. next: the sequence that the hub expects; is_known: whether it has seen this log before."""
 
     index: int
     next: int
@@ -94,7 +94,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", array_like=True):
-    """The hub's first word. level: what an acknowledgement means; batch_bytes: of the largest batch that it takes."""
+    """The hub's first message. level: durability of acknowledged records; batch_bytes: largest accepted batch."""
 
     version: int
     level: Level
@@ -103,7 +103,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", array_like=True):
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
-    """Every record of shard `index` below `next` is stored, for each pair. asked: how many times the client had asked by then."""
+    """Every record of shard `index` below `next` is stored, for each pair. asked: how many questions of the client are answered."""
 
     places: list[tuple[int, int]]
     asked: int
@@ -113,9 +113,9 @@ Reason = Literal["malformed", "not-allowed", "full", "quota", "conflict", "fence
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
-    """What came for a shard was not stored, nor will be what comes for it in this call. index -1: the call as a whole.
+    """A batch of a shard was not stored, nor will be later ones in this call. index -1: the whole call.
 
-    expected: the sequence that comes next, for "unexpected". retry_after: seconds; 0: trying again is of no use.
+    expected: the next sequence, for "unexpected". retry_after: seconds; 0: a retry is useless.
     """
 
     reason: Reason
@@ -153,7 +153,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode_opening(data: bytes) -> Opening:
-    """Return the first word of a client. Raises Malformed."""
+    """Return the first message of a client. Raises Malformed."""
     opening = _decode(_opening, data)
     if opening.version != VERSION:
         raise Malformed(f"version {opening.version} of the protocol; this hub speaks version {VERSION}")
@@ -162,13 +162,13 @@ def decode_opening(data: bytes) -> Opening:
     except ValueError as error:
         raise Malformed(str(error)) from None
     if not 0 <= opening.bits <= MOST_BITS:
-        raise Malformed(f"{opening.bits} bits: a client has 1 to {MOST_SHARDS} shards")
+        raise Malformed(f"{opening.bits} bits: a client must have 1 to {MOST_SHARDS} shards")
     _check_indexes([log.index for log in opening.logs])
     if not opening.logs:
-        raise Malformed("an opening names at least one log")
+        raise Malformed("an opening must name at least one log")
     for log in opening.logs:
         if log.index >= 1 << opening.bits or len(log.id) != 16:
-            raise Malformed(f"no log that can be: shard {log.index} of {opening.bits} bits, an id of {len(log.id)} bytes")
+            raise Malformed(f"an impossible log: shard {log.index} of {opening.bits} bits, an id of {len(log.id)} bytes")
         _check_sequence(log.end)
     return opening
 
@@ -197,7 +197,7 @@ def decode_from_hub(data: bytes) -> FromHub:
         for place in message.places:
             _check_sequence(place.next)
         if message.version != VERSION or message.batch_bytes < 1:
-            raise Malformed(f"a hub that speaks version {message.version} of the protocol, not {VERSION}, or takes no batch")
+            raise Malformed(f"a hub that speaks version {message.version} of the protocol, not {VERSION}, or accepts no batch")
     elif isinstance(message, Stored):
         _check_indexes([index for index, _ in message.places])
         for _, sequence in message.places:
@@ -208,34 +208,34 @@ def decode_from_hub(data: bytes) -> FromHub:
 
 
 def _check_indexes(indexes: Iterable[int]) -> None:
-    """Raise Malformed unless these are shards, each another one."""
+    """Raise Malformed unless these are distinct shards."""
     indexes = list(indexes)
     if len(set(indexes)) < len(indexes) or not all(0 <= index < MOST_SHARDS for index in indexes):
-        raise Malformed(f"shards are numbers from 0 to {MOST_SHARDS - 1}, each once")
+        raise Malformed(f"shards must be numbers from 0 to {MOST_SHARDS - 1}, each once")
 
 
 def _check_sequence(sequence: int) -> None:
     if not 0 <= sequence <= LAST:
-        raise Malformed(f"no sequence: {sequence}")
+        raise Malformed(f"an impossible sequence: {sequence}")
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[M], data: bytes) -> M:
     if len(data) > LARGEST_MESSAGE:
-        raise Malformed(f"a message of {len(data)} bytes; at most {LARGEST_MESSAGE} are possible")
+        raise Malformed(f"a message of {len(data)} bytes; the limit is {LARGEST_MESSAGE}")
     try:
         return decoder.decode(data)
-    except (ValueError, RecursionError) as error:  # msgspec's own errors are some, and so is text that isn't UTF-8
-        raise Malformed(f"no message of this protocol: {str(error)[:LONGEST_ECHO]}") from None
+    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors, and so is text that isn't UTF-8
+        raise Malformed(f"not a message of this protocol: {str(error)[:LONGEST_ECHO]}") from None
 
 
 def refusal(error: HubError, index: int = -1) -> Refused:
-    """Return how a hub says this error to a client."""
+    """Return the message for an error."""
     expected = error.expected if isinstance(error, Unexpected) else -1
     return Refused(_NAMES[type(error)], str(error)[:_LONGEST_TEXT], index, expected, error.retry_after or 0.0)
 
 
 def error_of(refused: Refused) -> HubError:
-    """Return the error that a hub spoke of."""
+    """Return the error in a message."""
     kind = _REASONS[refused.reason]
     message = "".join(character if character.isprintable() else "?" for character in refused.message[:_LONGEST_TEXT])
     if kind is Unexpected:

@@ -1,4 +1,4 @@
-"""`kvspool shard`: make a sharded log, fill it, and tell where a key goes."""
+"""`kvspool shard`: create and fill a sharded log, and show the shard of a key."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from shard.kernel.hash import hash16
 LONGEST = 1 << 30  # bytes of a line for shards that are journals
 
 DESCRIPTION = """\
-A sharded log is a directory of logs. The hash of a record's key picks one of them, so that records of the same key stay in order, and
-writers of different keys don't wait for each other. `kvspool read`, `tail` and `stats` take the root of shards as they take a log."""
+A sharded log is a directory of logs. The hash of a record's key selects one of them, so that records of the same key stay in order, and
+writers of different keys don't wait for each other. `kvspool read`, `tail` and `stats` accept the root of shards like a log."""
 EXAMPLES = """\
   kvspool shard create orders --bits 4
   kvspool shard append orders --json-lines --key-field customer < orders.jsonl
@@ -29,9 +29,9 @@ EXAMPLES = """\
   kvspool tail orders --follow"""
 
 CREATE = """\
-Make a set of 2^BITS shards under ROOT, which is made too if it isn't there. Each shard's whole capacity is reserved on disk at once:
-64MiB for all of them, unless --capacity says otherwise. A record takes at most a quarter of its shard. A set that an earlier call left
-incomplete is completed."""
+Create a set of 2^BITS shards under ROOT, which is created if it is missing. Each shard's whole capacity is reserved on disk at once:
+64MiB for all of them, unless --capacity says otherwise. A record takes at most a quarter of its shard. An incomplete set of an earlier
+call is completed."""
 CREATE_EXAMPLES = """\
   kvspool shard create orders --bits 4                           16 shards of 4MiB: orders/4.000 to orders/4.00f
   kvspool shard create root --prefix orders --bits 4             root/orders.4.000 to root/orders.4.00f
@@ -39,14 +39,14 @@ CREATE_EXAMPLES = """\
 
 APPEND = """\
 Append each line of standard input as one record to the shard of its key; PATH is the root of the shards. Records without a key take
-turns. Otherwise as `kvspool append`: each shard's part of a batch is appended at once, and nothing of a batch with a bad line."""
+turns. Otherwise as `kvspool append`: each shard's part of a batch is appended at once. A batch with a bad line is not appended at all."""
 APPEND_EXAMPLES = """\
   kvspool shard append orders --json-lines --key-field customer < orders.jsonl
   tail -f access.log | kvspool shard append root --prefix web --json"""
 
 OF = """\
-Tell which of 2^BITS shards a key belongs to, what that shard's directory is called, and the key's hash. No log is looked at: it is the
-same for every sharded log."""
+Show the shard of a key among 2^BITS shards, that shard's directory name, and the key's hash. No log is opened: the result is the same for
+every sharded log."""
 OF_EXAMPLES = """\
   kvspool shard of customer-7 --bits 4
   kvspool shard of customer-7 --bits 4 --prefix orders --json | jq -r .directory"""
@@ -55,13 +55,13 @@ OF_EXAMPLES = """\
 def add_commands(subparsers: Any) -> None:
     """Add `kvspool shard` and its commands."""
     parser = subparsers.add_parser(
-        "shard", help="make and fill a log that is spread over shards by key", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+        "shard", help="create and fill a log that is spread over shards by key", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
     )
     parser.set_defaults(run=lambda arguments: _help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    create = commands.add_parser("create", help="make a sharded log", description=CREATE, epilog=f"Examples:\n{CREATE_EXAMPLES}")
-    create.add_argument("path", metavar="ROOT", type=Path, help="where the shards are to lie; its parent directory must exist")
+    create = commands.add_parser("create", help="create a sharded log", description=CREATE, epilog=f"Examples:\n{CREATE_EXAMPLES}")
+    create.add_argument("path", metavar="ROOT", type=Path, help="directory of the shards; its parent must exist")
     _add_prefix(create, default="")
     _add_bits(create)
     create.add_argument(
@@ -71,9 +71,9 @@ def add_commands(subparsers: Any) -> None:
         help="of each shard; bytes, or with a unit (default: 64MiB for all shards together, but at least 1MiB for each)",
     )
     options.add_codec(create, "how structured values are stored (default: %(default)s)")
-    create.add_argument("--exist-ok", action="store_true", help="a set that is there already is no error")
+    create.add_argument("--exist-ok", action="store_true", help="accept an existing set")
     options.add_files(create)
-    options.add_json(create, "print what `stats` says of each shard as a JSON list")
+    options.add_json(create, "print the statistics of each shard as a JSON list")
     create.set_defaults(run=_create)
 
     appending = commands.add_parser(
@@ -86,24 +86,24 @@ def add_commands(subparsers: Any) -> None:
     _add_prefix(appending, default=None)
     appending.set_defaults(run=_append)
 
-    of = commands.add_parser("of", help="tell which shard a key belongs to", description=OF, epilog=f"Examples:\n{OF_EXAMPLES}")
+    of = commands.add_parser("of", help="show the shard of a key", description=OF, epilog=f"Examples:\n{OF_EXAMPLES}")
     of.add_argument("key", metavar="KEY", help="the key; an empty one is a key too")
     _add_prefix(of, default="")
     _add_bits(of)
-    options.add_json(of, "the same as a JSON object")
+    options.add_json(of, "print a JSON object")
     of.set_defaults(run=_of)
 
 
 def open_log(path: Path) -> ShardSet | None:
-    """Return the shard set at a path if it is the only one there and has no prefix; None otherwise, for a hub root may have others."""
+    """Return the shard set at a path if it is the only one there and has no prefix; None otherwise, because a hub root may have others."""
     if not path.is_dir() or list(route.scan(path)) != [""]:
         return None
-    system.port.allow_more_files()  # each shard takes some
+    system.port.allow_more_files()  # each shard needs some
     return ShardSet.open(path, prefix="")
 
 
 def _add_prefix(parser: argparse.ArgumentParser, default: str | None) -> None:
-    words = "what the names of the shards begin with" + ("; needed if there are several" if default is None else " (default: nothing)")
+    words = "prefix of the names of the shards" + ("; required if there are several" if default is None else " (default: nothing)")
     parser.add_argument("--prefix", type=_prefix, default=default, metavar="TEXT", help=words)
 
 
@@ -125,7 +125,7 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 
 def _create(arguments: argparse.Namespace) -> int:
-    """Make the set and say what it is."""
+    """Create the set and describe it."""
     system.port.allow_more_files()
     try:
         shards = ShardSet.create(
@@ -155,7 +155,7 @@ def _create(arguments: argparse.Namespace) -> int:
 
 
 def _append(arguments: argparse.Namespace) -> int:
-    """Append the lines, and say what was appended, whatever ends it."""
+    """Append the lines, and report the appended records, however it ends."""
     fd = append.open_input(arguments)
     with _open(arguments) as shards:
         summary = ShardSummary(shards, shows_progress=append.shows_progress(fd))
@@ -173,7 +173,7 @@ def _append(arguments: argparse.Namespace) -> int:
 
 
 class ShardSummary(Summary):
-    """What was appended so far, and to which shards."""
+    """The appended records so far, and their shards."""
 
     def __init__(self, shards: ShardSet, *, shows_progress: bool) -> None:
         super().__init__(shows_progress=shows_progress)
@@ -181,7 +181,7 @@ class ShardSummary(Summary):
         self._counts = [0] * len(self._names)
 
     def add_parts(self, written: dict[int, range]) -> None:
-        """Count in what a batch has put into each shard."""
+        """Count a batch's records in each shard."""
         for shard, sequences in written.items():
             self._counts[shard] += len(sequences)
         total = sum(len(sequences) for sequences in written.values())
@@ -196,7 +196,7 @@ class ShardSummary(Summary):
         return f" to {len(filled):,} of {len(self._names):,} shards" if filled else ""
 
     def _filled(self) -> dict[str, int]:
-        """Return how many records each shard has got that has got any."""
+        """Return the number of records of each shard that has any."""
         return {name: count for name, count in zip(self._names, self._counts, strict=True) if count}
 
 

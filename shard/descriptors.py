@@ -1,7 +1,7 @@
-"""File descriptors for many logs at once: how many they take, and what to do where there are too few.
+"""File descriptors for many logs at once: their number, and the error if there are too few.
 
-A spool takes 4 to be read (its two files, and one for each mapping of them) and 3 more to be appended to and synced. A journal takes
-2 or 3, and up to 8 more where its reader goes from segment to segment.
+A spool needs 4 to be read (its two files, and one for each mapping of them) and 3 more to be appended to and synced. A journal needs 2 or
+3, and up to 8 more if its reader changes segments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def for_logs(where: str | os.PathLike[str], logs: int) -> Iterator[None]:
 
 
 def explain(error: OSError, where: str | os.PathLike[str], logs: int) -> None:
-    """Raise TooFewDescriptors if an error says that none is left, for code that has many logs open; else do nothing."""
+    """Raise TooFewDescriptors if an error means that none is left, for code with many open logs; else do nothing."""
     if error.errno not in _EXHAUSTED or isinstance(error, KvspoolError):
         return
     needed, limit = logs * PER_LOG, system.port.file_limit()
@@ -38,7 +38,7 @@ def explain(error: OSError, where: str | os.PathLike[str], logs: int) -> None:
     if error.errno == errno.ENFILE:
         words = f"{words}, and the machine has none left: raise fs.file-max"
     else:
-        enough = needed + limit  # whatever else the process has open, it is less than its limit
+        enough = needed + limit  # any other descriptors of the process are below its limit
         words = (
             f"{words}, and this process may have {limit:,} in all. Raise its limit before it starts, with `ulimit -n {enough}` in "
             f"the shell or LimitNOFILE={enough} in its unit, or call resource.setrlimit; or open fewer of them at once"
@@ -47,7 +47,7 @@ def explain(error: OSError, where: str | os.PathLike[str], logs: int) -> None:
 
 
 def _with_what_is_stored(few: TooFewDescriptors, error: OSError) -> TooFewDescriptors:
-    """Let an error say what the one that it replaces says of records that were appended before."""
+    """Copy to an error the notes of the replaced one about records that were appended before."""
     for name in ("appended", "parts"):
         if hasattr(error, name):
             setattr(few, name, getattr(error, name))
@@ -55,5 +55,5 @@ def _with_what_is_stored(few: TooFewDescriptors, error: OSError) -> TooFewDescri
 
 
 def affordable(most: int, part: int) -> int:
-    """Return how many logs to keep open: `most`, or as many as a part of the descriptors is enough for; always one."""
+    """Return how many logs to keep open: `most`, or as many as a part of the descriptors allows; at least one."""
     return max(1, min(most, system.port.file_limit() // part // PER_LOG))

@@ -1,7 +1,7 @@
-"""What can be wrong with a root of shard directories.
+"""The errors of a root of shard directories.
 
     KvspoolError
-    |-- TooFewDescriptors           so many logs need more of them than the process may have (also OSError)
+    |-- TooFewDescriptors           so many logs need more descriptors than the process may have (also OSError)
     `-- ShardError
         |-- IncompleteShardSet      an index is missing
         `-- ConflictingShardSets    the same prefix has two numbers of shards, or an index that its bits don't allow
@@ -17,13 +17,13 @@ from kvspool.errors import AppendedInPart
 
 
 class ShardError(KvspoolError):
-    """The shard directories under a root don't make up a shard set. Nothing was changed."""
+    """The shard directories under a root form no shard set. Nothing was changed."""
 
     exit_code = 4
 
 
 class TooFewDescriptors(KvspoolError, OSError):
-    """No file descriptor is left for one of many logs. The message says how many they need; files that were opened for the call are closed.
+    """No file descriptor is left for one of many logs. The message says how many they need; files opened by the call are closed.
 
     `errno` is the system's: EMFILE, the limit of the process, or ENFILE, that of the machine.
     """
@@ -37,7 +37,7 @@ class TooFewDescriptors(KvspoolError, OSError):
 
 
 class IncompleteShardSet(ShardError):
-    """Shards are missing: their directories were removed, or `create` died before it was done; `create` again adds them, empty."""
+    """Shards are missing: their directories were removed, or `create` was interrupted; another `create` adds them, empty."""
 
 
 class ConflictingShardSets(ShardError):
@@ -45,10 +45,10 @@ class ConflictingShardSets(ShardError):
 
 
 class AppendedToSomeShards(AppendedInPart):
-    """A batch for several shards was interrupted. The records that are stored stay and can be read; don't append them again.
+    """A batch for several shards was interrupted. Stored records stay and can be read; don't append them again.
 
     `parts` holds their sequences for each shard: one range, or one for each record batch of a table. The records of a shard's part are
-    stored in order, the first ones first. `__cause__` is the error that came in between.
+    stored in order, the first ones first. `__cause__` is the error that interrupted the batch.
     """
 
     def __init__(self, why: str, parts: dict[int, list[range]]) -> None:

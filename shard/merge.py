@@ -1,13 +1,13 @@
-"""Many logs read as one: by timestamp within what is there, each log in its own order.
+"""Read many logs as one: by timestamp among the available records, each log in its own order.
 
-A record is handed out when it has the smallest timestamp of all that can be read at that moment; nothing waits for a log that is silent.
-So over logs that were written before, the order is that of the timestamps; while following, a record that arrives later than another
-one comes after it, whatever its timestamp. Within one log the order is always that of its sequences.
+A record is returned when it has the smallest timestamp of all available records; the merge never waits for an idle log. So finished logs
+are read in the order of the timestamps. While following, a record that arrives later than another one is returned after it, whatever
+its timestamp. Within one log the order is always that of its sequences.
 
-**Cost.** A record costs the logarithm of the number of logs that have something; a wake-up costs the logs that changed, however many
-others are silent. Twice a second a look at the memory of all spools finds records whose wake-up was lost. All other looks without a
-wake-up, at journals and for new and removed logs, come as often with up to 64 logs. With more they take turns: they get a thousandth of
-the time. Where the kernel gives no wake-ups, looks at everything take a fifth of the time at most.
+**Cost.** A record costs the logarithm of the number of logs with records. A wake-up costs the number of changed logs, not of idle ones.
+Twice a second a check of the memory of all spools finds records whose wake-up was lost. All other checks without a wake-up, of journals and
+for new and removed logs, are as frequent with up to 64 logs. With more logs they take turns, and get a thousandth of the time. If the
+kernel sends no wake-ups, checks of all logs take at most a fifth of the time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["FEW", "LOOK_AROUND", "REST", "UNREADABLE", "Cursor", "FollowingMerge
 
 
 class Merge(Merging, Iterator[Any], Handle):
-    """Iterates over several logs that are bounded. `limit` and `on_gap` as `kvspool.Log.read` has them."""
+    """Iterates over several bounded logs. `limit` and `on_gap`: as in `kvspool.Log.read`."""
 
     def __enter__(self) -> Self:
         return self
@@ -34,13 +34,13 @@ class Merge(Merging, Iterator[Any], Handle):
 
 
 class FollowingMerge(FollowingLoops, Merge):
-    """Like Merge, and sleeps on one inotify descriptor where nothing is there; ends after `timeout` seconds without a record.
+    """Like Merge, but waits for records on one inotify descriptor; ends after `timeout` seconds without a record.
 
-    A log that falls silent is asked once to wake us, and is read again when it does; the module says which looks back the wake-ups up.
-    Where no wake-up will come, because the kernel has no watch left, its queue overflowed, or we may not write to a log and so
-    can't ask, all are looked at as often as `BLIND_POLL` says; and not for more than a part of our time, however many there are.
+    An idle log is asked once for a wake-up, and read again after it; the module lists the checks in case a wake-up is lost. Logs send no
+    wake-ups if the kernel has no watch left, its queue overflowed, or we may not write to a log and so can't ask. Then all are checked
+    every `BLIND_POLL` seconds, but for at most a share of our time, for any number of logs.
     """
 
     def arm(self) -> Watcher:
-        """Return a watcher of what is to be watched beside the logs."""
+        """Return a watcher, with the watches other than those of logs."""
         return Watcher()

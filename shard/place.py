@@ -1,4 +1,4 @@
-"""Where a record of a shard set lies."""
+"""The place of a record in a shard set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a record went: its shard, and its sequence there."""
+    """The place of a record: its shard, and its sequence there."""
 
     shard: int
     sequence: int

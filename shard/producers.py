@@ -1,10 +1,10 @@
-"""A producer of a sharded log: one of each shard, all with the same name.
+"""A producer of a sharded log: one producer per shard, all with the same name.
 
-**Once.** As a producer of one log; see `kvspool.producers`. A batch goes to the shards one after the other, and each remembers its part. If
-it fails in between, append the whole batch again.
+**Once.** As a producer of one log; see `kvspool.producers`. A batch is appended to the shards one after the other, and each stores the
+account of its part. After an error in between, append the whole batch again.
 
-**Which shard.** That of the key; a row without one goes where the hash of its value says: not in turns, as an append has it, since a row
-that comes again must go where it went before.
+**Choice of the shard.** By key; a row without one is placed by the hash of its value. An append uses turns instead, but a repeated row must
+go to the same shard as before.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ShardProducer(Handle):
     """One producer of a sharded log; get it from `ShardSet.producer`."""
 
     def __init__(self, shards: Shards, name: str) -> None:
-        """Raises ValueError for a name that is none, and for shards of a format that has no producers."""
+        """Raises ValueError for an invalid name, and for shards of a format without producers."""
         self.name = name
         self._shards = shards
         self._producers = [log.producer(name) for log in shards.shards]
@@ -59,9 +59,9 @@ class ShardProducer(Handle):
         durable: bool = False,
         changed: Changed = "raise",
     ) -> dict[int, Stored]:
-        """Append the records of a batch that are not there yet, each to its shard; return what came of it for each shard that has a part.
+        """Append the records of a batch that are not stored yet, each to its shard. Return the result for each shard with a part.
 
-        Arguments and errors as for `kvspool.producers.Producer.append_many`. Parts of shards before an error are there, and stay.
+        Arguments and errors: as for `kvspool.producers.Producer.append_many`. Parts of shards before an error stay stored.
         """
         values = listed(values)
         keys = [None] * len(values) if keys is None else encode_keys(listed(keys, "keys")) or []
@@ -81,7 +81,7 @@ class ShardProducer(Handle):
 
     def _shard_of(self, value: Any, key: bytes | None) -> int:
         if key is not None and not isinstance(key, bytes):
-            raise TypeError(f"a key is bytes, str or None, not {key.__class__.__name__}")
+            raise TypeError(f"a key must be bytes, str or None, not {key.__class__.__name__}")
         return route.shard_of(encode(value, Codec.JSON)[0] if key is None else key, self._shards.bits)
 
     def append_arrow(
@@ -93,7 +93,7 @@ class ShardProducer(Handle):
         durable: bool = False,
         changed: Changed = "raise",
     ) -> dict[int, Stored]:
-        """As `append_many`, a record for each row; columns and `codec` as for `kvspool.Log.append_arrow`."""
+        """As `append_many`, with a record for each row; columns and `codec`: as for `kvspool.Log.append_arrow`."""
         from kvspool import arrow
 
         pieces: dict[int, Pieces] = {}
@@ -118,7 +118,7 @@ def laid_out(shards: Shards, batch: pyarrow.RecordBatch, codec: int) -> Columns:
 
 
 def shards_of(columns: Columns, batch: pyarrow.RecordBatch, count: int) -> memoryview:
-    """Return the shard, of `count`, to which each row of a batch belongs by its key or, without one, by its value: int32."""
+    """Return the shard, of `count`, of each row of a batch, by its key or, without one, by its value: int32."""
     import pyarrow
     import pyarrow.compute as pc
 

@@ -1,10 +1,10 @@
-"""Which shard a key belongs to, and what a shard's directory is called.
+"""The shard of a key, and the name of a shard's directory.
 
-    [root]/[prefix].[bit].[index]/      one log each; 2^bit of them make up the set
+    [root]/[prefix].[bit].[index]/      one log each; 2^bit of them form the set
     [root]/[prefix]/                    a set of one log (0 bits)
 
-prefix: `[a-zA-Z0-9_-]*`; an empty one goes with its dot. bit: one hex digit, 1..a. index: three hex digits, 000..3ff, below 2^bit.
-The shard of a key is the low `bit` bits of its hash, so that one more bit splits each shard in two.
+prefix: `[a-zA-Z0-9_-]*`; the dot follows an empty one, too. bit: one hex digit, 1..a. index: three hex digits, 000..3ff, below 2^bit. The
+shard of a key is the low `bit` bits of its hash, so that one more bit splits each shard in two.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _NAME = re.compile(r"(?:(?P<prefix>[a-zA-Z0-9_-]+)\.)?(?P<bits>[1-9a])\.(?P<inde
 
 
 def shard_of(key: bytes, bits: int) -> int:
-    """Return the shard that a key belongs to, of 2^bits."""
+    """Return the shard of a key, of 2^bits."""
     return hash16(key) & ((1 << bits) - 1)
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix, or raise ValueError if it could be no part of a directory's name."""
+    """Return the prefix. Raises ValueError if it can't be part of a directory's name."""
     if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
-        raise ValueError(f"a prefix has the characters a-z A-Z 0-9 _ - and no others, not {prefix!r}")
+        raise ValueError(f"a prefix may have only the characters a-z A-Z 0-9 _ -, not {prefix!r}")
     return prefix
 
 
 def check_bits(bits: int) -> int:
-    """Return the bits, or raise ValueError."""
+    """Return the bits. Raises ValueError for invalid ones."""
     if not isinstance(bits, int) or isinstance(bits, bool) or not 0 <= bits <= MOST_BITS:
-        raise ValueError(f"bits are 0..{MOST_BITS}, for 1 to {1 << MOST_BITS} shards, not {bits!r}")
+        raise ValueError(f"bits must be 0..{MOST_BITS}, for 1 to {1 << MOST_BITS} shards, not {bits!r}")
     return bits
 
 
 def directory_name(prefix: str, bits: int, index: int) -> str:
-    """Return the name of a shard's directory; ValueError for a prefix, bits or an index that can't be."""
+    """Return the name of a shard's directory. Raises ValueError for an invalid prefix, bits or index."""
     check_prefix(prefix)
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < 1 << check_bits(bits):
-        raise ValueError(f"with {bits} bits an index is 0..{(1 << bits) - 1}, not {index}")
+        raise ValueError(f"with {bits} bits an index must be 0..{(1 << bits) - 1}, not {index}")
     if bits == 0:
         if not prefix:
             raise ValueError("a single shard without bits needs a prefix: without both it would be the root itself")
@@ -65,14 +65,14 @@ def parse_name(name: str) -> tuple[str, int, int] | None:
 
 @dataclass
 class Found:
-    """The shard directories of one prefix that lie under a root."""
+    """The shard directories of one prefix under a root."""
 
     prefix: str
     indexes: dict[int, set[int]] = field(default_factory=dict)  # for each number of bits
 
     @property
     def bits(self) -> int:
-        """Return the one number of bits; ConflictingShardSets if there are two, or an index is beyond it."""
+        """Return the one number of bits. Raises ConflictingShardSets if there are two, or an index is out of range."""
         if len(self.indexes) > 1:
             raise ConflictingShardSets(f"prefix {self.prefix!r} has shards of {' and of '.join(map(str, sorted(self.indexes)))} bits")
         (bits, indexes), *_ = self.indexes.items()
@@ -82,13 +82,13 @@ class Found:
 
     @property
     def missing(self) -> list[int]:
-        """Return the indexes that should be there and aren't."""
+        """Return the missing indexes."""
         bits = self.bits
         return sorted(set(range(1 << bits)) - self.indexes[bits])
 
     @property
     def is_being_made(self) -> bool:
-        """Return whether only the last indexes are missing: `create` makes them in order."""
+        """Return whether only the last indexes are missing: `create` makes shards in order."""
         missing = self.missing
         return bool(missing) and missing == list(range(missing[0], 1 << self.bits)) and missing[0] > 0
 
@@ -102,17 +102,17 @@ class Found:
             )
 
     def paths(self, root: Path) -> list[tuple[int, Path]]:
-        """Return index and path of each shard that is there, in order."""
+        """Return index and path of each existing shard, in order."""
         return [(index, root / directory_name(self.prefix, self.bits, index)) for index in sorted(self.indexes[self.bits])]
 
 
 def scan(root: Path) -> dict[str, Found]:
-    """Return what lies under a root, by prefix. A directory of another name that is a log is a set of one; other names are no shards."""
+    """Return the shards under a root, by prefix. A directory with another name that is a log is a set of one; other names are ignored."""
     return found_in(root, system.port.names(root))
 
 
 def found_in(root: Path, names: Iterable[str]) -> dict[str, Found]:
-    """Return what some of the names under a root stand for; see `scan`."""
+    """Return the shards for some of the names under a root; see `scan`."""
     found: dict[str, Found] = {}
     for name in names:
         parsed = parse_name(name)

@@ -1,10 +1,10 @@
-"""A sharded log: 2^bits logs under one root, and a hash that says which of them a key belongs to.
+"""A sharded log: 2^bits logs under one root, and a hash that selects one of them by key.
 
-**Durability.** As each of its logs: what `append` returned survives the death of any process, what `sync` returned that of the machine.
+**Durability.** As of each log: records that `append` has returned survive the crash of any process; after `sync`, a power failure.
 
-**Order.** Records of the same key stay in order, since they lie in one shard. Over all shards there is the order of `merge`.
+**Order.** Records of the same key stay in order, because they are in one shard. The order of all shards is that of `merge`.
 
-**Limits.** 1 to 1024 shards. A batch goes to several shards one after the other: whoever reads may see a part of it first.
+**Limits.** 1 to 1024 shards. A batch is appended to several shards one after the other: readers may see a part of it first.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ Start = str | datetime | Mapping[int, int]
 M = TypeVar("M", bound=Merge)
 
 
-CAPACITY = 64 << 20  # bytes, of all rings of a set by default: what one log has, however many shards there are
+CAPACITY = 64 << 20  # bytes, of all rings of a set by default: as much as one log, for any number of shards
 LEAST_CAPACITY = 1 << 20  # of one ring by default
 Log = Spool | Journal
 
 
 class ShardRecord(Record, frozen=True, gc=False):
-    """A record and the shard that it lies in."""
+    """A record and its shard."""
 
     shard: int = 0
 
 
 class ShardSet(Spread, Handle):
-    """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`; may be used by threads, and survives a fork."""
+    """A handle of a sharded log. Get it from `ShardSet.create` or `ShardSet.open`. It can be shared by threads, and survives a fork."""
 
     HELPERS = frozenset(("append_at_once", "append_slowly", "find"))
 
     def __init__(self, root: Path, prefix: str, shards: list[Log]) -> None:
-        """Take over the open logs of a complete set, in order."""
-        # Writers without keys start at different shards, or all would queue for the first one.
+        """Use the open logs of a complete set, in order."""
+        # Writers without keys start at different shards; otherwise all would queue for the first one.
         turn = int.from_bytes(system.port.random(2), "little") & (len(shards) - 1)
         super().__init__(shards, all(isinstance(log, Spool) for log in shards), turn)
         self.root = root
@@ -80,17 +80,17 @@ class ShardSet(Spread, Handle):
         timeout: float = TIMEOUT,
         **options: Any,
     ) -> ShardSet:
-        """Make a set of 2^bits shards under `root` and open it; `root` is made too, but not its parent.
+        """Create a set of 2^bits shards under `root` and open it; `root` is created too, but not its parent.
 
-        prefix, bits: see `route`. options: those of `kvspool.create`, for each shard: `capacity`, say, or `format="sej"`. By default
-        the rings of a set have 64 MiB in all, as one log has, in equal parts, but at least 1 MiB each: `default_capacity(bits)`. Their
-        space is reserved on disk at once. `prefill` is False by default, since the rings of a set may be many and large. A set that an
-        earlier call left incomplete is completed, and with `exist_ok` one that is there is opened; its shards must have the settings
-        that are asked for, and any capacity if none is given.
+        prefix, bits: see `route`. options: those of `kvspool.create`, for each shard, for example `capacity` or `format="sej"`. By default
+        the rings of a set have 64 MiB in all, like one log, in equal parts, but at least 1 MiB each: `default_capacity(bits)`. Their space
+        is reserved on disk at once. `prefill` is False by default, because the rings of a set may be many and large. An incomplete set of
+        an earlier call is completed. With `exist_ok` an existing one is opened; its shards must have the given settings, and any capacity
+        if none is given.
 
-        Raises LogExists if the set is there in full and not `exist_ok`, or with `exist_ok` if a shard has other settings, which its
-        text names; TypeError for unknown options; ValueError for a bad prefix or bits; ConflictingShardSets if the prefix has another
-        number of shards already; TooFewDescriptors to open all of them, which are there then; and what `kvspool.create` raises.
+        Raises LogExists if the set exists without `exist_ok`, or with `exist_ok` if a shard has other settings, which its text names;
+        TypeError for unknown options; ValueError for a bad prefix or bits; ConflictingShardSets if the prefix has another number of shards
+        already; TooFewDescriptors to open all of them, after they were created; and the errors of `kvspool.create`.
         """
         options = {name: value for name, value in options.items() if value is not None}
         logs.check_options(options.get("format", "spool"), options, "ShardSet.create", ("prefix", "bits"))
@@ -111,20 +111,20 @@ class ShardSet(Spread, Handle):
 
     @classmethod
     def open(cls, root: str | os.PathLike[str], *, prefix: str | None = None, timeout: float = TIMEOUT) -> ShardSet:
-        """Open the set with this prefix; without one, the only set that lies under `root`.
+        """Open the set with this prefix; without one, the only set under `root`.
 
-        Raises LogNotFound, IncompleteShardSet, ConflictingShardSets, TooFewDescriptors, ValueError for a bad prefix, and what
-        `kvspool.open` raises.
+        Raises LogNotFound, IncompleteShardSet, ConflictingShardSets, TooFewDescriptors, ValueError for a bad prefix, and the errors of
+        `kvspool.open`.
         """
         base = Path(os.path.abspath(root))
         if prefix is not None:
             route.check_prefix(prefix)
         if not base.is_dir():
-            raise LogNotFound(f"{base} is no directory")
+            raise LogNotFound(f"{base} is not a directory")
         sets = route.scan(base)
         if prefix is None:
             if len(sets) > 1:
-                raise ValueError(f"{base} holds several shard sets; say which prefix: {', '.join(map(repr, sets))}")
+                raise ValueError(f"{base} holds several shard sets; give a prefix: {', '.join(map(repr, sets))}")
             prefix = next(iter(sets), "")
         if prefix not in sets:
             raise LogNotFound(f"{base} has no shard set with prefix {prefix!r}; it has {', '.join(map(repr, sets)) or 'none'}")
@@ -142,7 +142,7 @@ class ShardSet(Spread, Handle):
     # Writing.
 
     def append_slowly(self, shard: int, value: Any, key: bytes | str | None, type: int, timestamp: int | None, durable: bool) -> Place:
-        """Append to a shard what takes more than one step, or raise for the arguments; see `append`."""
+        """Append a record that takes several steps, or raise for invalid arguments; see `append`."""
         try:
             return Place(shard, self.shards[shard].append(value, key=key, type=type, timestamp=timestamp, durable=durable))
         except OSError as error:
@@ -158,11 +158,11 @@ class ShardSet(Spread, Handle):
         timestamp: int | None = None,
         durable: bool = False,
     ) -> dict[int, range]:
-        """Append a record for each value, each shard's part under one lock; return the sequences for each shard.
+        """Append a record for each value, each shard's part under one lock. Return the sequences for each shard.
 
-        durable: return when all are on disk, after a flush for each shard that gets a part. Nothing is written if one of the values can't
-        be. A lock or a disk that fails half-way leaves the parts before it written: AppendedToSomeShards says which. The system's OSError
-        and KeyboardInterrupt have its attribute `parts` then.
+        durable: return when all are on disk, after a flush for each shard with a part. If one value is invalid, nothing is written. If a
+        lock or a disk fails in between, the parts before it stay stored: AppendedToSomeShards lists them. The system's OSError and
+        KeyboardInterrupt get its attribute `parts` then.
         """
         values = values if isinstance(values, list) else listed(values)
         keys = [None] * len(values) if keys is None else listed(keys, "keys")
@@ -177,16 +177,16 @@ class ShardSet(Spread, Handle):
         return {shard: written for shard, (written,) in self._append_parts([calls]).items()}
 
     def append_arrow(self, batch: pyarrow.RecordBatch | pyarrow.Table, *, codec: int = Codec.RAW) -> dict[int, list[range]]:
-        """Append a record for each row without a Python object for it; return the sequences for each shard.
+        """Append a record for each row without a Python object for it. Return the sequences for each shard.
 
-        Columns as `append_arrow` of the shards has them, `kvspool.Spool`s or journals; what is written after an error as `append_many`.
+        Columns: as in `append_arrow` of the shards, which are `kvspool.Spool`s or journals. After an error: see `append_many`.
         """
         from kvspool import arrow
 
         return self._append_parts([self._split(part, codec) for part in arrow.parts(batch)])
 
     def _split(self, batch: pyarrow.RecordBatch, codec: int) -> dict[int, Any]:
-        """Return for each shard that gets rows the call that appends them, once nothing about them can be wrong any more."""
+        """Return for each shard with rows the call that appends them, after all checks."""
         from kvspool import arrow
 
         laid_out: dict[bool, Any] = {}
@@ -207,13 +207,13 @@ class ShardSet(Spread, Handle):
         }
 
     def _append_parts(self, batches: list[dict[int, Any]]) -> dict[int, list[range]]:
-        """Do the calls of each batch, one for each shard that has a part of it, and return the sequences for each shard."""
+        """Call each batch's appends, one for each shard with a part of it. Return the sequences for each shard."""
         calls = [(shard, batch[shard]) for batch in batches for shard in sorted(batch)]
         done: dict[int, list[range]] = {shard: [] for shard, _ in calls}
         try:
             with descriptors.for_logs(self.root, len(self.shards)):
                 for shard, call in calls:
-                    done[shard].extend(map(operator.call, (call,)))  # in C: no handler's exception comes between a result and its place
+                    done[shard].extend(map(operator.call, (call,)))  # in C: no handler's exception can separate a result from its place
             return done
         except BaseException as error:
             ended = sum(map(len, done.values()))
@@ -224,14 +224,14 @@ class ShardSet(Spread, Handle):
             raise
 
     def producer(self, name: str) -> ShardProducer:
-        """Return a producer: what appends numbered batches, each record of which is stored once, whatever dies; see `shard.producers`.
+        """Return a producer, which appends numbered batches and stores each record once, across crashes; see `shard.producers`.
 
-        Raises ValueError for a name that is none, and for journals of another format than kvj.
+        Raises ValueError for an invalid name, and for journals of another format than kvj.
         """
         return ShardProducer(self, name)
 
     def sync(self, timeout: float | None = None) -> dict[int, int]:
-        """Put every appended record on disk; return for each shard the sequence below which all are there; see `kvspool.Log.sync`."""
+        """Write every appended record to disk. Return for each shard the sequence below which all are on disk; see `kvspool.Log.sync`."""
         with descriptors.for_logs(self.root, len(self.shards)):
             return {index: shard.sync(timeout) for index, shard in enumerate(self.shards)}
 
@@ -240,10 +240,10 @@ class ShardSet(Spread, Handle):
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, on_gap: OnGap = "raise", isolation: Isolation = "appended"
     ) -> Merge:
-        """Iterate over the records (`ShardRecord`) of all shards that are there now, in the order of `merge`.
+        """Iterate over the stored records (`ShardRecord`) of all shards, in the order of `merge`.
 
-        start: "earliest", "latest", an aware datetime, or a sequence for each shard (the others from the earliest on). Raises
-        OutOfRange; limit, on_gap and isolation as `kvspool.Log.read` has them.
+        start: "earliest", "latest", an aware datetime, or a sequence for each shard (the others start at their earliest record). Raises
+        OutOfRange; limit, on_gap and isolation: as in `kvspool.Log.read`.
         """
         return self._fill(Merge(limit, on_gap), start, True, isolation)
 
@@ -256,15 +256,15 @@ class ShardSet(Spread, Handle):
         on_gap: OnGap = "raise",
         isolation: Isolation = "appended",
     ) -> FollowingMerge:
-        """Iterate over the records from `start` on and wait for more, on one inotify descriptor for all shards; see `read`.
+        """Iterate over the records from `start`, and wait for more, on one inotify descriptor for all shards; see `read`.
 
-        Ends quietly after `timeout` seconds without a record; None: never. Raises Closed as soon as any thread closes the set.
+        Ends normally after `timeout` seconds without a record; None: never. Raises Closed as soon as any thread closes the set.
         """
         return self._fill(FollowingMerge(limit, on_gap, timeout), start, False, isolation)
 
     def _fill(self, merge: M, start: Start, bounded: bool, isolation: Isolation) -> M:
         if isinstance(start, int):
-            raise ValueError(f"each shard has sequences of its own: start is a mapping such as {{0: {start}}}, not {start}")
+            raise ValueError(f"each shard has its own sequences: start must be a mapping such as {{0: {start}}}, not {start}")
         starts = start if isinstance(start, Mapping) else {}
         if any(index not in range(len(self.shards)) for index in starts):
             raise ValueError(f"start names shards {sorted(starts)}; there are 0..{len(self.shards) - 1}")
@@ -275,20 +275,20 @@ class ShardSet(Spread, Handle):
                 merge.add(index, cursor, placed(ShardRecord, index))
         return self._iterations.add(merge)
 
-    # Looking after it.
+    # Maintenance.
 
     def stats(self) -> list[SpoolStats | JournalStats]:
-        """Return what each shard holds, in order."""
+        """Return the statistics of each shard, in order."""
         with descriptors.for_logs(self.root, len(self.shards)):
             return [shard.stats() for shard in self.shards]
 
     @property
     def closed(self) -> bool:
-        """Return whether the handle was closed."""
+        """Return whether the handle is closed."""
         return all(shard.closed for shard in self.shards)
 
     def close(self) -> None:
-        """Close all shards. Iterations raise Closed, those that wait in other threads at once."""
+        """Close all shards. Iterations raise Closed, at once in other threads."""
         self._iterations.end(f"{self.root} was closed; open it again")
         close_all(self.shards)
 
@@ -306,12 +306,12 @@ class ShardSet(Spread, Handle):
 
 
 def default_capacity(bits: int) -> int:
-    """Return the size of each ring in a set of 2^bits shards for which no capacity is given, in bytes."""
+    """Return the default size of each ring in a set of 2^bits shards, in bytes."""
     return max(LEAST_CAPACITY, CAPACITY >> bits)
 
 
 def _make_shard(path: Path, bits: int, options: dict[str, Any], exist_ok: bool) -> None:
-    """Make the log of one shard, unless it is there: left by an earlier call, or made by another process at this moment."""
+    """Create the log of one shard, unless it exists: from an earlier call, or because another process has just created it."""
     is_spool = options.get("format", "spool") == "spool"
     defaults = {"prefill": False, "capacity": default_capacity(bits)} if is_spool else {}
     try:
@@ -322,12 +322,12 @@ def _make_shard(path: Path, bits: int, options: dict[str, Any], exist_ok: bool) 
 
 
 def open_shard(path: Path, timeout: float) -> Log:
-    """Open the log of one shard. Raises what `kvspool.open` raises."""
+    """Open the log of one shard. Raises as `kvspool.open`."""
     return logs.open_store(path, timeout=timeout)
 
 
 def _say_what_is_stored(error: BaseException, parts: dict[int, list[range]], shards: set[int], *, is_last: bool) -> None:
-    """Say which `parts` are stored of a batch for `shards` that an error ended; see `kvspool.errors.say_what_is_stored`."""
+    """Note in an error which `parts` of a batch for `shards` are stored; see `kvspool.errors.say_what_is_stored`."""
     if not parts:
         return
     words = f"records of this batch were appended to {len(parts)} of {len(shards)} shards: {sorted(parts)}"
@@ -341,14 +341,14 @@ def _say_what_is_stored(error: BaseException, parts: dict[int, list[range]], sha
 def _prepared(
     log: Log, values: list[Any], keys: list[bytes | str | None], type: int, timestamp: int | None, durable: bool
 ) -> Callable[[], range]:
-    """Return the call that appends records, once nothing about them can be wrong any more."""
+    """Return the call that appends records, after all checks."""
     if isinstance(log, Journal):
         return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), durable=durable)
     return partial(log.append_prepared, log.prepare(values, keys, type, timestamp), durable=durable)
 
 
 def _prepared_columns(log: Log, laid_out: dict[bool, Any], rows: memoryview, codec: int) -> Callable[[], range]:
-    """Return the call that appends these rows of a record batch, once nothing about them can be wrong any more."""
+    """Return the call that appends these rows of a record batch, after all checks."""
     if isinstance(log, Journal):
         return partial(log.append_prepared, log.prepare_columns([laid_out[True]], rows))
     log.check_columns([laid_out[False]], codec)

@@ -1,7 +1,7 @@
-"""The hub, the shippers and the pipeline of the job: each a process of the command `kvspool`, which can be killed and started again.
+"""The hub, the shippers and the pipeline of the job: each a process of the command `kvspool`, which can be killed and restarted.
 
-What they report, as lines of JSON, is taken by a thread for each. Whatever happens to this process, they end with it: the kernel sees to
-that, for a process that is killed can't.
+A thread for each reads its reports, which are lines of JSON. All of them end with this process, however it ends: the kernel ensures that,
+because a killed process can't.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 KILLED = -signal.SIGKILL
-PATIENCE = 20.0  # seconds that a process has to end by itself
+PATIENCE = 20.0  # seconds for a process to end after a request
 HOST = "127.0.0.1"
 REPORTS = 0.1  # seconds between two reports of a shipper
-LEAST_FREE = "64MiB"  # of the disk: the job has reserved the rest of what it needs by itself
+LEAST_FREE = "64MiB"  # of the disk: the job has reserved the other space that it needs
 
-# A process that becomes the command, unless its parent is gone already. PR_SET_PDEATHSIG is 1, and outlives execv.
+# A process that becomes the command, unless its parent has already ended. PR_SET_PDEATHSIG is 1, and outlives execv.
 BECOME = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
     "os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])"
@@ -29,11 +29,11 @@ BECOME = (
 
 
 class DaemonError(Exception):
-    """A process of the command ended, or can't do its work; the message says which one and what it said."""
+    """A process of the command ended, or can't work; the message names it and has its output."""
 
 
 class Daemon:
-    """One process of the command, under a name that people read. It says more in the file `log`."""
+    """One process of the command, under a readable name. The file `log` has its output."""
 
     def __init__(self, name: str, log: Path) -> None:
         self.name = name
@@ -43,15 +43,15 @@ class Daemon:
         self._listener: threading.Thread | None = None
 
     def arguments(self) -> list:
-        """Return what follows the command's name."""
+        """Return the arguments after the command's name."""
         raise NotImplementedError
 
     def command(self) -> list:
-        """Return the program that it is, with a whole path, and what follows its name."""
+        """Return the program, with a full path, and its arguments."""
         return [Path(sys.executable).parent / "kvspool", *self.arguments()]
 
     def start(self) -> None:
-        """Start it; it says by itself when it is ready."""
+        """Start it; it reports when it is ready."""
         self.said = {}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
@@ -59,21 +59,21 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                process_group=0,  # Ctrl-C comes to us alone, who end it
+                process_group=0,  # only we get Ctrl-C, and then end it
             )
         self._listener = threading.Thread(target=self._listen, args=(self.process,), daemon=True)
         self._listener.start()
 
     def kill(self) -> None:
-        """Kill it with SIGKILL: it can do nothing about it, and nothing more. Raises DaemonError if it was dead already."""
+        """Kill it with SIGKILL. Raises DaemonError if it had already ended."""
         self.check()
         self.process.kill()
         self._join()
         if self.process.returncode != KILLED:
-            raise DaemonError(f"{self.name} was dead before it could be killed: {self._last_words()}")
+            raise DaemonError(f"{self.name} had ended before it could be killed: {self._last_words()}")
 
     def stop(self) -> None:
-        """End it in good order. Raises DaemonError if it doesn't, or is not well."""
+        """End it in order. Raises DaemonError if it doesn't end, or fails."""
         self.check()
         self.process.terminate()
         try:
@@ -84,19 +84,19 @@ class Daemon:
             raise DaemonError(f"{self.name} ended with {_how(self.process.returncode)}: {self._last_words()}")
 
     def end(self) -> None:
-        """End it in whatever state it is, at once."""
+        """End it at once, in any state."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self._join()
 
     def check(self) -> None:
-        """Raise DaemonError if it ended by itself."""
+        """Raise DaemonError if it ended unexpectedly."""
         if self.process.poll() is not None:
-            raise DaemonError(f"{self.name} ended by itself ({_how(self.process.returncode)}): {self._last_words()}")
+            raise DaemonError(f"{self.name} ended unexpectedly ({_how(self.process.returncode)}): {self._last_words()}")
 
     @property
     def pid(self) -> int:
-        """Return the number of its process."""
+        """Return its process id."""
         return self.process.pid
 
     def _join(self, timeout: float | None = None) -> None:
@@ -105,18 +105,18 @@ class Daemon:
         self.process.stdout.close()
 
     def _listen(self, process: subprocess.Popen) -> None:
-        """Keep its last report, for as long as it is this process that reports."""
+        """Keep the last report, while it is from the present process."""
         for line in process.stdout:
-            if line.endswith(b"\n") and process is self.process:  # one that is killed may leave half a line
+            if line.endswith(b"\n") and process is self.process:  # a killed process may leave an incomplete line
                 self.said = json.loads(line)
 
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
-        return f"{lines[-1] if lines else 'it said nothing'} ({self.log})"
+        return f"{lines[-1] if lines else 'no output'} ({self.log})"
 
 
 class Hub(Daemon):
-    """The hub: `kvspool hub serve`, over TLS, with its page. Started again, it listens where it did before."""
+    """The hub: `kvspool hub serve`, over TLS, with its page. After a restart it has the same address."""
 
     def __init__(self, root: Path, security: Security, log: Path) -> None:
         super().__init__("the hub", log)
@@ -126,7 +126,7 @@ class Hub(Daemon):
         self.page = f"http://{HOST}:0"
 
     def arguments(self) -> list:
-        """Return what follows the command's name."""
+        """Return the arguments after the command's name."""
         listen, page = (url.rstrip("/").rpartition("/")[2] for url in (self.location, self.page))
         security = self.security
         return [
@@ -136,7 +136,7 @@ class Hub(Daemon):
 
     @property
     def is_ready(self) -> bool:
-        """Return whether it listens; then `location` and `page` are where."""
+        """Return whether it listens; then `location` and `page` are its addresses."""
         self.check()
         said = self.said
         if said:
@@ -154,7 +154,7 @@ class Shipper(Daemon):
         self.hub = hub
 
     def arguments(self) -> list:
-        """Return what follows the command's name."""
+        """Return the arguments after the command's name."""
         security = self.hub.security
         return [
             *("ship", f"{self.client}={self.spools}", self.hub.location, "--json", "--interval", REPORTS),
@@ -163,43 +163,43 @@ class Shipper(Daemon):
 
     @property
     def is_connected(self) -> bool:
-        """Return whether it is in touch with the hub, as far as it has said."""
+        """Return whether it is connected to the hub, by its last report."""
         return self.said.get("state") == "connected"
 
     @property
     def acknowledged(self) -> int:
-        """Return how many records the hub has acknowledged to it, as far as it has said."""
+        """Return how many of its records the hub has acknowledged, by its last report."""
         return sum(lane["acknowledged"] for lane in self.said.get("lanes", ()))
 
     @property
     def lost(self) -> int:
-        """Return how many records were overwritten before it could send them."""
+        """Return how many records were overwritten before they were sent."""
         return self.said.get("lost", 0)
 
 
 class Pipeline(Daemon):
-    """Spark, reading the hub root as it grows: `kvspool pipeline run`. It ends its batch before it ends."""
+    """Spark, which reads the hub root live: `kvspool pipeline run`. It completes its batch before it ends."""
 
     def __init__(self, job: Path, log: Path) -> None:
         super().__init__("the pipeline", log)
         self.job = job
 
     def arguments(self) -> list:
-        """Return what follows the command's name."""
+        """Return the arguments after the command's name."""
         return ["pipeline", "run", self.job, "--json"]
 
     def read(self, client: str) -> int:
-        """Return how many of a client's records its last batch, and those before, had, as far as it has said."""
+        """Return how many of a client's records its batches have processed, by its last report."""
         return sum(shard["next"] for shard in self.said.get("shards", ()) if shard["topic"] == client)
 
     @property
     def is_ready(self) -> bool:
-        """Return whether it has had a batch."""
+        """Return whether it has finished a batch."""
         return self.said.get("batch", -1) >= 0
 
     @property
     def words(self) -> str:
-        """Return how it is, in a few words."""
+        """Return its state in a few words."""
         return f"batch {self.said['batch'] + 1}" if self.is_ready else "Spark starts"
 
 
@@ -218,14 +218,14 @@ class Security:
         return self.folder / f"{client}.token"
 
     def make(self, clients: tuple, log: Path) -> None:
-        """Make all of it, with the commands that are there for that. Raises DaemonError."""
+        """Create all of them, with the commands for that. Raises DaemonError."""
         command(["hub", "certificate", "init", self.folder, "--name", HOST], log)
         for client in clients:
             command(["hub", "token", "add", self.access, "--name", client, "--output", self.token(client)], log)
 
 
 def command(arguments: list, log: Path) -> None:
-    """Run a command of kvspool in this process; what it says goes to a file. Raises DaemonError if it fails."""
+    """Run a command of kvspool in this process, with its output in a file. Raises DaemonError if it fails."""
     from kvspool.cli import main
 
     with open(log, "a", encoding="utf-8") as said, redirect_stdout(said):

@@ -1,10 +1,10 @@
-"""Make the .venv in which tools/run and tools/test work, and find Java for Spark.
+"""Create the .venv for tools/run and tools/test, and find Java for Spark.
 
-Nothing but the standard library, in a syntax that Python 3.8 reads: whoever comes with an old python3 is told in a sentence what
-is missing, not by a SyntaxError.
+It uses only the standard library, in a syntax that Python 3.8 can read: users of an old python3 get a sentence about the missing version,
+not a SyntaxError.
 
-The set-up is remembered in a stamp file inside .venv, so that a second call costs nothing. A mark in the same place says that an
-installation is under way; if it is still there at the next call, that one was interrupted, and .venv is made anew.
+A stamp file inside .venv records the set-up, so that a second call costs nothing. A marker next to it means that an installation is in
+progress. If the next call finds the marker, that installation was interrupted, and .venv is recreated.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ UNFINISHED = HOME / "kvspool-setup.unfinished"
 PYTHONS = ((3, 13), (3, 12), (3, 11))
 JAVA = 17
 JAVA_PACKAGE = "openjdk-17-jre-headless"
-JRE_MACHINE = "x86_64"  # the only one that the extra jre has a Java for
+JRE_MACHINE = "x86_64"  # the only machine for which the extra jre has a Java
 PROOF_TOOLS = {"spin": "spin", "chromium": "chromium"}
-HEARTBEAT = 10.0  # seconds of silence after which a line says that it goes on
+HEARTBEAT = 10.0  # seconds without output after which a line shows that the command is still running
 
-# What pip says, and what of it a waiting person wants to see; the first that fits counts.
+# Lines of pip, and their short forms for a waiting user; the first match counts.
 SHORT = (
     (r"(?:Downloading|Using cached) \S+\.metadata", ""),
     (r"(?:Downloading|Using cached) (?:\S*/)?(\S+?)(?:-(?:py|cp)\d\S*|\.tar\.gz|\.zip)( \(.*\))?$", r"fetching \1\2"),
@@ -55,26 +55,26 @@ SHORT = (
 
 
 class SetupError(Exception):
-    """Something is missing that can't be got from here; the message says what, and how to get it."""
+    """Something is missing that can't be installed automatically; the message says what, and how to install it."""
 
 
 def prepare(extras, *, may_install_compiler=False):
     """Return the path of a Python in .venv that has the project, editable, with `extras` and its compiled twins.
 
-    Takes no time when nothing changed since the last call. What an earlier call installed stays. Without a C compiler the twins are left
-    out, and that is said; with `may_install_compiler`, root on Debian or Ubuntu gets one first. Raises SetupError.
+    Takes no time if nothing changed since the last call. Packages of earlier calls stay. Without a C compiler the twins are not built,
+    which is reported; with `may_install_compiler`, a compiler is first installed for root on Debian or Ubuntu. Raises SetupError.
     """
     if _is_ready(_stamp(), extras, may_install_compiler):
         return PYTHON
     with _alone() as lock:
-        stamp = _stamp()  # perhaps another call was waited for
+        stamp = _stamp()  # perhaps after waiting for another call
         if not _is_ready(stamp, extras, may_install_compiler):
             _set_up(stamp, extras, may_install_compiler, lock)
     return PYTHON
 
 
 def twins():
-    """Return the names of the modules that a C compiler makes, each with its declarations in a .pxd."""
+    """Return the names of the modules with a compiled twin; each has its declarations in a .pxd."""
     return [f"{path.parent.parent.name}.kernel.{path.stem}" for path in sorted(ROOT.glob("*/kernel/*_c.pxd"))]
 
 
@@ -84,15 +84,15 @@ def has_compiler():
 
 
 def has_twins():
-    """Return whether every compiled twin is there and can be imported."""
+    """Return whether every compiled twin exists and can be imported."""
     return _is_fine([PYTHON, "-c", f"import {', '.join(twins())}"])
 
 
 def require_java(*, may_install=False):
-    """Return the extras that bring a Java of at least 17 for Spark: none where JAVA_HOME or the PATH has one, ["jre"] otherwise.
+    """Return the extras with a Java of at least 17 for Spark: none if JAVA_HOME or the PATH has one, ["jre"] otherwise.
 
-    A JAVA_HOME that is unfit is taken out of this process's environment, where the PATH has a fit one. With `may_install`, root on
-    Debian or Ubuntu gets one from there first. Raises SetupError where the extra has none for this machine.
+    An unsuitable JAVA_HOME is removed from this process's environment if the PATH has a suitable Java. With `may_install`, a Java is first
+    installed for root on Debian or Ubuntu. Raises SetupError if the extra has none for this machine.
     """
     if _has_java():
         return []
@@ -117,11 +117,11 @@ def require_java(*, may_install=False):
 
 
 def use_packaged_java():
-    """Let Spark take the Java of the extra `jre`, which `prepare` has installed. Raises SetupError if it does not run."""
+    """Make Spark use the Java of the extra `jre`, which `prepare` has installed. Raises SetupError if it does not run."""
     program = "import json; from hub.spark.java import find_java; print(json.dumps(find_java().variables))"
     answer = _answer([PYTHON, "-c", program])
     if not answer:
-        raise SetupError(f"the Java of the extra jre does not run here; {PYTHON} -m hub.spark.java says why")
+        raise SetupError(f"the Java of the extra jre does not run here; run {PYTHON} -m hub.spark.java for the reason")
     for name, value in json.loads(answer).items():
         os.environ.pop(name, None)
         if value is not None:
@@ -129,11 +129,11 @@ def use_packaged_java():
 
 
 def install_proof_tools():
-    """Get what some tests need and nothing else does, as root on Debian or Ubuntu; say what is missing, for they are skipped without."""
+    """Install optional tools of some tests, as root on Debian or Ubuntu; report missing ones, without which those tests are skipped."""
     missing = {command: package for command, package in PROOF_TOOLS.items() if shutil.which(command) is None}
     for package in missing.values() if _can_apt() else ():
         try:
-            _apt_install([package])  # one by one: Ubuntu has no chromium that works without snap
+            _apt_install([package])  # one by one: Ubuntu's chromium needs snap
         except SetupError as error:
             _say(str(error))
     for command, package in missing.items():
@@ -145,7 +145,7 @@ def install_proof_tools():
 
 
 def _set_up(stamp, extras, may_install, lock):
-    """With the lock held: bring .venv to where `extras` and the sources want it."""
+    """With the lock held: update .venv for `extras` and the sources."""
     if not sys.platform.startswith("linux"):
         raise SetupError(f"kvspool writes on Linux only; this is {sys.platform}")
     started = time.monotonic()
@@ -184,7 +184,7 @@ def _set_up(stamp, extras, may_install, lock):
 
 
 def _is_ready(stamp, extras, may_install):
-    """Return whether the last set-up still holds: nothing that it was made from has changed."""
+    """Return whether the last set-up is still valid: none of its inputs has changed."""
     return (
         stamp.get("root") == str(ROOT)
         and not UNFINISHED.exists()
@@ -198,14 +198,14 @@ def _is_ready(stamp, extras, may_install):
 
 
 def _is_usable():
-    """Return whether .venv is whole: made to the end, no installation interrupted, its Python one of ours."""
+    """Return whether .venv is complete, without an interrupted installation, and has one of our Pythons."""
     if UNFINISHED.exists() or not _is_fine([PYTHON, "-m", "pip", "--version"]):
         return False
     return _version(PYTHON) in PYTHONS
 
 
 def _stamp():
-    """Return what the last set-up wrote down; nothing if there is none, or one of another form."""
+    """Return the record of the last set-up; empty if there is none, or one of another form."""
     try:
         stamp = json.loads(STAMP.read_text())
     except (OSError, ValueError):
@@ -215,17 +215,17 @@ def _stamp():
 
 @contextmanager
 def _alone():
-    """Hold a lock against other set-ups in this folder, and give out its descriptor.
+    """Hold a lock against other set-ups in this folder, and yield its descriptor.
 
-    It is a lock on the folder itself, so that no file is left behind. Who installs inherits the descriptor: if this process is killed,
-    the lock stays taken until its pip has ended too.
+    It is a lock on the folder itself, so no file is left. The installing process inherits the descriptor: if this process is killed, the
+    lock stays taken until its pip has ended too.
     """
     fd = os.open(ROOT, os.O_RDONLY)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            _say("Another set-up is under way in this folder; waiting for its end.")
+            _say("Another set-up is running in this folder; waiting for its end.")
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
     finally:
@@ -236,7 +236,7 @@ def _alone():
 
 
 def _find_python():
-    """Return the path of a Python that kvspool runs on, the running one first."""
+    """Return the path of a Python that kvspool supports, the running one first."""
     candidates = [sys.executable, *(shutil.which("python{}.{}".format(*version)) for version in PYTHONS)]
     for candidate in candidates:
         if candidate and _version(candidate) in PYTHONS:
@@ -248,23 +248,23 @@ def _find_python():
 
 
 def _version(python):
-    """Return (major, minor) of the Python at a path, or None if it does not run, as a shim of a version that isn't there."""
+    """Return (major, minor) of the Python at a path, or None if it does not run, such as a shim of a missing version."""
     answer = _answer([python, "-c", "import sys; print(*sys.version_info[:2])"])
     return tuple(map(int, answer.split())) if re.fullmatch(r"\d+ \d+\s*", answer) else None
 
 
 def _make_venv(python):
-    """Make .venv anew, whatever is there of an earlier attempt."""
+    """Recreate .venv, whatever an earlier attempt left."""
     major, minor = _version(python)
     if HOME.exists():
-        _say(f"{HOME} is not whole, or not of this place and Python: making it anew.")
+        _say(f"{HOME} is incomplete, or of another folder or Python: recreating it.")
     if not _is_fine([python, "-c", "import ensurepip, venv"]):
         packages = [f"python{major}.{minor}-venv", f"python{major}.{minor}-dev"]
         if not _can_apt():
             raise SetupError(f"{python} comes without venv and pip. On Debian or Ubuntu: sudo apt-get install {' '.join(packages)}")
         _apt_install(packages)
-    _say(f"Making {HOME} with {python} (Python {major}.{minor})")
-    old = HOME.with_name(".venv.old")  # moved first: half deleted, it could pass for a whole one
+    _say(f"Creating {HOME} with {python} (Python {major}.{minor})")
+    old = HOME.with_name(".venv.old")  # moved first: partly deleted, it could look complete
     shutil.rmtree(old, ignore_errors=True)
     if HOME.exists():
         HOME.rename(old)
@@ -273,11 +273,11 @@ def _make_venv(python):
     shutil.rmtree(old, ignore_errors=True)
     done = subprocess.run([python, "-m", "venv", str(HOME)], stdin=subprocess.DEVNULL)
     if done.returncode or not _is_fine([PYTHON, "-m", "pip", "--version"]):
-        raise SetupError(f"{python} -m venv {HOME} failed; its own words are above")
+        raise SetupError(f"{python} -m venv {HOME} failed; its output is above")
 
 
 def _ask_python():
-    """Return what .venv's Python knows: its version, how extensions are called and compiled, and what builds the project."""
+    """Return properties of .venv's Python: its version, names and compiler of extensions, and the build requirements of the project."""
     program = (
         "import json, sys, sysconfig, tomllib\n"
         "print(json.dumps({'version': '.'.join(map(str, sys.version_info[:3])), 'include': sysconfig.get_path('include'),\n"
@@ -292,11 +292,11 @@ def _ask_python():
     return known
 
 
-# The C compiler and the twins that it makes.
+# The C compiler and the compiled twins.
 
 
 def _can_compile(python, may_install):
-    """Return whether a C compiler works with Python's headers, and say so if not."""
+    """Return whether a C compiler works with Python's headers, and report if not."""
     if _compiles(python):
         return True
     if may_install and _can_apt():
@@ -314,7 +314,7 @@ def _can_compile(python, may_install):
     else:
         reason = f"the C compiler ({command}) does not work"
     help = "On Debian or Ubuntu: sudo apt-get install gcc libc6-dev python3-dev"
-    _say(f"The compiled twins are left out, since {reason}. Everything works all the same, slower. {help}")
+    _say(f"The compiled twins are not built, because {reason}. Everything works without them, but slower. {help}")
     return False
 
 
@@ -324,18 +324,18 @@ def _compiles(python):
 
 
 def _seems_to_compile(python):
-    """Return whether compiler and header are there at all; cheap enough for every call."""
+    """Return whether compiler and header exist; cheap enough for every call."""
     return shutil.which(_compiler(python)) is not None and os.path.exists(python["header"])
 
 
 def _compiler(python):
-    """Return the program of a compiler command such as "gcc -pthread"; CC in the environment goes first, as in the build."""
+    """Return the program of a compiler command such as "gcc -pthread"; CC in the environment has precedence, as in the build."""
     return shlex.split(os.environ.get("CC") or python["compiler"])[0]
 
 
 def _build_in_sight():
-    """Build the twins once more with all that the compiler says, since pip hides it, and return whether they work now."""
-    _say(f"The C compiler is there, but no working {' and '.join(twins())} came of it; once more, with its own words:")
+    """Build the twins once more with the compiler's output, which pip hides. Return whether they work now."""
+    _say(f"The C compiler is there, but no working {' and '.join(twins())} was built; retrying with its output:")
     subprocess.run([str(PYTHON), "setup.py", "build_ext", "--inplace"], cwd=str(ROOT), stdin=subprocess.DEVNULL)
     return has_twins()
 
@@ -345,23 +345,23 @@ def _twins_lie_there():
 
 
 def _remove_twins(suffix):
-    """Remove the compiled twins of this Python: after a build that fails, none is better than one of older sources."""
+    """Remove the compiled twins of this Python: after a failed build, none is better than an outdated one."""
     for name in twins():
         path = ROOT / f"{name.replace('.', '/')}{suffix}"
         if path.exists():
             path.unlink()
 
 
-# What the installation depends on.
+# Inputs of the installation.
 
 
 def _sources():
-    """Return a hash of all that the compiled twins are made from."""
+    """Return a hash of the sources of the compiled twins."""
     return _hash(path for pattern in ("*/kernel/*.pxd", "*/kernel/*_py.py", "*/kernel/*.h") for path in ROOT.glob(pattern))
 
 
 def _metadata():
-    """Return a hash of what says how to build and what to install."""
+    """Return a hash of the files that determine build and requirements."""
     return _hash(ROOT / name for name in ("setup.cfg", "pyproject.toml", "setup.py"))
 
 
@@ -380,7 +380,7 @@ def _extras():
 
 
 def _requirements(extras):
-    """Return the requirements that the extras come to: "all" holds those of "demo"."""
+    """Return the requirements of the extras, which may include other extras."""
     configuration = _configuration()
     given = (configuration.get("options.extras_require", extra, fallback="") for extra in extras)
     return {line for text in given for line in text.split("\n") if line.strip()}
@@ -396,9 +396,9 @@ def _configuration():
 
 
 def _pip(arguments, lock):
-    """Run `pip install`, and show what it does in short lines. Raises SetupError if it fails."""
+    """Run `pip install`, and show its progress in short lines. Raises SetupError if it fails."""
     command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
-    command += ["--no-compile", *arguments]  # what is imported is compiled then, a small part of it
+    command += ["--no-compile", *arguments]  # imported modules, a small part, are compiled on import
     lines = []
     with subprocess.Popen(
         command,
@@ -420,13 +420,13 @@ def _pip(arguments, lock):
             raise
     if process.returncode:
         if not any(line.startswith("Installing collected packages") for line in lines):
-            UNFINISHED.unlink()  # nothing was touched yet
+            UNFINISHED.unlink()  # nothing was changed yet
         print("".join(lines[-40:]), file=sys.stderr)
-        raise SetupError("pip could not install the project; its last words are above. Is the network there? Then call again")
+        raise SetupError("pip could not install the project; its last output is above. Check the network, then call again")
 
 
 def _shorten(line):
-    """Return what a line of pip's tells a waiting person, or nothing."""
+    """Return the short form of a line of pip for a waiting user, or nothing."""
     for pattern, short in SHORT:
         match = re.match(pattern, line.strip())
         if match:
@@ -435,7 +435,7 @@ def _shorten(line):
 
 
 def _with_heartbeat(stream):
-    """Yield the lines of a stream; when none comes for a while, say on the terminal that it goes on."""
+    """Yield the lines of a stream; print a sign of progress after a while without any."""
     lines = queue.Queue()
     threading.Thread(target=lambda: deque(map(lines.put, chain(stream, [None])), maxlen=0), daemon=True).start()
     started = time.monotonic()
@@ -456,17 +456,17 @@ def _can_apt():
 
 
 def _apt_install(packages):
-    """Install Debian packages, as root. Whether that helped is the caller's to find out."""
+    """Install Debian packages, as root. The caller checks the result."""
     _say(f"Installing {' '.join(packages)} with apt-get")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for arguments in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0", *packages]):
         done = subprocess.run(["apt-get", *arguments], stdin=subprocess.DEVNULL, env=environment)
         if done.returncode:
-            raise SetupError(f"apt-get {arguments[0]} failed; its own words are above")
+            raise SetupError(f"apt-get {arguments[0]} failed; its output is above")
 
 
 def _has_java():
-    """Return whether Spark finds a fit Java; it looks into JAVA_HOME first, so an unfit one there must go."""
+    """Return whether Spark finds a suitable Java. It checks JAVA_HOME first, so an unsuitable one there is removed."""
     home = os.environ.get("JAVA_HOME")
     if home and _java_version(os.path.join(home, "bin", "java")) >= JAVA:
         return True
@@ -483,7 +483,7 @@ def _java_version(java):
 
 
 def _is_fine(command, text=""):
-    """Return whether a command runs and ends well."""
+    """Return whether a command runs and succeeds."""
     try:
         return subprocess.run([str(word) for word in command], input=text.encode(), capture_output=True, cwd=str(ROOT)).returncode == 0
     except OSError:
@@ -491,7 +491,7 @@ def _is_fine(command, text=""):
 
 
 def _answer(command, stderr=subprocess.DEVNULL):
-    """Return what a command prints, nothing if it fails or is not there."""
+    """Return a command's output, nothing if it fails or doesn't exist."""
     words = [str(word) for word in command]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8", errors="replace")

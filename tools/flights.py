@@ -2,14 +2,14 @@
 
     writers -> spools of each airport -> a shipper for each airport -- TLS --> hub -> hub root -> follower, pipeline
 
-Each airport is a client with a shard set of its own. Writer processes append all flights at once; a shipper for each airport sends them to
-the hub, which is a process of its own; a follower of the hub root reads along live. So does a pipeline, a process with Spark in it, which
-computes flights, cancellations and delays for each carrier and month as they come. In the middle a shipper and the hub are killed and
-started again. In the end the same number of records of each airport must stand at every station, each flight exactly once, and what the
-pipeline has computed must be what the file says, or the job fails.
+Each airport is a client with its own shard set. Writer processes append all flights at once; a shipper for each airport sends them to the
+hub, a separate process; a follower reads the hub root live. So does a pipeline, a process with Spark, which computes flights,
+cancellations and delays for each carrier and month as they arrive. During the job a shipper and the hub are killed and restarted. At the
+end every station must have the same number of records of each airport, each flight exactly once, and the pipeline's results must equal
+those of the file, or the job fails.
 
-Options are read before anything is installed; so nothing but the standard library is imported at the top. The processes that this one
-starts import it too, and start the faster for that.
+Options are parsed before anything is installed, so only the standard library is imported at the top. The processes of this job import this
+module too, and start faster for that.
 """
 
 from __future__ import annotations
@@ -41,47 +41,47 @@ COLUMNS = ("year month day dep_time sched_dep_time dep_delay arr_time sched_arr_
 ABSENT = ("NA", "")
 MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 BATCH = 1000  # records for each append_many
-BLOCK = 4000  # lines of the file that a writer takes at once
-QUIET = 60.0  # seconds without a record after which the job gives up
+BLOCK = 4000  # lines of the file that a writer processes at once
+QUIET = 60.0  # seconds without a record after which the job fails
 START = 300.0  # the same, before Spark's first batch, for which the writers wait
-LIVE = 0.5  # share of the records up to which the writers may go before Spark's first batch: the others come while it computes
-LOOK = 0.02  # seconds between two looks at what all do
-REPORT = 1.0  # seconds between two lines about it, where there is no terminal
+LIVE = 0.5  # share of the records that writers may append before Spark's first batch: the others arrive while it computes
+LOOK = 0.02  # seconds between two checks
+REPORT = 1.0  # seconds between two progress lines without a terminal
 MARK = ".made-by-kvspool-flights"
 PR_SET_PDEATHSIG = 1
 DELAYS = "delays.parquet"
 FOLDERS = ("spools", "hub", "security", "logs", DELAYS, f".{DELAYS}", f"{DELAYS}_bad")
 
 DESCRIPTION = """\
-Take the 336,776 flights that left New York City in 2013 through the whole of kvspool:
+Send the 336,776 flights that left New York City in 2013 through all parts of kvspool:
 
   writers    several processes at once append each flight, as JSON, to the spools of its airport: EWR, JFK or LGA
-  shippers   one process for each airport sends its records to the hub, over TLS, with a token of its own
-  hub        a process that stores them in its root, with a page to look at it
-  follower   one process reads the hub root live, as it grows
+  shippers   one process for each airport sends its records to the hub, over TLS, with its own token
+  hub        a process that stores them in its root, with a web page
+  follower   one process reads the hub root live
   pipeline   Spark reads the hub root live, too: flights, cancellations and delays for each carrier and month
 
-In the middle one shipper and the hub are killed with SIGKILL, and started again. In the end a table says how many records of each
-airport stand at every station; they must all be equal, each flight there exactly once, and the pipeline's figures those of the file, or
-the exit code is 1.
+During the job one shipper and the hub are killed with SIGKILL, and restarted. At the end a table shows the number of each airport's
+records at every station. The numbers must all be equal, with each flight exactly once, and the pipeline's results must equal those of
+the file; otherwise the exit code is 1.
 
-The first call makes .venv and installs what it needs, which takes some minutes; a Java for Spark too, where there is none."""
+The first call creates .venv and installs its packages, which takes some minutes; if Java is missing, it also installs one for Spark."""
 
 EPILOG = """\
-What it leaves in the output folder:
-  spools/            what the writers appended: a shard set for each airport
-  hub/               the hub root: what was shipped, a journal for each shard
+The output folder then has:
+  spools/            the appended records: a shard set for each airport
+  hub/               the hub root: the shipped records, a journal for each shard
   security/          the hub's certificate, its access file, a token for each airport
-  logs/              what hub, shippers and pipeline said
+  logs/              output of hub, shippers and pipeline
   delays.toml        the pipeline's job
-  delays.parquet     what it computed
-  delays.png         the same as a chart
+  delays.parquet     its results
+  delays.png         the results as a chart
 
-A second call makes them anew. Look around with: .venv/bin/kvspool hub clients output/hub"""
+A second call recreates them. To explore, run: .venv/bin/kvspool hub clients output/hub"""
 
 
 class Failure(Exception):
-    """The job can't go on; the message is for the person who started it."""
+    """The job can't continue; the message is for the user."""
 
 
 def main() -> int:
@@ -115,13 +115,13 @@ def parse() -> argparse.Namespace:
     kills = parser.add_mutually_exclusive_group()
     kills.add_argument("--kills", type=_count(100), default=1, metavar="N", help="kill a shipper and the hub N times each (default: 1)")
     kills.add_argument("--no-kills", dest="kills", action="store_const", const=0, help="kill nobody")
-    parser.add_argument("--no-spark", dest="spark", action="store_false", help="leave out Spark and its chart, and the Java that it needs")
-    parser.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help="folder for all it makes (default: output)")
+    parser.add_argument("--no-spark", dest="spark", action="store_false", help="run without Spark, its chart, and Java")
+    parser.add_argument("--output", type=Path, default=Path("output"), metavar="DIR", help="output folder (default: output)")
     return parser.parse_args()
 
 
 def run(options: argparse.Namespace, console) -> int:
-    """Do one stage after the other, and compare their counts."""
+    """Run one stage after the other, and compare their counts."""
     output = make_output(options.output)
     started = time.monotonic()
     in_file = count_flights(options.flights)
@@ -155,7 +155,7 @@ def run(options: argparse.Namespace, console) -> int:
 
 
 def make_output(output: Path) -> Path:
-    """Make the output folder, or clear it of what an earlier call left. A folder of someone else's is refused."""
+    """Create the output folder, or remove the files of an earlier call. A folder with other content is refused."""
     output = Path(os.path.abspath(output))
     mark = output / MARK
     if output.exists() and not mark.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -174,11 +174,11 @@ def make_output(output: Path) -> Path:
     return output
 
 
-# The way of the records to the hub root.
+# The path of the records to the hub root.
 
 
 class Way:
-    """Everything that runs: writers, shippers, the hub, the follower and the pipeline that read its root. It ends with the `with` block."""
+    """All processes: writers, shippers, the hub, and the follower and pipeline that read its root. They end with the `with` block."""
 
     def __init__(self, output: Path, options: argparse.Namespace, total: int, reporter: Reporter) -> None:
         self.options = options
@@ -203,13 +203,13 @@ class Way:
             for number in range(options.writers)
         ]
         self.pipeline = Pipeline(make_job(output), self.logs / "pipeline.log") if options.spark else None
-        # Each shipper must have something to send before Spark is there, so each writer goes on until it has written for every airport.
+        # Each shipper must have records before Spark starts, so each writer continues until it has written for every airport.
         self._live = max(LIVE, 2 * BATCH * len(CLIENTS) * options.writers / total)
         self.shipped_at = 0.0
         self.drained_at = 0.0
 
     def run(self) -> None:
-        """Start all, and wait until all have done their part. A process that dies without being told to ends the job."""
+        """Start all processes, and wait until all are done. A process that ends unexpectedly ends the job."""
         self.begin()
         kills = Kills(self.hub, self.shippers, self.options.kills, self.reporter.say)
         moved, last = time.monotonic(), None
@@ -223,7 +223,7 @@ class Way:
             if figures != last:
                 moved, last = time.monotonic(), figures
             elif time.monotonic() - moved > (QUIET if self._is_computing else START):
-                raise Failure(f"nothing has moved for {time.monotonic() - moved:.0f} s; what everybody said lies in {self.logs}")
+                raise Failure(f"nothing has moved for {time.monotonic() - moved:.0f} s; see the output of all processes in {self.logs}")
             time.sleep(LOOK)
         self._report(self.ledger.appended())
         for shipper in self.shippers:
@@ -235,7 +235,7 @@ class Way:
         """Start writers, follower, pipeline, hub and shippers."""
         from shard import ShardSet
 
-        self.reporter.say("making certificates and tokens, starting the hub")
+        self.reporter.say("creating certificates and tokens, starting the hub")
         self.security.make(CLIENTS, self.logs / "security.log")
         self.hub.start()
         self.follower.start()
@@ -248,7 +248,7 @@ class Way:
         while not self.hub.is_ready:
             self._refuse_death()
             time.sleep(LOOK)
-        self.reporter.say(f"the hub listens at {self.hub.location}; its page, as long as this runs: [bold]{self.hub.page}[/]")
+        self.reporter.say(f"the hub listens at {self.hub.location}; its page, while this runs: [bold]{self.hub.page}[/]")
         for shipper in self.shippers:
             shipper.start()
 
@@ -259,16 +259,16 @@ class Way:
 
     @property
     def _is_computing(self) -> bool:
-        """Return whether the pipeline has had a batch, if there is one."""
+        """Return whether the pipeline, if there is one, has finished a batch."""
         return self.pipeline is None or self.pipeline.is_ready
 
     def computed(self) -> dict:
-        """Return how many records of each client the pipeline has behind it."""
+        """Return how many records of each client the pipeline has processed."""
         return {client: 0 if self.pipeline is None else self.pipeline.read(client) for client in CLIENTS}
 
     @property
     def is_over(self) -> bool:
-        """Return whether all is written and acknowledged, the follower has read it, or given up, and the pipeline has."""
+        """Return whether all records are appended and acknowledged, and follower and pipeline have read them or given up."""
         if any(process.is_alive() for process in (self.follower, *self.writers)):
             return False
         appended = self.ledger.appended()
@@ -281,7 +281,7 @@ class Way:
         return is_acknowledged
 
     def stations(self) -> list:
-        """Return how many records stand where."""
+        """Return the number of records at each station."""
         from hub import HubRoot
 
         ledger = self.ledger
@@ -300,7 +300,7 @@ class Way:
         return stations
 
     def _report(self, appended: dict) -> None:
-        """Show how far all are."""
+        """Show the progress of all processes."""
         everything = sum(appended.values())
         acknowledged, followed = self.acknowledged, sum(self.ledger.followed().values())
         if not self.shipped_at and acknowledged == self.total:
@@ -321,7 +321,7 @@ class Way:
         for process in (self.follower, *self.writers):
             if process.exitcode:
                 how = signal.Signals(-process.exitcode).name if process.exitcode < 0 else f"exit code {process.exitcode}"
-                raise Failure(f"{process.name} died ({how}), so the output is incomplete. What it said, if anything, stands above")
+                raise Failure(f"{process.name} failed ({how}), so the output is incomplete. Its own output, if any, is above")
         self.hub.check()
         for shipper in self.shippers:
             if shipper.process is not None:
@@ -342,16 +342,16 @@ class Way:
 
 
 class Ledger:
-    """What writers and follower have done, in memory that they share with us."""
+    """Progress of writers and follower, in shared memory."""
 
     def __init__(self, context, writers: int) -> None:
         self.written = context.RawArray("Q", writers * len(CLIENTS))  # records, for each writer and client
         self.begun = context.RawArray("d", writers)  # times on the monotonic clock
         self.ended = context.RawArray("d", writers)
-        self.allowed = context.RawValue("d", 0.0)  # the share of its records up to which a writer may go for now
+        self.allowed = context.RawValue("d", 0.0)  # the share of its records that a writer may append for now
         self.read = context.RawArray("Q", len(CLIENTS))  # by the follower, for each client
-        self.ticked = context.RawArray("Q", len(CLIENTS))  # the same, without what came again or doesn't belong there
-        self.gaps = context.RawArray("Q", 2)  # how many, and the records that they lost
+        self.ticked = context.RawArray("Q", len(CLIENTS))  # the same, without repeated or misplaced records
+        self.gaps = context.RawArray("Q", 2)  # their number, and the number of lost records
         self.followed_at = context.RawValue("d", 0.0)
 
     def appended(self) -> dict:
@@ -359,11 +359,11 @@ class Ledger:
         return {client: sum(self.written[place :: len(CLIENTS)]) for place, client in enumerate(CLIENTS)}
 
     def count(self, writer: int, client: str, records: int) -> None:
-        """Count what a writer has appended."""
+        """Count a writer's appended records."""
         self.written[writer * len(CLIENTS) + CLIENTS.index(client)] += records
 
     def await_leave(self, writer: int, whole: int) -> None:
-        """Wait until a writer, who has `whole` records to write, may go on."""
+        """Wait until a writer with `whole` records in all may continue."""
         mine = slice(writer * len(CLIENTS), (writer + 1) * len(CLIENTS))
         while sum(self.written[mine]) > self.allowed.value * whole:
             time.sleep(LOOK)
@@ -383,17 +383,17 @@ class Ledger:
 
     @property
     def writers_seconds(self) -> float:
-        """Return the time from the first writer's begin to the last one's end."""
+        """Return the time from the first writer's start to the last one's end."""
         return max(self.ended) - self.begin
 
     @property
     def follower_seconds(self) -> float:
-        """Return the time from the first writer's begin to the follower's end."""
+        """Return the time from the first writer's start to the follower's end."""
         return self.followed_at.value - self.begin
 
 
 def write(number: int, writers: int, total: int, spools: str, ledger: Ledger) -> None:
-    """In a process of its own: append one writer's share of the flights."""
+    """In a separate process: append one writer's share of the flights."""
     _belong_to_the_parent()
     from shard import ShardSet
 
@@ -415,21 +415,21 @@ def write(number: int, writers: int, total: int, spools: str, ledger: Ledger) ->
 
 
 def append(shards, flights: list) -> int:
-    """Append flights, each under its aircraft's tail number, and return how many."""
+    """Append flights, each with its aircraft's tail number as key, and return how many."""
     keys = [flight["tailnum"] and flight["tailnum"].encode() for flight in flights]
     return sum(map(len, shards.append_many(flights, keys=keys).values()))
 
 
 def follow(root: str, total: int, ledger: Ledger) -> None:
-    """In a process of its own: read along."""
+    """In a separate process: follow the hub root."""
     _belong_to_the_parent()
     tick_off(root, total, ledger)
 
 
 def tick_off(root: str, total: int, ledger: Ledger) -> None:
-    """Read until every record has come by, or been lost; give up when none comes for long.
+    """Read until every record has arrived or was lost; give up after a long time without any.
 
-    Each flight is ticked off by its row in the file, and must come once, from its own airport.
+    Each flight is marked by its row in the file, and must arrive once, from its own airport.
     """
     import msgspec
 
@@ -460,7 +460,8 @@ def tick_off(root: str, total: int, ledger: Ledger) -> None:
 
 
 def share(number: int, writers: int, total: int):
-    """Yield the flights of one of the writers, of the first `total`, as dicts with their rows in the file: blocks of lines go around."""
+    """Yield one writer's share of the first `total` flights, as dicts with their rows in the file: writers take turns by blocks of lines.
+    """
     lines = _lines()
     names = next(csv.reader([next(lines)]))
     if names != COLUMNS:
@@ -490,9 +491,9 @@ def count_flights(most: int | None) -> dict:
 
 
 def compare(output: Path) -> dict:
-    """Return how many records of each client stand in its spools and in the hub's shards alike, each under the same sequence.
+    """Return how many records of each client are equal in its spools and in the hub's shards, at the same sequences.
 
-    Sequence, timestamp, type, key and value are compared. A shard in which anything differs counts for nothing.
+    Sequence, timestamp, type, key and value are compared. A shard with any difference counts as 0.
     """
     import kvspool
     from shard import route
@@ -515,7 +516,7 @@ def _field(name: str, text: str):
 
 
 def _lines():
-    """Yield the lines of the flights' CSV, the header first. The package isn't imported: it would load all of it, with pandas."""
+    """Yield the lines of the flights' CSV, the header first. The package isn't imported, because it would load pandas and all data."""
     with zipfile.ZipFile(_data("flights.csv.zip")) as archive, archive.open("flights.csv") as file:
         yield from io.TextIOWrapper(file, encoding="utf-8", newline="")
 
@@ -530,7 +531,7 @@ def _data(name: str) -> Path:
 
 
 def _belong_to_the_parent() -> None:
-    """Leave interrupts to the parent, and end when it does, however that comes about."""
+    """Leave interrupts to the parent, and end when it ends, for any reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -575,7 +576,7 @@ def make_job(output: Path) -> Path:
 
 
 def difference(rows: list, most: int | None) -> str:
-    """Return how the pipeline's figures differ from those of the file, computed here without it; nothing if they are equal."""
+    """Return how the pipeline's results differ from those of the file, computed here without it; "" if they are equal."""
     expected = figures_of_file(most)
     found = {
         (row["airport"], row["carrier"], row["month"]): (row["flights"], row["cancelled"], row["delay_minutes"] or 0) for row in rows
@@ -602,11 +603,11 @@ def figures_of_file(most: int | None) -> dict:
     return figures
 
 
-# What came of it.
+# Results.
 
 
 class Station:
-    """How many records of each airport stand at one place of the way."""
+    """The number of each airport's records at one station."""
 
     def __init__(self, name: str, counts: dict, seconds: float = 0.0) -> None:
         self.name = name
@@ -648,7 +649,7 @@ def total_by_carrier(rows: list) -> list:
 
 
 def _short_name(name: str) -> str:
-    """Return a carrier's name without its legal form, and without what is the same in most."""
+    """Return a carrier's name without its legal form and common suffixes."""
     for tail in (" Inc.", " Co.", " Corporation", " Airlines", " Air Lines"):
         name = name.removesuffix(tail)
     return name
@@ -681,7 +682,7 @@ def _colored(delay) -> str:
 
 
 def draw(carriers: list, path: Path) -> None:
-    """Draw a heat map of mean delays by carrier and month, and beside it bars of flights, with those cancelled."""
+    """Draw a heat map of mean delays by carrier and month, and next to it bars of flights, with cancelled ones."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -738,9 +739,9 @@ def draw(carriers: list, path: Path) -> None:
 
 
 def show_summary(way: Way, stations: list, differs: str, timings: dict, output: Path, console) -> int:
-    """Print what stands at every station, and return 0 if it is the same at all of them and nothing was lost, else 1.
+    """Print the counts of every station. Return 0 if they are all equal and nothing was lost, else 1.
 
-    differs: how the pipeline's figures differ from the file's.
+    differs: how the pipeline's results differ from the file's.
     """
     from rich import box
     from rich.table import Table
@@ -753,13 +754,13 @@ def show_summary(way: Way, stations: list, differs: str, timings: dict, output: 
         counts = [f"{station.counts[client]:,}" for client in CLIENTS]
         table.add_row(station.name, *counts, f"{station.total:,}", *_rate(station.total, station.seconds))
     console.print(table)
-    console.print(f"{_timings(timings)}. All of it lies in {output}", highlight=False, soft_wrap=True)
+    console.print(f"{_timings(timings)}. All files are in {output}", highlight=False, soft_wrap=True)
     gaps, lost = way.ledger.gaps
     wrong = [station.name for station in stations if station.counts != stations[0].counts or station.total != stations[0].total]
     if way.pipeline is not None and not differs:
         console.print("The pipeline's flights, cancellations and delays are those of the file", highlight=False)
     if not wrong and not differs and not gaps and not any(shipper.lost for shipper in way.shippers):
-        killed = f", {way.options.kills} x a shipper and {way.options.kills} x the hub killed on the way" if way.options.kills else ""
+        killed = f", {way.options.kills} x a shipper and {way.options.kills} x the hub killed during the job" if way.options.kills else ""
         console.print(f"[bold green]All {way.total:,} records are at every station, each once; gaps: 0[/]{killed}", highlight=False)
         return 0
     told = ", ".join(wrong) or differs
@@ -791,7 +792,7 @@ def _read_parquet(path: Path) -> list:
 
 
 class Reporter:
-    """Says what happens, and shows how far everybody is: as bars on a terminal, elsewhere as a line now and then."""
+    """Prints messages, and shows the progress of all processes: as bars on a terminal, elsewhere as a line now and then."""
 
     def __init__(self, console, progress, started: float) -> None:
         self._console = console
@@ -802,11 +803,11 @@ class Reporter:
         self._said_at = started
 
     def say(self, words: str) -> None:
-        """Print a line, with the time since the beginning."""
+        """Print a line, with the time since the start."""
         self._progress.console.print(f"{time.monotonic() - self._started:5.1f} s  {words}", highlight=False, soft_wrap=True)
 
     def show(self, counts: dict, total: int) -> None:
-        """Show how many records each stage has behind it, of how many, and a few words more."""
+        """Show how many records each stage has processed, of how many, with a short text."""
         now = time.monotonic()
         self._marks.append((now, {name: done for name, (done, _) in counts.items()}))
         while now - self._marks[1][0] > 1.0:
@@ -840,7 +841,7 @@ def _timed(timings: dict, name: str):
 
 
 def _count(most: int):
-    """Return what reads a number from 1 to `most`."""
+    """Return a parser of numbers from 1 to `most`."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdecimal()) or not 1 <= int(text) <= most:

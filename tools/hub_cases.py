@@ -1,9 +1,8 @@
-"""What a hub and its shippers do, beside what Flight alone, the disk alone and a hub of the old kind do: the cases of `tools/bench hub`.
+"""A hub and its shippers compared with Flight alone, the disk alone and a hub of the old kind: the cases of `tools/bench hub`.
 
-The hub is `kvspool hub serve`, each client a process with a Shipper, on loopback; the floor is a Flight server that reads what a `DoPut`
-sends and keeps nothing, and clients that send the same batches, which lie ready in their memory. A second floor writes the buffers of each
-batch to a file, as they are. Nothing is timed before all processes have started and imported what they need; connecting is timed, on both
-sides.
+The hub is `kvspool hub serve`, each client a process with a Shipper, on loopback. The floor is a Flight server that reads the batches of a
+`DoPut` and stores nothing, and clients that send the same batches from memory. A second floor writes the buffers of each batch to a file.
+Timing starts after all processes have started and imported their modules; connecting is timed, on both sides.
 """
 
 from __future__ import annotations
@@ -25,14 +24,17 @@ from typing import Any, NamedTuple
 
 KVSPOOL = Path(sys.executable).with_name("kvspool")
 LARGE = 2000  # bytes of the records that the old kind of hub was measured with
-OLD_BATCHES = 32, 512  # records in a request to it
+OLD_BATCHES = 32, 512  # records per request to it
 BATCH = 1 << 20  # bytes
 spawn = multiprocessing.get_context("spawn")
 
 
 class Size(NamedTuple):
-    """How much is measured. records: of each client; resumed: records that are there when an outage ends; large: records of 2000 bytes;
-    latencies: of single records; warm_ups: rounds that don't count."""
+    """The size of a measurement.
+
+    records: of each client; resumed: records available when an outage ends; large: records of 2000 bytes; latencies: of single records;
+    warm_ups: rounds that don't count.
+    """
 
     clients: int = 4
     records: int = 1_000_000
@@ -46,7 +48,7 @@ SHORT = Size(1, 10_000, 10_000, 10_000, 20, 0)
 
 
 class Run(NamedTuple):
-    """What some clients did. seconds: until the last one had ended; client, server: seconds of a processor, all clients together."""
+    """The result of some clients. seconds: until the last one had ended; client, server: processor seconds, all clients together."""
 
     rate: float
     seconds: float
@@ -75,7 +77,7 @@ def hub_server(folder: Path, pki: Path | None, level: str = "process") -> Iterat
 
 @contextmanager
 def serving(root: Path, folder: Path, pki: Path | None, level: str = "process") -> Iterator[Server]:
-    """Serve a root; what the hub says goes to a file in `folder`."""
+    """Serve a root; the hub's output goes to a file in `folder`."""
     command = [str(KVSPOOL), "hub", "serve", "--root", str(root), "--listen", "127.0.0.1:0", "--anonymous", "--no-page", "--json"]
     command += ["--least-free", "1MiB", "--level", level]
     if pki is not None:
@@ -116,7 +118,7 @@ def _bare(argument: tuple[Path | None, Path | None], ports: Any) -> None:
 
 
 def _old(path: str, ports: Any) -> None:
-    """Do what the old hub does with a request: look at each message, append all, flush, acknowledge."""
+    """Process a request like the old hub: look at each message, append all, flush, acknowledge."""
     listener = socket.create_server(("127.0.0.1", 0))
     ports.put(listener.getsockname()[1])
     connection, _ = listener.accept()
@@ -140,7 +142,7 @@ def _old(path: str, ports: Any) -> None:
 
 @contextmanager
 def started(target: Callable[..., None], argument: object) -> Iterator[tuple[int, int]]:
-    """Run a server of ours; yield its port and process."""
+    """Run a server of this module; yield its port and process."""
     ports = spawn.Queue()
     process = spawn.Process(target=target, args=(argument, ports), daemon=True)
     process.start()
@@ -153,7 +155,7 @@ def started(target: Callable[..., None], argument: object) -> Iterator[tuple[int
 
 @contextmanager
 def bare_server(pki: Path | None, folder: Path | None) -> Iterator[Server]:
-    """Serve a `DoPut` that keeps nothing, or writes what comes to files in a folder."""
+    """Serve a `DoPut` that stores nothing, or writes the batches to files in a folder."""
     with started(_bare, (pki, folder)) as (port, pid):
         yield Server(f"{'grpc' if pki is None else 'grpc+tls'}://127.0.0.1:{port}", pid)
 
@@ -207,7 +209,7 @@ def _batches(source: Path) -> Iterator[Any]:
 
 
 def together(targets: list[tuple[Callable[..., None], tuple[object, ...]]], records: int, server: Server) -> Run:
-    """Run clients at once, from the moment when all are ready."""
+    """Run clients at once, after all are ready."""
     gate, spent = spawn.Barrier(len(targets) + 1), spawn.Queue()
     processes = [spawn.Process(target=target, args=(*arguments, gate, spent)) for target, arguments in targets]
     for process in processes:
@@ -222,13 +224,13 @@ def together(targets: list[tuple[Callable[..., None], tuple[object, ...]]], reco
 
 
 def used(pid: int) -> float:
-    """Return how many seconds of a processor a process has used."""
+    """Return the processor seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Sources:
-    """Logs to ship. They are filled once; a new hub has none of it, so they are shipped from the beginning again."""
+    """Logs to ship. They are filled once; a new hub has none of their records, so they are shipped again from the beginning."""
 
     def __init__(self, folder: Path, clients: int, records: int, value: int = 100) -> None:
         import kvspool
@@ -249,7 +251,7 @@ class Sources:
             return together(targets, self.records * len(self.paths), server)  # type: ignore[arg-type]
 
     def put(self, pki: Path | None, folder: Path | None = None) -> Run:
-        """Send the same to a server that keeps nothing, or to one that writes it to files in a folder."""
+        """Send the same batches to a server that stores nothing, or that writes them to files in a folder."""
         self._forget()
         authorities = None if pki is None else (pki / "ca.pem").read_bytes()
         with ExitStack() as stack:
@@ -261,7 +263,7 @@ class Sources:
             return together(targets, self.records * len(self.paths), server)  # type: ignore[arg-type]
 
     def remove(self) -> None:
-        """Give the room back."""
+        """Free the space."""
         for path in self.paths:
             shutil.rmtree(path)
 
@@ -278,7 +280,7 @@ class Sources:
 
 
 def cases(folder: Path, rounds: int, wanted: Callable[[str], bool], size: Size) -> Iterator[dict[str, object]]:
-    """Yield the results of the cases that are wanted."""
+    """Yield the results of the selected cases."""
     pki = folder / "pki"
     names = ["--name", "localhost", "--name", "127.0.0.1"]
     subprocess.run([str(KVSPOOL), "hub", "certificate", "init", str(pki), *names], check=True, stdout=subprocess.DEVNULL)
@@ -307,7 +309,7 @@ def disk(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[str,
 
 
 def asked(folder: Path, size: int, most: int) -> Run:
-    """Send records to a hub of the old kind, `most` of them, `size` in a request; the next one when that is acknowledged."""
+    """Send `most` records to a hub of the old kind, `size` per request; each request waits for the previous acknowledgement."""
     file = folder / "old.jnl"
     with started(_old, str(file)) as (port, pid), socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -326,7 +328,7 @@ def asked(folder: Path, size: int, most: int) -> Run:
 
 
 def resume(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[str, object]]:
-    """One client that comes back after an outage, beside TLS alone and the disk alone."""
+    """One client after an outage, compared with TLS alone and the disk alone."""
     sources = Sources(folder, 1, size.resumed)
     shipped = [sources.shipped(folder, pki) for _ in range(rounds + size.warm_ups)][size.warm_ups :]
     bare = [sources.put(pki) for _ in range(rounds + size.warm_ups)][size.warm_ups :]
@@ -338,7 +340,7 @@ def resume(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[st
 
 
 def written(folder: Path, records: int) -> Run:
-    """Write as many bytes as a journal takes for so many records of 100 bytes, in pieces of 1 MiB."""
+    """Write as many bytes as a journal of so many records of 100 bytes has, in pieces of 1 MiB."""
     piece, file = bytes(BATCH), folder / "written"
     before, start = time.process_time(), time.perf_counter()
     with open(file, "wb", buffering=0) as out:
@@ -357,7 +359,7 @@ def _follow(path: Path, count: int, ready: Any, latencies: Any) -> None:
         try:
             log = kvspool.open(path)
             break
-        except (LogNotFound, NotALog):  # its directory may be there already
+        except (LogNotFound, NotALog):  # its directory may exist already
             time.sleep(0.01)
     with log:
         following = log.follow("latest", limit=count)
@@ -382,7 +384,7 @@ def latency(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[s
             reader = spawn.Process(target=_follow, args=(folder / "hub" / "slow", size.latencies, ready, latencies), daemon=True)
             reader.start()
             if not ready.wait(60):
-                raise SystemExit("nothing came to the hub")
+                raise SystemExit("the hub received nothing")
             time.sleep(0.2)
             for _ in range(size.latencies):
                 time.sleep(0.001)
@@ -398,7 +400,7 @@ def latency(folder: Path, pki: Path, rounds: int, size: Size) -> Iterator[dict[s
 
 
 def compared(name: str, unit: str, floor_name: str, pairs: list[tuple[Run, Run]]) -> dict[str, object]:
-    """Return the medians, with the microseconds of a processor that a record took of the clients and the hub."""
+    """Return the medians, with the processor microseconds per record of the clients and the hub."""
     ours, floors = ([pair[side] for pair in pairs] for side in (0, 1))
 
     def microseconds(runs: list[Run], side: str) -> float:

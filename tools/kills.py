@@ -1,8 +1,8 @@
-"""SIGKILL for a shipper and for the hub, in turn, while records flow.
+"""SIGKILL for a shipper and for the hub, in turn, while records are sent.
 
-The way is cut into as many parts as there are kills, and one more. Each kill happens a little behind the beginning of its part, while the
-writers have most of it before them; meanwhile they go on. But at the end of the part they wait for those who were killed to be back: so
-each kill meets records on their way, however fast the writers are, and however long a new process takes.
+The job is divided into one part more than there are kills. Each kill happens shortly after the beginning of its part, when the writers have
+most of the part left; they continue meanwhile. At the end of the part they wait until the killed processes are back. So each kill
+happens while records are in transit, for any speed of the writers and any start time of a process.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable
 
 from daemons import Daemon, DaemonError, Hub, Shipper
 
-INSIDE, LATE = 0.25, 0.75  # of a part that has passed when its kill happens: at the earliest, and at the latest
-LONGEST = 120.0  # seconds that may pass before records flow again
+INSIDE, LATE = 0.25, 0.75  # share of a part before its kill: at the earliest, and at the latest
+LONGEST = 120.0  # longest time until records are sent again, in seconds
 EVERYTHING = float("inf")
 
 
 class Kills:
-    """What is killed, one after the other, and how it went on. `look` does what is due."""
+    """The kills, one after the other, and their recovery. `look` does the next step when it is due."""
 
     def __init__(self, hub: Hub, shippers: list[Shipper], rounds: int, say: Callable[[str], None]) -> None:
-        """Take `rounds` turns: each kills another shipper, and then the hub. say: is told what happens."""
+        """Plan `rounds` rounds: each kills another shipper, and then the hub. say: prints a message."""
         self.hub = hub
         self.shippers = shippers
         self.targets: list[Daemon] = [target for round in range(rounds) for target in (shippers[(round + 1) % len(shippers)], hub)]
@@ -29,28 +29,28 @@ class Kills:
         self._say = say
         self._since = time.monotonic()
         self._is_flowing = False
-        self._before = {shipper: (0, -1) for shipper in shippers}  # what each had acknowledged, and its outages, at the last kill
+        self._before = {shipper: (0, -1) for shipper in shippers}  # acknowledged records and outages of each at the last kill
 
     @property
     def are_over(self) -> bool:
-        """Return whether nothing more will be killed, and all that was is back."""
+        """Return whether all kills are done, and all killed processes are back."""
         return len(self.killed) == len(self.targets) and self._is_flowing
 
     @property
     def allowed(self) -> float:
-        """Return up to which share of all records the writers may go for now."""
+        """Return the share of all records that the writers may append for now."""
         if len(self.killed) == len(self.targets):
             return EVERYTHING
         return (len(self.killed) + 1 + self._is_flowing) / (len(self.targets) + 1)
 
     def look(self, appended: dict[str, int], share: float) -> None:
-        """Do what is due. appended: records of each client; share: of all records that are appended. Raises DaemonError."""
+        """Do the next step if it is due. appended: records of each client; share: of all records that are appended. Raises DaemonError."""
         if not self._is_flowing:
             self._is_flowing = all(self._flows(shipper, appended) for shipper in self.shippers) and self.hub.is_ready
             if self._is_flowing:
                 self._tell_return()
             elif time.monotonic() - self._since > LONGEST:
-                raise DaemonError(f"no records flow {LONGEST:.0f} s after {self._last}. Logs: {self.hub.log.parent}")
+                raise DaemonError(f"no records are sent {LONGEST:.0f} s after {self._last}. Logs: {self.hub.log.parent}")
         elif len(self.killed) < len(self.targets):
             target = self.targets[len(self.killed)]
             passed = share * (len(self.targets) + 1) - len(self.killed) - 1
@@ -58,23 +58,23 @@ class Kills:
                 self._kill(target, appended)
 
     def _kill(self, target: Daemon, appended: dict[str, int]) -> None:
-        """Kill one, and start it again."""
+        """Kill a process, and restart it."""
         self._before = {shipper: (shipper.acknowledged, shipper.said["outages"]) for shipper in self.shippers}
         pid, behind = target.pid, self._behind(target, appended)
         self._since = time.monotonic()
         target.kill()
         self._is_flowing = False
         self.killed.append(target)
-        self._say(f"[bold red]killed[/] {target.name} (SIGKILL, process {pid}), with {behind:,} records on their way")
+        self._say(f"[bold red]killed[/] {target.name} (SIGKILL, process {pid}), with {behind:,} records in transit")
         target.start()
 
     def _behind(self, target: Daemon, appended: dict[str, int]) -> int:
-        """Return how many records have to pass a process yet, as far as the shippers have said."""
+        """Return how many records have yet to pass a process, by the shippers' reports."""
         concerned = [target] if isinstance(target, Shipper) else self.shippers
         return sum(appended[shipper.client] - shipper.acknowledged for shipper in concerned)
 
     def _flows(self, shipper: Shipper, appended: dict[str, int]) -> bool:
-        """Return whether a shipper is in touch with the hub, since the last kill too, and got on since, if it could."""
+        """Return whether a shipper is connected to the hub, again since the last kill, and has made progress since, if it had records."""
         shipper.check()
         acknowledged, outages = self._before[shipper]
         was_cut = self.killed and isinstance(self.killed[-1], Hub)

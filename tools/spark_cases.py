@@ -1,11 +1,11 @@
-"""What Spark does with our logs, beside what it does with the same rows in its own formats: the cases of `tools/bench spark`.
+"""Spark with our logs, compared with the same rows in its own formats: the cases of `tools/bench spark`.
 
-One local session of two cores with `session_settings`, everything in the page cache; what is compared runs in turn, several rounds, after
-one that doesn't count. A record has a key of 8 and a value of 92 bytes, hexadecimal digits of random bits, so that no codec of Parquet's
-makes them vanish; they lie in four shards. JSON lines and Parquet hold key and value alone.
+One local session of two cores with `session_settings`, everything in the page cache. Compared work runs alternately, several rounds, after
+one that doesn't count. A record has a key of 8 and a value of 92 bytes, hexadecimal digits of random bits, so that Parquet can't compress
+them away; they are in four shards. JSON lines and Parquet have only key and value.
 
-A query that streams is compared with Spark's own rate source, with the same checkpoint manager: that is the floor of a micro-batch. It is
-the one that has rows for each micro-batch; that with a number of rows for each second has them once a second, and its code stays cold.
+A streaming query is compared with Spark's own rate source, with the same checkpoint manager: the floor of a micro-batch. It is the source
+with rows for each micro-batch; the one with rows per second has them once a second, and its code stays cold.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ import hub_cases
 CORES = 2
 BITS = 2  # 4 shards
 VALUE = 92  # bytes
-PIECE = 100_000  # records that are made at once
-RATE = 10_000  # records a second that the latency is measured with
-LOW_RATE = 200  # and the overhead of a micro-batch
+PIECE = 100_000  # records created at once
+RATE = 10_000  # records per second for the latency
+LOW_RATE = 200  # and for the overhead of a micro-batch
 ROWS = 10  # in each micro-batch of the rate source
-LOOK = 0.1  # seconds between two looks at what a processor did
+LOOK = 0.1  # seconds between two checks of processor times
 SCHEMA = "value binary"
 SUM = "sum(length(value))"
 spawn = multiprocessing.get_context("spawn")
 
 
 class Size(NamedTuple):
-    """How much is measured. records: of a batch query; seconds: of a query that streams; shards: with how many its overhead is;
-    warm_ups: rounds that don't count."""
+    """The size of a measurement.
+
+    records: of a batch query; seconds: of a streaming query; shards: their numbers for the overhead; warm_ups: rounds that don't count.
+    """
 
     records: int = 4_000_000
     seconds: float = 15.0
@@ -54,7 +56,7 @@ SHORT = Size(20_000, 1.0, (4,), 0)
 def cases(
     folder: Path, rounds: int, wanted: Callable[[str], bool], size: Size, spark: Any = None
 ) -> Iterator[dict[str, object]]:
-    """Yield the results of the cases that are wanted, in a session of their own unless one is given."""
+    """Yield the results of the selected cases, in a new session unless one is given."""
     with ExitStack() as stack:
         logs = Logs(folder / "spark", size.records)
         stack.callback(logs.remove)
@@ -92,7 +94,7 @@ def started(folder: Path) -> Iterator[Any]:
 
 
 class Logs:
-    """The same records as a set of spools, as the journals of a hub, as JSON lines and as Parquet; each is made when it is needed."""
+    """The same records as a set of spools, as the journals of a hub, as JSON lines and as Parquet; each is created on first use."""
 
     def __init__(self, folder: Path, records: int) -> None:
         self.folder, self.records = folder, records
@@ -133,11 +135,11 @@ class Logs:
         return path
 
     def new(self) -> Path:
-        """Return a path that nothing lies at."""
+        """Return an unused path."""
         return self.folder / f"{next(self._numbers)}"
 
     def remove(self) -> None:
-        """Give the room back."""
+        """Free the space."""
         shutil.rmtree(self.folder)
 
     def _tables(self) -> Iterator[Any]:
@@ -152,14 +154,14 @@ class Logs:
 
 
 def frame(spark: Any, path: Path | None, schema: str | None = None, **options: str) -> Any:
-    """Return what a batch query reads of a log, or of a hub."""
+    """Return the frame of a batch query of a log, or of a hub."""
     reader = spark.read.format("kvspool").options(**options)
     reader = reader if schema is None else reader.schema(schema)
     return reader.load() if path is None else reader.load(str(path))
 
 
 def summed(frame: Any, records: int) -> float:
-    """Return how many records a second a query sums up."""
+    """Return the records per second of a query that adds up their lengths."""
     start = time.perf_counter()
     (total,) = frame.selectExpr(SUM).first()
     seconds = time.perf_counter() - start
@@ -169,7 +171,7 @@ def summed(frame: Any, records: int) -> float:
 
 
 def in_turn(rounds: int, size: Size, **works: Callable[[], float]) -> dict[str, list[float]]:
-    """Return what each work measured in each round, after those to warm up."""
+    """Return the results of each work in each round, without the warm-up rounds."""
     found: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(size.warm_ups + rounds):
         for name, work in works.items():
@@ -178,7 +180,7 @@ def in_turn(rounds: int, size: Size, **works: Callable[[], float]) -> dict[str, 
 
 
 def compared(name: str, unit: str, ours: list[float], floor_name: str, floors: list[float]) -> dict[str, object]:
-    """Return the medians of two works that were measured in turn, and of their ratio."""
+    """Return the medians of two works measured alternately, and of their ratio."""
     return {
         "case": name, "unit": unit, "rate": statistics.median(ours), "floor": floor_name, "floor_rate": statistics.median(floors),
         "ratio": statistics.median(one / other for one, other in zip(ours, floors, strict=True)),
@@ -189,7 +191,7 @@ def compared(name: str, unit: str, ours: list[float], floor_name: str, floors: l
 
 
 def read(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
-    """Sum up the lengths of all values, with all columns and with the one that is needed."""
+    """Add up the lengths of all values, with all columns and with only the required one."""
     parquet, lines = logs.exported(spark, "parquet"), logs.exported(spark, "json")
     kinds = {"spool": logs.spools(), "journal": logs.journals()}
     works = {
@@ -205,7 +207,7 @@ def read(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, 
 
 
 def through_a_hub(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
-    """The same from a hub server on loopback, plain and over TLS, beside the same journals read as files."""
+    """The same from a hub server on loopback, plain and over TLS, compared with the same journals read as files."""
     root, pki = logs.journals(), logs.new()
     names = ["--name", "localhost", "--name", "127.0.0.1"]
     subprocess.run([str(hub_cases.KVSPOOL), "hub", "certificate", "init", str(pki), *names], check=True, stdout=subprocess.DEVNULL)
@@ -221,10 +223,10 @@ def through_a_hub(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[d
 
 
 def sink(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
-    """Append rows that lie in the memory of Spark to shards, beside writing them as Parquet."""
+    """Append rows from Spark's memory to shards, compared with writing them as Parquet."""
     import shard
 
-    records = size.records // 2  # more don't fit into the memory
+    records = size.records // 2  # more don't fit into memory
     rows = frame(spark, logs.spools(), "key binary, value binary").limit(records).repartition(CORES).cache()
     rows.count()
     target = logs.new()
@@ -252,7 +254,7 @@ def sink(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, 
 
 @contextmanager
 def streaming(logs: Logs, rows: Any, to: str = "noop", **options: str) -> Iterator[Any]:
-    """Run a query that goes on as fast as it can, with a new checkpoint."""
+    """Run a query at full speed, with a new checkpoint."""
     query = rows.writeStream.format(to).options(**options).option("checkpointLocation", str(logs.new())).start()
     try:
         yield query
@@ -263,18 +265,18 @@ def streaming(logs: Logs, rows: Any, to: str = "noop", **options: str) -> Iterat
 
 
 def stream(spark: Any, path: Path, **options: str) -> Any:
-    """Return what a query streams from a log."""
+    """Return a streaming frame of a log."""
     return spark.readStream.format("kvspool").options(**options).load(str(path))
 
 
 def rate_source(spark: Any, **options: int) -> Any:
-    """Return Spark's own source of rows, which comes out of the JVM itself: so many in each second, or in each micro-batch."""
+    """Return Spark's own source of rows, generated in the JVM: a number of rows per second, or per micro-batch."""
     kind = "rate-micro-batch" if "rowsPerBatch" in options else "rate"
     return spark.readStream.format(kind).options(**options).load()
 
 
 def catch_up(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
-    """Stream what is there with `Trigger.AvailableNow`, half of it in each micro-batch, beside one batch query."""
+    """Stream the available records with `Trigger.AvailableNow`, half of them in each micro-batch, compared with one batch query."""
     path, limit = logs.spools(), max(size.records // 2, 1)
 
     def streamed() -> float:
@@ -285,7 +287,7 @@ def catch_up(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[s
         seconds = time.perf_counter() - start
         batches = [one.numInputRows for one in query.recentProgress if one.numInputRows]
         if sum(batches) != size.records or max(batches) > limit + (1 << BITS):
-            raise SystemExit(f"{size.records} records came in micro-batches of {batches}")
+            raise SystemExit(f"{size.records} records were read in micro-batches of {batches}")
         return size.records / seconds
 
     def batch() -> float:
@@ -298,7 +300,7 @@ def catch_up(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[s
 
 
 def overhead(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
-    """What a micro-batch of few records takes, with 1, 4 and 64 shards, beside one of the rate source."""
+    """The time of a micro-batch of few records, with 1, 4 and 64 shards, compared with one of the rate source."""
     found = in_turn(
         rounds, size._replace(warm_ups=2 * size.warm_ups),
         rate=lambda: floor_of_batches(spark, logs, size),
@@ -315,7 +317,7 @@ def floor_of_batches(spark: Any, logs: Logs, size: Size) -> float:
 
 
 def batch_time_of(spark: Any, logs: Logs, shards: int, size: Size) -> float:
-    """Return the milliseconds of a micro-batch of a new set of shards to which little is appended."""
+    """Return the milliseconds of a micro-batch of a new set of shards with few new records."""
     import shard
 
     root = logs.new()
@@ -324,7 +326,7 @@ def batch_time_of(spark: Any, logs: Logs, shards: int, size: Size) -> float:
 
 
 def batch_time(spark: Any, logs: Logs, rows: Any, log: Any, seconds: float) -> float:
-    """Return the milliseconds that the median micro-batch with records took; those of the first second don't count."""
+    """Return the milliseconds of the median micro-batch with records; those of the first second don't count."""
     with ExitStack() as stack:
         query = stack.enter_context(streaming(logs, rows))
         if log is not None:
@@ -333,7 +335,7 @@ def batch_time(spark: Any, logs: Logs, rows: Any, log: Any, seconds: float) -> f
         start, last = time.monotonic(), -1
         while time.monotonic() < start + seconds or len(taken) < 3:
             if time.monotonic() > start + seconds + 60 or not query.isActive:
-                raise SystemExit(f"no micro-batch came: {query.exception()}")
+                raise SystemExit(f"there was no micro-batch: {query.exception()}")
             for one in query.recentProgress:
                 if one.batchId > last and one.numInputRows:
                     last = one.batchId
@@ -402,12 +404,12 @@ def latency(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[st
 
 
 def start_of(log: Any) -> int:
-    """Return a sequence behind the first fifth of a log, while Spark became warm."""
+    """Return a sequence after the first fifth of a log, in which Spark warmed up."""
     return int(log.stats().next_sequence) // 5
 
 
 def idle(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, object]]:
-    """What a query that waits for records takes of a processor, beside one that gets a row of the rate source each second."""
+    """The processor time of a query that waits for records, compared with one that gets a row of the rate source each second."""
     rows = stream(spark, logs.spools(), startingOffsets="latest")
     found = in_turn(
         rounds, size,
@@ -418,9 +420,10 @@ def idle(spark: Any, logs: Logs, rounds: int, size: Size) -> Iterator[dict[str, 
 
 
 def processor(spark: Any, logs: Logs, rows: Any, seconds: float) -> float:
-    """Return the seconds of a processor that the JVM and all its Python processes take in each second of a query.
+    """Return the processor seconds of the JVM and all its Python processes per second of a query.
 
-    They are looked at many times: what one took until it ended counts, and one that ends takes nothing of the others away."""
+    They are sampled many times: the time of an ended process still counts, and reduces no other's.
+    """
     pid = spark._jvm.java.lang.ProcessHandle.current().pid()
     with streaming(logs, rows):
         time.sleep(min(3.0, seconds))
@@ -433,7 +436,7 @@ def processor(spark: Any, logs: Logs, rows: Any, seconds: float) -> float:
 
 
 def used(pid: int) -> dict[tuple[int, int], float]:
-    """Return the seconds of a processor that a process and all below it that live have used themselves, by their ids and starts."""
+    """Return the processor seconds of a process and its living descendants, without their ended children, by their ids and starts."""
     stats: dict[int, list[str]] = {}
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):

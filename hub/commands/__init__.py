@@ -1,1 +1,1 @@
-"""The commands of the hub over the network, one module each; `hub.cli` puts them beside the others."""
+"""The commands of the hub over the network, one module each; `hub.cli` adds them to the others."""

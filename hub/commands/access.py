@@ -1,4 +1,4 @@
-"""`kvspool hub token` and `kvspool hub certificate`: who may use a hub, and by what he is known."""
+"""`kvspool hub token` and `kvspool hub certificate`: the credentials of a hub's users."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 MOST_DAYS = 36500
 
 TOKEN = """\
-Tokens by which clients are known to a hub. They stand as hashes in its access file, which says too what each client may do; the hub
-notices a change within a second or two. Everything else in the file is written by hand."""
+Manage the tokens that authenticate a hub's users. Their hashes are stored in the hub's access file, together with the rights of each
+principal. The hub notices a change within a second or two. All other settings in the file are edited manually."""
 TOKEN_EXAMPLES = """\
   kvspool hub token add access.toml --name jfk --output jfk.token
   kvspool hub token add access.toml --name spark --role reader --read '*'
@@ -32,30 +32,30 @@ TOKEN_EXAMPLES = """\
   kvspool hub token revoke access.toml 3fa9c2d1"""
 
 ADD = """\
-Make a token of a principal, and write its hash to the access file ACCESS, which is made if it isn't there. The token itself is shown
-this once: on standard output, or in the file of --output. A principal may have several, so that a new one can be given out before the old
-one is revoked. A client may write the shards of its own name, and of names that begin with it and a hyphen."""
+Create a token for a principal, and write its hash to the access file ACCESS, which is created if it is missing. The token itself is shown
+only now: on standard output, or in the file of --output. A principal may have several tokens, so that a new one can be distributed before
+the old one is revoked. A client may write the shards of its own name, and of names that begin with it and a hyphen."""
 ADD_EXAMPLES = """\
   kvspool hub token add access.toml --name jfk --output jfk.token
   kvspool hub token add access.toml --name spark --role reader --read 'jfk*' --read lga
   kvspool hub token add access.toml --name operator --role admin"""
 
 LIST = """\
-List the tokens of an access file: id, principal, role, when it was made, and whether it still holds. Principals that have none, but a
-certificate, are there as well."""
+List the tokens of an access file: id, principal, role, time of creation, and whether the token is valid. Principals with only a
+certificate are listed, too."""
 LIST_EXAMPLES = """\
   kvspool hub token list access.toml
   kvspool hub token list access.toml --json | jq -r 'select(.token and (.revoked | not)).token'"""
 
 REVOKE = """\
-Let a token, named by its id, or a certificate, named by its first name, hold no more. A hub that runs notices it within a second or two,
-and ends what is under way."""
+Revoke a token, named by its id, or a certificate, named by its first name. A running hub notices it within a second or two, and ends
+the calls in progress."""
 REVOKE_EXAMPLES = """\
   kvspool hub token revoke access.toml 3fa9c2d1
   kvspool hub token revoke access.toml --identity jfk.example.com"""
 
 CERTIFICATE = """\
-Certificates for a hub and its clients, from an authority of one's own; who has another one takes his certificates from there."""
+Create certificates for a hub and its clients with your own authority. If you have another authority, use its certificates."""
 CERTIFICATE_EXAMPLES = """\
   kvspool hub certificate init pki --name hub.example.com --name 10.0.0.7
   kvspool hub certificate client pki jfk
@@ -63,27 +63,27 @@ CERTIFICATE_EXAMPLES = """\
   kvspool hub certificate show pki/server.pem"""
 
 INIT = """\
-Make an authority and a hub's certificate in the directory DIR: ca.pem, ca.key, server.pem, server.key. The hub needs the last two, and
-ca.pem if clients have certificates too; clients need ca.pem. Whoever has ca.key can be anybody: keep it away from the hub."""
+Create an authority and a hub's certificate in the directory DIR: ca.pem, ca.key, server.pem, server.key. The hub needs the last two, and
+ca.pem if clients have certificates too; clients need ca.pem. With ca.key any identity can be forged: keep it away from the hub."""
 INIT_EXAMPLES = """\
   kvspool hub certificate init pki --name hub.example.com --name 10.0.0.7"""
 
 SERVER = """\
-Make a hub's certificate, signed by the authority in the directory DIR: server.pem, server.key. A hub that runs takes new ones without a
+Create a hub's certificate, signed by the authority in the directory DIR: server.pem, server.key. A running hub uses a new one without a
 restart."""
 SERVER_EXAMPLES = """\
   kvspool hub certificate server pki --name hub.example.com --force"""
 
 CLIENT = """\
-Make a client's certificate, signed by the authority in the directory DIR: clients/NAME.pem, clients/NAME.key. The hub knows it by NAME,
-which has to stand in its access file: certificates = ["NAME"]. A name can be revoked, but not one of two certificates with the same name:
-so give the next one another name."""
+Create a client's certificate, signed by the authority in the directory DIR: clients/NAME.pem, clients/NAME.key. The hub identifies it by
+NAME, which must be listed in its access file: certificates = ["NAME"]. Revoking a name revokes all certificates with that name, so give
+the next certificate another name."""
 CLIENT_EXAMPLES = """\
   kvspool hub certificate client pki jfk
   kvspool hub certificate client pki jfk.2027 --days 30"""
 
 SHOW = """\
-Show what a certificate says: its names, when it ends, and its fingerprint. The exit code is 1 if it isn't valid now."""
+Show a certificate: its names, expiry, and fingerprint. The exit code is 1 if it isn't valid now."""
 SHOW_EXAMPLES = """\
   kvspool hub certificate show pki/server.pem
   kvspool hub certificate show pki/server.pem --json | jq .not_after"""
@@ -91,8 +91,8 @@ SHOW_EXAMPLES = """\
 
 def add(commands: Any) -> None:
     """Add the commands to those of `kvspool hub`."""
-    _add_tokens(_group(commands, "token", "make, list and revoke tokens", TOKEN, TOKEN_EXAMPLES))
-    _add_certificates(_group(commands, "certificate", "make and show certificates", CERTIFICATE, CERTIFICATE_EXAMPLES))
+    _add_tokens(_group(commands, "token", "create, list and revoke tokens", TOKEN, TOKEN_EXAMPLES))
+    _add_certificates(_group(commands, "certificate", "create and show certificates", CERTIFICATE, CERTIFICATE_EXAMPLES))
 
 
 def _group(commands: Any, name: str, summary: str, description: str, examples: str) -> Any:
@@ -110,26 +110,26 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 
 def _add_tokens(commands: Any) -> None:
-    adding = commands.add_parser("add", help="make a token", description=ADD, epilog=f"Examples:\n{ADD_EXAMPLES}")
+    adding = commands.add_parser("add", help="create a token", description=ADD, epilog=f"Examples:\n{ADD_EXAMPLES}")
     _add_access(adding)
     adding.add_argument("--name", required=True, help="the principal: for a client, its id")
-    adding.add_argument("--role", choices=ROLES, help="of a principal that isn't there yet (default: client)")
+    adding.add_argument("--role", choices=ROLES, help="role of a new principal (default: client)")
     adding.add_argument(
-        "--read", action="append", default=[], metavar="PATTERN", help="whose shards it may read: a client id, or how one begins and a *"
+        "--read", action="append", default=[], metavar="PATTERN", help="clients that it may read: an id, or a prefix and *; repeatable"
     )
-    adding.add_argument("--output", type=Path, metavar="FILE", help="where the token goes, readable by its owner alone; a new file")
+    adding.add_argument("--output", type=Path, metavar="FILE", help="write the token to this new file, readable only by its owner")
     options.add_json(adding, "print the token's id, and without --output the token, as a JSON object")
     adding.set_defaults(run=_token_add)
 
     listing = commands.add_parser("list", help="list the tokens", description=LIST, epilog=f"Examples:\n{LIST_EXAMPLES}")
     _add_access(listing)
-    options.add_json(listing, "one JSON object for each token")
+    options.add_json(listing, "print one JSON object for each token")
     listing.set_defaults(run=_token_list)
 
-    revoking = commands.add_parser("revoke", help="let a token hold no more", description=REVOKE, epilog=f"Examples:\n{REVOKE_EXAMPLES}")
+    revoking = commands.add_parser("revoke", help="revoke a token", description=REVOKE, epilog=f"Examples:\n{REVOKE_EXAMPLES}")
     _add_access(revoking)
     which = revoking.add_mutually_exclusive_group(required=True)
-    which.add_argument("id", nargs="?", metavar="ID", help="the token's id: the 8 digits behind kvs_; never the token itself")
+    which.add_argument("id", nargs="?", metavar="ID", help="the token's id: the 8 digits after kvs_; never the token itself")
     which.add_argument("--identity", metavar="NAME", help="the first name in a client's certificate")
     revoking.set_defaults(run=_token_revoke)
 
@@ -139,7 +139,7 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
 
 
 def _token_add(arguments: argparse.Namespace) -> int:
-    """Make a token and hand it out; the hub hears of none that could not be written down."""
+    """Create a token and print it; a token is never printed before its hash was written to the access file."""
     token = Token.make()
     if arguments.output is not None:
         _write(arguments.output, token)
@@ -170,7 +170,7 @@ def _write(path: Path, token: Token) -> None:
     try:
         private.write(path, token.reveal().encode() + b"\n")
     except FileExistsError:
-        raise BadInput(f"{path} is there already; a token goes to a new file") from None
+        raise BadInput(f"{path} already exists; a token is written to a new file") from None
 
 
 def _token_list(arguments: argparse.Namespace) -> int:
@@ -228,32 +228,32 @@ def _token_revoke(arguments: argparse.Namespace) -> int:
 
 def _add_certificates(commands: Any) -> None:
     init = commands.add_parser(
-        "init", help="make an authority and a hub's certificate", description=INIT, epilog=f"Examples:\n{INIT_EXAMPLES}"
+        "init", help="create an authority and a hub's certificate", description=INIT, epilog=f"Examples:\n{INIT_EXAMPLES}"
     )
-    _add_directory(init, "where the files go; made if it isn't there")
+    _add_directory(init, "directory of the files; created if it is missing")
     _add_names(init)
-    _add_making(init, "replace what is there: every certificate of the old authority is void then")
+    _add_making(init, "replace existing files, which makes all certificates of the old authority useless")
     init.set_defaults(run=_certificate_init)
 
     server = commands.add_parser(
-        "server", help="make a hub's certificate", description=SERVER, epilog=f"Examples:\n{SERVER_EXAMPLES}"
+        "server", help="create a hub's certificate", description=SERVER, epilog=f"Examples:\n{SERVER_EXAMPLES}"
     )
-    _add_directory(server, "where ca.pem and ca.key are")
+    _add_directory(server, "directory of ca.pem and ca.key")
     _add_names(server)
-    _add_making(server, "replace what is there")
+    _add_making(server, "replace existing files")
     server.set_defaults(run=_certificate_server)
 
     client = commands.add_parser(
-        "client", help="make a client's certificate", description=CLIENT, epilog=f"Examples:\n{CLIENT_EXAMPLES}"
+        "client", help="create a client's certificate", description=CLIENT, epilog=f"Examples:\n{CLIENT_EXAMPLES}"
     )
-    _add_directory(client, "where ca.pem and ca.key are")
-    client.add_argument("name", metavar="NAME", help="by which the hub knows it")
-    _add_making(client, "replace what is there")
+    _add_directory(client, "directory of ca.pem and ca.key")
+    client.add_argument("name", metavar="NAME", help="name that identifies the client to the hub")
+    _add_making(client, "replace existing files")
     client.set_defaults(run=_certificate_client)
 
     show = commands.add_parser("show", help="show a certificate", description=SHOW, epilog=f"Examples:\n{SHOW_EXAMPLES}")
     show.add_argument("path", metavar="FILE", type=Path, help="a certificate in PEM")
-    options.add_json(show, "the same as a JSON object")
+    options.add_json(show, "print a JSON object")
     show.set_defaults(run=_certificate_show)
 
 
@@ -262,55 +262,55 @@ def _add_directory(parser: argparse.ArgumentParser, words: str) -> None:
 
 
 def _add_names(parser: argparse.ArgumentParser) -> None:
-    words = "a host's name or an address by which clients reach the hub; may be given several times"
+    words = "a host name or an address of the hub, as clients use it; repeatable"
     parser.add_argument("--name", action="append", required=True, metavar="HOST", help=words)
 
 
 def _add_making(parser: argparse.ArgumentParser, forced: str) -> None:
     parser.add_argument(
-        "--days", type=options.count(1, MOST_DAYS), default=397, metavar="N", help="how long it holds (default: %(default)s)"
+        "--days", type=options.count(1, MOST_DAYS), default=397, metavar="N", help="validity (default: %(default)s)"
     )
     parser.add_argument("--force", action="store_true", help=forced)
 
 
 def _certificate_init(arguments: argparse.Namespace) -> int:
-    """Make the authority and the server's certificate."""
+    """Create the authority and the server's certificate."""
     from hub.security import authority
 
     return _made(arguments, "ca.pem, ca.key, server.pem and server.key", authority.make_authority, arguments.name)
 
 
 def _certificate_server(arguments: argparse.Namespace) -> int:
-    """Make the server's certificate."""
+    """Create the server's certificate."""
     from hub.security import authority
 
     return _made(arguments, "server.pem and server.key", authority.make_server, arguments.name)
 
 
 def _certificate_client(arguments: argparse.Namespace) -> int:
-    """Make a client's certificate."""
+    """Create a client's certificate."""
     from hub.security import authority
 
     return _made(arguments, f"clients/{arguments.name}.pem and .key", authority.make_client, arguments.name)
 
 
 def _made(arguments: argparse.Namespace, files: str, make: Any, name: Any) -> int:
-    """Make what is asked for, and say what was made."""
+    """Create the files, and print the result."""
     from hub.security.certificates import moment
 
     try:
         pair = make(arguments.directory, name, days=arguments.days, replaces=arguments.force)
-    except FileExistsError as error:  # somebody else made it just now
-        raise CertificateError(f"{error.filename2 or error.filename} is there already") from error
+    except FileExistsError as error:  # another process has just created it
+        raise CertificateError(f"{error.filename2 or error.filename} already exists") from error
     except ValueError as error:
         raise BadInput(str(error)) from error
     until = moment(pair.certificate.not_after)
-    print(output.escape(f"made {files} in {arguments.directory}, valid until {until}"))
+    print(output.escape(f"created {files} in {arguments.directory}, valid until {until}"))
     return 0
 
 
 def _certificate_show(arguments: argparse.Namespace) -> int:
-    """Print what a certificate says; code 1 if it isn't valid."""
+    """Print a certificate; code 1 if it isn't valid."""
     from hub.security import certificates
 
     found = certificates.read(arguments.path)

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from hub.pipeline.job import Job
     from hub.pipeline.progress import Progress
 
-SAY = 10.0  # seconds between two lines about it, where there is no terminal
+SAY = 10.0  # seconds between two lines without a terminal
 
 _SECRET = re.compile(r"secret|password|token|credential|access.?key", re.IGNORECASE)
 
 DESCRIPTION = """\
-A pipeline is a job that a TOML file declares: which records of a log, a shard set, a hub root or hub servers are decoded how, what Spark
-SQL selects and aggregates of them, and where the rows go. It runs as one streaming query, exactly once: killed at any moment and started
-again, each record has had its effect once.
+A pipeline is a job declared in a TOML file: the records to read from a log, a shard set, a hub root or hub servers, how to decode them,
+what Spark SQL selects and aggregates, and the destination of the rows. It runs as one streaming query with exactly-once results: after a
+crash at any moment and a restart, each record has had its effect once.
 
   [source]  path = "hub"                                a log, a shard set, a hub root; or hub = "grpc+tls://h1:7070"
   [decode]  codec = "json"                              json, msgpack, keyed, text, raw
@@ -39,37 +39,37 @@ again, each record has had its effect once.
 
 docs/pipeline.md has every key. It needs the extra spark, and Java 17 or newer."""
 EXAMPLES = """\
-  kvspool pipeline infer late.toml           a schema from the first records, to be put into the file
-  kvspool pipeline check late.toml           what it will do, and what is wrong with it, without Spark
-  kvspool pipeline run late.toml             until Ctrl-C
-  kvspool pipeline run late.toml --once      all that is there now, and no more
-  kvspool pipeline status late.toml          how far it is; from anywhere on this host"""
+  kvspool pipeline infer late.toml           infer a schema from the first records, for the file
+  kvspool pipeline check late.toml           show what it will do, or its mistakes, without Spark
+  kvspool pipeline run late.toml             run until Ctrl-C
+  kvspool pipeline run late.toml --once      process the available records, then end
+  kvspool pipeline status late.toml          show its progress, from anywhere on this host"""
 
 RUN = """\
-Run a job until Ctrl-C or SIGTERM, which let the batch under way come to its end. Each batch's rows and its number become visible in one
-step. What can't be decoded goes to the folder of bad records, with the reason, and is counted. If the query fails, its cause is said in
-one sentence; Spark's own words are in the log file whose name is said too.
+Run a job until Ctrl-C or SIGTERM, which let the current batch end. Each batch's rows and its number become visible in one step. Records
+that can't be decoded go to the folder of bad records, with the reason, and are counted. If the query fails, its cause is printed in one
+sentence, with the name of the log file that has Spark's own output.
 
-With --json each batch, and each change of the pipeline's state, is a line, as kvspool pipeline status has it."""
+With --json each batch, and each change of the pipeline's state, is a line, in the form of kvspool pipeline status."""
 RUN_EXAMPLES = """\
   kvspool pipeline run late.toml
   kvspool pipeline run late.toml --once --json | jq '{batch, records, lag}'
   kvspool pipeline run late.toml --checkpoint /data/checkpoints/late"""
 CHECK = """\
-Read a job file, say what is wrong with it or what it will do. Nothing is started, and nothing is opened but the file. Expressions in
-Spark SQL are not looked at: only Spark knows them."""
+Read a job file, and report its mistakes or what it will do. Nothing is started, and only the file is opened. Expressions in Spark SQL are
+not checked, because that takes Spark."""
 INFER = """\
-Read the first records of a job's source, and print a schema that they have, to be put into the file as [decode] schema. Whole numbers
-become bigint; text stays text. A job with schema = "infer" does the same when it first runs, and keeps to it ever after."""
+Read the first records of a job's source, and print a schema for them, for [decode] schema in the file. Whole numbers become bigint; text
+stays text. A job with schema = "infer" does the same when it first runs, and keeps the schema afterwards."""
 COMPACT = """\
-Put the small files of a job's sink together into large ones, while readers read. A pipeline with [compact] does so by itself as it runs;
-this is for one that is stopped, and puts everything together that is small."""
+Combine the small files of a job's sink into large ones, while readers read. A running pipeline with [compact] does so automatically; this
+command is for a stopped one, and combines all small files."""
 STATUS = """\
-Say how far a pipeline is: records read and left, for each shard too, what the last batch took, and when it last said anything. The exit
-code is 1 if it has failed, or should be running and says nothing.
+Show the progress of a pipeline: records read and left, also of each shard, the times of the last batch, and the last update. The exit code
+is 1 if the pipeline has failed, or should be running but sends no updates.
 
-With --json it is one object. Times in it are ns since 1970, durations ms; batch and lag are -1 where they aren't known. A job that has not
-run has the state "new"."""
+With --json it is one object. Times in it are ns since 1970, durations ms; batch and lag are -1 if unknown. A job that has not run yet has
+the state "new"."""
 
 
 def add_commands(subparsers: Any) -> None:
@@ -81,17 +81,17 @@ def add_commands(subparsers: Any) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     run = _add(commands, "run", "run a job", RUN, RUN_EXAMPLES, _run)
-    run.add_argument("--once", action="store_true", help="end when all that is there now is read")
-    run.add_argument("--checkpoint", type=Path, metavar="DIR", help="Spark's checkpoint, in place of [sink] checkpoint")
-    options.add_json(run, "a JSON object for each batch")
+    run.add_argument("--once", action="store_true", help="end when all available records are read")
+    run.add_argument("--checkpoint", type=Path, metavar="DIR", help="Spark's checkpoint, instead of [sink] checkpoint")
+    options.add_json(run, "print a JSON object for each batch")
     check = _add(commands, "check", "check a job file, without Spark", CHECK, "  kvspool pipeline check late.toml", _check)
-    options.add_json(check, "the job as a JSON object")
+    options.add_json(check, "print the job as a JSON object")
     infer = _add(commands, "infer", "print a schema from a sample", INFER, "  kvspool pipeline infer late.toml", _infer)
-    options.add_json(infer, "schema and notes as a JSON object")
-    compact = _add(commands, "compact", "put small files together", COMPACT, "  kvspool pipeline compact late.toml", _compact)
-    options.add_json(compact, "how many files became how many, as a JSON object")
-    status = _add(commands, "status", "say how far a job is", STATUS, "  kvspool pipeline status late.toml --json | jq .lag", _status)
-    options.add_json(status, "the same as a JSON object")
+    options.add_json(infer, "print schema and notes as a JSON object")
+    compact = _add(commands, "compact", "combine small files", COMPACT, "  kvspool pipeline compact late.toml", _compact)
+    options.add_json(compact, "print the numbers of files before and after as a JSON object")
+    status = _add(commands, "status", "show the progress of a job", STATUS, "  kvspool pipeline status late.toml --json | jq .lag", _status)
+    options.add_json(status, "print a JSON object")
 
 
 def _add(commands: Any, name: str, summary: str, description: str, examples: str, run: Callable[[argparse.Namespace], int]) -> Any:
@@ -116,7 +116,7 @@ def _load(arguments: argparse.Namespace) -> Job:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Run the job until it ends, or is told to."""
+    """Run the job until it ends, or until a signal."""
     import msgspec
 
     job = _load(arguments)
@@ -125,7 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from hub.pipeline.errors import PipelineFailed
     from hub.pipeline.run import Run
 
-    warnings.filterwarnings("ignore", ".*pandas", FutureWarning)  # said by PySpark of a package that nothing here uses
+    warnings.filterwarnings("ignore", ".*pandas", FutureWarning)  # PySpark warns about a package that is not used here
     with _shown(job, arguments.json) as report:
         running = Run(job, once=arguments.once, report=report)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -133,14 +133,14 @@ def _run(arguments: argparse.Namespace) -> int:
         try:
             running.run()
         except PipelineFailed:
-            output.complain(f"{job.name} has failed; the cause is below, and Spark's own words are in {running.log}")
+            output.complain(f"{job.name} has failed; the cause is below, and Spark's own output is in {running.log}")
             raise
     return 0
 
 
 @contextmanager
 def _shown(job: Job, is_json: bool) -> Iterator[Callable[[Progress], None]]:
-    """Yield what shows progress: JSON lines, a line that changes on a terminal, or a line now and then."""
+    """Yield a callback that shows progress: as JSON lines, as a changing line on a terminal, or as a line now and then."""
     if is_json:
         yield _JsonLines()
         return
@@ -155,7 +155,7 @@ def _shown(job: Job, is_json: bool) -> Iterator[Callable[[Progress], None]]:
 
 
 class _Status:
-    """Shows a line that changes, on a terminal."""
+    """Shows a changing line on a terminal."""
 
     def __init__(self, status: Any) -> None:
         self.status, self.sentence = status, ""
@@ -166,7 +166,7 @@ class _Status:
 
 
 class _JsonLines:
-    """Prints a batch, or another state, once."""
+    """Prints each batch and each change of state once."""
 
     def __init__(self) -> None:
         self._said: tuple[str, int] | None = None
@@ -192,7 +192,7 @@ class _Lines:
 
 
 def _sentence(progress: Progress) -> str:
-    """Return how far it is, in a line."""
+    """Return the progress in a line."""
     words = [f"{progress.name}: {progress.state}"]
     if progress.batch >= 0:
         took = progress.durations.get("triggerExecution", 0) / 1000
@@ -212,7 +212,7 @@ def _sentence(progress: Progress) -> str:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Say what a job will do."""
+    """Show what a job will do."""
     job = _load(arguments)
     _check_source(job)
     if arguments.json:
@@ -234,7 +234,7 @@ def _job_members(job: Job) -> dict[str, Any]:
 
 
 def _check_source(job: Job) -> None:
-    """Let the connector check its options, without opening anything."""
+    """Check the options of the source, without opening anything."""
     from hub.pipeline.errors import JobError
     from hub.pipeline.job import source_options
     from hub.spark.options import ReadOptions
@@ -246,7 +246,7 @@ def _check_source(job: Job) -> None:
 
 
 def _plan(job: Job) -> Iterator[str]:
-    """Yield what a job will do, in lines."""
+    """Yield lines that describe a job."""
     yield f"{job.name}: {job.path}"
     yield "  reads      " + ", ".join(f"{name} {value}" for name, value in _public(job.source.options).items())
     yield f"  decodes    {job.decode.codec}" + (f" to {job.decode.schema}" if job.decode.schema else "")
@@ -265,7 +265,7 @@ def _plan(job: Job) -> Iterator[str]:
     yield f"  {how:<10} {job.sink.format} at {job.sink.path}" + (
         f", partitioned by {', '.join(job.sink.partition_by)}" if job.sink.partition_by else ""
     )
-    yield f"  batches    {'one run over what is there' if job.interval is None else f'every {job.sink.trigger}'}"
+    yield f"  batches    {'one run over the available records' if job.interval is None else f'every {job.sink.trigger}'}"
     yield f"  checkpoint {job.checkpoint}"
     if job.compact is not None:
         rules = job.compact
@@ -273,7 +273,7 @@ def _plan(job: Job) -> Iterator[str]:
 
 
 def _public(settings: dict[str, str]) -> dict[str, str]:
-    """Return options without what is secret; `tokenFile` only says where a secret lies."""
+    """Return options without secrets; `tokenFile` is only the path of a secret."""
     return {name: "(hidden)" if _SECRET.search(name) and name.lower() != "tokenfile" else value for name, value in settings.items()}
 
 
@@ -296,7 +296,7 @@ def _toml(text: str) -> str:
 
 
 def _compact(arguments: argparse.Namespace) -> int:
-    """Put small files together."""
+    """Combine small files."""
     from hub.pipeline.compaction import compact
     from hub.pipeline.errors import JobError
     from hub.pipeline.job import Compact, seconds
@@ -320,7 +320,7 @@ def _compact(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    """Say how far a pipeline is."""
+    """Show the progress of a pipeline."""
     from hub.pipeline import progress as progresses
     from hub.pipeline.errors import SinkError
 
@@ -335,7 +335,7 @@ def _status(arguments: argparse.Namespace) -> int:
             print(output.escape(f"{job.name} has not run yet"), file=sys.stderr)
         return 0
     except ValueError as error:
-        raise SinkError(f"{path} doesn't say how far the pipeline is: {error}") from None
+        raise SinkError(f"{path} has no valid progress: {error}") from None
     is_silent = found.is_silent(system.port.now())
     if arguments.json:
         output.print_json({**_members(found), "silent": is_silent})
@@ -353,7 +353,7 @@ def _members(progress: Progress) -> dict[str, Any]:
 
 def _show(progress: Progress, is_silent: bool) -> None:
     print(output.escape(_sentence(progress)))
-    said = "silent since" if is_silent else "last said anything"
+    said = "no update since" if is_silent else "last update"
     print(output.escape(f"  {said} {when(progress.updated)}, started {when(progress.started)}, process {progress.pid}"))
     if progress.durations:
         print(output.escape("  last batch: " + ", ".join(f"{name} {value} ms" for name, value in progress.durations.items())))

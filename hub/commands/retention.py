@@ -1,4 +1,4 @@
-"""`kvspool hub retention`: the rules of what a hub keeps."""
+"""`kvspool hub retention`: the retention rules of a hub."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DESCRIPTION = """\
-Show what a hub keeps of its clients, or change it. The rules lie in the root, in .hub/retention.json; a hub that runs applies them within
-some seconds, and `kvspool hub trim` does at once. Without rules everything is kept.
+Show or change the retention rules of a hub. They are stored in the root, in .hub/retention.json. A running hub applies them within some
+seconds, and `kvspool hub trim` does at once. Without rules all records are kept.
 
-A PATTERN is a client's id, or how one begins and a *; the narrowest one that fits a client says what is kept of it, alone. --max-bytes is
-of all shards of a client together: whatever is oldest goes first. --max-age (since the hub last wrote to a segment), --by-readers and
---floor are of each shard. A segment goes as a whole (64 MiB, as a rule), and the last one of a shard never does. Unless --force is given,
-what a durable reader has yet to read stays; nothing passes the floor. Readers get a gap for what went."""
+A PATTERN is a client's id, or a prefix and a *. Only the narrowest matching pattern applies to a client. --max-bytes limits all shards of a
+client together: the oldest segment is removed first. --max-age (since the hub last wrote to a segment), --by-readers and --floor apply to
+each shard. Whole segments are removed (64 MiB by default), and never the last one of a shard. Without --force, records that a durable
+reader has yet to read stay; the floor is always kept. Readers get a gap for removed records."""
 EXAMPLES = """\
   kvspool hub retention /var/lib/hub                                        show the rules
-  kvspool hub retention /var/lib/hub --max-age 30d                          of all clients
+  kvspool hub retention /var/lib/hub --max-age 30d                          for all clients
   kvspool hub retention /var/lib/hub --client 'jfk*' --max-bytes 50GiB --by-readers --floor records:1000000
-  kvspool hub retention /var/lib/hub --client audit --none                  keep everything of this one
-  kvspool hub retention /var/lib/hub --client 'jfk*' --forget               what holds for all holds for these, too"""
+  kvspool hub retention /var/lib/hub --client audit --none                  keep all records of this client
+  kvspool hub retention /var/lib/hub --client 'jfk*' --forget               use the rules for all clients again"""
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "retention", help="show or change what a hub keeps", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+        "retention", help="show or change a hub's retention rules", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
     )
     parser.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
-    parser.add_argument("--client", metavar="PATTERN", help="whose shards the rules are for (default: all, '*')")
+    parser.add_argument("--client", metavar="PATTERN", help="clients that the rules apply to (default: all, '*')")
     add_limits(parser)
     less = parser.add_mutually_exclusive_group()
-    less.add_argument("--none", action="store_true", help="nothing of these goes, whatever a wider pattern says")
-    less.add_argument("--forget", action="store_true", help="have no rules for this pattern")
-    options.add_json(parser, "the rules as a JSON object, by pattern")
+    less.add_argument("--none", action="store_true", help="keep all records of these clients, even if a wider pattern has rules")
+    less.add_argument("--forget", action="store_true", help="remove the rules for this pattern")
+    options.add_json(parser, "print the rules as a JSON object, by pattern")
     parser.set_defaults(run=run)
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what is kept."""
-    options.add_retention(parser.add_argument_group("what is kept", "The journals of this page are those of a client's shards."))
+    """Add the options for limits."""
+    options.add_retention(parser.add_argument_group("retention rules", "The journals of this page are those of a client's shards."))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Change the rules if anything is given, and show them."""
+    """Change the rules if options are given, and show them."""
     HubRoot.open(arguments.path).close()
     rules = limits(arguments)
     if rules is not None and (arguments.none or arguments.forget):
-        raise BadInput("--none and --forget go without limits")
+        raise BadInput("--none and --forget can't be combined with limits")
     if rules is not None or arguments.none or arguments.forget:
         pattern = arguments.client or EVERYBODY
         wanted = None if arguments.forget else rules or Retention()
@@ -72,22 +72,22 @@ def run(arguments: argparse.Namespace) -> int:
     elif found.rules:
         output.console().print(_table(found))
     else:
-        print("everything is kept")
+        print("all records are kept")
     return 0
 
 
 def limits(arguments: argparse.Namespace) -> Retention | None:
-    """Return the rules that the options say; None without any. Raises BadInput for rules by which nothing would ever go."""
+    """Return the rules in the options; None without any. Raises BadInput for rules that would never remove anything."""
     rules = options.retention(arguments)
     if rules is not None and not rules.has_limit:
-        raise BadInput("a floor or --force alone lets nothing go: give --max-bytes, --max-age or --by-readers as well")
+        raise BadInput("a floor or --force alone removes nothing: give --max-bytes, --max-age or --by-readers as well")
     return rules
 
 
 def _changed(root: Path, pattern: str, rules: Retention | None) -> HubRetention:
     def change(now: HubRetention) -> HubRetention:
         if rules is None and pattern not in now.rules:
-            raise BadInput(f"{root} has no rules for {pattern!r}; it has some for: {', '.join(now.rules) or 'nobody'}")
+            raise BadInput(f"{root} has no rules for {pattern!r}; it has rules for: {', '.join(now.rules) or 'none'}")
         return now.with_rules(pattern, rules)
 
     try:
@@ -99,7 +99,7 @@ def _changed(root: Path, pattern: str, rules: Retention | None) -> HubRetention:
 
 
 def _show_one(arguments: argparse.Namespace) -> int:
-    """Show what holds for one client."""
+    """Show the rules for one client."""
     rules = retention.load(arguments.path).of(arguments.client)
     if arguments.json:
         output.print_json(rules)
@@ -109,9 +109,9 @@ def _show_one(arguments: argparse.Namespace) -> int:
 
 
 def words(rules: Retention | None) -> str:
-    """Return rules in words."""
+    """Return rules as text."""
     if rules is None or not rules.has_limit:
-        return "everything is kept"
+        return "all records are kept"
     parts = []
     if rules.max_bytes is not None:
         parts.append(f"up to {sizes.show(rules.max_bytes)}")
@@ -122,9 +122,9 @@ def words(rules: Retention | None) -> str:
     floor = rules.floors()
     if floor != Floor():
         known = [(name, value) for name in floor.__struct_fields__ if (value := getattr(floor, name)) is not None]
-        parts.append("but at least " + ", ".join(_floor(name, value) for name, value in known) + " of each shard")
+        parts.append("but keeps at least " + ", ".join(_floor(name, value) for name, value in known) + " of each shard")
     if rules.force:
-        parts.append("whether durable readers have read it or not")
+        parts.append("even if durable readers have not read it")
     return ", ".join(parts)
 
 
@@ -140,7 +140,7 @@ def _table(found: HubRetention) -> Table:
 
     table = Table(header_style="bold cyan")
     table.add_column("clients", overflow="fold")
-    table.add_column("what is kept", overflow="fold")
+    table.add_column("retention rules", overflow="fold")
     for pattern, rules in sorted(found.rules.items()):
         table.add_row(Text(pattern), Text(words(rules)))
     return table

@@ -1,4 +1,4 @@
-"""The options that say who we are to a hub, and whom we believe."""
+"""The options for credentials at a hub, and for trusted authorities."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TOKEN = "KVSPOOL_TOKEN"  # the environment variable
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    group = parser.add_argument_group("security", "Files are read anew for each connection, so that they can be exchanged while this runs.")
-    group.add_argument("--token-file", type=Path, metavar="FILE", help=f"holds our token, mode 600 (default: the variable {TOKEN})")
-    group.add_argument("--ca", type=Path, metavar="FILE", help="certificates (PEM) of whom we believe (default: those of the system)")
-    group.add_argument("--certificate", type=Path, metavar="FILE", help="our own certificate (PEM), where the hub asks for one")
+    group = parser.add_argument_group("security", "Files are read again for each connection, so that they can be replaced at any time.")
+    group.add_argument("--token-file", type=Path, metavar="FILE", help=f"file with the token, mode 600 (default: the variable {TOKEN})")
+    group.add_argument("--ca", type=Path, metavar="FILE", help="certificates (PEM) of trusted authorities (default: those of the system)")
+    group.add_argument("--certificate", type=Path, metavar="FILE", help="client certificate (PEM), if the hub asks for one")
     group.add_argument("--key", type=Path, metavar="FILE", help="its key (PEM), mode 600")
 
 
 def load(arguments: argparse.Namespace) -> Security:
-    """Return what the options say. Raises BadInput for files that can't be read, or that others may read."""
+    """Return the security in the options. Raises BadInput for files that can't be read, or that other users may read."""
     from hub.shipping.connection import Security
 
     if (arguments.certificate is None) != (arguments.key is None):
@@ -40,10 +40,10 @@ def load(arguments: argparse.Namespace) -> Security:
 
 
 def _private(path: Path) -> bytes:
-    """Return the content of a file that is nobody else's business."""
+    """Return the content of a file that only its owner may read."""
     data = _read(path)
     if path.stat().st_mode & 0o077:
-        raise BadInput(f"others may read {path}: chmod 600 {path}")
+        raise BadInput(f"other users may read {path}: chmod 600 {path}")
     return data
 
 

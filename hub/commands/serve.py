@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from hub.server import HubServer
 
 DESCRIPTION = """\
-Take in what clients ship, and hand out what is kept, until Ctrl-C or SIGTERM. The root is made if it isn't there. Everything that was
-acknowledged is in the journals under the root; a hub that is killed goes on where they end.
+Store records from shippers and serve them to readers, until Ctrl-C or SIGTERM. A missing root is created. All acknowledged records are in
+the journals under the root; a hub that was killed continues at their ends.
 
-Who may do what stands in an access file; `kvspool hub token` makes one. On a loopback address --anonymous lets anybody do anything instead.
-Any other address needs a certificate: that of your own authority, or one that `kvspool hub certificate init` makes. Access file and
-certificates are read again when they change; nobody is disconnected for that."""
+An access file has the rights of users; `kvspool hub token` creates one. On a loopback address, --anonymous gives everyone all rights
+instead. Any other address needs a certificate: from your own authority, or from `kvspool hub certificate init`. Access file and
+certificates are read again when they change, without disconnecting clients."""
 EXAMPLES = """\
   kvspool hub certificate init /etc/kvspool --name hub.example.org
   kvspool hub token add /etc/kvspool/access.toml --name jfk --output jfk.token
   kvspool hub serve --root /var/lib/hub --listen 0.0.0.0:7070 --access /etc/kvspool/access.toml \\
       --certificate /etc/kvspool/server.pem --key /etc/kvspool/server.key
-  kvspool hub serve --root flights --anonymous          for this host alone, at 127.0.0.1:7070"""
+  kvspool hub serve --root flights --anonymous          for this host only, at 127.0.0.1:7070"""
 
-UNREAD = 4  # part of --memory for batches that readers were sent and have not taken
+UNREAD = 4  # share of --memory for batches that were sent to readers and not yet received
 logger = logging.getLogger("kvspool.hub")
 LIMITS = (
-    f"what connections may cost: connections ({Limits().connections}), connections_per_address ({Limits().connections_per_address}), "
-    f"idle_seconds ({Limits().idle_seconds:g}), and others that docs/hub.md lists"
+    f"limits of connections: connections ({Limits().connections}), connections_per_address ({Limits().connections_per_address}), "
+    f"idle_seconds ({Limits().idle_seconds:g}), and others, see docs/hub.md"
 )
 
 
 def add(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "serve", help="take in what clients ship, and hand it out", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+        "serve", help="store shipped records and serve them", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
     )
     parser.add_argument("--root", type=Path, required=True, metavar="DIR", help="the hub root")
     parser.add_argument(
@@ -59,31 +59,31 @@ def add(commands: Any) -> None:
         "--level",
         choices=("process", "disk"),
         default="process",
-        help="what an acknowledged record survives: the death of the hub, or that of its machine (default: %(default)s)",
+        help="acknowledged records survive a crash of the hub process, or of the machine (default: %(default)s)",
     )
-    parser.add_argument("--least-free", type=options.size, default="1GiB", metavar="SIZE", help="stays free on the disk (%(default)s)")
-    parser.add_argument("--largest-batch", type=options.size, default="64MiB", metavar="SIZE", help="that is taken in (%(default)s)")
+    parser.add_argument("--least-free", type=options.size, default="1GiB", metavar="SIZE", help="keep this free on the disk (%(default)s)")
+    parser.add_argument("--largest-batch", type=options.size, default="64MiB", metavar="SIZE", help="largest accepted batch (%(default)s)")
     parser.add_argument(
         "--memory",
         type=options.size,
         metavar="SIZE",
-        help="for batches, in all, whatever they say of themselves (half of this machine's)",
+        help="limit for all batches, whatever size they declare (half of this machine's)",
     )
-    who = parser.add_argument_group("who may do what")
+    who = parser.add_argument_group("access control")
     rights = who.add_mutually_exclusive_group(required=True)
     rights.add_argument("--access", type=Path, metavar="FILE", help="the access file")
-    rights.add_argument("--anonymous", action="store_true", help="anybody may do anything; only on a loopback address")
-    who.add_argument("--certificate", type=Path, metavar="FILE", help="the hub's certificate and those behind it (PEM)")
+    rights.add_argument("--anonymous", action="store_true", help="give everyone all rights; only on a loopback address")
+    who.add_argument("--certificate", type=Path, metavar="FILE", help="the hub's certificate and its chain (PEM)")
     who.add_argument("--key", type=Path, metavar="FILE", help="its key (PEM), mode 600")
     who.add_argument("--client-ca", type=Path, metavar="FILE", help="clients must show a certificate of this authority (PEM)")
     page = parser.add_argument_group("the page")
     page.add_argument("--page", type=address, default=("127.0.0.1", 7071), metavar="HOST:PORT", help="default: 127.0.0.1:7071")
     page.add_argument("--no-page", action="store_true", help="serve no page")
     page.add_argument(
-        "--page-name", action="append", default=[], metavar="NAME", help="a further name by which browsers or Prometheus ask for it; repeat"
+        "--page-name", action="append", default=[], metavar="NAME", help="another host name that browsers or Prometheus use; repeatable"
     )
     parser.add_argument("--limits", type=limits, default=Limits(), metavar="NAME=N,...", help=LIMITS)
-    options.add_json(parser, "say where it listens as a JSON object")
+    options.add_json(parser, "print the addresses as a JSON object")
     parser.set_defaults(run=run)
 
 
@@ -96,7 +96,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def limits(text: str) -> Limits:
-    """Return what connections may cost."""
+    """Return the limits of connections."""
     known = Limits()
     found: dict[str, float] = {}
     for part in text.split(","):
@@ -115,14 +115,14 @@ def limits(text: str) -> Limits:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until told to end."""
+    """Serve until a signal."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     with suppress(LogExists):
         HubRoot.create(arguments.root).close()
     HubRoot.open(arguments.root).close()
     _raise_descriptors()
     size = arguments.memory or memory.half_of_all()
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a line for each call of a flood; the hub's messages are in its own log
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would print a line for each call of a flood; the hub's messages are in its own log
     _bound_memory(size)
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -161,14 +161,14 @@ def _server(arguments: argparse.Namespace, size: int) -> HubServer:
             least_free=arguments.least_free,
             largest_batch=arguments.largest_batch,
             most_unread=size // UNREAD,
-            threads=Threads(2 if arguments.level == "disk" else 1),  # the flushes of a call have their own
+            threads=Threads(2 if arguments.level == "disk" else 1),  # the flushes of a call need their own
         )
     except ValueError as error:
         raise BadInput(str(error)) from error
 
 
 def _page(hub: HubServer, arguments: argparse.Namespace, stack: ExitStack) -> str:
-    """Serve the page, and return where."""
+    """Serve the page. Return its address."""
     from hub.web.page import Page
 
     page = stack.enter_context(Page(hub.status, listen=arguments.page, names=arguments.page_name))
@@ -186,19 +186,19 @@ def _say(said: dict[str, str], is_json: bool) -> None:
 
 
 def _bound_memory(size: int) -> None:
-    """Let batches take no more than that, in all; before anything loads Arrow."""
+    """Limit the memory of all batches; call it before anything loads Arrow."""
     try:
         is_bounded = memory.bound(size)
     except ValueError as error:
         raise BadInput(f"--memory: {error}") from error
     except MemoryError as error:
-        raise BadInput(f"--memory: {sizes.show(size)} can't be had here; give less") from error
+        raise BadInput(f"--memory: {sizes.show(size)} is not available here; give less") from error
     if not is_bounded:
-        logger.warning("this build of Arrow has no mimalloc, so --memory holds nothing: bound the process, as systemd's MemoryMax does")
+        logger.warning("this build of Arrow has no mimalloc, so --memory has no effect: limit the process, as by systemd's MemoryMax")
 
 
 def _raise_descriptors() -> None:
-    """Take as many descriptors as we may: each shard that is written to needs a few."""
+    """Raise the limit of descriptors as far as permitted: each written shard needs a few."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""`kvspool ship`: the records of logs to a hub, as they come; or those of a hub to a root of one's own."""
+"""`kvspool ship`: send the records of logs to a hub, or pull those of a hub into a local root."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ if TYPE_CHECKING:
     from hub.shipper import Shipper, ShipStatus
 
 DESCRIPTION = """\
-Send the records of logs and shard sets to a hub, as they come, each exactly once: through outages of any length, restarts of the hub, and
-the death of this command. It goes on where the hub says that it has come to. Ctrl-C or SIGTERM ends it when what is on its way is there.
+Send the records of logs and shard sets to a hub as they are appended, each exactly once: through outages of any length, restarts of the
+hub, and crashes of this command. It resumes where the hub's records end. Ctrl-C or SIGTERM ends it after all sent records are
+acknowledged.
 
-A SOURCE is a log, or the directory of a shard set; ID=PATH gives it a client's id of its own, unless something has all of that as its
-path. With one source, --client is its id; with several, it begins the ids: CLIENT-NAME, after the names of their directories. Of several
-hubs, separated by commas, each client goes to one, chosen by its id.
+A SOURCE is a log, or the directory of a shard set; ID=PATH sets its client id, unless that whole text is an existing path. With one
+source, --client is its id; with several, it is a prefix: CLIENT-NAME, with the names of their directories. Of several hubs, separated by
+commas, each client uses one, chosen by its id.
 
-With a hub as the SOURCE, hub://HOST:PORT, its shards are pulled into the hub root DIR in the place of HUB, with the same guarantees: a
-mirror, which may be served in its turn. --only picks clients."""
+With a hub as the SOURCE, hub://HOST:PORT, its shards are pulled into the hub root DIR, given instead of HUB, with the same guarantees: a
+mirror, which may be served as well. --only selects clients."""
 EXAMPLES = """\
   kvspool ship events grpc+tls://hub.example.org:7070 --client web1 --token-file token
   kvspool ship JFK=/var/lib/flights/jfk grpc+tls://hub1:7070,grpc+tls://hub2:7070 --ca ca.pem --token-file token
-  kvspool ship events grpc://127.0.0.1:7070 --client web1 --once        until the hub has all that is there
+  kvspool ship events grpc://127.0.0.1:7070 --client web1 --once        until the hub has all records
   kvspool ship hub://region1.example.org:7070 mirror --only 'web*' --token-file token          pull"""
 SCHEMES = ("hub://", "grpc://", "grpc+tls://")
 
@@ -50,27 +51,27 @@ SCHEMES = ("hub://", "grpc://", "grpc+tls://")
 def add(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
-        "ship", help="send the records of logs to a hub, as they come", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+        "ship", help="send the records of logs to a hub, as they are appended", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
     )
     parser.add_argument("sources", metavar="SOURCE", nargs="+", help="a log or a shard set, or ID=PATH; or a hub, to pull from")
     parser.add_argument("hub", metavar="HUB", help="grpc+tls://HOST:PORT (or hub://), or several with commas; or a root to pull into")
-    parser.add_argument("--client", metavar="ID", help="our id at the hub")
-    parser.add_argument("--choose", choices=("hash", "first"), default="hash", help="which of several hubs (default: %(default)s)")
-    parser.add_argument("--only", metavar="PATTERN", action="append", help="pull these clients alone; may be given again (default: all)")
-    parser.add_argument("--once", action="store_true", help="end when the hub has all that is there")
-    parser.add_argument("--synced", action="store_true", help="only what is on disk here, also where the hub doesn't ask for it")
+    parser.add_argument("--client", metavar="ID", help="the client's id at the hub")
+    parser.add_argument("--choose", choices=("hash", "first"), default="hash", help="choice of one of several (default: %(default)s)")
+    parser.add_argument("--only", metavar="PATTERN", action="append", help="pull only these clients; repeatable (default: all)")
+    parser.add_argument("--once", action="store_true", help="end when the hub has all records")
+    parser.add_argument("--synced", action="store_true", help="send only records on disk, even if not required by the hub")
     parser.add_argument("--linger", type=options.seconds, metavar="S", default=0.002, help="wait for more, seconds (default: %(default)s)")
-    parser.add_argument("--interval", type=options.interval, metavar="S", default=1.0, help="between two reports (default: %(default)s)")
+    parser.add_argument("--interval", type=options.interval, metavar="S", default=1.0, help="between reports (default: %(default)s)")
     security.add(parser)
     options.add_json(parser, "report as JSON objects, one line each")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ship until told to end. Returns 0, or the code of what went wrong with every source."""
+    """Ship until a signal. Return 0, or the code of the error that stopped every source."""
 
     logging.basicConfig(level=logging.WARNING, format="kvspool: %(message)s")
-    security.load(arguments)  # a wrong file is said at once, not at the first connection
+    security.load(arguments)  # reports an invalid file at once, not at the first connection
     with ExitStack() as stack:
         try:
             if arguments.sources[0].startswith(SCHEMES):
@@ -101,7 +102,7 @@ def _shippers(arguments: argparse.Namespace) -> Iterator[Shipper]:
 
 
 def _mirror(arguments: argparse.Namespace) -> Mirror:
-    """Return what pulls the shards of a hub."""
+    """Return the mirror that pulls the shards of a hub."""
     from hub.mirror import Mirror
 
     if len(arguments.sources) > 1 or arguments.hub.startswith(SCHEMES):
@@ -116,12 +117,12 @@ def _mirror(arguments: argparse.Namespace) -> Mirror:
 
 
 def _location(text: str) -> str:
-    """Return the location of a hub; hub:// is short for the secure one."""
+    """Return the location of a hub; hub:// means the secure one."""
     return f"grpc+tls://{text.removeprefix('hub://')}" if text.startswith("hub://") else text
 
 
 def named(sources: list[str], client: str | None) -> list[tuple[str, Path]]:
-    """Return the client's id and the path of each source. Raises BadInput where two have the same id, or one has none."""
+    """Return the client's id and the path of each source. Raises BadInput for a repeated or missing id."""
     found = []
     for source in sources:
         name, path = _split(source)
@@ -137,8 +138,9 @@ def named(sources: list[str], client: str | None) -> list[tuple[str, Path]]:
 
 
 def _split(source: str) -> tuple[str, str]:
-    """Return the id and the path of ID=PATH; "" and the source where all of it is a path: it is there, or what stands before the first =
-    is no id."""
+    """Return the id and the path of ID=PATH; "" and the source if the whole text is a path: it exists, or its part before the first = is no
+    id.
+    """
     name, is_given, path = source.partition("=")
     try:
         is_id = bool(is_given) and not os.path.exists(source) and bool(check_client(name))
@@ -148,7 +150,7 @@ def _split(source: str) -> tuple[str, str]:
 
 
 class _Runs(Handle):
-    """Shippers, or a mirror, that run, each on a thread of its own."""
+    """Running shippers, or a mirror, each on its own thread."""
 
     def __init__(self, ways: Sequence[Shipper | Mirror], until_empty: bool) -> None:
         self.errors: dict[str, KvspoolError | OSError] = {}
@@ -185,7 +187,7 @@ def _run(ways: Sequence[Shipper | Mirror], arguments: argparse.Namespace) -> int
 
 
 def _watch(ways: Sequence[Shipper | Mirror], runs: _Runs, arguments: argparse.Namespace) -> None:
-    """Show how far they are until they have come to their end."""
+    """Show the progress until all have ended."""
     if arguments.json or not sys.stderr.isatty():
         while not runs.are_over:
             _pause(runs, arguments.interval)
@@ -206,21 +208,21 @@ def _watch(ways: Sequence[Shipper | Mirror], runs: _Runs, arguments: argparse.Na
 
 
 def _pause(runs: _Runs, seconds: float) -> None:
-    """Wait, and no longer than there is something to wait for."""
+    """Wait, at most until all have ended."""
     end = system.port.monotonic() + seconds
     while not runs.are_over and (left := end - system.port.monotonic()) > 0:
         system.port.sleep(min(left, 0.1))
 
 
 def _names(status: ShipStatus | MirrorStatus) -> tuple[str, str]:
-    """Return where from and where to."""
+    """Return the source and the target."""
     from hub.mirror import MirrorStatus
 
     return (status.source, status.root) if isinstance(status, MirrorStatus) else (status.client, status.hub)
 
 
 def _moved(status: ShipStatus | MirrorStatus) -> int:
-    """Return how many records were moved."""
+    """Return the number of moved records."""
     from hub.mirror import MirrorStatus
 
     return status.pulled if isinstance(status, MirrorStatus) else status.sent
@@ -228,7 +230,7 @@ def _moved(status: ShipStatus | MirrorStatus) -> int:
 
 def _words(status: ShipStatus | MirrorStatus) -> str:
     source, target = _names(status)
-    words = f"{source}: {_moved(status):,} records, {sizes.show(status.bytes)} to {target}, {status.behind:,} still to go"
+    words = f"{source}: {_moved(status):,} records, {sizes.show(status.bytes)} to {target}, {status.behind:,} left"
     if status.lost:
         words += f"; {status.lost:,} were lost before they could be moved"
     return words + (f"; {status.error}" if status.error else "")

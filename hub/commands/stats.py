@@ -1,4 +1,4 @@
-"""`kvspool hub stats`: what a hub has."""
+"""`kvspool hub stats`: the content of a hub."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DESCRIPTION = """\
-Show what a hub has: its clients with shards, records, bytes, generations (how many logs were shipped, one after the other, since a log
-that is made anew begins another one) and the last record, and how far its durable readers are behind. Of a hub that runs it also shows
-what it alone knows, if the address of its page is given: what is lost, what clients have that it hasn't, who is connected, quotas.
-The exit code is 1 if a hub that runs can't do its work, or a shard is damaged; the figures of the others are shown."""
+Show the content of a hub: its clients with shards, records, bytes, generations (the number of logs shipped one after the other; a recreated
+log begins a new one) and last record, and the lag of its durable readers. With the address of its page, a running hub also reports lost
+records, records that only clients have, connections, and quotas. The exit code is 1 if a running hub can't work, or a shard is damaged;
+the other shards are shown nevertheless."""
 EXAMPLES = """\
   kvspool hub stats /var/lib/hub
   kvspool hub stats http://127.0.0.1:7071
@@ -32,15 +32,15 @@ _URL = re.compile(r"https?://")
 
 def add(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("stats", help="show what a hub has", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}")
+    parser = commands.add_parser("stats", help="show the content of a hub", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}")
     parser.add_argument("source", metavar="ROOT|URL", help="the hub root, or http://HOST:PORT of a running hub's page")
-    parser.add_argument("--shards", action="store_true", help="a line for each shard")
-    options.add_json(parser, "the same as a JSON object, with the figures of each shard")
+    parser.add_argument("--shards", action="store_true", help="show a line for each shard")
+    options.add_json(parser, "print a JSON object, with the statistics of each shard")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the figures."""
+    """Show the statistics."""
     found = load(arguments.source)
     if arguments.json:
         output.print_json(found)
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def load(source: str) -> HubFigures:
-    """Return the figures of a root, or of a running hub."""
+    """Return the statistics of a root, or of a running hub."""
     if _URL.match(source):
         return figures.of_page(source)
     system.port.allow_more_files()
@@ -58,7 +58,7 @@ def load(source: str) -> HubFigures:
 
 
 def show(found: HubFigures, by_shard: bool) -> None:
-    """Print figures for people."""
+    """Print statistics as tables."""
     shards = sum(len(client.shards) for client in found.clients)
     records, used = sum(client.records for client in found.clients), sum(client.used for client in found.clients)
     words = f"{len(found.clients):,} clients, {shards:,} shards, {records:,} records, {sizes.show(used)}"
@@ -109,7 +109,7 @@ def _number(number: int | None) -> str:
 
 
 def _table(first: str, middle: list[str], last: str, rows: list[list[str]]) -> Table:
-    """Return a table: names, figures, and what is neither."""
+    """Return a table: names, numbers, and a text."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`kvspool hub trim`: let the oldest segments of clients go."""
+"""`kvspool hub trim`: remove the oldest segments of clients."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DESCRIPTION = """\
-Let the oldest segments of clients go, now: by the rules of `kvspool hub retention`, or by those that are given here, which then hold
-alone. Beside a hub that runs, too. With --dry-run only say what would go and why, segment by segment. A client whose segments went ships
-on where it was; readers get a gap for what they hadn't read."""
+Remove the oldest segments of clients now: by the rules of `kvspool hub retention`, or by the options, which then replace them. This also
+works next to a running hub. With --dry-run only list the segments to remove, with the reasons. Clients of removed segments keep shipping;
+readers get a gap for unread records."""
 EXAMPLES = """\
   kvspool hub trim /var/lib/hub --dry-run
   kvspool hub trim /var/lib/hub --client 'jfk*' --max-bytes 50GiB --dry-run
@@ -35,18 +35,18 @@ EXAMPLES = """\
 def add(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "trim", help="let the oldest segments of clients go", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+        "trim", help="remove the oldest segments of clients", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
     )
     parser.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
-    parser.add_argument("--client", metavar="PATTERN", default=EVERYBODY, help="whose shards: an id, or how one begins and a *")
+    parser.add_argument("--client", metavar="PATTERN", default=EVERYBODY, help="clients to trim: an id, or a prefix and *")
     add_limits(parser)
-    parser.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
-    options.add_json(parser, "one JSON object for each shard")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be removed, and change nothing")
+    options.add_json(parser, "print one JSON object for each shard")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trim client by client; what goes wrong with one doesn't keep the others."""
+    """Trim client by client; an error of one doesn't stop the others."""
     given = limits(arguments)
     system.port.allow_more_files()
     with HubRoot.open(arguments.path) as root:
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     rules = {client: given or _rules(path, client) for client in clients}
     if clients and not any(rules.values()):
         raise BadInput(
-            f"nothing says what is to go: give --max-bytes, --max-age or --by-readers, or set rules with kvspool hub retention {path}"
+            f"there are no rules: give --max-bytes, --max-age or --by-readers, or set rules with kvspool hub retention {path}"
         )
     trimmer, done, code = Trimmer(path), [], 0
     for client, own in rules.items():
@@ -105,7 +105,7 @@ def _show(done: list[ShardTrim], arguments: argparse.Namespace) -> None:
 
 
 def _table(rows: list[ShardTrim], is_dry: bool) -> Table:
-    """Return a row for each segment: what becomes of it, and why."""
+    """Return a row for each segment: the action and its reason."""
     from rich.table import Table
     from rich.text import Text
 

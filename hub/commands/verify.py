@@ -1,4 +1,4 @@
-"""`kvspool hub verify`: whether everything under a hub root is sound."""
+"""`kvspool hub verify`: check everything under a hub root."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kvspool.cli.options import BadInput
 from kvspool.engine import sizes
 
 DESCRIPTION = """\
-Check every record of all shards under a hub root, while the hub and its clients go on; also the tables of generations, the places of
-durable readers, the rules of retention and, with --access, the access file. Prints what is damaged; the exit code is 5 if anything is,
-and 3 if only the access file can't be used. What is being written, trimmed or removed meanwhile is no damage.
+Check every record of all shards under a hub root, while the hub and its clients run; also the tables of generations, the positions of
+durable readers, the retention rules and, with --access, the access file. Prints all damage; the exit code is 5 if there is any, and 3 if
+only the access file can't be used. Data that is being written, trimmed or removed during the check is not reported as damage.
 
-A shard that is damaged is put in order by `kvspool repair`, while its hub is stopped; the other shards don't wait for that."""
+`kvspool repair` repairs a damaged shard, while its hub is stopped; the other shards are not affected."""
 EXAMPLES = """\
   kvspool hub verify /var/lib/hub
   kvspool hub verify /var/lib/hub --client 'jfk*' --access /etc/kvspool/access.toml
@@ -32,14 +32,14 @@ def add(commands: Any) -> None:
         "verify", help="check everything under a hub root", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
     )
     parser.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
-    parser.add_argument("--client", metavar="PATTERN", default=EVERYBODY, help="whose shards: an id, or how one begins and a *")
-    parser.add_argument("--access", type=Path, metavar="FILE", help="the access file, to be checked as well")
-    options.add_json(parser, "one JSON object for each shard, and one for the root")
+    parser.add_argument("--client", metavar="PATTERN", default=EVERYBODY, help="clients to check: an id, or a prefix and *")
+    parser.add_argument("--access", type=Path, metavar="FILE", help="check this access file, too")
+    options.add_json(parser, "print one JSON object for each shard, and one for the root")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, and print what was found."""
+    """Check, and print the findings."""
     from hub.audit import Audit, ShardReport
 
     system.port.allow_more_files()

@@ -5,7 +5,7 @@
 
     progress = Run(load(Path("delays.toml")), once=True).run()
 
-A table of Parquet that a pipeline writes is read by anything that reads Parquet; `snapshot` names the version of this moment.
+A Parquet table of a pipeline can be read by any reader of Parquet; `snapshot` returns its current version.
 """
 
 from hub.pipeline.errors import BadRecords, JobError, PipelineFailed, PipelineRuns, SchemaError, SinkError

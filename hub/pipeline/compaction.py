@@ -1,9 +1,9 @@
-"""Small files become large ones, of one partition each, while readers read.
+"""Compaction: small files become large ones, of one partition each, while readers read.
 
-A stream leaves a few files a batch, and a folder of ten thousand small ones takes longer to list than to read. Files are put together
-by magnitude: `files` of them that are within a factor of 8 become one of the next magnitude, up to the target, so that a row is rewritten
-once for each magnitude and not with every batch. A partition in which nothing has come for `after` is closed: all its small files
-become as few as the target allows, once.
+A stream adds a few files per batch, and a folder of ten thousand small files takes longer to list than to read. Files are combined by
+magnitude: `files` of them within a factor of 8 become one of the next magnitude, up to the target. So a row is rewritten once per
+magnitude, not with every batch. A partition without new files for `after` is closed: its small files are combined once, as far as the
+target allows.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FACTOR = 8  # between two magnitudes
-ROWS = 65_536  # that are in memory at a time
-MOST = 1024  # files that become one at once
-GROUPS = 256  # of files that become one each, in one version: a version links every file of the table
+ROWS = 65_536  # in memory at a time
+MOST = 1024  # files combined into one at once
+GROUPS = 256  # groups of files per version, because a version links every file of the table
 
 
 class Compacted(NamedTuple):
-    """What a compaction did."""
+    """The result of a compaction."""
 
-    before: int  # files that were put together
-    after: int  # what they became
+    before: int  # files that were combined
+    after: int  # files after that
 
 
 def compact(table: Table, rules: Compact, *, everything: bool = False) -> Compacted:
-    """Put small files together by the rules, or `everything` that is small; up to `GROUPS` of them make a version.
+    """Combine small files by the rules, or with `everything` all small ones; up to `GROUPS` groups form a version.
 
-    Raises the system's OSError; the table is then as it was, or as one of those versions.
+    Raises the system's OSError; the table then shows the old version or one of the new ones.
     """
     groups = list(plan(table, rules, everything=everything))
     done = [_merge(table, groups[first : first + GROUPS]) for first in range(0, len(groups), GROUPS)]
@@ -42,7 +42,7 @@ def compact(table: Table, rules: Compact, *, everything: bool = False) -> Compac
 
 
 def plan(table: Table, rules: Compact, *, everything: bool = False) -> Iterator[list[DataFile]]:
-    """Yield groups of files that are to become one each."""
+    """Yield groups of files to combine into one each."""
     if table.version is None:
         return
     closed = system.port.now() - int(seconds(rules.after) * 1e9)
@@ -67,7 +67,7 @@ def _by_magnitude(files: list[DataFile], rules: Compact) -> Iterator[list[DataFi
 
 
 def _filled(files: Iterable[DataFile], target: int, least: int) -> Iterator[list[DataFile]]:
-    """Yield groups up to the target, in the order in which the files came."""
+    """Yield groups up to the target, in the order of the files."""
     group: list[DataFile] = []
     size = 0
     for file in sorted(files, key=lambda file: (file.made, file.name)):
@@ -82,9 +82,9 @@ def _filled(files: Iterable[DataFile], target: int, least: int) -> Iterator[list
 
 
 def _merge(table: Table, groups: list[list[DataFile]]) -> Compacted:
-    """Write one file with the rows of each group, and let the table show it in their place; one for each set of columns, where they differ.
+    """Write one file with the rows of each group, and show it instead of the group; one file for each set of columns, if they differ.
 
-    A group is left alone if there would be as many files as before.
+    A group is skipped if the number of files would stay the same.
     """
     version = table.version
     assert version is not None
@@ -100,7 +100,7 @@ def _merge(table: Table, groups: list[list[DataFile]]) -> Compacted:
         target = staging / f"{place}.parquet"
         rows = _write(target, [shown / file.name for file in files])
         if rows != sum(file.rows for file in files):
-            raise OSError(f"{target}: {rows} rows of files that have {sum(file.rows for file in files)}; nothing was changed")
+            raise OSError(f"{target}: {rows} rows were written of {sum(file.rows for file in files)}; nothing was changed")
         name = f"part-{version.batch:010}-{table.next_number:010}-{place:05}.parquet"
         folder = files[0].folder
         newest = max(file.made for file in files)  # so that a partition counts as closed once
@@ -111,7 +111,7 @@ def _merge(table: Table, groups: list[list[DataFile]]) -> Compacted:
 
 
 def _alike(shown: Path, group: list[DataFile]) -> list[list[DataFile]]:
-    """Return the files of a group by their columns, which a change of the job may have changed."""
+    """Return the files of a group by their columns, which may differ after a change of the job."""
     from pyarrow import parquet
 
     kinds: list[tuple[object, list[DataFile]]] = []
@@ -127,7 +127,7 @@ def _alike(shown: Path, group: list[DataFile]) -> list[list[DataFile]]:
 
 
 def _write(target: Path, sources: list[Path]) -> int:
-    """Write the rows of some files into one, and return how many there are."""
+    """Write the rows of some files into one. Return their number."""
     from pyarrow import parquet
 
     rows = 0

@@ -1,8 +1,8 @@
-"""Values become columns: what a task does with each batch of records before Spark's own work begins.
+"""Decode values to columns: a task's work on each batch of records before Spark's own begins.
 
-A row that can't be decoded is never dropped in silence. It goes, with where it stood and why, to the *bad* folder: a Parquet file for each
-task that found any, named after the batch and the task. A task that runs again, or a batch that is replayed after a crash, finds the
-same rows bad and replaces that file by an equal one, so that each is there once and no commit is needed.
+A row that can't be decoded is never dropped silently. It goes, with its position and the reason, to the *bad* folder: one Parquet file
+for each task with bad rows, named after the batch and the task. A repeated task, or a batch replayed after a crash, finds the same bad
+rows and replaces that file by an equal one. So each row is stored once, and no commit is needed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BAD_SCHEMA = pa.schema(
         pa.field("reason", pa.string()),
     ]
 )
-"""What is kept of a row that can't be decoded."""
+"""The columns of a row that can't be decoded."""
 
 _TIMESTAMP = next(field for field in RECORD_FIELDS if field.name == "timestamp")
 LONGEST_FOLDER = 255  # bytes of a folder's name, of Linux
@@ -56,11 +56,11 @@ Decoded = tuple[list[Any], list[int], list[str]]  # the good rows; the numbers o
 
 
 class Plan(NamedTuple):
-    """How values are decoded: what a task is told, so it is small and can be pickled.
+    """The description of decoding for a task: small and picklable.
 
-    path: of a local source, whose key tables codec "keyed" needs. time: RECORD_TIME or a field. job: its name, which
-    the files in `bad` have. fails: on a record that can't be decoded, rather than keep it in the folder `bad`. ahead: seconds that a time
-    from a field may be ahead of the record's timestamp; None for any number. folders: columns whose values become folders of the sink.
+    path: of a local source, whose key tables codec "keyed" needs. time: RECORD_TIME or a field. job: its name, used in names of files in
+    `bad`. fails: fail on a record that can't be decoded, instead of keeping it in the folder `bad`. ahead: seconds that a time from a field
+    may be ahead of the record's timestamp; None for any number. folders: columns whose values become folders of the sink.
     """
 
     codec: str
@@ -75,17 +75,17 @@ class Plan(NamedTuple):
 
     @property
     def values(self) -> tuple[Field, ...]:
-        """The columns that a value becomes."""
+        """The columns of a value."""
         return _FIXED.get(self.codec) or self.fields
 
     @property
     def columns(self) -> tuple[Field, ...]:
-        """The columns that come out, `record` and `event_time` included."""
+        """The resulting columns, `record` and `event_time` included."""
         return (*self.values, Field("record", RECORD), Field("event_time", Kind("timestamp")))
 
     @property
     def ddl(self) -> str:
-        """The same as Spark writes it."""
+        """The columns in Spark's notation."""
         return ddl(self.columns)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -99,7 +99,7 @@ class Plan(NamedTuple):
         yield from self.decode(batches, kept)
 
     def decode(self, batches: Iterable[pa.RecordBatch], kept: BadFile) -> Iterator[pa.RecordBatch]:
-        """Yield the good rows, and keep the bad ones. Raises BadRecords if there are any and the job is to fail."""
+        """Yield the good rows, and keep the bad ones. Raises BadRecords for bad rows if the job fails on them."""
         decoder = Decoder(self)
         with kept:
             for batch in batches:
@@ -116,12 +116,12 @@ class Plan(NamedTuple):
         first = {name: bad.column(name)[0].as_py() for name in ("topic", "partition", "offset", "reason")}
         raise BadRecords(
             f"[KVSPOOL_BAD_RECORD] topic {first['topic']}, partition {first['partition']}, offset {first['offset']}: {first['reason']}. "
-            'With [decode] bad = "keep" such records go to a folder of their own and the others go on.'
+            'With [decode] bad = "keep" such records go to a separate folder, and the query continues.'
         )
 
 
 class BadFile:
-    """The file with the bad rows of one task of a job. Nothing of it is seen before the task has come to its end."""
+    """The file with the bad rows of one task of a job. It becomes visible when the task ends without an error."""
 
     def __init__(self, folder: Path, job: str, batch: int, task: int) -> None:
         self.path = folder / f"{_bad_name(job, batch)}{task:05}.parquet"
@@ -129,7 +129,7 @@ class BadFile:
         self._writer: parquet.ParquetWriter | None = None
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Write rows of `BAD_SCHEMA`; a row group of them is in memory at a time. Raises the system's OSError."""
+        """Write rows of `BAD_SCHEMA`; at most one row group is in memory. Raises the system's OSError."""
         if self._writer is None:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._writer = parquet.ParquetWriter(self._building, BAD_SCHEMA)
@@ -153,7 +153,7 @@ class BadFile:
     def _replace(self, has_rows: bool) -> None:
         if not has_rows:
             with suppress(FileNotFoundError, NotADirectoryError):
-                self.path.unlink()  # an earlier run of this batch, with another schema, found some
+                self.path.unlink()  # an earlier attempt at this batch, with another schema, had bad rows
             return
         with self._building.open("rb") as file:
             os.fsync(file.fileno())
@@ -161,24 +161,24 @@ class BadFile:
 
 
 def count_bad(folder: Path, job: str, batch: int) -> int:
-    """Return how many bad rows a batch of a job had."""
+    """Return the number of bad rows in a batch of a job."""
     return sum(parquet.read_metadata(path).num_rows for path in folder.glob(f"{_bad_name(job, batch)}*.parquet"))
 
 
 def clear_bad(folder: Path, job: str, batch: int) -> None:
-    """Remove what earlier tries of a batch of a job have left, whole or not."""
+    """Remove the files of earlier attempts at a batch of a job, complete or not."""
     for pattern in (f"{_bad_name(job, batch)}*.parquet", f".{_bad_name(job, batch)}*"):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
 
 
 def _bad_name(job: str, batch: int) -> str:
-    """Return how the names of a batch's files begin: a dot, which no job's name has, so that no job's files are another's."""
+    """Return the beginning of a batch's file names, with a dot, which no job name has, so that jobs never share files."""
     return f"{job}.{batch:010}-"
 
 
 class Decoder:
-    """Splits batches of the source into those rows whose values it can decode, as columns, and the others."""
+    """Splits batches of the source into rows with values that it can decode, as columns, and the others."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -186,7 +186,7 @@ class Decoder:
         self._bytes = len(RECORD_FIELDS)
 
     def split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Return the good rows with the plan's columns, and the bad ones with `BAD_SCHEMA`. The rows stay in order."""
+        """Return the good rows with the plan's columns, and the bad ones with `BAD_SCHEMA`, both in order."""
         columns, wrong, reasons = self._columns(batch)
         bad = dict(zip(wrong, reasons, strict=True))
         numbers = [row for row in range(batch.num_rows) if row not in bad]
@@ -207,7 +207,7 @@ class Decoder:
         return next(place for place, field in enumerate(self._plan.fields) if field.name == self._plan.time)
 
     def _refused(self, columns: list[pa.Array], rows: pa.RecordBatch) -> dict[int, str]:
-        """Return which decoded rows are bad all the same, and why: they would do harm further on."""
+        """Return the decoded rows that are bad nevertheless, with the reasons: later steps would fail on them."""
         bad = {} if self._plan.time == RECORD_TIME else self._mistimed(columns[self._time], rows)
         for place in self._folders:
             bad |= _no_folders(self._plan.values[place].name, columns[place])
@@ -215,12 +215,12 @@ class Decoder:
 
     @cached_property
     def _folders(self) -> list[int]:
-        """Which columns become names of folders, of those that may be of any length."""
+        """Return the columns that become names of folders and may be of any length."""
         names = {name.lower() for name in self._plan.folders}
         return [place for place, field in enumerate(self._plan.values) if field.name.lower() in names and field.kind.name in _ANY_LENGTH]
 
     def _mistimed(self, times: pa.Array, rows: pa.RecordBatch) -> dict[int, str]:
-        """Return the rows without a time, which no watermark or window would take, and those that are too far ahead."""
+        """Return the rows without a time, which no watermark or window accepts, and those too far ahead."""
         name = self._plan.time
         bad = {} if not times.null_count else {place: f"no {name}" for place in _places(times.is_null())}
         if self._plan.ahead is None:
@@ -275,7 +275,7 @@ class Decoder:
 
     @cached_property
     def _row(self) -> type:
-        """What a value is decoded to. Its attributes have names of their own, for a field may be called anything."""
+        """The type of decoded values. Its attributes have generated names, because a field may have any name."""
         fields = [
             (f"f{place}", field.kind.python | None, msgspec.field(default=None, name=field.name))
             for place, field in enumerate(self._plan.fields)
@@ -289,7 +289,7 @@ class Decoder:
         ]
 
     def _one_by_one(self, rows: list[Any], count: int, wrong: list[int], reasons: list[str]) -> tuple[list[pa.Array], list[int], list[str]]:
-        """Do as `_columns` where a value was decoded that no column takes, such as half a surrogate: such rows are bad, too."""
+        """Do as `_columns` if a decoded value fits in no column, such as half a surrogate: such rows are bad, too."""
         numbers = [row for row in range(count) if row not in set(wrong)]
         bad = dict(zip(wrong, reasons, strict=True))
         kept = []
@@ -304,7 +304,7 @@ class Decoder:
 
 
 def _each(values: list[Any], decode: Callable[[Any], Any]) -> Decoded:
-    """Return what became of each value."""
+    """Return the result of each value."""
     try:
         return list(map(decode, values)), [], []
     except _WRONG:
@@ -331,7 +331,7 @@ def _bad(batch: pa.RecordBatch, rows: list[int], reasons: list[str]) -> pa.Recor
 
 
 def _no_folders(name: str, values: pa.Array) -> dict[int, str]:
-    """Return which values can't be in the name of a folder, as Spark writes it: one such row would end each try of its batch."""
+    """Return the values that can't be part of a folder's name in Spark's notation; such a row would fail every attempt at its batch."""
     bad = {}
     room = LONGEST_FOLDER - len(f"{_escaped(name)}=".encode())
     for place in _places(pc.greater(pc.binary_length(values), room // len("%2F"))):
@@ -340,7 +340,7 @@ def _no_folders(name: str, values: pa.Array) -> dict[int, str]:
         if length > room:
             bad[place] = f"{name} takes {length:,} bytes in the name of a folder, where {room} fit, and is in [sink] partition_by"
     for place in _places(pc.match_substring(values, "\0")):
-        bad[place] = f"{name} has a NUL, which no name of a folder has, and is in [sink] partition_by"
+        bad[place] = f"{name} has a NUL, which names of folders can't have, and is in [sink] partition_by"
     return bad
 
 
@@ -349,7 +349,7 @@ def _escaped(value: str) -> str:
 
 
 def _places(mask: pa.Array) -> list[int]:
-    """Return where a mask is true."""
+    """Return the places where a mask is true."""
     places: list[int] = pc.indices_nonzero(mask).to_pylist()
     return places
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a pipeline. Messages begin with a stable code, for Spark loses the classes of exceptions."""
+"""The errors of a pipeline. Messages begin with a stable code, because Spark loses the classes of exceptions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kvspool.errors import KvspoolError
 
 
 class JobError(KvspoolError, ValueError):
-    """A job file is wrong: the message names the file, the table and the key. Nothing was started."""
+    """A job file is invalid: the message names the file, the table and the key. Nothing was started."""
 
     exit_code = 2
 
@@ -18,22 +18,22 @@ class SchemaError(KvspoolError, ValueError):
 
 
 class SinkError(KvspoolError):
-    """What lies at the sink's path isn't what the pipeline left there. Nothing was written."""
+    """The sink's path holds something else than the pipeline left there. Nothing was written."""
 
     exit_code = 3
 
 
 class BadRecords(KvspoolError):
-    """A record can't be decoded, and the job is to fail then. The batch was not written."""
+    """A record can't be decoded, and the job says to fail then. The batch was not written."""
 
     exit_code = 5
 
 
 class PipelineFailed(KvspoolError):
-    """The query ended with an error; what it had committed stays, and the next run goes on behind it."""
+    """The query ended with an error; committed batches stay, and the next run continues after them."""
 
 
 class PipelineRuns(KvspoolError):
-    """Another process works on the same sink."""
+    """Another process uses the same sink."""
 
     exit_code = 6

@@ -1,4 +1,4 @@
-"""Why a query failed, in a sentence: of a Java trace with a Python trace in it, the line that somebody can act on."""
+"""The cause of a failed query in a sentence: the useful line of a Java trace with a Python trace in it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ LONGEST = 2000  # characters
 _OURS = re.compile(r"\[KVSPOOL_[A-Z_.]+\][^\n]*")
 _SPARKS = re.compile(r"\[[A-Z][A-Z0-9_.]+\][^\n]*")
 _PYTHON = re.compile(r"^(?:[a-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit)): ([^\n]+)", re.MULTILINE)
-_JAVA = re.compile(r"^: ((?:[a-z_]\w*\.)+[A-Z][\w$]*: [^\n]+)", re.MULTILINE)  # behind "Py4JJavaError: An error occurred while calling ..."
-_CAUSED = re.compile(r"^Caused by: ((?:[a-z_]\w*\.)+[A-Z][\w$]*: [^\n]+)", re.MULTILINE)  # the innermost comes last
+_JAVA = re.compile(r"^: ((?:[a-z_]\w*\.)+[A-Z][\w$]*: [^\n]+)", re.MULTILINE)  # after "Py4JJavaError: An error occurred while calling ..."
+_CAUSED = re.compile(r"^Caused by: ((?:[a-z_]\w*\.)+[A-Z][\w$]*: [^\n]+)", re.MULTILINE)  # the innermost is last
 _WRAPPERS = tuple(
     f"[{name}]"
     for name in "STREAM_FAILED PYTHON_EXCEPTION FOREACH_BATCH_USER_FUNCTION_ERROR PYTHON_DATA_SOURCE_ERROR TASK_WRITE_FAILED".split()
@@ -17,7 +17,7 @@ _WRAPPERS = tuple(
 
 
 def of_spark() -> tuple[type[Exception], ...]:
-    """Return what Spark raises: some errors of its JVM come as they are, and so does what the way there says when it has ended."""
+    """Return the types of Spark's errors: some errors of its JVM arrive unchanged, as do errors of the connection when it has ended."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -25,7 +25,7 @@ def of_spark() -> tuple[type[Exception], ...]:
 
 
 def is_gone(error: BaseException) -> bool:
-    """Return whether an error says that Spark's JVM doesn't answer any more, rather than what went wrong in it."""
+    """Return whether an error means that Spark's JVM no longer answers, rather than an error inside it."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
     is_from_there = isinstance(error, Py4JJavaError) or "Trace:" in str(error)
@@ -33,7 +33,7 @@ def is_gone(error: BaseException) -> bool:
 
 
 def cause(error: BaseException) -> str:
-    """Return the cause: ours with its code if there is one, then a Python error, then what Spark says, or the innermost of Java."""
+    """Return the cause: our own error with its code if there is one, then a Python error, then Spark's, or Java's innermost."""
     text = f"{error}\n{_java_message(error)}"
     ours = _OURS.findall(text)
     if ours:
@@ -52,12 +52,12 @@ def _java_message(error: BaseException) -> str:
 
 
 def _java_trace(error: BaseException) -> str:
-    """Return the trace that PySpark keeps of what its JVM has raised, and doesn't print."""
+    """Return the trace of an exception in the JVM, which PySpark keeps but doesn't print."""
     return str(getattr(error, "_stackTrace", ""))
 
 
 def _innermost(text: str) -> list[str]:
-    """Return the last "Caused by" that isn't about the way between Java and Python, if there is one; from its code on, if it has one."""
+    """Return the last "Caused by" that isn't about the connection of Java and Python, if there is one; from its code on, if it has one."""
     caused = [line for line in _CAUSED.findall(text) if not line.startswith("py4j.")]
     return [found[0] if (found := _SPARKS.search(line)) else line for line in caused[-1:]]
 

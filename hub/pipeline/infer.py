@@ -1,8 +1,8 @@
-"""A schema from a sample: what the fields of some records are.
+"""Infer a schema from a sample of records.
 
-Whole numbers become bigint, for the sample may have only small ones; text stays text, whatever it looks like. Where records disagree, the
-kind that most of them have is taken, and the rest will be bad records: `Inferred.notes` says so, for a person to decide. A field that is
-null in the whole sample is left out.
+Whole numbers become bigint, because the sample may have only small ones; text stays text, whatever its content. If records disagree, the
+most frequent kind is used, and the others will be bad records; `Inferred.notes` reports them, so that a person can decide. A field that
+is null in the whole sample is omitted.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from hub.pipeline.schema import Field, Kind, check, ddl, parse_schema
 
 MOST_NOTES = 20
 _SCALARS: tuple[tuple[type, str], ...] = (
-    (bool, "boolean"),  # before int, which it is too
+    (bool, "boolean"),  # before int, its base class
     (int, "bigint"),
     (float, "double"),
     (str, "string"),
     (bytes, "binary"),
-    (datetime, "timestamp"),  # before date, which it is too
+    (datetime, "timestamp"),  # before date, its base class
     (date, "date"),
 )
 _ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, TypeError)
 
 
 class Inferred(NamedTuple):
-    """A schema, and what a person should know of it."""
+    """A schema, and notes for the user."""
 
     fields: tuple[Field, ...]
-    records: int  # that were looked at
+    records: int  # examined
     notes: tuple[str, ...]
 
     @property
     def ddl(self) -> str:
-        """As a job has it."""
+        """The schema in the notation of a job."""
         return ddl(self.fields)
 
 
 def infer(values: Iterable[bytes], decode: Callable[[bytes], Any]) -> Inferred:
-    """Return the schema of values. decode: makes dicts, lists and scalars of one. Raises SchemaError if there is nothing to go by."""
+    """Return the schema of values. decode: converts one to dicts, lists and scalars. Raises SchemaError if no field can be inferred."""
     rows: list[dict[Any, Any]] = []
     notes: Counter[str] = Counter()
     records = 0
@@ -64,7 +64,7 @@ def infer(values: Iterable[bytes], decode: Callable[[bytes], Any]) -> Inferred:
         raise SchemaError(f"[KVSPOOL_NO_SCHEMA] nothing to infer from: {records:,} records, none of them a map{why}; give [decode] schema")
     fields = _fields(rows, "", notes)
     if not fields:
-        raise SchemaError("[KVSPOOL_NO_SCHEMA] no field is anything but null in the sample; give [decode] schema")
+        raise SchemaError("[KVSPOOL_NO_SCHEMA] all fields are null in the sample; give [decode] schema")
     _check_names(fields)
     said = tuple(f"{count:,} of {records:,} records: {note}" for note, count in notes.most_common(MOST_NOTES))
     return Inferred(check(fields), records, said)
@@ -75,7 +75,7 @@ def _fields(rows: list[dict[Any, Any]], path: str, notes: Counter[str]) -> tuple
     for row in rows:
         for name, value in row.items():
             if not isinstance(name, str) or not name:
-                notes[f"{path or 'the map'} has the key {name!r}, which is no text; it is left out"] += 1
+                notes[f"{path or 'the map'} has the key {name!r}, which is no text; it is ignored"] += 1
             elif value is not None:
                 values.setdefault(name, []).append(value)
     found = ((name, _kind(some, f"{path}.{name}".lstrip("."), notes)) for name, some in values.items())
@@ -83,7 +83,7 @@ def _fields(rows: list[dict[Any, Any]], path: str, notes: Counter[str]) -> tuple
 
 
 def _kind(values: list[Any], path: str, notes: Counter[str]) -> Kind | None:
-    """Return what most of the values are; None if that can't be told."""
+    """Return the kind of most values; None if there is none."""
     counts = Counter(_name(value) for value in values)
     if set(counts) == {"bigint", "double"}:
         return Kind("double")
@@ -110,6 +110,6 @@ def _name(value: Any) -> str:
 
 
 def _check_names(fields: tuple[Field, ...]) -> None:
-    """Refuse what can't be written down again."""
+    """Raise SchemaError for names that a schema can't express."""
     if parse_schema(ddl(fields)) != fields:
-        raise SchemaError("[KVSPOOL_NO_SCHEMA] the fields have names that no schema can hold; give [decode] schema")
+        raise SchemaError("[KVSPOOL_NO_SCHEMA] the fields have names that a schema can't express; give [decode] schema")

@@ -1,7 +1,7 @@
-"""A declared job: a TOML file, read into frozen structs, with errors that name the file, the table and the key.
+"""A declared job: a TOML file, parsed into frozen structs, with errors that name the file, the table and the key.
 
-Nothing here needs Spark, and nothing is opened but the file itself. Relative paths in it are relative to its own folder, so that a job does
-the same wherever it is started.
+This module doesn't need Spark, and opens only the file itself. Relative paths in it are relative to its own folder, so that a job does the
+same wherever it is started.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ AVAILABLE_NOW = "available-now"
 PATHS = {"path", "tokenFile", "caFile", "certificateFile", "keyFile"}  # options of the source that are files of this host
 STARTS = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
 TIME = "event_time"  # the column with a record's time
-RECORD_TIME = "record.timestamp"  # what that is unless a field tells it
+RECORD_TIME = "record.timestamp"  # its default, unless a field has it
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where records come from. options: the connector's own, as text; `path` or `hub` is one of them."""
+    """The source of records. options: the connector's own, as text, including `path` or `hub`."""
 
     options: dict[str, str]
 
@@ -48,8 +48,11 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Decode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What values are. schema: as Spark writes it, or "infer". sample: records that are looked at for that. time: the record's own
-    timestamp, or a field. bad: what becomes of records that can't be decoded, and bad_path where they are kept."""
+    """How values are decoded.
+
+    schema: in Spark's notation, or "infer"; sample: records examined for that. time: the record's own timestamp, or a field. bad: the
+    handling of records that can't be decoded; bad_path: the folder for them.
+    """
 
     codec: Codec = "json"
     schema: str = ""
@@ -60,14 +63,14 @@ class Decode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Select(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Spark SQL: which rows, and what becomes of each."""
+    """Spark SQL: the selected rows, and their columns."""
 
     columns: tuple[str, ...] = ("*",)
     where: str = ""
 
 
 class Watermark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How late a record may come, and how far ahead of its timestamp its time may be if a field tells it. column: a timestamp."""
+    """How late a record may arrive, and how far its time, if it is a field, may be ahead of its timestamp. column: a timestamp."""
 
     delay: str
     column: str = TIME
@@ -75,7 +78,7 @@ class Watermark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Aggregates, in Spark SQL. Without a size they are over all time."""
+    """Aggregates, in Spark SQL; without a size over all time."""
 
     aggregates: tuple[str, ...]
     group: tuple[str, ...] = ()
@@ -85,7 +88,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Sink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where rows go. mode "complete": each batch replaces all of it. options: of the format `delta` or `kvspool`."""
+    """The destination of rows. mode "complete": each batch replaces all rows. options: of the format `delta` or `kvspool`."""
 
     path: str
     format: Format = "parquet"
@@ -98,8 +101,11 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When small files become large ones. target: of a file, a size. files: so many of one magnitude are put together. after: a folder in
-    which nothing has come for so long is put together whatever their number."""
+    """When small files are combined.
+
+    target: size of a file. files: how many of one magnitude are combined. after: a folder without new files for this time is combined,
+    whatever their number.
+    """
 
     target: str = "128MiB"
     files: int = 8
@@ -107,12 +113,12 @@ class Compact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def target_bytes(self) -> int:
-        """The size of a file that is large enough."""
+        """The size from which a file is large enough."""
         return sizes.parse(self.target)
 
 
 class Spark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The session. conf: further settings of Spark."""
+    """The session. conf: more settings of Spark."""
 
     master: str = "local[*]"
     memory: str = "1g"
@@ -120,7 +126,7 @@ class Spark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. path: of the file. select, watermark, window, compact: None where the file has no such table."""
+    """A complete job. path: of its file. select, watermark, window, compact: None if the file has no such table."""
 
     name: str
     path: Path
@@ -135,12 +141,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fields(self) -> tuple[Field, ...] | None:
-        """The fields of the schema; None if it is to be inferred."""
+        """The fields of the schema; None if it is inferred."""
         return None if self.decode.schema == INFER else parse_schema(self.decode.schema) if self.decode.schema else ()
 
     @property
     def mode(self) -> Mode:
-        """What a batch does to the sink: aggregates that never close can only be written whole."""
+        """A batch's effect on the sink: aggregates that never close can only be written as a whole."""
         if self.sink.mode:
             return self.sink.mode
         is_closed = self.window is None or bool(self.window.size and self.watermark)
@@ -148,17 +154,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ahead(self) -> float | None:
-        """Seconds that `event_time` may be ahead of a record's timestamp: one that is far ahead would move the watermark past all others.
-        None: it is the timestamp, or moves no watermark."""
+        """Seconds that `event_time` may be ahead of a record's timestamp; otherwise it would move the watermark past all others.
+
+        None: it is the timestamp, or moves no watermark.
+        """
         if self.watermark is None or self.watermark.column != TIME or self.decode.time == RECORD_TIME:
             return None
         return seconds(self.watermark.ahead)
 
     @property
     def state(self) -> Path:
-        """The folder with what the pipeline keeps for itself: beside the sink, or beside the job's file if the sink has a URL.
+        """The folder of the pipeline's own files: next to the sink, or next to the job's file if the sink has a URL.
 
-        A folder of Parquet is of one job. Into a log or a Delta table several may write, and each has a folder of its own.
+        A folder of Parquet belongs to one job. Several jobs may write to a log or a Delta table; each has its own folder.
         """
         if "://" in self.sink.path:
             return self.path.parent / f".{self.name}"
@@ -172,7 +180,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bad_path(self) -> Path:
-        """Where records go that can't be decoded."""
+        """The folder for records that can't be decoded."""
         sink = Path(self.sink.path)
         return Path(self.decode.bad_path) if self.decode.bad_path else sink.parent / f"{self._beside_sink}_bad"
 
@@ -183,7 +191,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def interval(self) -> float | None:
-        """Seconds from one batch to the next; None: one run up to what is there now."""
+        """Seconds from one batch to the next; None: one run over the available records."""
         return None if self.sink.trigger == AVAILABLE_NOW else seconds(self.sink.trigger)
 
 
@@ -216,12 +224,12 @@ def load(path: Path) -> Job:
     try:
         document = documents.from_toml(data)
     except ValueError as error:
-        raise JobError(f"{path}: no TOML: {error}") from None
+        raise JobError(f"{path}: invalid TOML: {error}") from None
     return parse(document, path.absolute())
 
 
 def parse(document: Mapping[str, Any], path: Path) -> Job:
-    """Return the job that a document declares, of the file at an absolute path. Raises JobError."""
+    """Return the job that a document declares; path: the absolute path of its file. Raises JobError."""
     unknown = sorted(set(document) - {"name", "source", *TABLES})
     if unknown:
         raise JobError(f"{path}: there is no [{unknown[0]}]; a job has name, [source], {', '.join(f'[{name}]' for name in TABLES)}")
@@ -237,14 +245,14 @@ def parse(document: Mapping[str, Any], path: Path) -> Job:
 
 
 def source_options(job: Job) -> dict[str, str]:
-    """Return the options of the source; a pipeline begins at the beginning if nothing else is said, for it is to have everything."""
+    """Return the options of the source; by default a pipeline reads from the earliest records."""
     options = job.source.options
     begins = not STARTS.isdisjoint(name.lower() for name in options)
     return dict(options) if begins else {**options, "startingOffsets": "earliest"}
 
 
 def check_time(job: Job, fields: tuple[Field, ...]) -> None:
-    """Raise JobError if the field that tells the time of a record isn't a timestamp among these fields, given or inferred."""
+    """Raise JobError if the field for the time of a record isn't a timestamp among these fields, given or inferred."""
     time = job.decode.time
     kinds = {field.name: field.kind.ddl for field in fields}
     if time == RECORD_TIME or kinds.get(time) == "timestamp":
@@ -264,12 +272,12 @@ def _table(document: Mapping[str, Any], name: str, kind: type[msgspec.Struct], p
 
 
 def _place(message: str) -> str:
-    """Return msgspec's message with the key in front: " codec: Invalid enum value 'xml'"."""
+    """Return msgspec's message with the key first: " codec: Invalid enum value 'xml'"."""
     words, at, place = message.partition(" - at `$")
     key = place.removesuffix("`").lstrip(".") if at else ""
     unknown = re.search(r"unknown field `([^`]*)`", words)
     if unknown:
-        return f" {unknown[1]}: there is no such key"
+        return f" {unknown[1]}: unknown key"
     missing = re.search(r"missing required field `([^`]*)`", words)
     if missing:
         return f" {missing[1]}: missing"
@@ -278,14 +286,14 @@ def _place(message: str) -> str:
 
 def _source(table: Any, path: Path) -> Source:
     if not isinstance(table, dict):
-        raise JobError(f"{path}: [source] is a table")
+        raise JobError(f"{path}: [source] must be a table")
     options = {}
     for key, value in table.items():
         if isinstance(value, bool):
             options[key] = str(value).lower()
         elif isinstance(value, (str, int, float)):
             options[key] = str(value)
-        elif isinstance(value, (dict, list)):  # offsets, which the connector takes as JSON; names, which it takes with commas
+        elif isinstance(value, (dict, list)):  # offsets, which the connector expects as JSON; names, which it expects with commas
             is_names = isinstance(value, list) and all(isinstance(item, str) for item in value)
             options[key] = ",".join(value) if is_names else msgspec.json.encode(value).decode()
         else:
@@ -313,14 +321,14 @@ def _beside(job: Path, text: str) -> str:
 
 
 def _check(job: Job) -> None:
-    """Refuse what each table alone can't tell."""
+    """Raise JobError for contradictions between tables."""
     if not isinstance(job.name, str) or not NAME.fullmatch(job.name):
-        raise JobError(f"{job.path}: name: up to 64 letters, digits, _ and -, the first no _ or -, not {job.name!r}")
+        raise JobError(f"{job.path}: name: up to 64 letters, digits, _ and -, beginning with a letter or digit, not {job.name!r}")
     _check_decode(job)
     _check_window(job)
     _check_sink(job)
     if job.select is not None and not all(column.strip() for column in job.select.columns or ("",)):
-        raise JobError(f"{job.path}: [select] columns: each is an expression, and there is at least one")
+        raise JobError(f"{job.path}: [select] columns: at least one expression, none of them empty")
     if job.compact is not None:
         _check_compact(job, job.compact)
 
@@ -331,7 +339,7 @@ def _check_decode(job: Job) -> None:
         name = "text" if decode.codec == "text" else "value"
         raise JobError(f"{job.path}: [decode] schema: codec {decode.codec} has one column, named {name}")
     if decode.codec not in ("text", "raw") and not decode.schema:
-        raise JobError(f'{job.path}: [decode] schema: missing; the fields as "carrier string, dep_delay int", or "infer"')
+        raise JobError(f'{job.path}: [decode] schema: missing; give fields such as "carrier string, dep_delay int", or "infer"')
     if not 1 <= decode.sample <= 1_000_000:
         raise JobError(f"{job.path}: [decode] sample: 1 to 1,000,000 records, not {decode.sample}")
     try:
@@ -359,7 +367,7 @@ def _check_window(job: Job) -> None:
         if getattr(window, key):
             _check_duration(job, "window", key, getattr(window, key))
     if window.slide and seconds(window.slide) > seconds(window.size):
-        raise JobError(f"{job.path}: [window] slide: at most size, or records lie in no window")
+        raise JobError(f"{job.path}: [window] slide: at most size, or some records are in no window")
 
 
 def _check_sink(job: Job) -> None:
@@ -368,13 +376,13 @@ def _check_sink(job: Job) -> None:
         _check_duration(job, "sink", "trigger", sink.trigger, may_be_0=True)
     _check_duration(job, "sink", "snapshots", sink.snapshots, may_be_0=True)
     if "://" in sink.path and sink.format == "parquet":
-        raise JobError(f"{job.path}: [sink] path: parquet is for a file system that all tasks reach; use delta for an object store")
+        raise JobError(f"{job.path}: [sink] path: parquet needs a file system that all tasks can reach; use delta for an object store")
     if "://" in sink.path and not (sink.checkpoint and job.decode.bad_path):
         raise JobError(f"{job.path}: [sink] path: with an object store, [sink] checkpoint and [decode] bad_path must be given")
     if "://" in job.decode.bad_path:
-        raise JobError(f"{job.path}: [decode] bad_path: on a file system that all tasks reach")
+        raise JobError(f"{job.path}: [decode] bad_path: must be on a file system that all tasks can reach")
     if sink.options and sink.format == "parquet":
-        raise JobError(f"{job.path}: [sink] options: format parquet has none")
+        raise JobError(f"{job.path}: [sink] options: format parquet has no options")
     if sink.partition_by and sink.format == "kvspool":
         raise JobError(f"{job.path}: [sink] partition_by: shards are chosen by the column key")
     if job.window is None and sink.mode == "complete":
@@ -405,7 +413,7 @@ def _check_duration(job: Job, table: str, key: str, text: str, *, may_be_0: bool
     except ValueError as error:
         raise JobError(f"{job.path}: [{table}] {key}: {error}") from None
     if length == 0 and not may_be_0:
-        raise JobError(f"{job.path}: [{table}] {key}: longer than nothing")
+        raise JobError(f"{job.path}: [{table}] {key}: must be longer than 0")
 
 
 assert {"json", "msgpack", "keyed"} < set(get_args(Codec))

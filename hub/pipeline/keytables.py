@@ -1,6 +1,6 @@
-"""The key tables of a local source: what turns keyed MessagePack back into maps with names.
+"""The key tables of a local source, which turn keyed MessagePack into maps with names.
 
-Only a spool has such a table. What a hub takes in from a shipper, or a journal keeps, is plain MessagePack, which reads the same without.
+Only spools have such tables. Shipped records, and those of journals, are plain MessagePack, which needs none.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class KeyTables:
     """Looks keys up by topic and partition. One process, one thread."""
 
     def __init__(self, path: str | None) -> None:
-        """Take the path of the log, the shard set or the root; None for a source on other hosts."""
+        """Use the log, the shard set or the root at a path; None for a source on other hosts."""
         self._path = None if path is None else Path(path)
-        self._known: dict[tuple[str, int], Cursor | None] = {}  # that keep the tables open, which are looked at again for a key that is new
+        self._known: dict[tuple[str, int], Cursor | None] = {}  # they keep the tables open, and are read again for a new key
         self._logs: list[Spool] = []
 
     def of(self, topic: str, partition: int) -> Keys:
-        """Return the keys of a shard; those of a log without a table know no name. Raises KvspoolError for one that can't be opened."""
+        """Return the keys of a shard; without a table they know no name. Raises KvspoolError for a log that can't be opened."""
         key = topic, partition
         if key not in self._known:
             path = self._find(topic, partition)

@@ -1,9 +1,9 @@
-"""How far a pipeline is, in a small file: written by the pipeline, read by `kvspool pipeline status` and by a hub for its page.
+"""The progress of a pipeline in a small file: written by the pipeline, read by `kvspool pipeline status` and by a hub for its page.
 
     .[sink]/progress.json                    always
-    [hub root]/.hub/pipelines/[name].json    besides, if the source is a hub root of this host
+    [hub root]/.hub/pipelines/[name].json    as well, if the source is a hub root of this host
 
-Whoever reads one takes it for hostile until it is checked: it lies in a folder that others may write to.
+Readers treat it as hostile until it is checked: it is in a folder that other users may write to.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from kvspool import system
 from kvspool.system import disk, documents
 
 LARGEST = 1 << 20  # bytes of such a file
-MOST = 100  # pipelines of a hub root that are shown
-MOST_LOOKED_AT = 10 * MOST  # files of a hub root
-SILENT = 30.0  # seconds without a word after which one that runs is taken for dead
+MOST = 100  # pipelines shown per hub root
+MOST_LOOKED_AT = 10 * MOST  # files examined per hub root
+SILENT = 30.0  # seconds without an update after which a running pipeline counts as dead
 _SUFFIX = ".json"
 
 State = Literal["starting", "running", "stopped", "done", "failed"]
 
 
 class ShardProgress(msgspec.Struct, frozen=True):
-    """A shard of the source: the next sequence to be read, and where it ends as far as the query knows; -1 if it doesn't."""
+    """A shard of the source: the next sequence to read, and its end as far as the query knows; -1 if it doesn't."""
 
     topic: str
     partition: int
@@ -38,12 +38,12 @@ class ShardProgress(msgspec.Struct, frozen=True):
 
     @property
     def lag(self) -> int:
-        """Records that are left; -1 if that isn't known."""
+        """Unread records; -1 if unknown."""
         return max(0, self.end - self.next) if self.end >= 0 else -1
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline at a moment. Times are ns since 1970, durations ms; rate is records a second of the last batch that had any."""
+    """A pipeline's progress. Times are ns since 1970, durations ms; rate: records per second of the last batch with records."""
 
     name: str
     job: str
@@ -53,11 +53,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     started: int
     updated: int
     batch: int = -1
-    batch_ended: int = 0  # when the last batch did; 0 before the first
-    records: int = 0  # read since it started
+    batch_ended: int = 0  # time of the last batch's end; 0 before the first
+    records: int = 0  # read since the start
     batch_records: int = 0  # of the last batch
-    bad: int = 0  # that could not be decoded, since it started
-    late: int = 0  # rows that came behind the watermark and are in no window, since it started; as Spark counts them
+    bad: int = 0  # could not be decoded, since the start
+    late: int = 0  # rows later than the watermark, in no window, since the start; as Spark counts them
     rate: float = 0.0
     lag: int = -1
     durations: dict[str, int] = {}
@@ -66,21 +66,21 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_live(self) -> bool:
-        """Whether it says that it works."""
+        """Whether the file says that it is running."""
         return self.state in ("starting", "running")
 
     def is_silent(self, now: int) -> bool:
-        """Return whether it should have said something by now, and hasn't: its process is gone or hangs."""
+        """Return whether an update is overdue: its process has ended or hangs."""
         return self.is_live and now - self.updated > SILENT * 1e9
 
 
 def write(path: Path, progress: Progress) -> None:
-    """Replace the file: who reads it finds the old words or the new ones. Raises the system's OSError."""
+    """Replace the file atomically. Raises the system's OSError."""
     disk.replace(path, msgspec.json.encode(progress), 0o600)
 
 
 def read(path: Path) -> Progress:
-    """Return what a file says. Raises ValueError for what no pipeline wrote, and the system's OSError."""
+    """Return the content of a file. Raises ValueError for a file that no pipeline wrote, and the system's OSError."""
     try:
         return check(documents.from_json(documents.read(path, LARGEST), Progress))
     except ValueError as error:
@@ -88,43 +88,43 @@ def read(path: Path) -> Progress:
 
 
 def check(progress: Progress) -> Progress:
-    """Return it, or raise ValueError for figures that can't be."""
+    """Return the progress. Raises ValueError for impossible values."""
     numbers = [progress.started, progress.updated, progress.batch_ended, progress.records, progress.batch_records]
     numbers += [progress.bad, progress.late]
     if not NAME.fullmatch(progress.name):
         raise ValueError(f"{progress.name[:100]!r} is no name of a pipeline")
     if min(numbers) < 0 or max(numbers) >= 1 << 63 or not (math.isfinite(progress.rate) and progress.rate >= 0):
-        raise ValueError("it has a figure that can't be")
+        raise ValueError("it has an impossible number")
     mostly_known = [progress.batch, progress.lag]  # or -1
     for shard in progress.shards:
         mostly_known += [shard.partition, shard.next, shard.end]
     numbers = [number + 1 for number in mostly_known] + list(progress.durations.values())
     if min(numbers) < 0 or max(numbers) >= 1 << 63:
-        raise ValueError("it has a figure that can't be")
+        raise ValueError("it has an impossible number")
     return progress
 
 
 def path_in(root: Path, name: str) -> Path:
-    """Return where a pipeline's progress lies in the hub root that it reads."""
+    """Return the path of a pipeline's progress in the hub root that it reads."""
     return directory_of(root) / f"{name}{_SUFFIX}"
 
 
 def directory_of(root: Path) -> Path:
-    """Return where the progress of pipelines lies in a hub root."""
+    """Return the directory with the progress of pipelines in a hub root."""
     return root / ".hub" / "pipelines"
 
 
 def make_directory(root: Path) -> None:
-    """Make that directory, with rights for its owner alone. Raises the system's OSError."""
+    """Create that directory, accessible only to its owner. Raises the system's OSError."""
     for part in (directory_of(root).parent, directory_of(root)):
         with suppress(FileExistsError):
             system.port.make_directory(part)
 
 
 def all_of(root: Path) -> list[Progress]:
-    """Return the progress of the pipelines that read a hub root, up to `MOST`, by their names; what no pipeline wrote is left out.
+    """Return the progress of the pipelines that read a hub root, up to `MOST`, by name; files of other programs are ignored.
 
-    Of so many files as no root has, some are not looked at.
+    If there are impossibly many files, some are ignored.
     """
     try:
         names = system.port.names(directory_of(root))

@@ -1,6 +1,6 @@
-"""A job as a query of Spark: source, decoded, selected, watermarked, aggregated. Nothing runs before the rows are written somewhere.
+"""A job as a query of Spark: source, decoded, selected, watermarked, aggregated. Nothing runs until the rows are written to a sink.
 
-The source may be any frame with the columns of `format("kvspool")`, streaming or not, so that the rest can be tried on a batch.
+The source may be any frame with the columns of `format("kvspool")`, streaming or not, so that a batch can test the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def stream(job: Job, spark: SparkSession) -> DataFrame:
 
 
 def plan(job: Job, fields: tuple[Field, ...]) -> Plan:
-    """Return what a task needs to know to decode values to these fields."""
+    """Return the description of decoding values to these fields."""
     decode = job.decode
     return Plan(
         decode.codec,
@@ -39,7 +39,7 @@ def plan(job: Job, fields: tuple[Field, ...]) -> Plan:
 
 
 def rows(job: Job, fields: tuple[Field, ...], source: DataFrame) -> DataFrame:
-    """Return what the job makes of a source."""
+    """Return the job's rows of a source."""
     decoding = plan(job, fields)
     frame = source.select(*COLUMNS).mapInArrow(decoding, decoding.ddl)  # type: ignore[arg-type]
     if job.select is not None:

@@ -1,7 +1,7 @@
-"""A pipeline that runs: one query of Spark, watched from the process that started it.
+"""A running pipeline: one query of Spark, watched by the process that started it.
 
-**Stopping.** `stop` lets the batch that is under way come to its end. A process that is killed in the midst of one leaves what the last
-batch had committed; the next run does the batch again, with the same records.
+**Stopping.** `stop` lets the current batch end. A process that is killed during one leaves the state after the last commit; the next run
+repeats the batch with the same records.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-LOOK = 0.25  # seconds between two looks at the query
-SAY = 1.0  # seconds between two words in the progress files
-PATIENCE = 60.0  # seconds that a stop waits for the batch under way
-LONGEST_SCHEMA = 1 << 20  # bytes of the file beside the checkpoint
+LOOK = 0.25  # seconds between two checks of the query
+SAY = 1.0  # seconds between two updates of the progress files
+PATIENCE = 60.0  # seconds that a stop waits for the current batch
+LONGEST_SCHEMA = 1 << 20  # bytes of the file next to the checkpoint
 
 Report = Callable[[Progress], None]
 
 
 class Run(Handle):
-    """One run of a job. `run` it once; `stop` may be called from a signal's handler."""
+    """One run of a job. Call `run` once; `stop` may be called from a signal handler."""
 
     def __init__(self, job: Job, *, once: bool = False, report: Report = lambda progress: None) -> None:
-        """Take the job, whether it is to end when all that is there now is read, and what is to be told how far it is."""
+        """Store the job. once: end after all available records. report: called with the progress."""
         self.job = job
         self.log = job.state / "spark.log"
         self._is_once = once or job.interval is None
@@ -60,17 +60,17 @@ class Run(Handle):
             name=job.name, job=str(job.path), sink=job.sink.path, state="starting", pid=os.getpid(), started=now, updated=now
         )
         self._said_at = 0.0
-        self._taken: set[tuple[int, str]] = set()  # batch and time of the reports that were there at the last look
+        self._taken: set[tuple[int, str]] = set()  # batch and time of the reports at the last check
 
     def stop(self) -> None:
-        """Let `run` return after the batch that is under way."""
+        """Make `run` return after the current batch."""
         self._stop.set()
 
     def run(self, spark: SparkSession | None = None) -> Progress:
-        """Run until all is read (`once`), or until told to stop; return how far it came.
+        """Run until all records are read (`once`), or until `stop`. Return the final progress.
 
-        spark: a session to run in, which stays, and in which the settings of `session.RUNTIME` are set; without one a session is started
-        and stopped. Raises PipelineFailed, and what opening the source, the sink and the schema raises; what was committed before stays.
+        spark: a session to use; it is not stopped, and the settings of `session.RUNTIME` are set in it. Without one a session is started
+        and stopped. Raises PipelineFailed, and the errors of opening the source, the sink and the schema; committed batches stay.
         """
         with ExitStack() as stack:
             sink = open_sink(self.job)
@@ -94,7 +94,7 @@ class Run(Handle):
     def _session(self) -> SparkSession:
         try:
             return session.start(self.job, self.log)
-        except KvspoolError:  # such as that there is no Spark, nor its errors
+        except KvspoolError:  # for example, Spark is missing, and its error classes too
             raise
         except failures.of_spark() as error:
             raise self._failed(error) from error
@@ -119,19 +119,19 @@ class Run(Handle):
         self._note(state="running")
 
     def _failed(self, error: Exception) -> PipelineFailed:
-        """Return what is to be raised for an error of Spark."""
+        """Return the exception to raise for an error of Spark."""
         if failures.is_gone(error):
-            return PipelineFailed(f"Spark's JVM has ended, as if it was killed; was there memory enough? What it has said last: {self.log}")
+            return PipelineFailed(f"Spark's JVM has ended, perhaps killed for lack of memory; its last output: {self.log}")
         return PipelineFailed(failures.cause(error))
 
     def _id(self) -> str:
-        """Return the query's id, in the thread of its first batch too."""
+        """Return the query's id, also in the thread of its first batch."""
         self._started.wait()
         assert self._query is not None
         return str(self._query.id)
 
     def _clear_bad(self, batch: int) -> None:
-        """Remove what an earlier try of a batch has left in the bad folder: with another schema it may have had other tasks."""
+        """Remove the files of an earlier attempt at a batch from the bad folder: with another schema it may have had other tasks."""
         clear_bad(self.job.bad_path, self.job.name, batch)
 
     def _watch(self) -> None:
@@ -152,7 +152,7 @@ class Run(Handle):
             raise self._failed(error) from error
 
     def _end(self) -> None:
-        """Stop the query when no batch is under way, or its batch has ended."""
+        """Stop the query between two batches."""
         assert self._query is not None
         batch, end = self._progress.batch, time.monotonic() + PATIENCE
         while self._query.isActive and self._query.status["isTriggerActive"] and time.monotonic() < end:
@@ -162,10 +162,10 @@ class Run(Handle):
             time.sleep(LOOK / 10)
         self._query.stop()
 
-    # How far it is.
+    # Progress.
 
     def _look(self) -> None:
-        """Take in what the query has done since the last look."""
+        """Process the query's reports since the last check."""
         assert self._query is not None
         reports = self._query.recentProgress
         new = [one for one in reports if (one.batchId, one.timestamp) not in self._taken]
@@ -203,7 +203,7 @@ class Run(Handle):
         self._say()
 
     def _say(self) -> None:
-        """Write how far it is. A disk that is full must not end a query that writes elsewhere."""
+        """Write the progress. A full disk must not end a query that writes elsewhere."""
         self._said_at = time.monotonic()
         for path in progress_paths(self.job):
             with suppress(OSError):
@@ -212,13 +212,13 @@ class Run(Handle):
 
 
 def _end_session(spark: SparkSession) -> None:
-    """Stop a session, also one whose JVM has ended."""
+    """Stop a session, even if its JVM has ended."""
     with suppress(*failures.of_spark()):
         spark.stop()
 
 
 def progress_paths(job: Job) -> list[Path]:
-    """Return where a job's progress is written: beside the sink, and in the hub root that it reads. The folders are made."""
+    """Return the paths of a job's progress: next to the sink, and in the hub root that it reads. Creates the folders."""
     paths = []
     with suppress(OSError):
         job.state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ def progress_paths(job: Job) -> list[Path]:
 
 
 def _is_one_log(path: Path) -> bool:
-    """Return whether a log lies there, of whatever format: in a directory of another program's nothing is ours to make."""
+    """Return whether a path has a log of any format: nothing may be created in another program's directory."""
     try:
         return logs.lies_at(path)
     except (KvspoolError, ValueError):  # a journal that can't be read
@@ -240,7 +240,7 @@ def _is_one_log(path: Path) -> bool:
 
 
 def shards_of(source: dict[str, Any]) -> tuple[ShardProgress, ...]:
-    """Return what the report of a source says of its shards."""
+    """Return the shards in a source's report."""
     from hub.spark import offsets
 
     try:
@@ -252,18 +252,18 @@ def shards_of(source: dict[str, Any]) -> tuple[ShardProgress, ...]:
 
 
 def late_of(told: dict[str, Any]) -> int:
-    """Return how many rows of a batch came behind the watermark and are in no window.
+    """Return the number of a batch's rows that are later than the watermark and in no window.
 
-    Spark counts them where it keeps the windows, when the rows of a task that go into one have been put together: so it is never 0 if
-    there are any, and may be less than the records.
+    Spark counts them in the operator of the windows, after a task's rows of one window were combined. So it is 0 only without late rows,
+    but may be less than the number of records.
     """
     return sum(max(0, int(operator.get("numRowsDroppedByWatermark", 0))) for operator in told.get("stateOperators", ()))
 
 
 def pinned_fields(job: Job) -> tuple[Field, ...]:
-    """Return the fields to decode to. What is inferred is written down beside the checkpoint, and is the same ever after.
+    """Return the fields to decode to. An inferred schema is stored next to the checkpoint, and doesn't change later.
 
-    Raises SchemaError, JobError if the job needs a time that no field has, and KvspoolError for a source that can't be read.
+    Raises SchemaError, JobError if no field has the job's time, and KvspoolError for a source that can't be read.
     """
     if job.fields is not None:
         return job.fields
@@ -282,7 +282,7 @@ def pinned_fields(job: Job) -> tuple[Field, ...]:
 
 
 def _pinned(path: Path) -> tuple[Field, ...]:
-    """Return the fields that were written down. Raises SchemaError, and the system's OSError."""
+    """Return the stored fields. Raises SchemaError, and the system's OSError."""
     try:
         return parse_schema(documents.text(documents.read(path, LONGEST_SCHEMA)))
     except (ValueError, SchemaError) as error:
@@ -290,5 +290,5 @@ def _pinned(path: Path) -> tuple[Field, ...]:
 
 
 def schema_path(job: Job) -> Path:
-    """Return where an inferred schema is pinned."""
+    """Return the path of an inferred schema."""
     return job.state / "checkpoint.schema"

@@ -1,4 +1,4 @@
-"""The first records of a source, read without Spark: what a schema is inferred from."""
+"""The first records of a source, read without Spark, to infer a schema from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvspool.keyed import Keys
 
 
 def infer_job(job: Job) -> Inferred:
-    """Return the schema of what the job's source has now. Raises SchemaError if that is nothing, KvspoolError for what can't be read."""
+    """Return the schema of the source's available records. Raises SchemaError if there is none, KvspoolError for unreadable records."""
     if job.decode.codec in ("text", "raw"):
         raise SchemaError(f"{job.path}: [decode] codec {job.decode.codec} has one column, and nothing to infer")
     tables = KeyTables(job.source.options.get("path"))
@@ -38,7 +38,7 @@ def _decode_keyed(row: tuple[bytes, Keys]) -> Any:
 
 
 def _values(job: Job) -> Iterator[tuple[ShardKey, bytes]]:
-    """Yield the first values of each shard, as many of each, so that every client has its say."""
+    """Yield the first values of each shard, equally many of each, so that every client is represented."""
     shards = open_shards(ReadOptions.parse(job.source.options))
     try:
         found = {key: extent for key, extent in shards.look().items() if extent.end > extent.first}

@@ -1,6 +1,6 @@
-"""Schemas as Spark writes them: "carrier string, dep_delay int, tags array<string>, place struct<lat: double, lon: double>".
+"""Schemas in Spark's notation: "carrier string, dep_delay int, tags array<string>, place struct<lat: double, lon: double>".
 
-They are read without Spark, for three sides need them: Spark as text, the decoder as Python types, and what it hands over as Arrow types.
+They are parsed without Spark, for three uses: Spark needs text, the decoder needs Python types, and its output needs Arrow types.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 INFER = "infer"
-DEEPEST = 20  # types inside of types
+DEEPEST = 20  # nested types
 MOST_FIELDS = 2000
 
 _NAME = re.compile(r"`((?:[^`]|``)+)`|([A-Za-z_][A-Za-z_0-9]*)")
@@ -45,14 +45,14 @@ class Kind(NamedTuple):
 
     @property
     def ddl(self) -> str:
-        """As Spark writes it."""
+        """The type in Spark's notation."""
         if self.name == "struct":
             return f"struct<{', '.join(f'{_quoted(field.name)}: {field.kind.ddl}' for field in self.parts)}>"
         return f"{self.name}<{', '.join(part.ddl for part in self.parts)}>" if self.parts else self.name
 
     @property
     def python(self) -> Any:
-        """The type that a decoder is told."""
+        """The type for a decoder."""
         if self.name == "array":
             item: Any = self.parts[0].python | None
             return list[item]
@@ -98,7 +98,7 @@ class Field(NamedTuple):
 
 
 def parse_schema(text: str) -> tuple[Field, ...]:
-    """Return the fields of a schema. Raises SchemaError that says where it went wrong."""
+    """Return the fields of a schema. Raises SchemaError with the position of the mistake."""
     parser = _Parser(text)
     fields = tuple(parser.fields(" "))
     if parser.at < len(text):
@@ -111,21 +111,21 @@ def check(fields: tuple[Field, ...]) -> tuple[Field, ...]:
     seen: set[str] = set()
     for field in fields:
         if field.name.lower() in seen:
-            raise SchemaError(f"the field {field.name!r} is there twice; Spark doesn't tell capitals from small letters")
+            raise SchemaError(f"the field {field.name!r} is repeated; Spark ignores case")
         seen.add(field.name.lower())
     if len(fields) > MOST_FIELDS:
         raise SchemaError(f"{len(fields)} fields; at most {MOST_FIELDS}")
     reserved = seen & {"record", "event_time"}
     if reserved:
         raise SchemaError(
-            f"a field can't be named {min(reserved)!r}, which every row has: record says where it comes from, event_time when it was; "
-            "leave it out, or take it from codec text or raw with get_json_object in [select]"
+            f"a field can't be named {min(reserved)!r}, which every row has: record is its origin, event_time its time; "
+            "leave it out, or use codec text or raw with get_json_object in [select]"
         )
     return fields
 
 
 def ddl(fields: tuple[Field, ...]) -> str:
-    """Return fields as Spark writes them."""
+    """Return fields in Spark's notation."""
     return ", ".join(f"{_quoted(field.name)} {field.kind.ddl}" for field in fields)
 
 
@@ -154,7 +154,7 @@ class _Parser:
                 return
 
     def wrong(self, expected: str) -> SchemaError:
-        """Return the error for what stands where we are."""
+        """Return the error for the text at the current position."""
         found = self.text[self.at : self.at + 20] or "the end"
         return SchemaError(f"{expected} expected at character {self.at + 1}, not {found!r}")
 
@@ -180,7 +180,7 @@ class _Parser:
     def _compound(self, name: str) -> Kind:
         self._depth += 1
         if self._depth > DEEPEST:
-            raise SchemaError(f"more than {DEEPEST} types inside of each other")
+            raise SchemaError(f"more than {DEEPEST} nested types")
         self._demand("<")
         parts: tuple[Any, ...]
         if name == "struct":
@@ -192,7 +192,7 @@ class _Parser:
             self._demand(",")
             parts = (key, self._kind())
             if key.name != "string":
-                raise SchemaError(f"the keys of a map are strings, not {key.ddl}")
+                raise SchemaError(f"the keys of a map must be strings, not {key.ddl}")
         self._demand(">")
         self._depth -= 1
         return Kind(name, parts)

@@ -1,4 +1,4 @@
-"""The session of Spark that a pipeline runs in."""
+"""The Spark session of a pipeline."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RUNTIME = {
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # what compaction writes, too
-    "spark.sql.streaming.numRecentProgressUpdates": "20",  # all of them are looked at four times a second
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # as compaction writes them
+    "spark.sql.streaming.numRecentProgressUpdates": "20",  # all of them are read four times a second
 }
 
 DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-"""Without these Delta refuses to work; its jars are up to the job."""
+"""Delta requires these; the job supplies its jars."""
 
 
 def start(job: Job, log: Path) -> SparkSession:
-    """Start a session whose JVM writes what it has to say to a file. Raises MissingExtra, JavaNotFound, and what Spark raises."""
+    """Start a session whose JVM writes its output to a file. Raises MissingExtra, JavaNotFound, and Spark's errors."""
     from hub import spark
 
     is_local = "://" not in job.checkpoint
@@ -43,7 +43,7 @@ def start(job: Job, log: Path) -> SparkSession:
 
 
 def settings(job: Job) -> dict[str, str]:
-    """Return the settings of a job's session besides those that any with kvspool has; those that the job names come last."""
+    """Return the settings of a job's session, in addition to those of every session with kvspool; the job's own settings are last."""
     return {
         "spark.driver.memory": job.spark.memory,
         "spark.ui.enabled": "false",
@@ -58,7 +58,7 @@ def settings(job: Job) -> dict[str, str]:
 
 @contextmanager
 def errors_to(log: Path) -> Iterator[None]:
-    """Let processes that start meanwhile inherit a file as their standard error."""
+    """Let processes that are started inside the block inherit a file as their standard error."""
     sys.stderr.flush()
     with Descriptor(os.path.realpath(log), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666) as fd:
         saved = os.dup(2)
@@ -72,7 +72,7 @@ def errors_to(log: Path) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Hold back an interrupt to the end of the block: a JVM that is left alone while it starts would never end."""
+    """Delay an interrupt to the end of the block: a JVM abandoned during its start would never end."""
     came: list[int] = []
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,6 +1,6 @@
-"""Where a pipeline's rows go, and why each is there once.
+"""The sinks of a pipeline, and how each stores every row once.
 
-- `parquet`: a `Table`. The batch's number becomes visible in the same step as its rows, so a replayed batch is known.
+- `parquet`: a `Table`. The batch's number becomes visible in the same step as its rows, so a replayed batch is detected.
 - `delta`: Delta's own transactions, which keep the last batch of an application; needs its jars.
 - `kvspool`: the streaming sink of `format("kvspool")`, which keeps the last batch of a query in the log.
 """
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """Where batches go. `query` is the id of the query, known when its first batch comes."""
+    """A destination of batches. `query` is the id of the query, known from its first batch on."""
 
     def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
-        """Let a query write its rows here. before: is called with a batch's number before anything of it is computed."""
+        """Make a query write its rows here. before: called with a batch's number before any of it is computed."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the sink."""
 
 
 def open_sink(job: Job) -> Sink:
@@ -44,7 +44,7 @@ class ParquetSink:
     """A folder of Parquet files; see `hub.pipeline.table`."""
 
     def __init__(self, job: Job) -> None:
-        """Open the table. Raises what `Table` does."""
+        """Open the table. Raises as `Table`."""
         from pathlib import Path
 
         self._job = job
@@ -65,7 +65,7 @@ class ParquetSink:
 
     def _write(self, frame: DataFrame, query: str, batch: int, before: Callable[[int], None]) -> None:
         if self._table.has(query, batch):
-            if self._job.window is not None:  # Spark was killed before it noted the batch, and checks the state that it makes of it
+            if self._job.window is not None:  # Spark was killed before it committed the batch, and compares its state with this one
                 frame.write.format("noop").mode("overwrite").save()
             return
         self._table.begin(query, self._job.name, batch, self._job.mode)
@@ -91,14 +91,14 @@ class DeltaSink:
         self._job = job
 
     def attach(self, frame: DataFrame, query: Callable[[], str], before: Callable[[int], None]) -> DataStreamWriter:
-        """See `Sink`. Raises MissingExtra where Spark has no Delta."""
+        """See `Sink`. Raises MissingExtra if Spark has no Delta."""
         job = self._job
         self._check(frame.sparkSession)
 
         def write(frame: DataFrame, batch: int) -> None:
             before(batch)
             target = frame.write.format("delta").options(**job.sink.options)
-            target = target.option("txnAppId", query()).option("txnVersion", batch)  # a batch that is in already is left out
+            target = target.option("txnAppId", query()).option("txnVersion", batch)  # a repeated batch is ignored
             if job.sink.partition_by:
                 target = target.partitionBy(*job.sink.partition_by)
             target.mode("overwrite" if job.mode == "complete" else "append").save(job.sink.path)
@@ -106,7 +106,7 @@ class DeltaSink:
         return frame.writeStream.foreachBatch(write)
 
     def _check(self, spark: SparkSession) -> None:
-        """Ask for the table, which need not be there; but Spark must know the format, or the first batch would fail at its end."""
+        """Load the table, which may be missing. Spark must know the format, or the first batch would fail at its end."""
         try:
             spark.read.format("delta").load(self._job.sink.path)
         except failures.of_spark() as error:
@@ -114,7 +114,7 @@ class DeltaSink:
                 release = ".".join(spark.version.split(".")[:2])
                 raise MissingExtra(
                     f"{self._job.path}: [sink] format: Spark {spark.version} has no Delta Lake; name the one for it in [spark.conf], "
-                    f'as "spark.jars.packages" = "io.delta:delta-spark_{release}_2.13:..." or by its files in "spark.jars"'
+                    f'for example "spark.jars.packages" = "io.delta:delta-spark_{release}_2.13:..." or by its files in "spark.jars"'
                 ) from None
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class DeltaSink:
 
 
 class KvspoolSink:
-    """A log, a shard set or a hub root. Its columns are those of `format("kvspool")`: value, and perhaps key, topic, partition, type."""
+    """A log, a shard set or a hub root. Its columns are those of `format("kvspool")`: value, and optionally key, topic, partition, type."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

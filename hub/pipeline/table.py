@@ -1,26 +1,25 @@
-"""A folder of Parquet files that changes in one step: what it shows is always one whole version.
+"""A folder of Parquet files that changes atomically: readers always see one complete version.
 
     [path] -> .[name]/versions/0000000012    a link, replaced atomically: the commit
-    .[name]/versions/[number]/               the files of a version, hard links; what is in several versions is on disk once
-    .[name]/versions/[number]/_kvspool.json  the version's manifest, which readers of Parquet leave out
-    .[name]/staging/[random]/                what this process's batch is writing
-    .[name]/query                            whose table it is, from before its first batch
-    .[name]/lock                             held by the one process that changes it
+    .[name]/versions/[number]/               the files of a version, hard links; a file of several versions is on disk once
+    .[name]/versions/[number]/_kvspool.json  the version's manifest, which readers of Parquet ignore
+    .[name]/staging/[random]/                this process's current batch
+    .[name]/query                            the table's owner, written before its first batch
+    .[name]/lock                             held by the one process that changes the table
 
-**Versions.** A batch that adds files, one that replaces all, and a compaction that puts many into one all make the next version beside the
-one that is shown, put it on disk, and move the link. [path] is the old version or the new one, and nothing between them. Files have names
-that are never used again, and are never changed.
+**Versions.** A batch that adds files, one that replaces all, and a compaction each write the next version next to the shown one, flush it
+to disk, and move the link. So [path] is the old version or the new one. Names of files are never reused, and files never changed.
 
-**Exactly once.** The manifest holds the query and its last batch, and becomes visible with that batch's rows. A batch that is replayed
-because Spark died before it heard of the commit is known, and adds nothing.
+**Exactly once.** The manifest has the query and its last batch, and becomes visible with that batch's rows. If Spark crashes before it has
+noted a commit, it replays the batch, which is detected and adds nothing.
 
-**Snapshots.** A reader that lists files now and opens them later may find some replaced by then; one that lists the folders of partitions
-one after the other may find some of them in the old version and some in the new one. One that resolves the link first (`os.path.realpath`,
-or `snapshot`) reads one version for as long as that is kept.
+**Snapshots.** A reader that lists files now and opens them later may find some replaced. One that lists the folders of partitions one after
+the other may see some in the old version and some in the new one. A reader that resolves the link first (`os.path.realpath`, or
+`snapshot`) reads one version while that is kept.
 
-**Durability.** What `commit` and `compact` return for is on disk. **Recovery.** Killed at any point, the link shows the version before or
-the one after; `open` removes what was under way. It removes no version that was shown: a link that is gone is said, not taken for a
-table that is new.
+**Durability.** A version is on disk when `commit` or `compact` returns. **Recovery.** After a crash at any point, the link shows the old
+version or the new one; `open` removes unfinished ones. It never removes a version that was shown. A missing link raises an error; it is
+not treated as a new table.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ MANIFEST = "_kvspool.json"
 LARGEST_MANIFEST = 1 << 28  # bytes
 OWNER = "query"
 LARGEST_OWNER = 1 << 16  # bytes
-MOST_VERSIONS = 100  # that are kept, however young
+MOST_VERSIONS = 100  # kept at most, however young
 _NUMBER = re.compile(r"\d{10}")
 
 
 class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A Parquet file of the table. name: its path in a version, with its partition's folders; made: when, ns since 1970."""
+    """A Parquet file of the table. name: its path in a version, with its partition's folders; made: its time, ns since 1970."""
 
     name: str
     rows: int
@@ -65,12 +64,12 @@ class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def partition_columns(self) -> tuple[str, ...]:
-        """The columns that its folders stand for."""
+        """The columns in the names of its folders."""
         return tuple(part.partition("=")[0] for part in self.name.split("/")[:-1])
 
 
 class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is shown at a moment. query: whose batches these are; batch: the last of them; -1 before the first."""
+    """A version. query: the query of its batches; batch: the last one; -1 before the first."""
 
     number: int
     query: str
@@ -84,8 +83,11 @@ class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose table it is. query: whose batches; job: the pipeline's name; is_shown: whether there has been a version; mode: "append" or
-    "complete", what its batches do; "" of a table that was made before this was noted."""
+    """The owner of the table.
+
+    query: the query of its batches; job: the pipeline's name; is_shown: whether there has been a version; mode: "append" or "complete", the
+    effect of its batches; "" for a table older than this field.
+    """
 
     query: str
     job: str
@@ -94,17 +96,17 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Table:
-    """The table at a path, to be changed by one process; use it in a `with` statement. Readers need nothing of this."""
+    """The table at a path, for the one process that changes it; use it in a `with` statement. Readers don't need this class."""
 
     def __init__(self, path: Path) -> None:
-        """Open the table, make an empty one where nothing is, and clear away what a killed process had begun.
+        """Open the table. Creates a missing one, and removes the unfinished work of a killed process.
 
-        Raises SinkError for what isn't a table, PipelineRuns if another process has it open, and the system's OSError.
+        Raises SinkError for another kind of path, PipelineRuns if another process has it open, and the system's OSError.
         """
         self.path = Path(os.path.abspath(path))
         self.state = self.path.parent / f".{self.path.name}"
         self._stagings = self.state / "staging"
-        # Of this process alone: tasks that a killed one has left behind may still write to theirs.
+        # Unique to this process: tasks of a killed one may still write to theirs.
         self.staging = self._stagings / system.port.random(8).hex()
         self._versions = self.state / "versions"
         self._check_place()
@@ -120,7 +122,7 @@ class Table:
             raise
 
     def close(self) -> None:
-        """Let another process have it. May be called again."""
+        """Release the table for other processes. May be called again."""
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -129,55 +131,56 @@ class Table:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # Changing it.
+    # Changes.
 
     def check_job(self, job: str, mode: str) -> None:
-        """Raise SinkError if another job than the one of this name writes here, for they would share a checkpoint; or if it wrote in
-        another mode: what was to be replaced would stay beside what is added, or what was added would be gone."""
+        """Raise SinkError if another job writes here, because they would share a checkpoint; or if this job wrote in another mode.
+
+        After a change of mode, rows to be replaced would stay, or rows to be kept would be lost.
+        """
         if self.owner is None:
             return
         if self.owner.job != job:
             raise SinkError(
-                f"[KVSPOOL_SINK_OF_ANOTHER_JOB] {self.path} is what the job {self.owner.job} writes, and this is {job}; give it a "
-                f"[sink] path of its own, or name it {self.owner.job} again"
+                f"[KVSPOOL_SINK_OF_ANOTHER_JOB] {self.path} is written by the job {self.owner.job}, and this is {job}; give it its own "
+                f"[sink] path, or name it {self.owner.job} again"
             )
         if self.owner.mode not in ("", mode):
             raise SinkError(
                 f"[KVSPOOL_SINK_OF_ANOTHER_MODE] {self.path} was written with the mode {self.owner.mode}, and the job has {mode} now, by "
                 f"its [sink] mode, [window] and [watermark]; set them back, give it another [sink] path, or move {self.path}, "
-                f"{self.state} and the checkpoint away to begin anew"
+                f"{self.state} and the checkpoint away to start again"
             )
 
     def begin(self, query: str, job: str, batch: int, mode: str) -> None:
-        """Note on disk whose batches these are, before anything of a batch is there. Raises SinkError if rows of earlier batches are gone.
+        """Note the owner on disk, before any data of a batch. Raises SinkError if rows of earlier batches are lost.
 
-        A batch without rows leaves no version. So where none is, this note tells a query that has had no rows from a sink that is lost.
+        A batch without rows creates no version. So without versions, this note distinguishes a query without rows from a lost sink.
         """
         known = self.owner is not None and self.owner.query == query and not self.owner.is_shown
         if self.version is None and batch > 0 and not known:
             raise SinkError(
-                f"[KVSPOOL_SINK_DAMAGED] {self.path} has nothing, and the checkpoint is at batch {batch}: what came before would be "
-                f"missing. Bring {self.path} and {self.state} back, or move the checkpoint away, too, to begin anew"
+                f"[KVSPOOL_SINK_DAMAGED] {self.path} has nothing, but the checkpoint is at batch {batch}: earlier rows would be "
+                f"missing. Restore {self.path} and {self.state}, or move the checkpoint away, too, to start again"
             )
         self._note(Owner(query, job, self.version is not None, mode))
 
     def has(self, query: str, batch: int) -> bool:
-        """Return whether a batch is in already. Raises SinkError if other batches are than those of this query."""
+        """Return whether a batch is stored already. Raises SinkError if the table has batches of another query."""
         if self.version is None or not self.version.query:
             return False
         if self.version.query != query:
             raise SinkError(
-                f"[KVSPOOL_SINK_OF_ANOTHER_QUERY] {self.path} holds what the query {self.version.query} wrote, and this is {query}: its "
-                f"checkpoint is another one. Bring the checkpoint back, or move {self.path} and {self.state} away to begin anew"
+                f"[KVSPOOL_SINK_OF_ANOTHER_QUERY] {self.path} holds batches of the query {self.version.query}, and this is {query}: its "
+                f"checkpoint is another one. Restore the checkpoint, or move {self.path} and {self.state} away to start again"
             )
         return batch <= self.version.batch
 
     def commit(self, query: str, batch: int, *, replace: bool = False) -> Version | None:
-        """Show the Parquet files that lie under `staging`, added to what there is or in its place; on disk when this returns.
+        """Show the Parquet files in `staging`, added to the present ones or replacing them; on disk on return.
 
-        Files without rows are left out, but for the first one, which says what the columns are. Returns the new version; None if nothing
-        has changed. Raises SinkError if files that are added lie in folders of other columns than those that stay: no reader makes a
-        table of both.
+        Files without rows are omitted, except the first one, which has the columns. Returns the new version; None if nothing has changed.
+        Raises SinkError if added files are in folders of other columns than the present ones: no reader could combine them.
         """
         found = list(self._staged())
         added = [place for place in found if place[1] > 0]
@@ -205,11 +208,11 @@ class Table:
             old, new = (", ".join(columns) or "nothing" for columns in list(kinds)[:2])
             raise SinkError(
                 f"[KVSPOOL_SINK_PARTITIONED] {self.path} is partitioned by {old}, and the batch by {new}; set [sink] partition_by back, or "
-                f"move {self.path}, {self.state} and the checkpoint away to begin anew"
+                f"move {self.path}, {self.state} and the checkpoint away to start again"
             )
 
     def replace_files(self, gone: Iterable[DataFile], made: Iterable[tuple[Path, DataFile]]) -> Version:
-        """Show a version in which some files are replaced by others, which hold the same rows and lie under `staging`."""
+        """Show a version in which some files are replaced by others in `staging`, with the same rows."""
         assert self.version is not None
         gone_names = {file.name for file in gone}
         live = tuple(file for file in self.version.files if file.name not in gone_names)
@@ -221,29 +224,29 @@ class Table:
         return version
 
     def fresh_staging(self) -> Path:
-        """Return the staging folder, which is not there: Spark makes it."""
+        """Return the path of the staging folder, without the folder: Spark creates it."""
         self._discard(self.staging)
         _make(self._stagings)
         return self.staging
 
     def prune(self, seconds: float) -> int:
-        """Remove versions that have not been shown for so long; return how many. Their files go with the last version that has them."""
+        """Remove versions that have not been shown for so long. Return their number. A file is removed with its last version."""
         assert self.version is not None or not self._numbers()
         numbers = [number for number in self._numbers() if self.version is not None and number < self.version.number]
         oldest = system.port.now() - int(seconds * 1e9)
         removed = 0
         for place, number in enumerate(numbers):
             after = self._folder(numbers[place + 1]) if place + 1 < len(numbers) else self._folder(self.version.number)  # type: ignore[union-attr]
-            status = system.port.look_up(after / MANIFEST)  # it is not shown since the next one is
+            status = system.port.look_up(after / MANIFEST)  # the time when the next version replaced it
             if len(numbers) - place > MOST_VERSIONS or status is None or status.st_mtime_ns < oldest:
                 self._discard(self._folder(number))
                 removed += 1
         return removed
 
-    # How a version comes about.
+    # Creation of versions.
 
     def _publish(self, version: Version, live: Iterable[DataFile], added: Iterable[tuple[Path, DataFile]]) -> Version:
-        """Build the folder of a version, put it on disk, and let the link show it."""
+        """Create the folder of a version, flush it to disk, and move the link."""
         folder = self._folder(version.number)
         system.port.make_directory(folder)
         folders = {""}
@@ -261,7 +264,7 @@ class Table:
             disk.flush_directory(folder / name)
         disk.flush_directory(self._versions)
         if self.owner is not None:
-            self._note(msgspec.structs.replace(self.owner, is_shown=True))  # killed here, `_clear` shows it
+            self._note(msgspec.structs.replace(self.owner, is_shown=True))  # after a crash here, `_clear` shows it
         self._show(version.number)
         self.version = version
         return version
@@ -291,26 +294,26 @@ class Table:
         from pyarrow import parquet
 
         for path in sorted(self.staging.rglob("*.parquet")):
-            is_half = path.relative_to(self.staging).parts[0] == "_temporary"  # of a task that was tried twice
-            if path.is_file() and not is_half and not path.name.startswith(("_", ".")):  # a folder is a partition's, as [file=a.parquet]
+            is_half = path.relative_to(self.staging).parts[0] == "_temporary"  # of a task with two attempts
+            if path.is_file() and not is_half and not path.name.startswith(("_", ".")):  # a folder is a partition, as [file=a.parquet]
                 yield path, parquet.read_metadata(path).num_rows, path.stat().st_size
 
-    # What is there.
+    # Content.
 
     def _check_place(self) -> None:
         status = _look_up(self.path)
         if status is not None and not stat.S_ISLNK(status.st_mode):
-            raise SinkError(f"[KVSPOOL_SINK_TAKEN] {self.path} is there already, and no pipeline made it; name another path")
+            raise SinkError(f"[KVSPOOL_SINK_TAKEN] {self.path} exists already, and no pipeline made it; name another path")
 
     def _locked(self) -> Descriptor:
         file = Descriptor(self.state / "lock", os.O_RDWR | os.O_CREAT)
         if not system.port.try_lock_file(file.number, shared=False):
             file.close()
-            raise PipelineRuns(f"another process is changing {self.path}; a pipeline that runs compacts by itself")
+            raise PipelineRuns(f"another process is changing {self.path}; a running pipeline compacts automatically")
         return file
 
     def _shown(self) -> Version | None:
-        """Return the version that the link shows. Raises SinkError for what can't be one."""
+        """Return the version that the link shows. Raises SinkError for an impossible link."""
         try:
             target = Path(os.readlink(self.path))
         except FileNotFoundError:
@@ -326,10 +329,10 @@ class Table:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {path} doesn't say whose table this is: {error}; restore it, or begin anew") from None
+            raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {path} doesn't name the table's owner: {error}; restore it, or start again") from None
 
     def _clear(self) -> None:
-        """Remove what was under way when a process died. Raises SinkError if nothing is shown where something was."""
+        """Remove the unfinished work of a killed process. Raises SinkError if no version is shown although there was one."""
         if self.version is None:
             self._recover_link()
         self._discard(self._stagings)
@@ -340,13 +343,13 @@ class Table:
                 self._discard(self._folder(number))
 
     def _recover_link(self) -> None:
-        """Show the first version if it is whole. A later one has only come about because the link showed the one before."""
+        """Show the first version if it is complete. A later one exists only if the link showed the one before."""
         last = max(self._numbers(), default=0)
         if last > 1:
             target = self._folder(last).relative_to(self.path.parent)
             raise SinkError(
-                f"[KVSPOOL_SINK_DAMAGED] the link {self.path} is missing, and {self.state} has versions of it; put it back with "
-                f"ln -s {target} {self.path}, or move {self.state} away to begin anew"
+                f"[KVSPOOL_SINK_DAMAGED] the link {self.path} is missing, but {self.state} has versions of it; restore it with "
+                f"ln -s {target} {self.path}, or move {self.state} away to start again"
             )
         if last and self._is_whole(last):
             self._show(last)
@@ -366,33 +369,32 @@ class Table:
 
     @property
     def next_number(self) -> int:
-        """The number of the version that comes next, which no file's name has yet."""
+        """The number of the next version, which no file's name has yet."""
         return 1 if self.version is None else self.version.number + 1
 
     def _folder(self, number: int) -> Path:
         return self._versions / f"{number:010}"
 
     def _discard(self, folder: Path) -> None:
-        """Remove a folder that nobody is shown any more. Its manifest goes first, so that half of it never looks like a version."""
+        """Remove an unused folder. Its manifest is removed first, so that a part of it never looks like a version."""
         with suppress(FileNotFoundError, NotADirectoryError):
             system.port.remove(folder / MANIFEST)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def snapshot(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of the version that a table shows now, which stays as it is for as long as the job keeps snapshots."""
+    """Return the folder of the version that a table shows now. It doesn't change while the job keeps the snapshot."""
     return Path(os.path.realpath(path))
 
 
 def read_manifest(folder: Path) -> Version:
-    """Return what a version's manifest says, of the version that a table shows or of a snapshot. Raises SinkError for one that can't be
-    trusted."""
+    """Return the manifest of a version: the shown one, or a snapshot. Raises SinkError for an invalid manifest."""
     folder = Path(os.path.realpath(folder))
     path = folder / MANIFEST
     try:
         version = documents.from_json(documents.read(path, LARGEST_MANIFEST), Version)
     except (OSError, ValueError) as error:
-        raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {path} doesn't name the version's files: {error}; restore it, or begin anew") from None
+        raise SinkError(f"[KVSPOOL_SINK_DAMAGED] {path} doesn't list the version's files: {error}; restore it, or start again") from None
     for file in version.files:
         parts = file.name.split("/")
         if any(part in ("", ".", "..") for part in parts) or file.rows < 0 or file.size < 0:

@@ -1,1 +1,1 @@
-"""Whom a hub trusts, and with how much: certificates, tokens, rights and quotas. It knows nothing of the network."""
+"""Certificates, tokens, rights and quotas of a hub's users. It does not depend on the network."""

@@ -1,12 +1,12 @@
-"""Who may do what on a hub. What the file doesn't allow isn't allowed; what it denies is denied. Its words: `hub.security.access_file`.
+"""The rights of a hub's users. Everything that the file doesn't allow is denied. Its format: `hub.security.access_file`.
 
     access = Access.load("/etc/kvspool/access.toml")
     principal = access.authenticate("kvs_...")      or access.identify("jfk.example.com"), a certificate's name
     principal.may_write("jfk-2")
-    principal = access.renewed(principal)           later: what holds now, or NotAuthenticated
+    principal = access.renewed(principal)           later: the present rights, or NotAuthenticated
 
-The file is looked at once a second at most. One that can't be read or understood changes nothing: what held before holds, and
-`access.error` says what is wrong, as does the log, once.
+The file is checked at most once a second. An unreadable or invalid file changes nothing: the previous rights apply, and `access.error`
+describes the problem, as does the log, once.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from hub.security.tokens import Token
 from kvspool import system
 from kvspool.system.handles import Handle
 
-INTERVAL = 1.0  # seconds between two looks at the file
-_NOBODY = "0" * 64  # compared with when a token's id is unknown, so that it takes as long
+INTERVAL = 1.0  # seconds between two checks of the file
+_NOBODY = "0" * 64  # compared if a token's id is unknown, so that the time is the same
 _logger = logging.getLogger("kvspool.hub")
 
 
 class Patterns(msgspec.Struct, frozen=True):
-    """A set of client ids: some of them, and all that begin in some ways."""
+    """A set of client ids: some ids, and all with some prefixes."""
 
     exact: frozenset[str] = frozenset()
     beginnings: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, patterns: tuple[str, ...]) -> Patterns:
-        """Take patterns; each is a client id, or how one begins and a *. Raises ValueError."""
+        """Return the set of patterns; each is a client id, or a prefix and a *. Raises ValueError."""
         for pattern in patterns:
             access_file.check_pattern(pattern)
         beginnings = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
@@ -57,7 +57,7 @@ EVERYBODY = Patterns(beginnings=("",))
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Somebody who was recognised, and what he may do. credential: by what, in words for a log."""
+    """An authenticated user, and its rights. credential: its description for a log."""
 
     name: str
     role: Role
@@ -70,19 +70,20 @@ class Principal(msgspec.Struct, frozen=True):
 
     @property
     def may_administer(self) -> bool:
-        """Return whether he may see all clients, and all durable readers and delete them. That alone lets him read and write no client."""
+        """Whether it may list all clients and all durable readers, and delete readers. That right alone lets it read and write no client.
+        """
         return self.role == "admin"
 
     def may_write(self, client: str) -> bool:
-        """Return whether he may append to the shards of a client; False for what can be no client's id."""
+        """Return whether it may append to the shards of a client; False for an impossible client id."""
         return self._may(client, self.writes)
 
     def may_read(self, client: str) -> bool:
-        """Return whether he may read the records of a client."""
+        """Return whether it may read the records of a client."""
         return self._may(client, self.reads)
 
     def may_list(self, client: str) -> bool:
-        """Return whether he may see that a client is there, and its figures: what he may read or write, and an admin all."""
+        """Return whether it may list a client, with its statistics: clients that it may read or write; for an admin all."""
         return self._may(client, self.lists) or self.may_read(client) or self.may_write(client)
 
     def _may(self, client: str, allowed: Patterns) -> bool:
@@ -98,21 +99,21 @@ ANYBODY = Principal("anonymous", "admin", EVERYBODY, EVERYBODY, EVERYBODY, Patte
 
 @dataclass(frozen=True)
 class _Rights:
-    """One state of the file."""
+    """The rights of one version of the file."""
 
     principals: dict[str, Principal] = field(default_factory=dict)
     tokens: dict[str, TokenEntry] = field(default_factory=dict)
-    identities: dict[str, str] = field(default_factory=dict)  # a certificate's name in small letters: a principal's name
+    identities: dict[str, str] = field(default_factory=dict)  # a certificate's name in lower case: a principal's name
     revoked_tokens: frozenset[str] = frozenset()
     revoked_identities: frozenset[str] = frozenset()
 
 
 class Access(Handle):
-    """Who may do what. Get it from `load` or `anonymous`; may be used by threads."""
+    """The rights of a hub's users. Get it from `load` or `anonymous`; it can be shared by threads."""
 
     def __init__(self, file: WatchedFile | None) -> None:
-        """Take the file, which isn't read yet; None: anybody may do anything."""
-        self.error: str | None = None  # what is wrong with the file as it is now; what it said before holds
+        """file: not read yet; None: everyone has all rights."""
+        self.error: str | None = None  # why the present file is invalid; its previous version applies
         self._file = file
         self._rights = _Rights()
         self._looks_at = 0.0
@@ -120,42 +121,42 @@ class Access(Handle):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Access:
-        """Read a file. Raises AccessError if it can't be used, which it says; the system's OSError if it can't be read."""
+        """Read a file. Raises AccessError with the reason if it is invalid; the system's OSError if it can't be read."""
         access = cls(WatchedFile(path, is_secret=True))
         access._read()
         return access
 
     @classmethod
     def anonymous(cls) -> Access:
-        """Let anybody do anything: for a hub on a loopback address, or on a Unix socket that only its owner can reach."""
+        """Give everyone all rights: for a hub on a loopback address, or on a Unix socket that only its owner can reach."""
         return cls(None)
 
     @property
     def is_anonymous(self) -> bool:
-        """Return whether anybody may do anything."""
+        """Return whether everyone has all rights."""
         return self._file is None
 
-    # Recognising.
+    # Authentication.
 
     def authenticate(self, text: str) -> Principal:
-        """Return to whom a token belongs. Raises NotAuthenticated."""
+        """Return the owner of a token. Raises NotAuthenticated."""
         if self.is_anonymous:
             return ANYBODY
         try:
             token = Token(text)
         except ValueError:
-            raise NotAuthenticated("what was shown is no token") from None
+            raise NotAuthenticated("the given text is no token") from None
         rights = self._now()
         kept = rights.tokens.get(token.id)
         is_right = token.is_kept_as(_NOBODY if kept is None else kept.sha256)
         if kept is None:
             raise NotAuthenticated(f"token {token.id} is unknown")
         if not is_right:
-            raise NotAuthenticated(f"token {token.id} is another one than was given out", kept.principal)
+            raise NotAuthenticated(f"token {token.id} has another secret than the issued one", kept.principal)
         return self._known(rights, "token", token.id)
 
     def identify(self, identity: str) -> Principal:
-        """Return for whom a certificate stands, by its first name, as the TLS layer gives it when it has verified it.
+        """Return the principal of a certificate, by its first name, after the TLS layer has verified it.
 
         Raises NotAuthenticated.
         """
@@ -164,22 +165,22 @@ class Access(Handle):
         return self._known(self._now(), "certificate", identity.lower())
 
     def check_identity(self, identity: str) -> None:
-        """Raise NotAuthenticated if a certificate's name is revoked, whomever a token says its bearer is."""
+        """Raise NotAuthenticated if a certificate's name is revoked, even if its bearer has a token."""
         if identity.lower() in self._now().revoked_identities:
             raise NotAuthenticated(f"certificate {identity} is revoked", self._rights.identities.get(identity.lower()))
 
     def renewed(self, principal: Principal) -> Principal:
-        """Return what now holds for somebody who was recognised before. Raises NotAuthenticated if he isn't any more."""
+        """Return the present rights of an authenticated principal. Raises NotAuthenticated if its credential is no longer valid."""
         if self.is_anonymous:
             return ANYBODY
         kind, _, credential = principal.credential.partition(" ")
         found = self._known(self._now(), "token" if kind == "token" else "certificate", credential)
         if found.name != principal.name:
-            raise NotAuthenticated(f"{principal.credential} now stands for {found.name}", principal.name)
+            raise NotAuthenticated(f"{principal.credential} now belongs to {found.name}", principal.name)
         return found
 
     def _known(self, rights: _Rights, kind: Literal["token", "certificate"], credential: str) -> Principal:
-        """Return whose a token's id or a certificate's name is, unless it is revoked."""
+        """Return the principal of a token's id or a certificate's name, unless it is revoked."""
         if kind == "token":
             kept = rights.tokens.get(credential)
             name, revoked = (None if kept is None else kept.principal), rights.revoked_tokens
@@ -188,17 +189,17 @@ class Access(Handle):
         if credential in revoked:
             raise NotAuthenticated(f"{kind} {credential} is revoked", name)
         if name is None:
-            raise NotAuthenticated(f"{kind} {credential} stands for nobody")
+            raise NotAuthenticated(f"{kind} {credential} belongs to no principal")
         return msgspec.structs.replace(rights.principals[name], credential=f"{kind} {credential}")
 
     def writers(self) -> list[Principal]:
-        """Return everybody who may write and has a quota, as the file has it now."""
+        """Return all principals that may write and have a quota, as in the present file."""
         return [one for one in self._now().principals.values() if one.role == "client" and one.quota != UNLIMITED]
 
     # The file.
 
     def _now(self) -> _Rights:
-        """Return what holds now."""
+        """Return the present rights."""
         if system.port.monotonic() >= self._looks_at and self._lock.acquire(blocking=False):
             try:
                 self._look()
@@ -207,7 +208,7 @@ class Access(Handle):
         return self._rights
 
     def _look(self) -> None:
-        """Under the lock: read the file again if it has changed; what can't be used changes nothing."""
+        """Under the lock: read the file again if it has changed; an invalid one changes nothing."""
         self._looks_at = system.port.monotonic() + INTERVAL
         try:
             if self._file is not None and self._file.has_changed():
@@ -216,7 +217,7 @@ class Access(Handle):
         except (AccessError, OSError) as error:
             words = str(error)
             if words != self.error:
-                _logger.error("the access file can't be used, what it said before still holds: %s", words)
+                _logger.error("the access file is invalid, its previous rights still apply: %s", words)
             self.error = words
 
     def _read(self) -> None:

@@ -1,12 +1,12 @@
-"""The file that says who may do what on a hub, in TOML; it holds hashes of tokens, so nobody but its owner may read it.
+"""The access file: the rights of a hub's users, in TOML. It has hashes of tokens, so only its owner may read it.
 
     [[principals]]
-    name = "jfk"                        a client id: it may write jfk, and whatever begins with jfk-
-    role = "client"                     client (the default), reader: writes nothing, or admin: looks after the hub
-    read = ["jfk", "lga-*"]             whose shards it may read: a client id, or how it begins and a *
-    list = ["*"]                        of whom it may see that they are there, besides those that it may read or write
-    deny = ["lga-secret*"]              whom it may neither read, list nor write, whatever else says it may
-    certificates = ["jfk.example.com"]  the first name of a client certificate that stands for it
+    name = "jfk"                        a client id: it may write jfk, and all ids that begin with jfk-
+    role = "client"                     client (the default); reader: never writes; or admin: maintains the hub
+    read = ["jfk", "lga-*"]             clients that it may read: an id, or a prefix and a *
+    list = ["*"]                        clients that it may list, in addition to those that it may read or write
+    deny = ["lga-secret*"]              clients that it may neither read, list nor write, whatever the other keys allow
+    certificates = ["jfk.example.com"]  first names of client certificates that identify it
     quota = { bytes = "10GiB", rate = "20MiB", shards = 64, connections = 8 }
 
     [[tokens]]                          written by `kvspool hub token add`
@@ -15,14 +15,14 @@
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     created = 2026-01-31T12:00:00Z
 
-    [[revoked]]                         a token's id, or the name of a certificate; revoked is revoked, whatever stands above
+    [[revoked]]                         a token's id, or the name of a certificate; this overrides everything above
     token = "3fa9c2d1"
     at = 2026-02-01T12:00:00Z
 
-    [quota]                             of every principal that has none of its own
+    [quota]                             of every principal without its own
     bytes = "100GiB"
 
-What is not said is not allowed. A word that isn't known is an error, for a misspelt `deny` would allow.
+Rights that are not granted are denied. An unknown key is an error, because a misspelt `deny` would allow.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RevokedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AccessFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file says."""
+    """The content of the file."""
 
     principals: tuple[PrincipalEntry, ...] = ()
     tokens: tuple[TokenEntry, ...] = ()
@@ -90,22 +90,22 @@ class AccessFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def revoked_tokens(self) -> frozenset[str]:
-        """Return the ids of the tokens that are revoked."""
+        """Return the ids of revoked tokens."""
         return frozenset(one.token for one in self.revoked if one.token is not None)
 
     @property
     def revoked_identities(self) -> frozenset[str]:
-        """Return the certificates' names that are revoked, in small letters."""
+        """Return the names of revoked certificates, in lower case."""
         return frozenset(one.identity.lower() for one in self.revoked if one.identity is not None)
 
     def quota_of(self, principal: PrincipalEntry) -> Quota:
-        """Return what a principal may have."""
+        """Return the quota of a principal."""
         words = self.quota if principal.quota is None else principal.quota
         return UNLIMITED if words is None else parse_quota(words)
 
 
 def parse(data: bytes) -> AccessFile:
-    """Return what a file says. Raises ValueError that names what is wrong."""
+    """Return the content of a file. Raises ValueError with the reason."""
     try:
         found = msgspec.convert(documents.from_toml(data), AccessFile)
     except RecursionError:
@@ -125,24 +125,24 @@ def parse(data: bytes) -> AccessFile:
         _check_token(token)
         _add(ids, token.id, "token")
         if token.principal not in names:
-            raise ValueError(f"token {token.id} is of principal {token.principal!r}, which isn't there")
+            raise ValueError(f"token {token.id} is of principal {token.principal!r}, which is missing")
     for one in found.revoked:
         _check_revoked(one)
     return found
 
 
 def parse_quota(words: dict[str, int | str]) -> Quota:
-    """Return a quota of which sizes may have units. Raises ValueError."""
+    """Return a quota, whose sizes may have units. Raises ValueError."""
     quota = msgspec.convert({name: sizes.parse(value) for name, value in words.items()}, Quota)
     for name in quota.__struct_fields__:
         limit = getattr(quota, name)
         if limit is not None and limit < (name == "rate"):
-            raise ValueError(f"a quota's {name} is {'above' if name == 'rate' else 'at least'} 0, not {limit}")
+            raise ValueError(f"a quota's {name} must be {'above' if name == 'rate' else 'at least'} 0, not {limit}")
     return quota
 
 
 def check_pattern(pattern: str) -> str:
-    """Return a pattern of client ids, or raise ValueError: it is a client id, or how one begins and a *."""
+    """Return a pattern of client ids: an id, or a prefix and a *. Raises ValueError for any other text."""
     beginning = pattern.removesuffix("*")
     if beginning or not pattern:
         check_client(beginning)
@@ -166,7 +166,7 @@ def _check_token(token: TokenEntry) -> None:
 
 def _check_revoked(one: RevokedEntry) -> None:
     if (one.token is None) == (one.identity is None):
-        raise ValueError("each [[revoked]] has either a token or an identity")
+        raise ValueError("each [[revoked]] needs either a token or an identity")
     if one.token is not None and not ID.fullmatch(one.token):
         raise ValueError(f"a token's id has 8 hex digits, not {len(one.token)} characters; it is not the token")
     if one.identity is not None:
@@ -180,20 +180,20 @@ def _check_identity(identity: str) -> None:
 
 def _add(known: set[str], name: str, what: str) -> None:
     if name in known:
-        raise ValueError(f"{what} {name!r} is there twice")
+        raise ValueError(f"{what} {name!r} is repeated")
     known.add(name)
 
 
-# Editing: what is new goes to the end, so that whatever a person wrote stays as it is.
+# Editing: additions go to the end, so that text written by a person stays as it is.
 
 
 def add_token(
     path: str | os.PathLike[str], token: Token, name: str, role: Role | None = None, read: tuple[str, ...] = ()
 ) -> None:
-    """Give a token to a principal, which is added if it isn't there; so is the file. It is on disk when this returns.
+    """Give a token to a principal; a missing principal or file is created. On disk on return.
 
-    role: of a new principal, client unless given. Raises ValueError for what can't be, or differs from what is there; AccessError for a
-    file that can't be used, LockTimeout, and the system's OSError.
+    role: of a new principal, client by default. Raises ValueError for invalid arguments, or ones that differ from the file; AccessError
+    for an invalid file, LockTimeout, and the system's OSError.
     """
 
     def change(before: bytes) -> bytes:
@@ -208,7 +208,7 @@ def add_token(
 
 
 def revoke(path: str | os.PathLike[str], *, token: str | None = None, identity: str | None = None) -> bool:
-    """Revoke a token by its id, or a certificate by its name; False if it was revoked already. Raises as `add_token`."""
+    """Revoke a token by its id, or a certificate by its name. Return False if it was already revoked. Raises as `add_token`."""
     revoked = RevokedEntry(token, identity)
     _check_revoked(revoked)
     done = False
@@ -231,7 +231,7 @@ def revoke(path: str | os.PathLike[str], *, token: str | None = None, identity: 
 
 
 def read(path: str | os.PathLike[str]) -> AccessFile:
-    """Return what a file says. Raises AccessError, and the system's OSError."""
+    """Return the content of a file. Raises AccessError, and the system's OSError."""
     return _parse_of(path, private.WatchedFile(path, is_secret=True).read())
 
 
@@ -244,7 +244,7 @@ def _parse_of(path: str | os.PathLike[str], data: bytes) -> AccessFile:
 
 def _check_same(there: PrincipalEntry, role: Role | None, read: tuple[str, ...]) -> None:
     if role not in (None, there.role) or (read and read != there.read):
-        raise ValueError(f"principal {there.name!r} is there already, with other rights; edit them in the file")
+        raise ValueError(f"principal {there.name!r} exists already, with other rights; edit them in the file")
 
 
 def _principal_text(name: str, role: Role, read: tuple[str, ...]) -> str:
@@ -255,12 +255,12 @@ def _principal_text(name: str, role: Role, read: tuple[str, ...]) -> str:
 
 
 def _checked(before: bytes, added: str) -> bytes:
-    """Return the file with something added, if it is still one: TOML can be written in ways to which nothing can be added at its end."""
+    """Return the file with an addition, if the result is valid: some forms of TOML allow no additions at the end."""
     after = before + (b"" if before.endswith(b"\n") or not before else b"\n") + added.encode()
     try:
         parse(after)
     except ValueError as error:
-        raise AccessError(f"nothing can be added at the end of this file ({error}); write its lists as [[principals]] and so on") from None
+        raise AccessError(f"this file allows no additions at its end ({error}); write its lists as [[principals]] and so on") from None
     return after
 
 

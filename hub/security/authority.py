@@ -1,10 +1,10 @@
-"""A certificate authority of one's own, for who has no other: one for the server of a hub, and for its clients.
+"""A certificate authority for a hub and its clients, for users without one.
 
-    DIR/ca.pem  ca.key              the authority; whoever has ca.key can be anybody, so keep it where the hub isn't
+    DIR/ca.pem  ca.key              the authority; ca.key can forge any identity, so keep it away from the hub
     DIR/server.pem  server.key      of the hub
     DIR/clients/NAME.pem  .key      of a client, whose identity is NAME
 
-Keys are ECDSA on P-256. A certificate holds from an hour ago, for clocks differ, for 397 days; the authority's for ten years.
+Keys are ECDSA on P-256. A certificate is valid for 397 days, from an hour ago, because clocks differ; the authority's for ten years.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ DAYS = 397
 AUTHORITY_DAYS = 3652
 MOST_DAYS = 36500
 _EARLIER = timedelta(hours=1)
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # a client's certificate; also a part of a file's name, and a common name
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")  # a client's certificate; also a part of a file name, and a common name
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 _SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
 
 @dataclass(frozen=True)
 class Signer:
-    """An authority that signs, or a certificate that is to sign itself."""
+    """An authority that signs, or a certificate that signs itself."""
 
     name: x509.Name
     key: ec.EllipticCurvePrivateKey
@@ -50,10 +50,10 @@ class Signer:
 
 
 def make_authority(directory: str | os.PathLike[str], names: Sequence[str], *, days: int = DAYS, replaces: bool = False) -> Pair:
-    """Make an authority and a certificate of a server with these names (hosts, addresses); return the server's.
+    """Create an authority and a certificate of a server with these names (hosts, addresses). Return the server's.
 
-    The directory is made if it isn't there. Raises CertificateError if there are such files, unless it `replaces` them, which makes every
-    certificate of the old authority void; ValueError for a name that can't be; the system's OSError.
+    A missing directory is created. Raises CertificateError if such files exist, unless `replaces`, which makes every certificate of the old
+    authority useless; ValueError for an invalid name; the system's OSError.
     """
     directory = Path(os.path.abspath(directory))
     alternatives = _alternatives(names)
@@ -73,7 +73,7 @@ def make_authority(directory: str | os.PathLike[str], names: Sequence[str], *, d
 
 
 def make_server(directory: str | os.PathLike[str], names: Sequence[str], *, days: int = DAYS, replaces: bool = False) -> Pair:
-    """Make a server's certificate, signed by the authority of the directory; raises as `make_authority` and `read_pair`."""
+    """Create a server's certificate, signed by the authority of the directory; raises as `make_authority` and `read_pair`."""
     directory = Path(os.path.abspath(directory))
     alternatives = _alternatives(names)
     _refuse_existing(directory, ("server",), replaces)
@@ -83,9 +83,9 @@ def make_server(directory: str | os.PathLike[str], names: Sequence[str], *, days
 
 
 def make_client(directory: str | os.PathLike[str], name: str, *, days: int = DAYS, replaces: bool = False) -> Pair:
-    """Make a client's certificate, signed by the authority of the directory; raises as `make_authority` and `read_pair`."""
+    """Create a client's certificate, signed by the authority of the directory; raises as `make_authority` and `read_pair`."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"a client's name has up to 63 letters, digits, _, - and dots, the first no - or dot, not {name!r}")
+        raise ValueError(f"a client's name has up to 63 letters, digits, _, - and dots, and doesn't begin with - or a dot, not {name!r}")
     directory = Path(os.path.abspath(directory))
     _refuse_existing(directory / "clients", (name,), replaces)
     pair = _issue(_signer(directory), name, [x509.DNSName(name)], _CLIENT, days)
@@ -108,7 +108,7 @@ def _issue(
 
 def _builder(signer: Signer, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
     if not 1 <= days <= MOST_DAYS:
-        raise ValueError(f"a certificate holds for 1 to {MOST_DAYS} days, not {days}")
+        raise ValueError(f"a certificate is valid for 1 to {MOST_DAYS} days, not {days}")
     now = datetime.fromtimestamp(system.port.now() // 1_000_000_000, UTC)
     end = now + timedelta(days=days)
     if signer.certificate is not None:
@@ -133,7 +133,7 @@ def _signer(directory: Path) -> Signer:
 
 
 def _alternatives(names: Sequence[str]) -> list[x509.GeneralName]:
-    """Return a server's names as they stand in a certificate. Raises ValueError."""
+    """Return a server's names in the form of a certificate. Raises ValueError."""
     if not names:
         raise ValueError("a server's certificate needs at least one name")
     return [_alternative(name) for name in names]
@@ -180,7 +180,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _refuse_existing(directory: Path, names: Sequence[str], replaces: bool) -> None:
     for path in (directory / f"{name}{ending}" for name in names for ending in (".pem", ".key")):
         if not replaces and system.port.look_up(path) is not None:
-            raise CertificateError(f"{path} is there already; nothing was made")
+            raise CertificateError(f"{path} already exists; nothing was created")
 
 
 def _make_directory(directory: Path) -> None:
@@ -189,6 +189,6 @@ def _make_directory(directory: Path) -> None:
 
 
 def _store(path: Path, pair: Pair, replaces: bool) -> None:
-    """Write key and certificate; whoever watches them takes none before he has both."""
+    """Write key and certificate; a process that watches them uses neither before it has both."""
     private.write(path.with_name(f"{path.name}.key"), pair.key, replaces=replaces)
     private.write(path.with_name(f"{path.name}.pem"), pair.chain, replaces=replaces, mode=0o644)

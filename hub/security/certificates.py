@@ -1,4 +1,4 @@
-"""Certificates and their keys: read from files, looked at, and read again when they were renewed."""
+"""Certificates and their keys: read from files, checked, and read again after a renewal."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ try:
 except ImportError as _error:
     raise MissingExtra(f"certificates need the package cryptography ({_error}); pip install 'kvspool[hub]'") from _error
 
-INTERVAL = 1.0  # seconds between two looks at the files
+INTERVAL = 1.0  # seconds between two checks of the files
 _logger = logging.getLogger("kvspool.hub")
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a certificate says. Times are ns since 1970; `names` its DNS names and addresses, in its order.
+    """The content of a certificate. Times are ns since 1970; `names`: its DNS names and addresses, in its order.
 
-    identity: the name by which a hub knows the client that shows it, "" if it has none.
+    identity: the name by which a hub identifies the client, "" if it has none.
     """
 
     subject: str
@@ -44,11 +44,11 @@ class Certificate:
 
     @classmethod
     def parse(cls, pem: bytes, where: object = "it") -> Certificate:
-        """Return what the first certificate of a PEM text says. Raises CertificateError, in which `where` names the text."""
+        """Return the content of the first certificate of a PEM text. Raises CertificateError; `where` names the text in messages."""
         return _described(_chain(pem, where)[0], where)
 
     def problem(self, now: int | None = None) -> str | None:
-        """Return in words why it is not valid at a time (now unless given), None if it is."""
+        """Return why it is not valid at a time (now unless given), None if it is."""
         at = system.port.now() if now is None else now
         if at < self.not_before:
             return f"it is not valid before {moment(self.not_before)}"
@@ -57,7 +57,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate, those that lead up to its authority behind it, and its key, in PEM."""
+    """A certificate with its chain up to the authority, and its key, in PEM."""
 
     certificate: Certificate
     chain: bytes
@@ -65,7 +65,7 @@ class Pair:
 
     @classmethod
     def parse(cls, chain: bytes, key: bytes, where: object = "it") -> Pair:
-        """Take both. Raises CertificateError if one is none, or the key is not the certificate's; `where` names the certificate."""
+        """Parse both. Raises CertificateError if one is invalid, or they don't match; `where` names the certificate in messages."""
         leaf = _chain(chain, where)[0]
         with _translated(f"the key of {where} is no private key in PEM"):
             try:
@@ -80,10 +80,10 @@ class Pair:
 
 
 class Certificates(Handle):
-    """The pair of a server, and the authority whose clients it takes, as the files have them. May be used by threads.
+    """The pair of a server, and the authority for its clients' certificates, from files. Can be shared by threads.
 
-    Whoever serves asks `refresh` now and then. A pair of which one file is new and the other is still old isn't taken, nor one that isn't
-    valid now: what was there before stays, and `error` says why.
+    Servers call `refresh` from time to time. A half-replaced pair is not used, nor one that isn't valid now: the previous one stays, and
+    `error` has the reason.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Certificates(Handle):
         return min([self.pair.certificate.not_after, *others])
 
     def refresh(self) -> bool:
-        """Look at the files, once a second at most; return whether `pair` or `authority` are new, so that the server has to take them."""
+        """Check the files, at most once a second. Return whether `pair` or `authority` changed, so that the server has to use them."""
         with self._lock:
             if system.port.monotonic() < self._looks_at:
                 return False
@@ -116,7 +116,7 @@ class Certificates(Handle):
             return self._take()
 
     def _take(self) -> bool:
-        """Under the lock: take what the files hold if it can be used; return whether it is new."""
+        """Under the lock: use the content of the files if it is valid. Return whether it changed."""
         files = [self._certificate, self._key, *([] if self._authority is None else [self._authority])]
         try:
             if self.error is None and not any(file.has_changed() for file in files):
@@ -127,7 +127,7 @@ class Certificates(Handle):
                 raise CertificateError(f"{self._certificate.path}: {problem}")
         except (CertificateError, AccessError, OSError) as error:
             if str(error) != self.error:
-                _logger.error("the new certificate can't be used, the one before still is: %s", error)
+                _logger.error("the new certificate can't be used; the previous one is still in use: %s", error)
             self.error = str(error)
             return False
         is_new = (pair, authority) != (self.pair, self.authority)
@@ -146,17 +146,18 @@ class Certificates(Handle):
 
 
 def read(path: str | os.PathLike[str]) -> Certificate:
-    """Return what the certificate in a file says. Raises CertificateError, AccessError for what others can write, and OSError."""
+    """Return the content of a certificate's file. Raises CertificateError, AccessError for a file that others can write, and OSError."""
     return Certificate.parse(WatchedFile(path, is_secret=False).read(), Path(path))
 
 
 def read_pair(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Pair:
-    """Return a certificate and its key. Raises CertificateError, AccessError for files of which others have rights, and OSError."""
+    """Return a certificate and its key. Raises CertificateError, AccessError for files that others may access, and OSError."""
     return Pair.parse(WatchedFile(certificate, is_secret=False).read(), WatchedFile(key, is_secret=True).read(), Path(certificate))
 
 
 def read_authority(path: str | os.PathLike[str]) -> bytes:
-    """Return the certificates of an authority in PEM. Raises CertificateError, AccessError for what others can write, and OSError."""
+    """Return the certificates of an authority in PEM. Raises CertificateError, AccessError for a file that others can write, and OSError.
+    """
     data = WatchedFile(path, is_secret=False).read()
     _authorities(data, Path(path))
     return data
@@ -169,7 +170,7 @@ def moment(at: int) -> str:
 
 @contextmanager
 def _translated(words: str) -> Iterator[None]:
-    """Raise CertificateError for whatever the library raises: that depends on what is wrong, and may quote what it was given."""
+    """Raise CertificateError for any error of the library, whose types vary, and whose texts may quote secrets."""
     try:
         yield
     except CertificateError:
@@ -203,7 +204,7 @@ def _described(certificate: x509.Certificate, where: object) -> Certificate:
 
 
 def _identities(certificate: x509.Certificate) -> list[tuple[type, str]]:
-    """Return kind and text of the names that the TLS layer may take for an identity."""
+    """Return kind and text of the names that the TLS layer may use as an identity."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

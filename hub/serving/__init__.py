@@ -1,1 +1,1 @@
-"""What `hub.server` is made of: the gate in front, who calls, what comes in and what goes out."""
+"""The parts of `hub.server`: the gate, authentication, ingest and read service."""

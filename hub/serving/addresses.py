@@ -1,4 +1,4 @@
-"""Where a hub listens, and whether what goes there has to be encrypted."""
+"""Addresses of a hub, and whether traffic to them must be encrypted."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import ipaddress
 
 
 def needs_tls(host: str) -> bool:
-    """Return whether traffic to a host must be encrypted: all but loopback addresses and Unix sockets (`unix:...`, or a path).
+    """Return whether traffic to a host must be encrypted: all except loopback addresses and Unix sockets (`unix:...`, or a path).
 
-    A name counts as loopback only if it is `localhost`: what else it stands for may change. Every interface (`0.0.0.0`, `::`, an empty
-    host) is no loopback.
+    The only loopback name is `localhost`, because the address of other names may change. All interfaces (`0.0.0.0`, `::`, an empty
+    host) are not loopback.
     """
     if host.startswith(("unix:", "/")) or host.lower() == "localhost":
         return False

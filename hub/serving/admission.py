@@ -1,4 +1,4 @@
-"""What may come in: for one call of a client, rights, quotas and room are looked at for each batch."""
+"""Admission control of one call: rights, quotas and free space are checked for each batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hub.serving.gate import Connection
     from hub.store import Store
 
-POLL = 0.5  # seconds between two looks whether a caller that has to wait is still there
+POLL = 0.5  # seconds between two checks whether a waiting caller is still connected
 
 
 class Admission(Handle):
@@ -43,7 +43,7 @@ class Admission(Handle):
         self._held = ExitStack()
 
     def begin(self, client: str, bits: int) -> None:
-        """Look whether this client may write, and have so many shards. Raises Flight's errors, QuotaExceeded and HubFull."""
+        """Check whether this client may write, and may have so many shards. Raises Flight's errors, QuotaExceeded and HubFull."""
         self._client = client
         self._check()
         self._held.enter_context(self._meter.call(self._connection))
@@ -51,7 +51,7 @@ class Admission(Handle):
         self._held.enter_context(self._meter.shards(client, 1 << bits, self._known_shards))
 
     def admit(self, size: int) -> None:
-        """Count a batch, and wait if the client is too quick. Raises QuotaExceeded, HubFull, Flight's errors."""
+        """Count a batch, and delay a client that exceeds its rate. Raises QuotaExceeded, HubFull, Flight's errors."""
         principal = self._caller.principal
         if principal is not self._principal:
             self._principal = principal
@@ -68,14 +68,14 @@ class Admission(Handle):
             system.port.sleep(min(left, POLL))
 
     def progress(self, size: int) -> None:
-        """Say that a batch was dealt with, so that the connection isn't taken for one that sends something endless."""
+        """Report a processed batch to the gate, so that its bytes no longer count as unprocessed."""
         self._connection.progress(size)
 
     def _known_shards(self) -> dict[str, int]:
         return {name: len(shards) for name, shards in self._store.figures().items() if self._principal.may_write(name)}
 
     def close(self) -> None:
-        """Count the call no more."""
+        """Stop counting the call."""
         self._held.close()
 
     def _check(self) -> None:

@@ -1,23 +1,23 @@
-"""Who makes a call, as far as Arrow Flight can tell; it knows Flight, `hub.security.access` does not.
+"""Authentication of calls of Arrow Flight; it depends on Flight, `hub.security.access` does not.
 
     authentication = Authentication(access, uses_certificates=True)
     class Server(flight.FlightServerBase): ...      with middleware={KEY: authentication}
-    principal = authentication.principal(context)                                           first thing in every handler
+    principal = authentication.principal(context)                                           first in every handler
     authentication.check(context, principal, principal.may_write(client), f"write {client}")
     standing = authentication.standing(context, principal); standing.principal              for each batch of a long stream
 
-**A token** is looked at before the call's first message is read, when nothing but the headers is known: nobody without one gets the hub to
-take in a message, and of Flight there is no limit to the size of one. The price is that the log can't name the address then; the gate
-in front of the server knows it of each connection, and cuts one that nobody was recognised on. `address` is how it tells the handlers.
+**A token** is checked before the call's first message is read, when only the headers are known. So callers without one can't make the hub
+receive a message, whose size Flight doesn't limit. The price is that the log can't name the address at that moment. The gate knows the
+address of each connection, and ends connections without authentication. `address` gives it to the handlers.
 
-**A certificate** was verified before that, by TLS: whom our CA didn't sign gets no call through. Its identity - the first name in it,
-or its common name if it has no other - is known in the handler alone, so a call without a token passes the middleware where certificates
-are used, and `principal` recognises it or refuses it. With both, the token says who it is, and a revoked certificate is refused all the
-same.
+**A certificate** was verified by TLS before that: a certificate of another authority gets no call. Its identity is the first name in it, or
+its common name if it has no other. Only the handler knows it. So if certificates are used, a call without a token passes the
+middleware, and `principal` accepts or refuses it. With both, the token determines the principal, and a revoked certificate is refused
+nevertheless.
 
-**Calls are counted** from their headers on, too: see `hub.serving.calls`.
+**Calls are counted** from their headers on: see `hub.serving.calls`.
 
-He who is refused isn't told why.
+Refused callers get no reason.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ except ImportError as _error:
     raise MissingExtra(f"the hub's server needs the package pyarrow ({_error}); pip install 'kvspool[hub]'") from _error
 
 KEY = "kvspool-authentication"
-ANYBODY = "a caller without a token"  # all of them share what one principal may have before its first message
-RENEWAL = 1.0  # seconds after which is looked again what somebody may, while his call goes on
+ANYBODY = "a caller without a token"  # all of them share one principal's limits until their first message
+RENEWAL = 1.0  # seconds after which rights are checked again during a call
 
 
 class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Recognises who makes each call of a Flight server; see the module. Used by all its threads."""
+    """Authenticates the calls of a Flight server; see the module. Used by all its threads."""
 
     def __init__(
         self,
@@ -58,23 +58,23 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         address: Callable[[str], str] | None = None,
         calls: Calls | None = None,
     ) -> None:
-        """uses_certificates: the server verifies clients' certificates. address: makes what is logged of what Flight calls the peer.
-        calls: counts and bounds the calls.
+        """uses_certificates: the server verifies clients' certificates. address: converts Flight's name of the peer for the log. calls:
+        counts and limits the calls.
 
-        Behind a gate the peer is the gate's own end of a connection, so `address` has to ask the gate whose that is.
+        Behind a gate the peer is the gate's own end of a connection, so `address` has to ask the gate for the client's address.
         """
         super().__init__()
         self.access = access
         self.calls = Calls() if calls is None else calls
         self.log = Log("refused calls")
         self.excess = Log("calls beyond a bound")
-        self.failures = 0  # calls by somebody who wasn't recognised
-        self.denials = 0  # calls by somebody who may not make them
+        self.failures = 0  # unauthenticated calls
+        self.denials = 0  # calls without the right to make them
         self._uses_certificates = uses_certificates
         self._address = _unquoted if address is None else address
 
     def start_call(self, info: Any, headers: dict[str, list[str | bytes]]) -> _Caller:
-        """Look at a call's token before anything else of it is read; called by Flight."""
+        """Check a call's token before anything else of the call is read. Flight calls this."""
         principal = self._shown(info, headers)
         name = ANYBODY if principal is None else principal.name
         try:
@@ -84,7 +84,7 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise flight.FlightUnavailableError(str(error), msgspec.json.encode(tickets.failure(error))) from None
 
     def _shown(self, info: Any, headers: dict[str, list[str | bytes]]) -> Principal | None:
-        """Return the principal of a call's token; None if only the handler can know. Raises FlightUnauthenticatedError."""
+        """Return the principal of a call's token; None if only the handler can know it. Raises FlightUnauthenticatedError."""
         if self.access.is_anonymous:
             return None
         shown = next((values for name, values in headers.items() if name.lower() == "authorization"), [])
@@ -97,7 +97,7 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise self._refused(error, f"method {info.method.name}") from None
 
     def principal(self, context: Any) -> Principal:
-        """Return who makes the call of a handler. Raises FlightUnauthenticatedError."""
+        """Return the principal of a handler's call. Raises FlightUnauthenticatedError."""
         caller: _Caller = context.get_middleware(KEY)
         caller.call.open()
         identity = context.peer_identity().decode("utf-8", "backslashreplace") if self._uses_certificates else ""
@@ -110,30 +110,30 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         return caller.principal
 
     def renewed(self, context: Any, principal: Principal) -> Principal:
-        """Return what somebody may do now, some time after his call began. Raises FlightUnauthenticatedError if he was revoked."""
+        """Return the principal's present rights, later in a call. Raises FlightUnauthenticatedError after a revocation."""
         try:
             return self.access.renewed(principal)
         except NotAuthenticated as error:
             raise self._refused(error, self.address(context)) from None
 
     def standing(self, context: Any, principal: Principal) -> Standing:
-        """Return what somebody may do for as long as his call lasts."""
+        """Return the principal's rights, kept current during its call."""
         return Standing(self, context, principal)
 
     def held(self, context: Any) -> ExitStack:
-        """Return what is closed when a call is over, and its last answer sent: Flight sends them after the handler has returned."""
+        """Return a stack that is closed when a call is over and its last answer was sent, after the handler has returned."""
         caller: _Caller = context.get_middleware(KEY)
         return caller.held
 
     def check(self, context: Any, principal: Principal, is_allowed: bool, what: str) -> None:
-        """Raise FlightUnauthorizedError, and log it, unless it `is_allowed`; `what` follows on "may not"."""
+        """Raise FlightUnauthorizedError, and log it, unless `is_allowed`; `what` completes "may not"."""
         if not is_allowed:
             self.denials += 1
             self.log.warn("%s may not %s, from %s", principal.name, what, self.address(context))
             raise flight.FlightUnauthorizedError(f"{principal.name} may not {what}")
 
     def address(self, context: Any) -> str:
-        """Return the address of him who makes the call of a handler."""
+        """Return the client address of a handler's call."""
         return self._address(context.peer())
 
     def _refused(self, error: NotAuthenticated, where: str) -> Exception:
@@ -143,7 +143,7 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
-    """Who makes a call, if the token says it."""
+    """The caller, if its token identifies it."""
 
     def __init__(self, principal: Principal | None, call: Call) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
         self.held = ExitStack()
 
     def call_completed(self, exception: Exception | None) -> None:
-        """Let go of what the call held; called by Flight, however it ended."""
+        """Release the call's resources. Flight calls this, however the call ended."""
         try:
             self.held.close()
         finally:
@@ -160,7 +160,7 @@ class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
 
 
 class Standing:
-    """Who makes a call, and what he may do now: looked at again once a second at most. Used by the call's own thread."""
+    """A caller and its present rights, checked again at most once a second. Used by the call's own thread."""
 
     def __init__(self, authentication: Authentication, context: Any, principal: Principal) -> None:
         self._authentication = authentication
@@ -170,7 +170,7 @@ class Standing:
 
     @property
     def principal(self) -> Principal:
-        """Return him with the rights that he has now. Raises FlightUnauthenticatedError if he was revoked."""
+        """Return the principal with its present rights. Raises FlightUnauthenticatedError after a revocation."""
         now = system.port.monotonic()
         if now >= self._renew_at:
             self._renew_at = now + RENEWAL
@@ -178,27 +178,27 @@ class Standing:
         return self._principal
 
     def check(self, is_allowed: bool, what: str) -> None:
-        """Raise FlightUnauthorizedError, and log it, unless it `is_allowed`; `what` follows on "may not"."""
+        """Raise FlightUnauthorizedError, and log it, unless `is_allowed`; `what` completes "may not"."""
         self._authentication.check(self._context, self._principal, is_allowed, what)
 
     def may_read(self, client: str) -> bool:
-        """Return whether he may read a client now. Raises FlightUnauthenticatedError if he was revoked."""
+        """Return whether the caller may read a client now. Raises FlightUnauthenticatedError after a revocation."""
         return self.principal.may_read(client)
 
     def may_list(self, client: str) -> bool:
-        """Return whether he may see now that a client is there. Raises FlightUnauthenticatedError if he was revoked."""
+        """Return whether the caller may list a client now. Raises FlightUnauthenticatedError after a revocation."""
         return self.principal.may_list(client)
 
 
 def _bearer(values: list[str | bytes]) -> str:
     """Return the token of an authorization header. Raises NotAuthenticated if there is not exactly one."""
     if not values:
-        raise NotAuthenticated("no token was shown")
+        raise NotAuthenticated("no token was sent")
     if len(values) > 1 or not isinstance(values[0], str):
-        raise NotAuthenticated("more than one token was shown, or one that is no text")
+        raise NotAuthenticated("several tokens were sent, or one that is no text")
     scheme, _, token = values[0].partition(" ")
     if scheme.lower() != "bearer":
-        raise NotAuthenticated("what was shown is no bearer token")
+        raise NotAuthenticated("the authorization header has no bearer token")
     return token.strip()
 
 

@@ -1,4 +1,4 @@
-"""What a hub knows of its clients besides their records: who is connected, what came from them since it started, what was refused."""
+"""The hub's statistics of its clients since it started: connections, received records, refusals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hub.store import Outcome
 from kvspool import system
 from kvspool.system.handles import Handle
 
-MOST = 10_000  # clients that are remembered; more can't be there without a right to it
+MOST = 10_000  # remembered clients; only authorized clients count
 
 
 class Client(Handle):
-    """One client's figures since the hub started. Its methods may be called by several threads."""
+    """One client's statistics since the hub started. Its methods can be called by several threads."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -21,10 +21,10 @@ class Client(Handle):
         self.last_seen = 0  # ns since 1970
         self.records = 0
         self.bytes = 0
-        self.lost: Counter[int] = Counter()  # of each shard: sequences that it declared lost
-        self.duplicates = 0  # records that came again
+        self.lost: Counter[int] = Counter()  # of each shard: sequences that the client declared lost
+        self.duplicates = 0  # records that were sent again
         self.refused: Counter[str] = Counter()
-        self.ends: dict[int, int] = {}  # of each shard: the sequence that its log's next record gets, as the client said last
+        self.ends: dict[int, int] = {}  # of each shard: the next sequence of its log, as last reported by the client
         self.places: dict[int, int] = {}  # of each shard: the sequence of its log that the hub expects
         self._lock = threading.Lock()
 
@@ -35,7 +35,7 @@ class Client(Handle):
             self.last_seen = system.port.now()
 
     def said(self, ends: dict[int, int]) -> None:
-        """Note how far the client's own logs go."""
+        """Note the reported ends of the client's logs."""
         with self._lock:
             self.ends.update(ends)
             self.last_seen = system.port.now()
@@ -55,21 +55,21 @@ class Client(Handle):
             self.refused[reason] += 1
 
     def behind(self, index: int) -> int:
-        """Return how many records of a shard's log the hub doesn't have yet; -1 if the client hasn't said."""
+        """Return how many records of a shard's log the hub doesn't have yet; -1 if the client hasn't reported it."""
         with self._lock:
             end = self.ends.get(index)
             return -1 if end is None else max(0, end - self.places.get(index, 0))
 
 
 class Clients(Handle):
-    """All clients that were seen since the hub started."""
+    """All clients seen since the hub started."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._clients: dict[str, Client] = {}
 
     def of(self, name: str) -> Client:
-        """Return a client's figures."""
+        """Return a client's statistics."""
         with self._lock:
             client = self._clients.get(name)
             if client is None:

@@ -1,11 +1,11 @@
-"""Durable readers of a hub root that are moved over the network: where a program on another host has come to, so that retention can follow.
+"""Durable readers of a hub root that are moved over the network: positions of programs on other hosts, so that retention can follow.
 
-    commit-positions   move one, or make it
-    readers            those that are ours; all for an admin
-    delete-reader      forget one
+    commit-positions   move a reader, or create it
+    readers            list one's own readers; an admin gets all
+    delete-reader      delete a reader
 
-Such a reader has an owner: the principal who made it moves it, and nobody else. It reads clients that he may read, and has a place only
-in shards that he named, so it holds back nothing elsewhere. What he names is checked against the shards that are there.
+Such a reader has an owner: only the principal that created it may move it. It reads clients that its owner may read, and has positions
+only in shards that its owner named, so it holds back nothing elsewhere. The named shards are checked against the existing ones.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from shard import route
 from shard.shardset import open_shard
 
 MOST_READERS = 1024  # under a root
-MOST_OF_ONE = 64  # readers that a principal may have
+MOST_OF_ONE = 64  # readers per principal
 _encode = msgspec.json.Encoder().encode
 
 ACTIONS = [
     ("commit-positions", 'move a durable reader: {"reader": name, "places": [{"client": id, "shard": number, "next": sequence}]}'),
-    ("readers", "the durable readers that are moved over the network and belong to who asks; all of them for an admin"),
-    ("delete-reader", 'forget one of these: {"reader": name}'),
+    ("readers", "the caller's durable readers that are moved over the network; an admin gets all of them"),
+    ("delete-reader", 'delete one of these: {"reader": name}'),
 ]
 
 
@@ -51,10 +51,10 @@ class Consumers(Handle):
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
         self._root: Path = survey.root
-        self._moving = threading.Lock()  # one reader after the other is moved, once what lies below its places is on disk
+        self._moving = threading.Lock()  # one reader is moved at a time, after the records below its positions are on disk
 
     def act(self, kind: str, body: bytes, principal: Principal, may_read: MayRead) -> bytes:
-        """Return what an action answers. Raises HubError."""
+        """Return the answer to an action. Raises HubError."""
         if kind == "commit-positions":
             return _encode(self.commit(tickets.decode(Commit, body, LARGEST_COMMIT), principal, may_read))
         if kind == "readers":
@@ -62,14 +62,14 @@ class Consumers(Handle):
         return _encode(self.delete(tickets.decode(ReaderName, body).reader, principal))
 
     def commit(self, asked: Commit, principal: Principal, may_read: MayRead) -> Committed:
-        """Move a reader in the shards that are named, on disk when it returns; nothing has moved if it raises.
+        """Move a reader in the named shards, on disk on return; after an error nothing has moved.
 
-        A shard that isn't there is passed over. Raises Malformed, NotAllowed, Unexpected for a sequence that isn't written, QuotaExceeded
-        for too many readers, Conflict while a process of the hub's host has the reader open.
+        A missing shard is ignored. Raises Malformed, NotAllowed, Unexpected for a sequence that isn't written, QuotaExceeded for too many
+        readers, Conflict while a process of the hub's host has the reader open.
         """
         wanted = _checked(asked, may_read)
         path = positions.path_of(self._root, asked.reader)
-        self._before(path, asked.reader, principal)  # nothing is left behind by what he may not
+        self._before(path, asked.reader, principal)  # checked first, so that a refused call leaves no files
         moved = {key: self._place(key, where, wanted[key]) for key, where in self._survey.paths(wanted).items()}
         with self._moving, _taken(self._root, asked.reader):
             before = self._before(path, asked.reader, principal)
@@ -79,25 +79,25 @@ class Consumers(Handle):
         return Committed(len(places), len(wanted) - len(moved))
 
     def _before(self, path: Path, name: str, principal: Principal) -> Stored:
-        """Return where a reader stands, which must be the principal's; nowhere for a new one, which he may have."""
+        """Return the stored positions of a reader of this principal; empty ones for a new reader."""
         stored = positions.load(path)
         if stored is None:
             self._check_room(principal)
             return Stored({})
         if stored.owner != principal.name:
-            whose = f"{stored.owner}'s" if stored.owner else "one of the hub's own host"
-            raise NotAllowed(f"the reader {name!r} is {whose}; take another name")
+            whose = f"{stored.owner}" if stored.owner else "the hub's own host"
+            raise NotAllowed(f"the reader {name!r} belongs to {whose}; take another name")
         return stored
 
     def _check_room(self, principal: Principal) -> None:
         names = positions.names(self._root)
         if len(names) >= MOST_READERS:
-            raise QuotaExceeded(f"the hub has {len(names)} durable readers, and keeps {MOST_READERS} at most; delete one")
+            raise QuotaExceeded(f"the hub has {len(names)} durable readers, of at most {MOST_READERS}; delete one")
         if sum(state.owner == principal.name for state in self._owned()) >= MOST_OF_ONE:
             raise QuotaExceeded(f"{principal.name} has {MOST_OF_ONE} durable readers; delete one")
 
     def _place(self, key: Key, path: Path, next: int) -> Position:
-        """Return a place in a shard, below which everything is on disk."""
+        """Return a position in a shard, below which everything is on disk."""
         bits = (route.parse_name(path.name) or ("", 0, 0))[1]
         with closing(open_shard(path, TIMEOUT)) as log:
             end = log.end()
@@ -111,11 +111,11 @@ class Consumers(Handle):
         return system.port.look_up(self._root / route.directory_name(key[0], position.bits, key[1])) is not None
 
     def readers(self, principal: Principal) -> Readers:
-        """Return the readers of a principal; those of everybody to an admin."""
+        """Return the readers of a principal; an admin gets those of all principals."""
         return Readers([one for one in self._owned() if principal.may_administer or one.owner == principal.name])
 
     def _owned(self) -> Iterator[ReaderState]:
-        """Yield the readers that have an owner; one whose places can't be read has none that could be told."""
+        """Yield the readers with an owner; the owner of damaged positions is unknown."""
         for name in positions.names(self._root):
             path = positions.path_of(self._root, name)
             try:
@@ -128,7 +128,7 @@ class Consumers(Handle):
                 yield ReaderState(name, stored.owner, status.st_mtime_ns, places)
 
     def delete(self, name: str, principal: Principal) -> Readers:
-        """Forget a reader, and return those that are left. Raises NotFound, NotAllowed, Conflict while it is open."""
+        """Delete a reader, and return the remaining ones. Raises NotFound, NotAllowed, Conflict while it is open."""
         if name not in (one.name for one in self.readers(principal).readers):
             raise NotFound(f"you have no reader {name[:200]!r} here")
         try:
@@ -142,7 +142,7 @@ class Consumers(Handle):
 
 @contextmanager
 def _taken(root: Path, name: str) -> Iterator[None]:
-    """Take a reader's name inside the `with` block. Raises Conflict if it is open elsewhere."""
+    """Hold a reader's name inside the `with` block. Raises Conflict if it is open elsewhere."""
     positions.make_directory(root)
     try:
         taken = Lease(positions.path_of(root, name).with_suffix(lease.SUFFIX), name)
@@ -153,7 +153,7 @@ def _taken(root: Path, name: str) -> Iterator[None]:
 
 
 def _checked(asked: Commit, may_read: MayRead) -> dict[Key, int]:
-    """Return where a reader is to stand, by shard. Raises Malformed for what can't be, and NotAllowed."""
+    """Return a reader's new positions by shard. Raises Malformed for invalid ones, and NotAllowed."""
     try:
         check_name(asked.reader)
         for place in asked.places:
@@ -162,10 +162,10 @@ def _checked(asked: Commit, may_read: MayRead) -> dict[Key, int]:
         raise Malformed(str(error)) from None
     wanted = {(place.client, place.shard): place.next for place in asked.places}
     if len(wanted) < len(asked.places) or len(wanted) > MOST_PLACES:
-        raise Malformed(f"places are up to {MOST_PLACES:,} shards, each once")
+        raise Malformed(f"places must be up to {MOST_PLACES:,} shards, each once")
     for (client, index), next in wanted.items():
         if not 0 <= next < LAST or not 0 <= index < 1 << route.MOST_BITS:
-            raise Malformed(f"client {client}, shard {index}: sequence {next} can't be")
+            raise Malformed(f"client {client}, shard {index}: sequence {next} is impossible")
     for client in {client for client, _ in wanted}:
         if not may_read(client):
             raise NotAllowed(f"you may not read client {client}")

@@ -1,9 +1,9 @@
-"""One way of a connection that is passed on: bytes that come from one socket go to another, and nobody looks into them.
+"""One direction of a relayed connection: bytes from one socket go to another, unread.
 
-Between two sockets lies a pipe, and `splice` moves the bytes through it inside the kernel: they never come to user space. A flow reads only
-when all that it had read has gone on, so a sink that takes nothing stops its source; what lies between them is at most what a pipe
-takes. Idle flows hold no pipe, they share a few. Where the system has no more descriptors for a pipe, or no splice for sockets, a buffer
-of a smaller size does the same by `recv` and `send`.
+A pipe connects the two sockets, and `splice` moves the bytes through it inside the kernel: they never reach user space. A relay reads only
+after it has written all it had read, so a slow sink stops its source; at most one pipe of bytes is buffered. Idle relays hold no pipe,
+they share a few. If the system has no descriptors for a pipe, or no splice for sockets, a smaller buffer with `recv` and `send`
+replaces it.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ import socket
 from contextlib import suppress
 from typing import Protocol
 
-CHUNK = 1 << 18  # bytes that are moved at once: larger ones were no faster
+CHUNK = 1 << 18  # bytes per step: larger steps were no faster
 BUFFER_CHUNK = 1 << 16
 SPARE_PIPES = 4
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC)  # nothing is left of what a socket or a pipe needs
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC)  # no resources for a socket or a pipe
 
 
 class Carrier(Protocol):
-    """What holds the bytes on their way: `held` says how many. Both calls raise BlockingIOError rather than wait."""
+    """A buffer for bytes in transit: `held` is their number. Both calls raise BlockingIOError instead of waiting."""
 
     @property
     def held(self) -> int: ...
 
     def fill(self, source: socket.socket, limit: int) -> int:
-        """Take in what the source has, while nothing is held; returns how many bytes, `limit` at most. 0: the source has ended."""
+        """Read from the source into the empty buffer. Return the number of bytes, at most `limit`; 0: the source has ended."""
 
     def drain(self, sink: socket.socket) -> None:
-        """Give the sink some of what is held."""
+        """Write some of the buffer to the sink."""
 
     def close(self) -> None: ...
 
 
 class Pipe:
-    """Carries bytes inside the kernel. Raises OSError where there are no descriptors for it."""
+    """Moves bytes inside the kernel. Raises OSError without descriptors."""
 
     def __init__(self) -> None:
         self.held = 0
         self._out, self._in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        with suppress(OSError):  # above what the kernel grants a user, a pipe keeps the size that it has
+        with suppress(OSError):  # if the kernel refuses a larger pipe, it keeps its size
             fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, CHUNK)
 
     def fill(self, source: socket.socket, limit: int) -> int:
@@ -58,7 +58,7 @@ class Pipe:
 
 
 class Buffer:
-    """Carries bytes through user space, where there is nothing better."""
+    """Moves bytes through user space, if nothing better is available."""
 
     def __init__(self) -> None:
         self._data = memoryview(b"")
@@ -79,7 +79,7 @@ class Buffer:
 
 
 class Carriers:
-    """Lends carriers to the flows of one thread."""
+    """Lends carriers to the relays of one thread."""
 
     def __init__(self) -> None:
         self._has_pipes = sockets_can_splice()
@@ -95,7 +95,7 @@ class Carriers:
         return Buffer()
 
     def give_back(self, carrier: Carrier) -> None:
-        """Take back a carrier, which may hold bytes that nobody wants any more."""
+        """Take back a carrier, which may hold bytes that are no longer needed."""
         if isinstance(carrier, Pipe) and not carrier.held and len(self._spare) < SPARE_PIPES:
             self._spare.append(carrier)
         else:
@@ -107,7 +107,7 @@ class Carriers:
 
 
 class Flow:
-    """Passes on what comes from `source` to `sink`, both of which never block; `count` is how many bytes came so far."""
+    """Relays bytes from `source` to `sink`, both non-blocking; `count` is the number of bytes so far."""
 
     __slots__ = ("_carrier", "_carriers", "count", "has_ended", "sink", "source")
 
@@ -120,11 +120,11 @@ class Flow:
 
     @property
     def is_stalled(self) -> bool:
-        """Return whether there are bytes that the sink did not take yet."""
+        """Return whether there are bytes that the sink has not accepted yet."""
         return self._carrier is not None
 
     def receive(self, limit: int = CHUNK) -> int | None:
-        """Take in what there is, while the flow isn't stalled. Returns how many bytes; None: nothing now; 0: nothing ever again."""
+        """Read available bytes, while the relay isn't stalled. Return their number; None: none now; 0: the source has ended."""
         carrier = self._carriers.take()
         try:
             received = carrier.fill(self.source, limit)
@@ -141,7 +141,7 @@ class Flow:
         return received
 
     def send(self) -> bool:
-        """Give the sink what was received; returns whether it took all."""
+        """Write received bytes to the sink. Return whether it accepted all of them."""
         carrier = self._carrier
         if carrier is not None:
             try:
@@ -153,23 +153,23 @@ class Flow:
         return True
 
     def end(self) -> None:
-        """Tell the sink that nothing more will come."""
+        """Signal the end of the stream to the sink."""
         self.has_ended = True
         self.sink.shutdown(socket.SHUT_WR)
 
     def drop(self) -> None:
-        """Give up what is on its way."""
+        """Drop the bytes in transit."""
         carrier, self._carrier = self._carrier, None
         if carrier is not None:
             self._carriers.give_back(carrier)
 
 
 def sockets_can_splice() -> bool:
-    """Return whether this system can splice from and to sockets: every Linux does, not everything that calls itself one."""
+    """Return whether this system can splice from and to sockets: every Linux can, some emulations can't."""
     try:
         pipe = Pipe()
     except OSError:
-        return True  # ask again when there are descriptors: `Carriers.take` does
+        return True  # unknown without descriptors; `Carriers.take` tries again
     one, other = socket.socketpair()
     try:
         one.send(b"?")

@@ -1,29 +1,29 @@
-"""The gate in front of the hub's server: it accepts the connections, bounds what each may cost, and passes their bytes on unread.
+"""The gate: a TCP proxy that accepts the hub's connections, limits the cost of each, and relays their bytes unread.
 
-The server behind it is an Arrow Flight server, which says to whom it listens, but not to how many, for how long, or how much; which
-keeps its certificates as long as it runs, and which waits for ever for a call whose client sends nothing. The gate has the answers to that:
+The hub's server is an Arrow Flight server. That can't limit the number, duration or volume of connections, keeps its certificates for its
+whole life, and waits forever for a call whose client sends nothing. The gate adds these limits:
 
-    client --- TLS ---> gate ---> server, on a loopback port or a unix socket of its own
+    client --- TLS ---> gate ---> server, on its own loopback port or unix socket
                          ^           |
-                         `-----------' what the handlers know: who it is, and that a batch was stored
+                         `-----------' reports of the handlers: the caller's identity, and processed batches
 
-  - Limits: see `Limits`. What is beyond them is refused or cut by a reset, with a `Reason`.
-  - Certificates: TLS goes through undecrypted. Start a second server with the new ones and `retarget` the gate to it; who is connected
-    stays with the first one, which ends when they are gone.
-  - Shutdown: `close` lets connections end, then cuts them, and so every call of the server ends.
+  - Limits: see `Limits`. Connections beyond them are refused, or cut by a reset, with a `Reason`.
+  - Certificates: TLS is relayed without decryption. Start a second server with new certificates and `retarget` the gate to it; existing
+    connections stay with the first one, which ends after they have ended.
+  - Shutdown: `close` waits for connections to end, then cuts them, which ends every call of the server.
 
-One thread does all of this; a connection that stands still costs two descriptors and no thread. It never reads what it can't pass on,
-so the server's back-pressure reaches the client, and one that reads slowly stops its own connection alone. An end of stream in one
-direction is passed on as such, and a reset as a reset: bytes that were cut off never look like an end.
+One thread does all of this; an idle connection costs two descriptors and no thread. The gate never reads bytes that it can't relay. So the
+server's back-pressure reaches the client, and a slow reader stops only its own connection. An end of stream in one direction is relayed
+as such, and a reset as a reset: truncated bytes never look like an end.
 
-A handler finds its connection by `gate.connection(context.peer())`: the peer that the server sees is the gate's own address, which is
-another one for each connection. That works for both kinds of target (on a unix socket the gate gives each of its ends a name, since a
-nameless one would show as "unix:" alone), but Flight speaks TLS on TCP only. None means that the call came by another way than through
-the gate, as any local user's may on a loopback port: refuse it.
+A handler finds its connection by `gate.connection(context.peer())`: the server's peer is the gate's own address, which differs for each
+connection. That works for both kinds of target (on a unix socket the gate gives each of its ends a name, because a nameless one would
+appear as "unix:" alone), but Flight speaks TLS only over TCP. None means that the call didn't come through the gate, as a local user's
+on a loopback port: refuse it.
 
-What can't be told here: how fast a single message comes. Through TLS a slow one looks like the pings of a client that has nothing to send.
-Several calls of one client may share a connection: each message that was dealt with makes room for its own bytes and no more, so that the
-many small ones of one call don't let a huge one of another through.
+The gate cannot detect a single slow message: through TLS it looks like the pings of an idle client. Several calls of one client may share a
+connection. Each processed message allows only as many new bytes as it had, so that many small messages of one call don't allow a huge
+one of another.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from kvspool.system.handles import Handle
 
 Target = Address | str  # of a server: its address, or the path of its unix socket
 
-_BACKLOG = 512  # connections that the kernel keeps until they are accepted
-_ACCEPTED_AT_ONCE = 64  # then those who are inside have their turn
-_BESIDE = 1024  # bytes that a message takes on the wire besides its own: headers, and what Arrow, HTTP/2 and TLS put around it
-_PATIENCE = 60  # times `idle_seconds` for which one that reads a stream may be silent: it may have enough to do with what it has
-_FIRST_BYTES = 1 << 16  # of a client that has yet to be authenticated, at once; the first message of a shipper has half of that at most
+_BACKLOG = 512  # connections that the kernel queues until they are accepted
+_ACCEPTED_AT_ONCE = 64  # then present connections have their turn
+_BESIDE = 1024  # bytes of a message on the wire in addition to its own: headers, and those of Arrow, HTTP/2 and TLS
+_PATIENCE = 60  # times `idle_seconds` for which a reader of a stream may be silent: it may be processing records
+_FIRST_BYTES = 1 << 16  # from an unauthenticated client, at once; the first message of a shipper has at most half of that
 _FIRST_RATE = 1 << 20  # bytes a second that it may send after those
-_TRIES = 8  # to reach the server from a port that no other connection has
-_LONGEST_TICK = 1.0  # seconds between two looks at the clock
-_HANG_UP = struct.pack("ii", 1, 0)  # close by a reset, and keep nothing
+_TRIES = 8  # attempts to reach the server from an unused port
+_LONGEST_TICK = 1.0  # seconds between two checks of the clock
+_HANG_UP = struct.pack("ii", 1, 0)  # close by a reset, without lingering
 _INCOMING = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _OUTGOING = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 
@@ -67,7 +67,7 @@ _logger = logging.getLogger("kvspool")
 
 
 class GateStats(msgspec.Struct, frozen=True):
-    """What went through a gate since it was started. Bytes in are those that clients sent."""
+    """Statistics of a gate since its start. Bytes in are those that clients sent."""
 
     open: int
     unauthenticated: int
@@ -79,48 +79,48 @@ class GateStats(msgspec.Struct, frozen=True):
 
 
 class Connection(Handle):
-    """A client's connection to the server behind the gate. Handlers get it from `Gate.connection`, and may use it in any thread."""
+    """A client's connection to the server through the gate. Handlers get it from `Gate.connection`, and may use it in any thread."""
 
     def __init__(self, gate: Gate, visitor: Visitor, client: socket.socket, server: socket.socket, peer: str) -> None:
-        """Made by the gate alone."""
-        self.peer = peer  # what the server sees
+        """Created only by the gate."""
+        self.peer = peer  # the peer's name at the server
         self.visitor = visitor
         self.client, self.server = client, server
         self.inward = Flow(client, server, gate._carriers)
         self.outward = Flow(server, client, gate._carriers)
         self.is_reached = False  # the server has accepted
         self.opened = self.heard = gate._now
-        self._dealt_with = 0  # bytes that came in, and that no message on its way can be made of any more
-        self._streams = 0  # that are being sent
+        self._dealt_with = 0  # bytes of processed messages: no pending message can contain them
+        self._streams = 0  # streams being sent
         self._lock = threading.Lock()  # handlers of several calls use it
         self._gate = gate
 
     @property
     def remote(self) -> Address:
-        """Return the address that the client comes from."""
+        """Return the client's address."""
         return self.visitor.remote
 
     @property
     def name(self) -> str | None:
-        """Return by which name the client was authenticated; None: it was not."""
+        """Return the authenticated name of the client; None without authentication."""
         return self.visitor.name
 
     def authenticated(self, name: str) -> None:
-        """Lift the limits of those who are not authenticated. Call it for each call that was let in; the first name stays."""
+        """Lift the limits of unauthenticated connections. Call it for each accepted call; the first name stays."""
         if self._gate._census.acquaint(self.visitor, name):
             self._gate._do_soon(self, None)
 
     def progress(self, size: int = 0) -> None:
-        """Make room for as many bytes as a message had that was dealt with: a batch that was stored, a request that was answered.
+        """Allow as many new bytes as a processed message had: a stored batch, an answered request.
 
-        Call it for a batch that was sent as well, with the little that the client sent to take it.
+        Call it for a sent batch as well, with the few bytes by which the client receives it.
         """
         with self._lock:
             self._dealt_with = min(self.inward.count, self._dealt_with + size + (size >> 8) + _BESIDE)
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
-        """Be more patient with a silent client while the `with` block runs, in which it is sent a stream that it takes as it likes."""
+        """Tolerate a silent client for longer inside the `with` block, in which it reads a stream at its own pace."""
         with self._lock:
             self._streams += 1
         try:
@@ -131,14 +131,14 @@ class Connection(Handle):
                 self.heard = max(self.heard, self._gate._now)
 
     def close(self) -> None:
-        """Cut the connection, soon. It may have ended already."""
+        """Cut the connection soon. It may have ended already."""
         self._gate._do_soon(self, Reason.BY_HANDLER)
 
     def allowance(self, limits: Limits) -> int:
-        """Return how many bytes of the client may be passed on at once.
+        """Return how many bytes of the client may be relayed at once.
 
-        One that has yet to be authenticated is only made to wait: its first batch arrives right after the headers that name the client. It
-        may send `_FIRST_BYTES` at once and the rest slowly, since each call that it begins takes 15 bytes of it, and some KiB of memory.
+        An unauthenticated client is only delayed: its first batch arrives right after the headers that name the client. It may send
+        `_FIRST_BYTES` at once and the rest slowly, because each call that it begins takes only 15 bytes, but some KiB of memory.
         """
         if self.name is not None:
             return CHUNK
@@ -146,25 +146,25 @@ class Connection(Handle):
         return max(0, min(CHUNK, min(limits.authentication_bytes, so_far) - self.inward.count))
 
     def is_excessive(self, limits: Limits) -> bool:
-        """Return whether more bytes came in that no handler has dealt with than may be."""
+        """Return whether more unprocessed bytes arrived than permitted."""
         return self.inward.count - self._dealt_with > limits.progress_bytes
 
     def is_late(self, limits: Limits, now: float) -> Reason | None:
-        """Return which limit of time the connection exceeds."""
+        """Return the exceeded time limit."""
         if self.name is None and now - self.opened > limits.authentication_seconds:
             return Reason.AUTHENTICATION_SECONDS
         if self.inward.is_stalled:
-            self.heard = now  # it may have sent more, but the server takes nothing
+            self.heard = now  # it may have sent more, but the server isn't reading
         elif now - self.heard > limits.idle_seconds * (_PATIENCE if self._streams else 1):
             return Reason.IDLE
         return None
 
     def __repr__(self) -> str:
-        return f"<Connection of {self.name or 'nobody known'} from {self.remote[0]} port {self.remote[1]}>"
+        return f"<Connection of {self.name or 'an unknown client'} from {self.remote[0]} port {self.remote[1]}>"
 
 
 class Gate(Handle):
-    """Listens, and passes connections on to a server. See the module's docstring."""
+    """Listens, and relays connections to a server. See the module's docstring."""
 
     def __init__(
         self,
@@ -173,10 +173,10 @@ class Gate(Handle):
         limits: Limits | None = None,
         on_event: Callable[[Reason, Address], None] | None = None,
     ) -> None:
-        """Prepare a gate that listens at an IP address and port, and passes on to another one, or to the path of a unix socket.
+        """Prepare a gate that listens at an IP address and port, and relays to another one, or to the path of a unix socket.
 
-        Port 0 takes any that is free. `on_event` hears of each connection that is refused or cut, in the gate's thread: it has to be
-        quick, and may not close the gate. ValueError for addresses that are no IP addresses.
+        Port 0 means any free port. `on_event` is called for each refused or cut connection, in the gate's thread: it must be quick, and
+        may not close the gate. Raises ValueError for addresses that are no IP addresses.
         """
         self.limits = limits or Limits()
         self._listen_at = listen
@@ -184,26 +184,26 @@ class Gate(Handle):
         _checked(listen)
         self._on_event = on_event
         self._census = Census(self.limits)
-        self._connections: dict[str, Connection] = {}  # by what the server sees
+        self._connections: dict[str, Connection] = {}  # by the peer's name at the server
         self._sockets: dict[int, Connection] = {}
-        self._ready: dict[Flow, Connection] = {}  # may have something to pass on, in the order of their turns
-        self._to_do: deque[tuple[Connection, Reason | None]] = deque()  # for handlers
+        self._ready: dict[Flow, Connection] = {}  # may have bytes to relay, in the order of their turns
+        self._to_do: deque[tuple[Connection, Reason | None]] = deque()  # requests of handlers
         self._accepted = self._bytes_in = self._bytes_out = 0
         self._refused = dict.fromkeys(Reason, 0)
         self._cut = dict.fromkeys(Reason, 0)
         self._tick = max(0.01, min(_LONGEST_TICK, self.limits.authentication_seconds / 4, self.limits.idle_seconds / 4))
         self._is_resting = False  # accepts nothing until the next tick
-        self._ends_at: float | None = None  # no more are accepted, and at this time the rest is cut
+        self._ends_at: float | None = None  # no more connections are accepted, and at this time the rest is cut
         self._bell = _Bell()
         self._thread: threading.Thread | None = None
 
     def start(self) -> Gate:
-        """Listen at what is `address` from then on, and begin to pass on; a second call changes nothing.
+        """Listen, set `address`, and begin to relay; a second call has no effect.
 
-        Raises OSError, with the address, where nobody may listen; Closed if the gate was closed.
+        Raises OSError with the address if it can't be listened on; Closed if the gate was closed.
         """
         if self._ends_at is not None:
-            raise Closed("the gate was closed; make a new one")
+            raise Closed("the gate was closed; create a new one")
         if self._thread is not None:
             return self
         self._now = self._next_tick = system.port.monotonic()
@@ -221,22 +221,22 @@ class Gate(Handle):
         return self
 
     def retarget(self, target: Target) -> None:
-        """Pass new connections on to another server; those that are there stay where they are. ValueError as for the constructor."""
+        """Relay new connections to another server; existing ones stay. Raises ValueError as the constructor."""
         self._target = _checked(target)
 
     def connection(self, peer: str) -> Connection | None:
-        """Return the connection that a call came by, by its `context.peer()`; None if it didn't come through here, or has ended."""
+        """Return the connection of a call, by its `context.peer()`; None if it didn't come through this gate, or has ended."""
         return self._connections.get(peer)
 
     def cut(self, name: str, reason: Reason) -> None:
-        """Cut all connections that were authenticated by a name, soon, and those of clients that sent much and were not authenticated yet.
-        In any thread."""
+        """Cut all connections authenticated by a name, soon, and those of unauthenticated clients that sent much. Callable in any thread.
+        """
         for connection in list(self._connections.values()):
             if connection.name == name or (connection.name is None and connection.inward.count > _FIRST_BYTES // 2):
                 self._do_soon(connection, reason)
 
     def stats(self) -> GateStats:
-        """Return what went through so far."""
+        """Return the statistics so far."""
         return GateStats(
             open=len(self._connections),
             unauthenticated=self._census.unauthenticated,
@@ -248,7 +248,7 @@ class Gate(Handle):
         )
 
     def close(self, grace: float = 0.0) -> None:
-        """Listen no more, wait up to `grace` seconds until the last connection has ended, cut those that are left, and return."""
+        """Stop listening, wait up to `grace` seconds for connections to end, cut the rest, and return."""
         self._ends_at = system.port.monotonic() + grace
         self._bell.ring()
         if self._thread is not None:
@@ -260,10 +260,10 @@ class Gate(Handle):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # All that follows runs in the gate's thread.
+    # Everything below runs in the gate's thread.
 
     def _run(self) -> None:
-        # A write to a socket that its peer has closed raises a signal, and `splice` can't be told not to.
+        # A write to a socket that its peer has closed raises a signal, which `splice` can't suppress.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         try:
             while not self._is_over():
@@ -281,7 +281,7 @@ class Gate(Handle):
             self._leave()
 
     def _wait(self) -> float | None:
-        """Return how long nothing has to be done if nothing happens; None: for ever."""
+        """Return how long to wait without events; None: forever."""
         if self._ready:
             return 0
         if self._ends_at is not None:
@@ -309,7 +309,7 @@ class Gate(Handle):
         self._carriers.close()
 
     def _notice(self, fd: int, mask: int) -> None:
-        """Take note of what a socket is ready for. The kernel says so once, so what is ready stays so until a turn finds otherwise."""
+        """Note a socket's readiness. The kernel reports it once, so it is kept until a turn finds otherwise."""
         connection = self._sockets.get(fd)
         if connection is None:
             if fd == self._listener.fileno():
@@ -323,14 +323,14 @@ class Gate(Handle):
         coming, going = (connection.inward, connection.outward) if is_client else (connection.outward, connection.inward)
         is_waiting = is_client and not connection.allowance(self.limits)
         if mask & select.EPOLLERR and (coming.has_ended or is_waiting):
-            self._fail(connection)  # which nobody would notice by reading
+            self._fail(connection)  # reading would not reveal that
             return
         if mask & _INCOMING:
             self._ready[coming] = connection
         if mask & _OUTGOING and going.is_stalled:
             self._ready[going] = connection
 
-    # Who comes in.
+    # Arrivals.
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -341,7 +341,7 @@ class Gate(Handle):
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                # Who waits stays in the kernel's queue: it would wake us at once for the same, so look away for a moment.
+                # Waiting clients stay in the kernel's queue, which would wake us again at once; so pause for a moment.
                 _logger.warning("the gate accepts no connections for a moment: %s", error)
                 self._rest()
                 return
@@ -368,13 +368,13 @@ class Gate(Handle):
             _reset(client)
 
     def _connect(self, client: socket.socket, visitor: Visitor) -> None:
-        """Make a connection for a client that may come in. Raises OSError, and leaves nothing then."""
+        """Create a connection for an admitted client. Raises OSError, and leaves nothing then."""
         target = self._target
         with ExitStack() as undo:
             for _ in range(_TRIES):
                 server, peer = self._reach_path(target) if isinstance(target, str) else _reach(target)
                 undo.enter_context(server)
-                # The kernel may give the same port out for the old target and for the new one.
+                # The kernel may assign the same port for the old target and for the new one.
                 if peer not in self._connections:
                     break
             else:
@@ -384,7 +384,7 @@ class Gate(Handle):
             undo.pop_all()
 
     def _reach_path(self, path: str) -> tuple[socket.socket, str]:
-        name = f"kvspool-gate-{system.port.random(16).hex()}"  # who could guess it could take it first
+        name = f"kvspool-gate-{system.port.random(16).hex()}"  # unguessable, so that no other process can take it first
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             server.bind("\0" + name)
@@ -406,12 +406,12 @@ class Gate(Handle):
             self._sockets[end.fileno()] = connection
         self._connections[connection.peer] = connection
 
-    # What passes through.
+    # Relaying.
 
     def _take_turn(self, flow: Flow, connection: Connection) -> None:
-        """Let a flow pass on one chunk; then it is the next one's turn."""
+        """Relay one chunk; then the next one has its turn."""
         if self._ready.pop(flow, None) is None:
-            return  # its connection ended a moment ago
+            return  # its connection has just ended
         try:
             if self._pass_on(flow, connection):
                 self._ready[flow] = connection
@@ -419,7 +419,7 @@ class Gate(Handle):
             self._fail(connection)
 
     def _pass_on(self, flow: Flow, connection: Connection) -> bool:
-        """Pass on what a flow has, a chunk at most; returns whether there may be more."""
+        """Relay at most a chunk. Return whether there may be more."""
         if not flow.send():
             return False
         limit = connection.allowance(self.limits) if flow is connection.inward else CHUNK
@@ -443,16 +443,16 @@ class Gate(Handle):
         return flow.send()
 
     def _fail(self, connection: Connection) -> None:
-        """End a connection one end of which is broken."""
+        """End a connection with a broken end."""
         if connection.is_reached:
             self._end(connection, Reason.RESET)
         else:
             self._end(connection, Reason.UNREACHABLE, self._refused)
 
-    # Who goes.
+    # Departures.
 
     def _do_soon(self, connection: Connection, reason: Reason | None) -> None:
-        """In any thread: let the gate's thread cut a connection; without a reason, read again from the client that had to wait."""
+        """In any thread: make the gate's thread cut a connection; without a reason, resume reading from a delayed client."""
         self._to_do.append((connection, reason))
         self._bell.ring()
 
@@ -465,9 +465,9 @@ class Gate(Handle):
     def _look_at_the_clock(self) -> None:
         self._next_tick = self._now + self._tick
         for connection in list(self._connections.values()):
-            connection.progress()  # pings are dealt with by themselves
+            connection.progress()  # pings are always allowed
             if connection.name is None:
-                self._ready[connection.inward] = connection  # it may send more than a moment ago
+                self._ready[connection.inward] = connection  # its allowance has grown
             reason = connection.is_late(self.limits, self._now)
             if reason is not None:
                 self._end(connection, reason)
@@ -476,7 +476,7 @@ class Gate(Handle):
             self._is_resting = False
 
     def _end(self, connection: Connection, reason: Reason | None, tally: dict[Reason, int] | None = None) -> None:
-        """Let go of a connection, if it wasn't yet: without a reason both sides have ended, otherwise both are reset."""
+        """Close a connection, once: without a reason both sides have ended, otherwise both are reset."""
         if self._connections.get(connection.peer) is not connection:
             return
         del self._connections[connection.peer]
@@ -497,11 +497,11 @@ class Gate(Handle):
             try:
                 self._on_event(reason, remote)
             except Exception:
-                _logger.exception("what was to hear of refused and cut connections failed")
+                _logger.exception("the callback for refused and cut connections failed")
 
 
 class _Bell(Handle):
-    """Wakes the gate's thread; rung by any thread, at any time."""
+    """Wakes the gate's thread; can be rung by any thread, at any time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -528,12 +528,12 @@ class _Bell(Handle):
 
 
 def _checked(place: Target) -> Target:
-    """Return an address, or raise ValueError if it would have to be looked up first."""
+    """Return an address. Raises ValueError for one that needs a name lookup."""
     if not isinstance(place, str):
         host, port = place
         ipaddress.ip_address(host)
         if not 0 <= port <= 65535:
-            raise ValueError(f"a port is a number up to 65535, not {port}")
+            raise ValueError(f"a port must be a number up to 65535, not {port}")
     return place
 
 
@@ -542,14 +542,14 @@ def _listen(address: Address) -> socket.socket:
     try:
         listener = socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
-        error.add_note(f"the gate was to listen at {address[0]} port {address[1]}")
+        error.add_note(f"while the gate tried to listen at {address[0]} port {address[1]}")
         raise
     listener.setblocking(False)
     return listener
 
 
 def _reach(address: Address) -> tuple[socket.socket, str]:
-    """Begin to connect to a server; return the socket, and how the server sees this end, in the words of gRPC."""
+    """Begin to connect to a server. Return the socket, and the server's name for this end, in gRPC's notation."""
     server = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         _prepare(server)
@@ -564,7 +564,7 @@ def _reach(address: Address) -> tuple[socket.socket, str]:
 
 def _prepare(end: socket.socket) -> None:
     end.setblocking(False)
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what came goes on at once
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # relayed bytes leave at once
 
 
 def _reset(end: socket.socket) -> None:

@@ -1,8 +1,8 @@
-"""One call of a client that ships: batches come in, what is stored is acknowledged.
+"""The ingest session: one call of a shipper, whose batches are stored and acknowledged.
 
-The hub says `Opened` first. Then each `Put` is stored, or `Refused`: then nothing more of its shard is taken in this call, the other shards
-go on. What was stored is acknowledged when the client asks for it, or when `UNASKED` bytes have come without that; at the level "disk"
-after one flush of each shard that something came for, on a thread of its own: meanwhile more comes in, and the next flush covers all of it.
+The hub first sends `Opened`. Then each `Put` is stored, or `Refused`: after that nothing more of its shard is accepted in this call, while
+the other shards continue. The hub acknowledges stored batches when the client asks for it, or after `UNASKED` bytes. At the level
+"disk" a separate thread flushes each shard with new records before that. Batches that arrive meanwhile are covered by its next flush.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from kvspool.system.handles import Handle
 if TYPE_CHECKING:
     from pyarrow import flight
 
-UNASKED = 8 << 20  # bytes of batches after which is acknowledged what nobody asked about
+UNASKED = 8 << 20  # bytes of batches after which an acknowledgement is sent without a question
 logger = logging.getLogger("kvspool.hub")
 
 
 class Guard(Protocol):
-    """Who says, for one call, what may come in. Each method raises a HubError for what may not."""
+    """Admission control of one call. Each method raises a HubError for a refusal."""
 
     def begin(self, client: str, bits: int) -> None:
-        """Before anything is done for the client."""
+        """Called before anything is done for the client."""
 
     def admit(self, size: int) -> None:
-        """Before a batch of so many bytes is stored; may sleep."""
+        """Called before a batch of `size` bytes is stored; may sleep."""
 
     def progress(self, size: int) -> None:
-        """A batch that came in as so many bytes was dealt with."""
+        """Called after a batch, received as `size` bytes, was processed."""
 
 
 class Intake:
@@ -56,7 +56,7 @@ class Intake:
         self._opening = opening
         self._client = client
         self._largest = largest
-        self._logs: dict[int, Log] = {}  # by shard; without those that were refused
+        self._logs: dict[int, Log] = {}  # by shard; without refused ones
         self._shards: dict[int, Shard] = {}
         self._pending: dict[int, int] = {}  # shard: the sequence below which all is stored, not acknowledged yet
         self._unasked = 0
@@ -65,7 +65,7 @@ class Intake:
         self.is_done = False
 
     def run(self, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter) -> None:
-        """Take in what comes until the client ends the call, or is gone."""
+        """Process messages until the client ends the call, or is gone."""
         writer = _OneAtATime(writer)
         with ExitStack() as taken:
             self._open(writer, taken)
@@ -83,7 +83,7 @@ class Intake:
             self._acknowledge(writer)
 
     def _open(self, writer: Any, taken: ExitStack) -> None:
-        """Take the client's shards, and say where each goes on; a log that can't be taken in is refused for itself."""
+        """Take the client's shards, and send where each continues; a log that can't be accepted is refused alone."""
         opening = self._opening
         self._store.enter(opening.client, opening.bits)
         places, refusals = [], []
@@ -104,19 +104,21 @@ class Intake:
             self._refuse(writer, refused, index)
 
     def _has_schema(self, reader: Any) -> bool:
-        """Return whether the client has said which columns come: it may be gone. Raises Malformed for others than ours, before anything of
-        them is decoded."""
+        """Return whether the client has sent a schema; it may be gone.
+
+        Raises Malformed for other columns than ours, before any of them is decoded.
+        """
         try:
             with _decoding():
                 schema = reader.schema
-        except OSError:  # nothing came
+        except OSError:  # nothing arrived
             return False
         if not schema.equals(columns.SCHEMA):
-            raise Malformed(f"a batch has the columns {columns.SCHEMA.names} and their types, not {str(schema)[:500]!r}")
+            raise Malformed(f"a batch must have the columns {columns.SCHEMA.names}, not {str(schema)[:500]!r}")
         return True
 
     def _messages(self, reader: Any) -> Iterator[tuple[wire.FromClient, pa.RecordBatch | None]]:
-        """Yield what comes, until the client ends the call or its connection does. Raises Malformed."""
+        """Yield messages until the client ends the call or its connection does. Raises Malformed."""
         while not self.is_done:
             try:
                 with _decoding():
@@ -124,7 +126,7 @@ class Intake:
             except StopIteration:
                 return
             if chunk.app_metadata is None:
-                raise Malformed("a batch without a message beside it")
+                raise Malformed("a batch without a message")
             yield wire.decode_from_client(chunk.app_metadata.to_pybytes()), chunk.data
 
     def _put(self, put: Put, batch: pa.RecordBatch | None, writer: Any) -> None:
@@ -143,7 +145,7 @@ class Intake:
                 if isinstance(error, Malformed):
                     raise
         elif not any(log.index == put.index for log in self._opening.logs):
-            raise Malformed(f"a put for shard {put.index}, which the call was not opened for")
+            raise Malformed(f"a put for shard {put.index}, for which the call was not opened")
         self._guard.progress(batch.nbytes)
         self._unasked += size
         self._asked += put.ask
@@ -157,8 +159,10 @@ class Intake:
         self._pending[put.index] = outcome.expected
 
     def _refusal(self, index: int, error: KvspoolError | OSError) -> HubError:
-        """Return how to say what is wrong with a shard: what may pass is said as HubFull, and all else, that it is damaged or was removed:
-        a person has to look."""
+        """Return the refusal for an error of a shard: HubFull for a transient one.
+
+        Any other means that the shard is damaged or was removed, and needs an operator.
+        """
         if isinstance(error, HubError):
             return error
         if is_scarce(error):
@@ -167,7 +171,7 @@ class Intake:
         return ShardDamaged(str(error))
 
     def _refuse(self, writer: Any, error: HubError, index: int) -> None:
-        """Say no to a shard, and take nothing more of it in this call."""
+        """Refuse a shard, and accept nothing more of it in this call."""
         self._logs.pop(index, None)
         refused = wire.refusal(error, index)
         self._client.refuse(refused.reason)
@@ -175,7 +179,7 @@ class Intake:
         writer.write_metadata(wire.encode(refused))
 
     def _acknowledge(self, writer: Any) -> None:
-        """Say what is stored; at the level "disk" once it is there."""
+        """Acknowledge stored batches; at the level "disk" once they are on disk."""
         places, self._pending, self._unasked = self._pending, {}, 0
         if self._flushes is not None:
             self._flushes.ask(places, self._asked)
@@ -183,7 +187,7 @@ class Intake:
             writer.write_metadata(wire.encode(Stored(list(places.items()), self._asked)))
 
     def _flush(self, places: dict[int, int], asked: int, writer: Any) -> None:
-        """Put shards on disk, and say so."""
+        """Flush shards to disk, and acknowledge that."""
         stored = [(index, place) for index, place in places.items() if self._is_synced(index, writer)]
         writer.write_metadata(wire.encode(Stored(stored, asked)))
 
@@ -198,10 +202,10 @@ class Intake:
 
 
 class Flushes(Handle):
-    """Does flushes that are asked for, one after the other, on a thread of its own; those asked for during one are done together."""
+    """Performs requested flushes on its own thread; requests during a flush are combined in the next one."""
 
     def __init__(self, flush: Callable[[dict[int, int], int], None]) -> None:
-        """flush: called with the place of each shard that was asked for since, and the last number of a question."""
+        """flush: called with the positions of the requested shards, and the number of the last question."""
         self._flush = flush
         self._places: dict[int, int] = {}
         self._asked: int | None = None
@@ -210,7 +214,7 @@ class Flushes(Handle):
         self._thread = threading.Thread(target=self._run, name="hub flushes", daemon=True)
 
     def ask(self, places: dict[int, int], asked: int) -> None:
-        """Have these shards flushed, soon."""
+        """Request a flush of these shards."""
         with self._changed:
             self._places |= places
             self._asked = asked
@@ -226,17 +230,17 @@ class Flushes(Handle):
             try:
                 self._flush(places, asked)
             except (pa.ArrowException, OSError):
-                return  # the client is gone; whoever reads from it finds out
+                return  # the client is gone; the reading thread finds out
 
     def __enter__(self) -> Flushes:
         try:
             self._thread.start()
         except RuntimeError as error:
-            raise HubFull(f"the hub has no thread for that now: {error}", 1.0) from None
+            raise HubFull(f"the hub can't start a thread now: {error}", 1.0) from None
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Do what is left, and end."""
+        """Complete the requested flushes, and end."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -244,7 +248,7 @@ class Flushes(Handle):
 
 
 class _OneAtATime(Handle):
-    """A writer that two threads may use: Flight's takes one message at a time."""
+    """A writer for two threads: Flight's accepts one message at a time."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -257,10 +261,10 @@ class _OneAtATime(Handle):
 
 @contextmanager
 def _decoding() -> Iterator[None]:
-    """Raise Malformed for what Arrow can't decode, HubFull for what it has no room for."""
+    """Raise Malformed for data that Arrow can't decode, HubFull for lack of memory."""
     try:
         yield
-    except MemoryError as error:  # a compressed batch says itself how large it becomes
-        raise HubFull(f"a batch needs more memory than there is for all: {str(error)[:200]}") from None
+    except MemoryError as error:  # a compressed batch declares its size itself
+        raise HubFull(f"a batch needs more memory than is available for all: {str(error)[:200]}") from None
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise Malformed(f"no Arrow batch: {str(error)[:200]}") from None
+        raise Malformed(f"not an Arrow batch: {str(error)[:200]}") from None

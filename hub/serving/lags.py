@@ -1,4 +1,4 @@
-"""How far the durable readers of a hub root are behind, as a server that serves the root can tell without opening a shard again."""
+"""The lags of a hub root's durable readers, computed by its server without opening shards."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hub.status import ReaderStatus
 from hub.store import Figures
 from kvspool import system
 
-INTERVAL = 10.0  # seconds between two looks
+INTERVAL = 10.0  # seconds between two checks
 
 
 class Lags:
-    """`statuses` is what the last look found. `look` is called by one thread."""
+    """`statuses` is the result of the last check. `look` is called by one thread."""
 
     def __init__(self, root: Path) -> None:
         self.statuses: list[ReaderStatus] = []
@@ -21,9 +21,9 @@ class Lags:
         self._looks_at = 0.0
 
     def look(self, figures: dict[str, dict[int, Figures]]) -> None:
-        """Compare what the readers have committed with what the shards hold, unless that was done a moment ago.
+        """Compare the readers' commits with the contents of the shards, unless the last check was a moment ago.
 
-        One that has no place in a shard, or whose places can't be read, has read nothing of it; one with an owner doesn't read it.
+        A reader without a position in a shard, or with unreadable ones, has read nothing of it; one with an owner doesn't read that shard.
         """
         now = system.port.monotonic()
         if now < self._looks_at:

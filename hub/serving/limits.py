@@ -1,4 +1,4 @@
-"""What the connections of the hub may cost, and the count of those who are inside."""
+"""The limits of the hub's connections, and their table."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class Reason(StrEnum):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What connections may cost. An address is an IPv4 address, or the first 64 bits of an IPv6 address: who has one of those has all.
+    """Limits of connections. An address is an IPv4 address, or the first 64 bits of an IPv6 address, which usually have one owner.
 
-    ValueError for what is not above 0. `bytes` are those of the wire, TLS included; the times are exact to a quarter, or to a second.
+    Raises ValueError for a limit that is not above 0. Bytes are those of the wire, TLS included; times are exact to a quarter, or to a
+    second.
     """
 
     connections: int = 1024
@@ -43,18 +44,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     unauthenticated: int = 256
     unauthenticated_per_address: int = 128
     authentication_seconds: float = 10.0
-    authentication_bytes: int = 1 << 20  # that are passed on until the client is authenticated; the others have to wait for that
-    progress_bytes: int = 96 << 20  # that it sent and nobody has dealt with: no message can make the server allocate more
+    authentication_bytes: int = 1 << 20  # relayed until the client is authenticated; then the client is delayed
+    progress_bytes: int = 96 << 20  # sent and not processed: a larger message can't make the server allocate more
     idle_seconds: float = 60.0  # without a byte from the client; 60 times as long while it reads a stream
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             if not getattr(self, name) > 0:
-                raise ValueError(f"the limit {name} has to be above 0, not {getattr(self, name)}")
+                raise ValueError(f"the limit {name} must be above 0, not {getattr(self, name)}")
 
 
 class Visitor:
-    """Who came from an address, and by which name it was authenticated, if it was."""
+    """A peer: its address, and its authenticated name, if any."""
 
     def __init__(self, remote: Address) -> None:
         self.remote = remote
@@ -63,7 +64,7 @@ class Visitor:
 
 
 class Census(Handle):
-    """Counts who is inside, in all and of each address; "" stands for all. Used by the gate's thread and by those of handlers."""
+    """Counts present connections, in all and by address; "" stands for all. Used by the gate's thread and by handlers' threads."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -76,7 +77,7 @@ class Census(Handle):
         return self._unauthenticated[""]
 
     def enter(self, visitor: Visitor) -> Reason | None:
-        """Count one more, unauthenticated; or return why it may not come in."""
+        """Count one more connection, unauthenticated; or return why it is refused."""
         limits, origin = self._limits, visitor.origin
         with self._lock:
             if self._inside[""] >= limits.connections:
@@ -93,7 +94,7 @@ class Census(Handle):
         return None
 
     def acquaint(self, visitor: Visitor, name: str) -> bool:
-        """Count one as authenticated from now on, under its first name; returns whether it wasn't yet."""
+        """Count a connection as authenticated, by its first name. Return whether it wasn't before."""
         with self._lock:
             is_new = visitor.name is None
             if is_new:
@@ -102,7 +103,7 @@ class Census(Handle):
             return is_new
 
     def leave(self, visitor: Visitor) -> None:
-        """Count one less. If it is authenticated later, that changes nothing."""
+        """Count one connection less. A later authentication of it has no effect."""
         with self._lock:
             _take_one(self._inside, visitor.origin)
             if visitor.name is None:
@@ -114,11 +115,11 @@ def _take_one(count: Counter[str], origin: str) -> None:
     for key in ("", origin):
         count[key] -= 1
         if not count[key]:
-            del count[key]  # addresses that are gone take no memory
+            del count[key]  # absent addresses take no memory
 
 
 def _origin(remote: Address) -> str:
-    """Return what the limits of an address are counted for."""
+    """Return the unit for which the limits of an address are counted."""
     address = ipaddress.ip_address(remote[0].partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is None:

@@ -1,4 +1,4 @@
-"""What is logged of what others do: plain and short, so that nobody can forge a line, and so many lines that nobody can fill the disk."""
+"""Log messages about other parties: escaped, so that they can't forge lines; limited in rate, so that they can't fill the disk."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 
 from hub.security.quotas import TokenBucket
 
-LINES = 20  # a second at most of each kind
-LONGEST = 500  # characters of what somebody else said
+LINES = 20  # per second, of each kind
+LONGEST = 500  # characters of text from another party
 _logger = logging.getLogger("kvspool.hub")
 
 
@@ -15,13 +15,13 @@ class Log:
     """The warnings of one kind. Used by all threads."""
 
     def __init__(self, kind: str) -> None:
-        """kind: of what, in the plural, for the line that says how many were left out."""
+        """kind: a plural noun, for the line with the number of omitted messages."""
         self._kind = kind
         self._lines = TokenBucket(LINES)
         self._left_out = 0
 
     def warn(self, words: str, *arguments: object) -> None:
-        """Log what happened, with nothing in the arguments that a terminal or a reader of lines would obey; or count it as left out."""
+        """Log a warning with escaped arguments, or count it as omitted."""
         if not self._lines.try_take(1):
             self._left_out += 1
             return
@@ -32,5 +32,5 @@ class Log:
 
 
 def escape(text: str) -> str:
-    """Return a text that may be logged: plain ASCII, not too long, everything else as \\x1b."""
+    """Return a text that is safe to log: plain ASCII, limited in length, everything else as \\x1b."""
     return text[:LONGEST].encode("unicode_escape").decode("ascii")

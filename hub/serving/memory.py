@@ -1,8 +1,8 @@
-"""How much memory Arrow may take in this process, in all: a bound that holds before anything is decoded.
+"""The limit of Arrow's memory in this process, which holds before anything is decoded.
 
-A compressed batch says itself how large it becomes, and Arrow makes room for that before anybody else can look. So everything that Arrow
-allocates in a hub comes out of one range of addresses that its allocator, mimalloc, reserves when it is loaded, and may not leave. What
-goes beyond is a MemoryError for the batch that asked for it, and for nobody else. Addresses that were never written to cost no memory.
+A compressed batch declares its size itself, and Arrow allocates that much before any other code can check it. So all of Arrow's memory in a
+hub comes from one range of addresses, which its allocator, mimalloc, reserves when it is loaded, and may not leave. An allocation beyond
+it is a MemoryError of that batch alone. Addresses that were never written to cost no memory.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import sys
 
 from kvspool import system
 
-LEAST = 64 << 20  # bytes with which a hub can work
+LEAST = 64 << 20  # bytes that a hub needs at least
 _TRIAL = 1 << 20  # bytes
-_BESIDE = 1 << 30  # bytes of addresses that all else takes: libraries, stacks of threads
+_BESIDE = 1 << 30  # bytes of addresses for other uses: libraries, thread stacks
 
-# Its names in mimalloc from version 2.1 on, and before.
+# The names of mimalloc's option since version 2.1, and before.
 _NO_MORE = ("MIMALLOC_DISALLOW_OS_ALLOC", "MIMALLOC_LIMIT_OS_ALLOC")
 
 
 def half_of_all() -> int:
-    """Return half of this machine's memory, in bytes; less where a process may not have so many addresses."""
+    """Return half of this machine's memory, in bytes; less if a process may not have so many addresses."""
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     while size > LEAST and not _can_be_had(size + _BESIDE):
         size //= 2
@@ -37,10 +37,10 @@ def _can_be_had(size: int) -> bool:
 
 
 def bound(size: int) -> bool:
-    """Let Arrow take at most `size` bytes from now on; return whether that holds.
+    """Limit Arrow to `size` bytes from now on. Return whether that is effective.
 
-    It doesn't if Arrow was loaded before, or was built without mimalloc. Raises ValueError for less than `LEAST`, and MemoryError where so
-    many addresses can't be had: then Arrow can't be used in this process any more.
+    It isn't if Arrow was loaded before, or was built without mimalloc. Raises ValueError for less than `LEAST`, and MemoryError if so many
+    addresses are not available: then Arrow can't be used in this process any more.
     """
     if size < LEAST:
         raise ValueError(f"a hub needs at least {LEAST >> 20} MiB for batches, not {size} bytes")

@@ -1,7 +1,7 @@
-"""What a hub hands out: the shards under its root, to any Flight client; see docs/formats/hub.md.
+"""The read service of a hub: the shards under its root, for any Flight client; see docs/formats/hub.md.
 
-A shard is read as its reader takes it: nothing is read ahead but the batch that is being sent, so a slow reader costs one batch. Who is
-gone takes the iteration with it, and its files.
+A shard is read at its reader's pace: only the batch being sent is read ahead, so a slow reader costs one batch. When a reader is gone, its
+iteration and its files are closed.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ logger = logging.getLogger("kvspool.hub")
 _encode = msgspec.json.Encoder().encode
 
 ACTIONS = [
-    ("changes", 'the shards that have changed since a token: {"since": token, "wait": seconds up to 30}; without a token all of them'),
-    ("server", "what this hub is: version of the protocol, level, id of its root, its clock"),
+    ("changes", 'the shards changed since a token: {"since": token, "wait": seconds up to 30}; without a token all of them'),
+    ("server", "this hub: version of the protocol, level, id of its root, its clock"),
 ]
 
 
 class Outlet(Handle):
-    """The reading side of a hub. Its methods are called on Flight's threads; each is told which clients the caller may read, and asks again
-    for each batch: a right may be taken away meanwhile.
+    """The read service of a hub. Its methods are called on Flight's threads.
 
-    What is refused is raised as an error of Flight.
+    Each gets the predicate of readable clients, and calls it again for each batch, because a right may be revoked during a call. Refusals
+    are raised as errors of Flight.
     """
 
     def __init__(self, root: Path, level: Level, reads: Reads | None = None) -> None:
@@ -58,13 +58,15 @@ class Outlet(Handle):
         self._is_closing = False
 
     def close(self) -> None:
-        """End what is being read and waited for."""
+        """End all reads and waits."""
         self._is_closing = True
         self.survey.close()
 
     def flights(self, criteria: bytes, may_list: MayRead, is_over: IsOver = lambda: False) -> Iterator[flight.FlightInfo]:
-        """Yield a flight for each client that may be listed. criteria: the beginning of its id, or a pattern with `*`, `?` and `[...]`.
-        is_over: whether the caller is gone."""
+        """Yield a flight for each client that may be listed.
+
+        criteria: a prefix of its id, or a pattern with `*`, `?` and `[...]`. is_over: whether the caller is gone.
+        """
         with refusing(self.root):
             wanted = _pattern(criteria)
             for client, states in self.survey.states(lambda client: wanted(client) and may_list(client), is_over).items():
@@ -73,7 +75,7 @@ class Outlet(Handle):
                 yield self._info(Query(client), states)
 
     def info(self, descriptor: flight.FlightDescriptor, may_read: MayRead, is_over: IsOver = lambda: False) -> flight.FlightInfo:
-        """Return what a descriptor names: a client, or one shard of it."""
+        """Return the flight of a descriptor: a client, or one shard of it."""
         with refusing(self.root):
             query = tickets.decode_query(descriptor.path or [], descriptor.command)
             _check_right(query.client, may_read)
@@ -91,9 +93,9 @@ class Outlet(Handle):
         is_over: IsOver = lambda: False,
         cut: Callable[[], object] = lambda: None,
     ) -> flight.FlightDataStream:
-        """Return the stream that a ticket asks for.
+        """Return the stream of a ticket.
 
-        sent: called with the bytes of each batch that the caller was sent. is_over: whether the caller is gone. cut: cuts its connection.
+        sent: called with the size of each batch sent to the caller. is_over: whether the caller is gone. cut: cuts its connection.
         """
         with refusing(self.root):
             wanted = tickets.decode_ticket(ticket)
@@ -103,20 +105,20 @@ class Outlet(Handle):
             return flight.GeneratorStream(schema, self._stream(path, wanted, schema, may_read, sent, self.reads.stream(is_over, cut)))
 
     def act(self, kind: str, body: bytes, may_read: MayRead, is_over: IsOver = lambda: False) -> Iterator[bytes]:
-        """Yield what an action answers. is_over: whether its caller is gone."""
+        """Yield the answers of an action. is_over: whether its caller is gone."""
         with refusing(self.root):
             if kind == "server":
                 yield _encode(ServerInfo(VERSION, self._level, self.survey.root_id, system.port.now()))
             elif kind == "changes":
                 asked = tickets.decode(Since, body or b"{}")
                 if not 0 <= asked.wait <= LONGEST_WAIT:
-                    raise Malformed(f"wait is 0 to {LONGEST_WAIT:.0f} seconds, not {asked.wait}")
+                    raise Malformed(f"wait must be 0 to {LONGEST_WAIT:.0f} seconds, not {asked.wait}")
                 yield _encode(self.survey.changes(asked.since, asked.wait, may_read, is_over))
             else:
-                raise Malformed(f"there is no action {kind[:50]!r}; ListActions says which there are")
+                raise Malformed(f"unknown action {kind[:50]!r}; ListActions lists the actions")
 
     def _info(self, query: Query, states: list[ShardState]) -> flight.FlightInfo:
-        """Return a client's flight: an endpoint without a location, which means this server, for each shard."""
+        """Return a client's flight, with an endpoint for each shard; it has no location, which means this server."""
         endpoints, size = [], 0
         for state in states:
             ticket = _encode(tickets.ticket_of(query, state.shard))
@@ -132,12 +134,12 @@ class Outlet(Handle):
         )
 
     def _used(self, state: ShardState) -> int:
-        """Return the bytes that a shard's records take; 0 of one that can't be read."""
+        """Return the bytes of a shard's records; 0 if they can't be read."""
         try:
             with closing(open_shard(self.survey.path(state.client, state.shard), TIMEOUT)) as log:
                 return int(log.stats().used)
         except (KvspoolError, OSError):
-            return 0  # its state says so
+            return 0  # its state has the error
 
     def _stream(
         self,
@@ -148,12 +150,12 @@ class Outlet(Handle):
         sent: Callable[[int], object],
         reads: AbstractContextManager[Stream],
     ) -> Iterator[tuple[pa.RecordBatch, bytes] | pa.RecordBatch]:
-        """Yield the batches of one shard; what is lost, and the end, beside batches without rows."""
+        """Yield the batches of one shard; Gaps and the end are sent with empty batches."""
         with refusing(self.root), reads as stream, closing(open_shard(path, TIMEOUT)) as log:
             if ticket.log:
                 _check_log(log, path, ticket)
             if ticket.isolation == "synced":
-                log.sync()  # nobody else may ever do it
+                log.sync()  # no other process may ever do it
             with closing(_cursor(log, ticket)) as cursor:
                 reading = _Reading(cursor, ticket, stream)
                 nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
@@ -161,7 +163,7 @@ class Outlet(Handle):
                     stream.sends(0 if isinstance(item, Gap) else item.get_total_buffer_size())
                     _check_right(ticket.client, may_read)
                     if self._is_closing:
-                        raise HubFull("the hub is being stopped", 1.0)
+                        raise HubFull("the hub is shutting down", 1.0)
                     if isinstance(item, Gap):
                         yield nothing, _encode(Beside(gap=tickets.gap_note(item)))
                     elif "sequence" in schema.names:
@@ -173,7 +175,7 @@ class Outlet(Handle):
 
 
 class _Reading:
-    """What a ticket asks for of one cursor: coded batches, and Gaps."""
+    """The items of a cursor that a ticket selects: coded batches, and Gaps."""
 
     def __init__(self, cursor: Any, ticket: Ticket, stream: Stream) -> None:
         self._cursor = cursor
@@ -185,7 +187,7 @@ class _Reading:
 
     @property
     def next(self) -> int:
-        """Return the sequence behind what was handed out."""
+        """Return the sequence after the returned items."""
         return int(self._cursor.sequence) if self._stopped_at is None else self._stopped_at
 
     def __iter__(self) -> Iterator[pa.RecordBatch | Gap]:
@@ -205,7 +207,7 @@ class _Reading:
                 yield batch
 
     def _within_times(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that are wanted: once one was found that begins them, all that follow, up to one that ends them."""
+        """Return the rows within the ticket's times: from the first one at the start, up to one at the end."""
         times = batch.column("timestamp").cast(pa.int64())
         begin, end = 0, batch.num_rows
         if self._first_time is not None:
@@ -221,7 +223,7 @@ class _Reading:
 
 
 def _cursor(log: Log, ticket: Ticket) -> Any:
-    """Return a cursor over what a ticket asks for, up to what is there now. Raises Unexpected for what isn't there yet."""
+    """Return a cursor for a ticket, up to the present end. Raises Unexpected for a start that isn't written yet."""
     end = log.end()
     until = ticket.end if ticket.end is not None and ticket.end < end else None
     start: Any = ticket.begin
@@ -234,22 +236,22 @@ def _cursor(log: Log, ticket: Ticket) -> Any:
 
 
 def _check_log(log: Log, path: Path, ticket: Ticket) -> None:
-    """Raise Fenced if the shard's records don't come from the log that a ticket names."""
+    """Raise Fenced if the shard's records don't come from the log in a ticket."""
     known = generations(log, path, log.end())
     if not known or known[0].log != ticket.log:
-        raise Fenced(f"client {ticket.client}, shard {ticket.shard}: another log has taken the place of {ticket.log}")
+        raise Fenced(f"client {ticket.client}, shard {ticket.shard}: another log has replaced {ticket.log}")
 
 
 def _check_right(client: str, may_read: MayRead) -> None:
-    """Raise NotAllowed for who may not read a client, whether it is there or not."""
+    """Raise NotAllowed for a caller that may not read a client, whether it exists or not."""
     if not may_read(client):
         raise NotAllowed(f"you may not read client {client}")
 
 
 def _pattern(criteria: bytes) -> Callable[[str], bool]:
-    """Return what says whether a client's id agrees with the criteria. Raises Malformed."""
+    """Return a predicate for ids of clients that match the criteria. Raises Malformed."""
     if len(criteria) > LARGEST_CRITERIA or not criteria.isascii():
-        raise Malformed(f"criteria are the beginning of a client's id, or a pattern, of at most {LARGEST_CRITERIA} bytes")
+        raise Malformed(f"criteria must be a prefix of a client's id, or a pattern, of at most {LARGEST_CRITERIA} bytes")
     wanted = criteria.decode()
     if any(character in wanted for character in "*?["):
         return lambda client: fnmatchcase(client, wanted)
@@ -258,7 +260,7 @@ def _pattern(criteria: bytes) -> Callable[[str], bool]:
 
 @contextmanager
 def refusing(root: Path) -> Iterator[None]:
-    """Raise what goes wrong as errors of Flight, which carry what programs need, and nothing of the hub's own code."""
+    """Raise errors as those of Flight, with the data that programs need, and without the hub's own tracebacks."""
     try:
         yield
     except flight.FlightError:
@@ -266,7 +268,7 @@ def refusing(root: Path) -> Iterator[None]:
     except Exception as error:
         known = _as_hub_error(error, root)
         if not isinstance(error, HubError):
-            logger.error("a reader was told %s", known, exc_info=None if isinstance(error, KvspoolError | OSError) else error)
+            logger.error("a reader got the error %s", known, exc_info=None if isinstance(error, KvspoolError | OSError) else error)
         failure = tickets.failure(known)
         raise _KINDS.get(type(known), flight.FlightServerError)(failure.message, _encode(failure)) from None
 
@@ -280,13 +282,13 @@ _KINDS = {
 
 
 def _as_hub_error(error: Exception, root: Path) -> HubError:
-    """Return what an error of a log means to who reads a hub."""
+    """Return the HubError for an error of a log."""
     if isinstance(error, HubError):
         return error
     if is_scarce(error):
-        return HubFull(f"the hub has no room for that now: {shown(error, root)}")
+        return HubFull(f"the hub lacks space for that now: {shown(error, root)}")
     if isinstance(error, MemoryError):
-        return HubFull("the hub has no memory for that now", 1.0)
+        return HubFull("the hub lacks memory for that now", 1.0)
     if isinstance(error, KvspoolError | OSError):
-        return ShardDamaged(f"the hub can't read on: {shown(error, root)}")
-    return ShardDamaged("the hub failed; its own log says why")
+        return ShardDamaged(f"the hub can't continue reading: {shown(error, root)}")
+    return ShardDamaged("the hub failed; its own log has the reason")

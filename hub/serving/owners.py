@@ -1,4 +1,4 @@
-"""Whose quota a client's shards count for."""
+"""The principals whose quota counts a client's shards."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from hub.security.access import Principal
 
 
 class Owners:
-    """Remembers who may write which client, as long as the rights are the same. May be used by threads."""
+    """Caches the possible writers of each client while the rights are unchanged. Can be shared by threads."""
 
     def __init__(self) -> None:
         self._known: tuple[list[Principal], dict[str, list[Principal]]] = [], {}
 
     def of(self, client: str, writers: list[Principal]) -> list[Principal]:
-        """Return those of some principals who may write a client."""
+        """Return the given principals that may write a client."""
         known_writers, owners = self._known
         if known_writers != writers:
             self._known = known_writers, owners = writers, {}

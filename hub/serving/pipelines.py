@@ -1,4 +1,4 @@
-"""The pipelines that read a hub root, as a server that serves the root sees them: by the small files that they write there."""
+"""The pipelines that read a hub root, as its server knows them from their progress files in the root."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hub.pipeline.progress import Progress
 from hub.status import PipelineStatus
 from kvspool import system
 
-INTERVAL = 1.0  # seconds between two looks
+INTERVAL = 1.0  # seconds between two checks
 LONGEST_ERROR = 500  # characters
 
 
 class Pipelines:
-    """`statuses` is what the last look found. `look` is called by one thread."""
+    """`statuses` is the result of the last check. `look` is called by one thread."""
 
     def __init__(self, root: Path) -> None:
         self.statuses: list[PipelineStatus] = []
@@ -22,7 +22,7 @@ class Pipelines:
         self._looks_at = 0.0
 
     def look(self) -> None:
-        """Read the files, unless that was done a moment ago. What no pipeline wrote is left out."""
+        """Read the files, unless the last check was a moment ago. Files that no pipeline wrote are ignored."""
         if system.port.monotonic() < self._looks_at:
             return
         self._looks_at = system.port.monotonic() + INTERVAL

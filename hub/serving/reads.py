@@ -1,8 +1,8 @@
-"""The memory of batches that readers were sent and have not taken yet: bounded for the hub as a whole.
+"""The limit of memory of batches that were sent to readers and not yet received, for the whole hub.
 
-A stream has one batch in memory, from when it is read until the reader has taken it. While those of all streams have `most` bytes, no other
-batch is read, but for the few that are being read at that moment. Where that lasts because readers take nothing, the connection of the one
-that has stood still longest is cut, so that the others go on.
+A stream holds one batch in memory, from reading it until the reader has received it. While all streams hold `most` bytes, no other batch is
+read, except those in progress. If that lasts because readers receive nothing, the longest stalled one's connection is cut, so that the
+others can continue.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kvspool import system
 from kvspool.system.handles import Handle
 
 MOST = 256 << 20  # bytes
-AT_ONCE = 4  # batches that are read at the same time: each may be one large record
-PATIENCE = 10.0  # seconds for which a reader may take nothing while others wait for its memory
-POLL = 0.25  # seconds between two looks whether a waiting client is still there
+AT_ONCE = 4  # concurrently read batches: each may be one large record
+PATIENCE = 10.0  # seconds that a reader may stall while others wait for its memory
+POLL = 0.25  # seconds between two checks whether a waiting client is still connected
 
 
 class Reads(Handle):
@@ -34,12 +34,12 @@ class Reads(Handle):
 
     @property
     def held(self) -> int:
-        """Return how many bytes were sent and not taken."""
+        """Return how many bytes were sent and not received."""
         return self._held
 
     @contextmanager
     def stream(self, is_over: Callable[[], bool] = lambda: False, cut: Callable[[], object] = lambda: None) -> Iterator[Stream]:
-        """Count a stream while the `with` block runs. is_over: whether its reader is gone; cut: cuts the reader's connection."""
+        """Count a stream inside the `with` block. is_over: whether its reader is gone; cut: cuts the reader's connection."""
         stream = Stream(self, is_over, cut)
         with self._changed:
             self._streams.add(stream)
@@ -52,8 +52,9 @@ class Reads(Handle):
 
     @contextmanager
     def turn(self, stream: Stream) -> Iterator[None]:
-        """Wait until a batch may be read, and count it as being read while the `with` block runs. Raises HubFull if the
-        reader is gone."""
+        """Wait for the permission to read a batch, and count it as being read inside the `with` block. Raises HubFull if the reader is
+        gone.
+        """
         with self._changed:
             while not self._may_read():
                 if stream.is_over():
@@ -69,7 +70,7 @@ class Reads(Handle):
                 self._changed.notify_all()
 
     def hold(self, stream: Stream, size: int) -> None:
-        """Count so many bytes of a stream as sent and not taken."""
+        """Count bytes of a stream as sent and not received."""
         with self._changed:
             self._held += size - stream.held
             stream.held = size
@@ -80,7 +81,7 @@ class Reads(Handle):
         return self._reading < AT_ONCE and (self._held < self._most or not self._held)
 
     def _cut_slowest(self) -> None:
-        """Cut the reader that has taken nothing for longest, if that is too long. Its stream ends soon, and is not chosen again."""
+        """Cut the longest stalled reader, if it exceeds the limit. Its stream ends soon, and is not chosen again."""
         holding = [stream for stream in self._streams if stream.held]
         if self._held >= self._most and holding:
             slowest = min(holding, key=lambda stream: stream.since)
@@ -102,8 +103,10 @@ class Stream:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Say that the batch before was taken; wait until the next one may be read, and read it inside the `with` block. Raises HubFull
-        if the reader is gone."""
+        """Note that the previous batch was received; wait for the permission to read the next one, and read it inside the `with` block.
+
+        Raises HubFull if the reader is gone.
+        """
         self._reads.hold(self, 0)
         if self.is_over():
             raise gone()
@@ -111,7 +114,7 @@ class Stream:
             yield
 
     def sends(self, size: int) -> None:
-        """Say that a batch of so many bytes is about to be sent."""
+        """Note that a batch of `size` bytes is about to be sent."""
         self._reads.hold(self, size)
 
 

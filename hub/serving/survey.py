@@ -1,7 +1,7 @@
-"""How far each shard under a hub root goes, and what has changed of that: mirrors ask for it, for all shards at once.
+"""The shard index: the end of each shard under a hub root, and its changes, which mirrors request for all shards at once.
 
-What the hub stores itself is noted as it comes (`note`). What local processes write under the root, or trim there, is found by a look at
-every shard, now and then, while somebody asks.
+The hub notes its own writes (`note`). Writes and trims of local processes are found by a check of every shard from time to time, while a
+caller waits for changes.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ from shard import descriptors, route
 from shard.errors import ShardError
 from shard.shardset import Log, open_shard
 
-LOOK = 0.25  # seconds between two looks at all shards
-REST = 10  # times as long as such a look took, before the next one
-GATHER = 0.005  # seconds for which changes are gathered that come together
-MOST_OPEN = 512  # logs that are kept open between two looks; the others are opened each time
-SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)  # later there may be room
+LOOK = 0.25  # seconds between two checks of all shards
+REST = 10  # times the duration of such a check, before the next one
+GATHER = 0.005  # seconds to gather simultaneous changes
+MOST_OPEN = 512  # logs kept open between two checks; the others are opened each time
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)  # there may be room later
 MayRead = Callable[[str], bool]
 IsOver = Callable[[], bool]  # whether the caller of a call is gone
-POLL = 0.5  # seconds between two looks whether a waiting caller is still there
+POLL = 0.5  # seconds between two checks whether a waiting caller is still connected
 Key = tuple[str, int]
 logger = logging.getLogger("kvspool.hub")
 
 
 class Survey(Handle):
-    """What is known of all shards under a root. Its methods may be called by several threads."""
+    """The states of all shards under a root. Its methods can be called by several threads."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.root_id = root_id(root)
-        self._run = system.port.random(8).hex()  # tokens of another run mean nothing
+        self._run = system.port.random(8).hex()  # tokens of another run are invalid
         self._noted: set[Key] = set()
         self._changed = threading.Condition()
-        self._looking = threading.Lock()  # one thread at a time looks; what comes next is its own
+        self._looking = threading.Lock()  # one thread at a time checks; later changes are left to the next one
         self._paths: dict[Key, tuple[int, Path]] = {}  # with the bits
         self._logs: dict[Key, tuple[str, Log]] = {}  # with the identity of its directory
-        self._states: dict[Key, tuple[int, ShardState]] = {}  # with the version that it is of
+        self._states: dict[Key, tuple[int, ShardState]] = {}  # with its version
         self._version = 0
         self._next_look = 0.0
         self._rest = LOOK
         self._is_closed = False
 
     def note(self, client: str, index: int) -> None:
-        """Say that something was stored in a shard."""
+        """Note that something was stored in a shard."""
         with self._changed:
             self._noted.add((client, index))
             self._changed.notify_all()
 
     def changes(self, since: str, wait: float, may_read: MayRead, is_over: IsOver = lambda: False) -> Changes:
-        """Return what has changed since a token, of clients that may be read; waits up to `wait` seconds until something has.
+        """Return the changes since a token, of clients that may be read; waits up to `wait` seconds for one.
 
-        is_over: asked now and then whether anybody waits for it still.
+        is_over: asked from time to time whether the caller is gone.
         """
         deadline = system.port.monotonic() + wait
         while True:
@@ -93,7 +93,7 @@ class Survey(Handle):
         return found[client, index]
 
     def paths(self, keys: Collection[Key]) -> dict[Key, Path]:
-        """Return the directories of those shards that are there. The root is looked at once at most, whatever number is unknown."""
+        """Return the directories of those shards that exist. The root is listed at most once, for any number of unknown keys."""
         with self._looking:
             if not all(self._is_there(key) for key in keys):
                 self._find_paths()
@@ -103,7 +103,7 @@ class Survey(Handle):
         return key in self._paths and system.port.look_up(self._paths[key][1]) is not None
 
     def close(self) -> None:
-        """Let who waits go on, and give all files back."""
+        """End all waits, and close all files."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -112,7 +112,7 @@ class Survey(Handle):
                 self._logs.popitem()[1][1].close()
 
     def _since(self, since: str, may_read: MayRead, is_over: IsOver) -> tuple[str, list[ShardState]]:
-        """Return a new token, and the changes since the other one. Raises HubFull if the caller is gone."""
+        """Return a new token, and the changes since the given one. Raises HubFull if the caller is gone."""
         while not self._looking.acquire(timeout=POLL):
             if is_over():
                 raise gone()
@@ -129,7 +129,7 @@ class Survey(Handle):
         return token, sorted((state for state in new if state.client in clients), key=lambda state: (state.client, state.shard))
 
     def _look(self, *, at_all: bool) -> None:
-        """Look at the shards that something was stored in; at all of them, if that is asked for or wasn't done for long."""
+        """Check the shards with noted changes; all of them if requested or due."""
         with self._changed:
             noted, self._noted = self._noted, set()
         began = system.port.monotonic()
@@ -147,7 +147,7 @@ class Survey(Handle):
             self._next_look = now + self._rest
 
     def _find_paths(self) -> None:
-        """Find the shards that lie under the root, and forget those that were removed. What makes up no set is left out."""
+        """Find the shards under the root, and forget removed ones. Incomplete sets are ignored."""
         self._paths = {}
         for client, found in route.scan(self.root).items():
             try:
@@ -156,14 +156,14 @@ class Survey(Handle):
             except ShardError as error:
                 logger.warning("%s: %s", self.root, error)
             except ValueError:
-                continue  # no client's
+                continue  # not a client's
         for key in [key for key in self._states if key not in self._paths]:
             del self._states[key]
         for key in [key for key in self._logs if key not in self._paths]:
             self._let_go(key)
 
     def _state(self, key: Key, bits: int, path: Path) -> ShardState:
-        """Look at one shard. Where it ends comes first: the generations say then where all of that came from."""
+        """Check one shard. Its end is read first, so that the generations describe all records before it."""
         try:
             log = self._log(key, path)
             try:
@@ -176,11 +176,11 @@ class Survey(Handle):
         except (KvspoolError, OSError) as error:
             self._let_go(key)
             if is_scarce(error):
-                raise  # it says nothing about the shard
+                raise  # not an error of the shard
             return ShardState(key[0], bits, key[1], 0, 0, [], shown(error, self.root))
 
     def _log(self, key: Key, path: Path) -> Log:
-        """Return the log of a shard, another one if it was made anew; it is kept open, if there are not too many."""
+        """Return the log of a shard, reopened if it was recreated; it is kept open if there are not too many."""
         identity = system.port.identity(path)
         if key in self._logs and self._logs[key][0] != identity:
             self._let_go(key)
@@ -205,10 +205,10 @@ def generations(log: Log, path: Path, end: int) -> list[Generation]:
 
 
 def is_scarce(error: Exception) -> bool:
-    """Return whether an error of the system itself says that there is no room, which may pass."""
+    """Return whether an error of the system means a lack of resources, which may be transient."""
     return isinstance(error, OSError) and not isinstance(error, KvspoolError) and error.errno in SCARCE
 
 
 def shown(error: Exception, root: Path) -> str:
-    """Return an error's text for who is on another machine, to whom it doesn't matter where the root lies."""
+    """Return an error's text for another host, without the path of the root."""
     return f"{type(error).__name__}: {error}".replace(f"{root}{'/'}", "")

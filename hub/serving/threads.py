@@ -1,11 +1,11 @@
-"""A bound on the threads of the hub's process, which the kernel holds.
+"""A limit on the threads of the hub's process, enforced by the kernel.
 
-A flood of calls gets threads from gRPC quicker than Python can refuse them: each thread first waits for the interpreter. Where no thread
-can be started, gRPC refuses the call itself (RESOURCE_EXHAUSTED), in microseconds. So `follow` lets this process have as many threads as
-its calls take, and `SPARE` more, but never more than it was started with.
+In a flood of calls gRPC creates threads faster than Python can refuse them: each thread first waits for the interpreter. If no thread can
+be started, gRPC refuses the call itself (RESOURCE_EXHAUSTED), in microseconds. So `follow` lets this process have as many threads as its
+calls need, and `SPARE` more, but never more than its limit at the start.
 
-The kernel counts all threads of a user, and never bounds root. `look` therefore counts what other processes of the user have, and
-gives the bound up where threads that can't be seen here, such as those of another container, take it up.
+The kernel counts all threads of a user, and never limits root. So `look` counts those of the user's other processes. If threads that are
+invisible here, such as another container's, use up the limit, `look` releases it.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from kvspool import system
 from kvspool.system.handles import Handle
 
 OWN = 96  # threads of the hub itself: gRPC, the gate, the housekeeping, the page
-SPARE = 160  # threads for calls that are about to be refused, and for those that just began
-STEP = 64  # calls between two changes of the bound
+SPARE = 160  # threads for calls about to be refused, and for new ones
+STEP = 64  # calls between two changes of the limit
 _logger = logging.getLogger("kvspool.hub")
 
 
 class Threads(Handle):
-    """The bound of this process. Thread-safe. of_call: threads that a call may have."""
+    """The limit of this process. Thread-safe. of_call: threads that a call may have."""
 
     def __init__(self, of_call: int = 1) -> None:
         self._of_call = of_call
         self._lock = threading.Lock()
         self._calls = 0
         self._others = 0
-        self._most = -1  # that was set last
-        self._before = system.port.thread_limit()  # never exceeded, and set again in the end
+        self._most = -1  # the last limit set
+        self._before = system.port.thread_limit()  # never exceeded, and restored at the end
         self._is_given_up = False
 
     def start(self) -> bool:
-        """Begin to bound; return whether the kernel does so: it doesn't for root."""
+        """Begin to limit. Return whether the kernel enforces it: it doesn't for root."""
         if system.port.user_id() == 0:
             self._is_given_up = True
         self.look()
         return not self._is_given_up
 
     def follow(self, calls: int) -> None:
-        """Let the bound follow the number of calls under way."""
+        """Adapt the limit to the number of concurrent calls."""
         with self._lock:
             self._calls = calls
             self._set()
 
     def look(self) -> None:
-        """Count the threads of the user's other processes, and look whether a thread can be started."""
+        """Count the threads of the user's other processes, and check whether a thread can be started."""
         if self._is_given_up:
             return
         ours, all_of_user = system.port.count_threads()
@@ -62,12 +62,12 @@ class Threads(Handle):
         except RuntimeError:
             if ours < allowed - SPARE // 2:
                 self.close()
-                _logger.warning("threads of this user that can't be seen here take up the bound on the hub's own; it was given up")
+                _logger.warning("invisible threads of this user use up the limit of the hub's own; the limit was released")
         else:
             probe.join()
 
     def close(self) -> None:
-        """Give the bound up: the one that was there before holds again."""
+        """Restore the original limit."""
         with self._lock:
             if not self._is_given_up:
                 self._is_given_up = True
@@ -85,4 +85,4 @@ class Threads(Handle):
                 system.port.limit_threads(most)
             except (OSError, ValueError) as error:
                 self._is_given_up = True
-                _logger.warning("the kernel does not bound the hub's threads: %s", error)
+                _logger.warning("the kernel does not limit the hub's threads: %s", error)

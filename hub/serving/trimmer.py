@@ -1,11 +1,11 @@
-"""Lets the oldest segments of a hub's clients go, by the rules of `hub.retention`; readers of what went get a Gap.
+"""Removes the oldest segments of a hub's clients, by the rules of `hub.retention`; readers of removed records get a Gap.
 
-What goes is whole segments, and never the last one of a shard: it is what tells the hub how far it has come, so a client goes on exactly
-where it was. The bytes of a client are those of all its shards: while there are too many, the segment goes whose newest record is the
-oldest, whichever shard it is in. One that is held back there stays, and no other goes for it.
+Only whole segments are removed, and never the last one of a shard: it has the end of the hub's records, so a client continues exactly
+there. The bytes of a client are those of all its shards: while there are too many, the segment whose newest record is the oldest is
+removed, in any shard. A segment that is held back stays, and no other is removed instead.
 
-Held back is what the floor of each shard keeps, always; and, unless the rules say `force`, what a durable reader has yet to read: one of
-the shard's own journal, or of the hub root.
+The floor of each shard is always held back; and, without `force` in the rules, all records that a durable reader has yet to read: a reader
+of the shard's own journal, or of the hub root.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from kvspool.journal.trim import AT_ONCE, TrimPlan, TrimReport
 from shard import route
 from shard.shardset import open_shard
 
-INTERVAL = 10.0  # seconds between two looks at all clients
-WORK = 0.05  # seconds of one round of the keeper after which no further client is begun
+INTERVAL = 10.0  # seconds between two checks of all clients
+WORK = 0.05  # seconds of one round of the keeper after which no other client is begun
 TIMEOUT = 10.0  # seconds to wait for a shard's append lock
 _logger = logging.getLogger("kvspool.hub")
 
 
 class ShardTrim(msgspec.Struct, frozen=True):
-    """What became of a shard, or would become of it."""
+    """The result for a shard, or the plan."""
 
     client: str
     shard: int
@@ -52,9 +52,9 @@ class Trimmer:
         self._held = Held(root)
 
     def trim(self, client: str, rules: Retention, *, dry_run: bool = False, most: int | None = None) -> list[ShardTrim]:
-        """Apply rules to a client's shards; on disk when it returns. A shard that is a spool makes room by itself, and isn't looked at.
+        """Apply rules to a client's shards; on disk on return. A spool frees space automatically, and is ignored.
 
-        most: segments of each shard that go at once. Raises what `Journal.trim` and opening a shard raise: the shards before are trimmed.
+        most: segments to remove at once per shard. Raises as `Journal.trim` and opening a shard: the shards before stay trimmed.
         """
         found = route.scan(self.root).get(client)
         paths = {} if found is None else dict(found.paths(self.root))
@@ -62,7 +62,7 @@ class Trimmer:
         limits, words, before = msgspec.structs.replace(rules, max_bytes=None), "", dict.fromkeys(plans, 0)
         if rules.max_bytes is not None:
             used = sum(one.bytes for plan in plans.values() for one in plan.segments)
-            words = f"{client} has {sizes.show(used)}, {sizes.show(rules.max_bytes)} may be"
+            words = f"{client} has {sizes.show(used)}, but {sizes.show(rules.max_bytes)} is the limit"
             before = beginnings(plans, rules.max_bytes)
         done = []
         for index in plans:
@@ -87,14 +87,14 @@ class Trimmer:
 
 
 def _plan(path: Path) -> TrimPlan | None:
-    """Return the segments of a shard; None for what is no journal."""
+    """Return the segments of a shard; None if it is no journal."""
     with _journal(path) as journal:
         return None if journal is None else Retention().plan(journal)
 
 
 @contextmanager
 def _journal(path: Path) -> Iterator[Journal | None]:
-    """Open a shard inside the `with` block; None for one that was removed, or is no journal."""
+    """Open a shard inside the `with` block; None if it was removed, or is no journal."""
     try:
         log = open_shard(path, TIMEOUT)
     except LogNotFound:
@@ -105,12 +105,12 @@ def _journal(path: Path) -> Iterator[Journal | None]:
 
 
 def beginnings(plans: dict[int, TrimPlan], most: int) -> dict[int, int]:
-    """Return the sequence before which each shard has to go, so that all of them together keep no more than `most` bytes."""
+    """Return the sequence up to which to trim each shard, so that all of them together keep at most `most` bytes."""
     total = sum(one.bytes for plan in plans.values() for one in plan.segments)
     before = dict.fromkeys(plans, 0)
     sealed = []
     for index, plan in plans.items():
-        newest = accumulate((one.newest for one in plan.segments[:-1]), max)  # times may go back; segments go in order all the same
+        newest = accumulate((one.newest for one in plan.segments[:-1]), max)  # times may go back; segments are removed in order
         sealed += [(time, index, one.base + one.records, one.bytes) for time, one in zip(newest, plan.segments, strict=False)]
     for _, index, end, size in sorted(sealed):
         if total <= most:
@@ -121,7 +121,7 @@ def beginnings(plans: dict[int, TrimPlan], most: int) -> dict[int, int]:
 
 
 def _explained(report: TrimReport, before: int, words: str) -> TrimReport:
-    """Return a report that says why, where it is the client's bytes that want a segment to go."""
+    """Return a report with the reason, if a segment is removed because of the client's bytes."""
     segments = [
         msgspec.structs.replace(one, why=words) if one.goes and one.base + one.records <= before else one for one in report.plan.segments
     ]
@@ -129,13 +129,13 @@ def _explained(report: TrimReport, before: int, words: str) -> TrimReport:
 
 
 class Keeper:
-    """Applies the rules of a root to all its clients again and again, a few at a time. `round` is called now and then, by one thread.
+    """Applies the rules of a root to all its clients repeatedly, a few at a time. `round` is called from time to time, by one thread.
 
-    `error` says what went wrong on the last way through them; empty for nothing. `removed` counts bytes.
+    `error`: the error of the last pass; empty for none. `removed` counts bytes.
     """
 
     def __init__(self, root: Path, used: Callable[[], dict[str, int]]) -> None:
-        """used: returns what each client has stored, in bytes, as far as is known."""
+        """used: returns the stored bytes of each client, as far as known."""
         self.error = ""
         self.removed = 0
         self._used = used
@@ -147,7 +147,7 @@ class Keeper:
         self._begins_at = 0.0
 
     def round(self) -> None:
-        """Look at some clients, and trim what has to go."""
+        """Check some clients, and trim them if necessary."""
         began = system.port.monotonic()
         if not self._waiting and began >= self._begins_at:
             self._begins_at = began + INTERVAL
@@ -160,7 +160,7 @@ class Keeper:
         self.error = next(iter(self._errors.values()), "")
 
     def _begin(self) -> None:
-        """Begin to look at all clients of whom something might go."""
+        """Begin a pass over all clients that might be trimmed."""
         with self._noting(""):
             self._rules = self._file.load()
         used = self._used()
@@ -168,7 +168,7 @@ class Keeper:
         self._waiting.extend(client for client, size in used.items() if _may_go(self._rules.of(client), size))
 
     def _trim(self, client: str) -> bool:
-        """Trim a client; returns whether there is more to do at once."""
+        """Trim a client. Return whether more is to be done at once."""
         rules = self._rules.of(client)
         if rules is None:
             return False
@@ -184,11 +184,11 @@ class Keeper:
 
     @contextmanager
     def _noting(self, client: str) -> Iterator[None]:
-        """Remember what goes wrong inside the `with` block, and log it once."""
+        """Store an error inside the `with` block, and log it once."""
         try:
             yield
         except (KvspoolError, OSError, ValueError) as error:
-            words = f"what is to be kept{f' of {client}' if client else ''} can't be looked after: {error}"
+            words = f"retention{f' of {client}' if client else ''} failed: {error}"
             if self._errors.get(client) != words:
                 _logger.error("%s", words)
             self._errors[client] = words
@@ -197,7 +197,7 @@ class Keeper:
 
 
 def _may_go(rules: Retention | None, used: int) -> bool:
-    """Return whether something of a client might go that has stored so many bytes."""
+    """Return whether a client with so many stored bytes might be trimmed."""
     if rules is None or not rules.has_limit:
         return False
     return rules.max_age is not None or rules.by_consumers or (rules.max_bytes is not None and used > rules.max_bytes)

@@ -1,1 +1,1 @@
-"""What `hub.shipper` and `hub.mirror` are made of: a connection to a hub, and one log or shard on its way."""
+"""The parts of `hub.shipper` and `hub.mirror`: a connection to a hub, and the transfer of one log or shard."""

@@ -19,13 +19,13 @@ from kvspool import system
 from kvspool.system.handles import Handle
 
 SILENCE = 30.0  # seconds without an answer after which a connection counts as dead
-_BROKEN = (pa.ArrowException, OSError, StopIteration)  # what Flight raises on a connection that is of no more use
-# Each attempt looks for the hub itself: gRPC would make a new client wait for as long as the last ones have failed.
+_BROKEN = (pa.ArrowException, OSError, StopIteration)  # errors of Flight on a broken connection
+# Each attempt resolves and connects itself: gRPC would make a new client wait for the backoff of earlier ones.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
 
 
 class Security(msgspec.Struct, frozen=True):
-    """Who we are, and whom we believe. token: a bearer token; authorities, certificate, key: PEM. authorities None: the system's."""
+    """Credentials and trusted authorities. token: a bearer token; authorities, certificate, key: PEM. authorities None: the system's."""
 
     token: str | None = None
     authorities: bytes | None = None
@@ -33,18 +33,20 @@ class Security(msgspec.Struct, frozen=True):
     key: bytes | None = None
 
     def __repr__(self) -> str:
-        return "<Security>"  # a token must not come into a log
+        return "<Security>"  # keeps the token out of logs
 
 
-_users: set[int] = set()  # the process that has connected to a hub; its children inherit that, and none of gRPC's threads
+_users: set[int] = set()  # the process that has connected to a hub; its children inherit this, but not gRPC's threads
 
 
 def connect(location: str, security: Security) -> flight.FlightClient:
-    """Return a client of a hub at `grpc://...` or `grpc+tls://...`; it connects when it is used. Raises HubError in a process that was
-    forked from one that had connected already: gRPC would wait there for ever."""
+    """Return a client of a hub at `grpc://...` or `grpc+tls://...`; it connects on first use.
+
+    Raises HubError in a process that was forked from one that had already connected: gRPC would hang there.
+    """
     process = system.port.process_id()
     if _users and process not in _users:
-        raise HubError(f"{location}: this process was forked from one that had spoken to a hub; begin it anew instead (spawn)")
+        raise HubError(f"{location}: this process was forked from one that had connected to a hub; start it with spawn instead")
     _users.add(process)
     options: dict[str, Any] = {"generic_options": _OPTIONS}
     if security.authorities is not None:
@@ -58,44 +60,44 @@ def connect(location: str, security: Security) -> flight.FlightClient:
 
 
 def call_options(security: Security, timeout: float | None = None) -> flight.FlightCallOptions:
-    """Return what goes along with each call. timeout: seconds."""
+    """Return the options of each call. timeout: seconds."""
     headers = [] if security.token is None else [(b"authorization", f"Bearer {security.token}".encode())]
     return flight.FlightCallOptions(timeout=timeout, headers=headers)
 
 
 def error_of(location: str, error: Exception) -> HubError:
-    """Return what an error of Flight means to who speaks to a hub."""
+    """Return the HubError for an error of Flight."""
     told = tickets.error_in(getattr(error, "extra_info", None))
     if told is not None:
         return told
     text = str(error).partition(". Detail:")[0].partition(". gRPC client debug context")[0]
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
-        return NotAllowed(f"{location} doesn't let us in: {text}")
+        return NotAllowed(f"{location} refused access: {text}")
     return Unreachable(f"{location}: {text}")
 
 
 def jittered(seconds: float) -> float:
-    """Return from half as long up to one and a half times, so that those who lost a hub at once don't all come back at once."""
+    """Return from half to one and a half times as long, so that clients don't all reconnect at once after an outage."""
     return seconds * (0.5 + int.from_bytes(system.port.random(4), "little") / (1 << 32))
 
 
 class Connection(Handle):
     """One open call, used by one thread.
 
-    That thread writes and reads in turn: Flight's client ends the writing half itself when a read finds the call over, and aborts the
-    process if a write is under way on another thread then. A watchdog cancels what takes too long, which is safe at any time.
+    That thread writes and reads in turn. If a read finds the call ended, Flight's client ends the writing half itself, and aborts the
+    process if another thread is writing then. A watchdog cancels calls that take too long, which is safe at any time.
     """
 
     def __init__(self, location: str, security: Security, opening: Opening, silence: float = SILENCE) -> None:
-        """Open the call, and return when the hub has answered. Raises Unreachable, NotAllowed, or what the hub refuses the call with."""
+        """Open the call, and return when the hub has answered. Raises Unreachable, NotAllowed, or the hub's refusal."""
         self.location = location
         self.stored: dict[int, int] = {}
         self.refused: dict[int, HubError] = {}
-        self.asked = 0  # questions so far
+        self.asked = 0  # number of questions
         self.answered = 0
         self._silence = silence
         self._indexes = {log.index for log in opening.logs}
-        self._busy_since: float | None = None  # the hub has something to do for us
+        self._busy_since: float | None = None  # since when we wait for the hub
         self._is_dead = False
         self._is_over = threading.Event()
         self._client = connect(location, security)
@@ -115,22 +117,23 @@ class Connection(Handle):
             raise
 
     def put(self, put: Put, batch: pa.RecordBatch) -> None:
-        """Send a batch; blocks while the hub can't take it. Raises what the connection broke with."""
+        """Send a batch; blocks while the hub can't accept it. Raises the error that broke the connection."""
         self.asked += put.ask
         self._do(self._writer.write_with_metadata, batch, wire.encode(put))
 
     def ping(self, ends: dict[int, int]) -> None:
-        """Ask what is stored, and say how far the logs go."""
+        """Ask for an acknowledgement, and report the ends of the logs."""
         self.asked += 1
         self._do(self._writer.write_metadata, wire.encode(Ping(ends)))
 
     @property
     def is_owed(self) -> bool:
-        """Return whether a question has no answer yet."""
+        """Return whether a question is unanswered."""
         return self.answered < self.asked
 
     def hear(self) -> None:
-        """Wait for the hub's next word, and note it in `stored`, `refused` and `answered`. Raises what the connection broke with."""
+        """Wait for the hub's next message, and note it in `stored`, `refused` and `answered`. Raises the error that broke the connection.
+        """
         message = self._read()
         if isinstance(message, Refused):
             if message.index < 0:
@@ -138,7 +141,7 @@ class Connection(Handle):
             self._check_indexes({message.index})
             self.refused[message.index] = wire.error_of(message)
         elif isinstance(message, Opened):
-            raise Malformed(f"{self.location} opens a call that is open")
+            raise Malformed(f"{self.location} opens an open call again")
         else:
             self._check_indexes({index for index, _ in message.places})
             if not self.answered <= message.asked <= self.asked:
@@ -147,7 +150,7 @@ class Connection(Handle):
             self.stored.update(message.places)
 
     def finish(self) -> None:
-        """Wait until everything is acknowledged, and end the call on purpose."""
+        """Wait until everything is acknowledged, and end the call in order."""
         self.ping({})
         while self.is_owed:
             self.hear()
@@ -156,12 +159,12 @@ class Connection(Handle):
         self._is_over.set()
 
     def close(self) -> None:
-        """Cut the connection, if it was not finished."""
+        """Cancel the call, if it was not finished."""
         if not self._is_over.is_set():
             self._reader.cancel()
         self._is_over.set()
         self._watchdog.join()
-        with suppress(*_BROKEN):  # why it broke was said before
+        with suppress(*_BROKEN):  # the reason was reported before
             self._writer.close()
         self._client.close()
 
@@ -170,13 +173,13 @@ class Connection(Handle):
         if isinstance(message, Refused):
             raise wire.error_of(message)
         if not isinstance(message, Opened):
-            raise Malformed(f"{self.location} does not begin as a hub does")
+            raise Malformed(f"{self.location} does not answer like a hub")
         self._check_indexes({place.index for place in message.places})
         return message
 
     def _check_indexes(self, indexes: set[int]) -> None:
         if not indexes <= self._indexes:
-            raise Malformed(f"{self.location} speaks of shards that it was not asked for")
+            raise Malformed(f"{self.location} reports shards that were not requested")
 
     def _read(self) -> wire.FromHub:
         while True:
@@ -185,8 +188,8 @@ class Connection(Handle):
                 return wire.decode_from_hub(chunk.app_metadata.to_pybytes())
 
     def _do(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a call of Flight returns; an error of it is told as ours."""
-        self._busy_since = system.port.monotonic()  # a write lasts for as long as the hub doesn't read
+        """Return the result of a call of Flight; its errors are converted to HubError."""
+        self._busy_since = system.port.monotonic()  # a write blocks while the hub doesn't read
         try:
             return work(*arguments)
         except _BROKEN as error:
@@ -199,7 +202,7 @@ class Connection(Handle):
             self._busy_since = None
 
     def _watch(self) -> None:
-        """Cancel the call when the hub owes an answer for too long: nobody tells us that a network has gone."""
+        """Cancel the call when the hub owes an answer for too long, because a broken network is not reported."""
         while not self._is_over.wait(min(1.0, self._silence / 4)):
             since = self._busy_since
             if since is not None and system.port.monotonic() - since > self._silence:

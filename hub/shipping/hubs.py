@@ -1,4 +1,4 @@
-"""Which of several hubs a client goes to."""
+"""The choice between several hubs of a client."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ _LOCATION = re.compile(r"grpc(\+tls)?://([^/@\s]+):([0-9]{1,5})")
 
 
 def check(location: str) -> str:
-    """Return the location of a hub. Raises ValueError for what is none."""
+    """Return the location of a hub. Raises ValueError for an invalid one."""
     if not _LOCATION.fullmatch(location):
         raise ValueError(f"a hub is grpc+tls://HOST:PORT, or grpc://HOST:PORT without TLS, not {location!r}")
     return location
 
 
 def chosen(client: str, locations: list[str], choose: Choice = "hash") -> str:
-    """Return the hub of a client: with "hash" the one that comes first for this client by rendezvous hash, so that clients are spread
-    evenly, and a hub that is added or removed moves no other clients than its own; with "first" the first of the list."""
+    """Return the hub of a client.
+
+    "hash": the client's first hub by rendezvous hash. Clients are spread evenly, and adding or removing a hub moves only clients of that
+    hub. "first": the first of the list.
+    """
     if not locations:
         raise ValueError("name at least one hub")
     for location in locations:
@@ -28,7 +31,7 @@ def chosen(client: str, locations: list[str], choose: Choice = "hash") -> str:
 
 
 def name(location: str) -> str:
-    """Return a short name for a hub, of which a durable reader's name is made."""
+    """Return a short name for a hub, used in the name of a durable reader."""
     return hashlib.sha256(location.encode()).hexdigest()[:12]
 
 

@@ -1,4 +1,4 @@
-"""One log that is shipped: what was read of it, what was sent, and what the hub has."""
+"""The sender of one log: the state of its records, from read to sent to acknowledged."""
 
 from __future__ import annotations
 
@@ -31,47 +31,47 @@ from shard.shardset import Log
 if TYPE_CHECKING:
     from hub.columns import Cursor, Rows
 
-PREFIX = "ship."  # of the durable readers' names; behind it comes the hub's
-LOOK_AGAIN = 1.0  # seconds between two looks whether a log that was deleted was made anew
-TRY_AGAIN = 10.0  # seconds after which what went wrong here may have passed; all lanes begin a new call then
-ASK_AGAIN = 60.0  # seconds after which a shard that is damaged at the hub may have been repaired
+PREFIX = "ship."  # of the durable readers' names, before the hub's name
+LOOK_AGAIN = 1.0  # seconds between two checks whether a deleted log was recreated
+TRY_AGAIN = 10.0  # seconds until a retry after an error on this host; all lanes begin a new call then
+ASK_AGAIN = 60.0  # seconds until a retry after a shard was damaged at the hub
 
 
-_PASSING = (LockTimeout, ReaderBusy, TooManyReaders)  # and each OSError that is the system's own
+_PASSING = (LockTimeout, ReaderBusy, TooManyReaders)  # and each OSError of the system itself
 
 
 class Lane(Handle):
-    """The way of one log to the hub. Its durable reader stands where the hub has acknowledged.
+    """The sender of one log to the hub. Its durable reader's position is the hub's last acknowledgement.
 
-    `keep_alive` and what only tells may be called by another thread.
+    `keep_alive` and the read-only methods may be called by another thread.
     """
 
     def __init__(self, index: int, log: Log, hub: str) -> None:
-        """Take the durable reader for a hub, whose name is `hub`. Raises ReaderBusy if the log is shipped there already."""
+        """Take the durable reader for the hub `hub`, a short name. Raises ReaderBusy if the log is already shipped there."""
         self.index = index
         self.path = log.path
-        self.lost = 0  # sequences that the hub was told are lost: overwritten before they were shipped, or damaged
-        self.records = 0  # sent, those that were sent again too
+        self.lost = 0  # sequences declared lost to the hub: overwritten before they were shipped, or damaged
+        self.records = 0  # sent, repeated ones counted again
         self.error: Exception | None = None  # why it is not shipped now
-        self.retry_at: float | None = None  # when to try again after the error; None: never
+        self.retry_at: float | None = None  # when to retry after the error; None: never
         self._name = f"{PREFIX}{hub}"
-        self._lock = threading.Lock()  # of the reader: two threads commit
+        self._lock = threading.Lock()  # of the reader, because two threads commit
         self._take(log)
 
     def _take(self, log: Log) -> None:
         self.log = log
         self.id = _id(log)
-        self.sent = 0  # the sequence behind the last record that was sent
+        self.sent = 0  # the sequence after the last sent record
         self.acked = 0
-        self._synced = 0  # every sequence below was on disk when this was looked at last
+        self._synced = 0  # every sequence below was on disk at the last check
         self.cursor: Cursor | None = None
-        self._surplus: Rows | None = None  # read, and more than goes into one batch
-        self._gaps: deque[tuple[int, int]] = deque()  # that the hub was told of, not acknowledged yet: from a sequence up to another
+        self._surplus: Rows | None = None  # read, and too large for one batch
+        self._gaps: deque[tuple[int, int]] = deque()  # reported to the hub, not acknowledged yet: from a sequence up to another
         places = {reader.name: reader.sequence for reader in log.readers() if reader.sequence is not None}
         ours = places.pop(self._name, None)
         others = [place for name, place in places.items() if name.startswith(PREFIX)]
-        # A log that was shipped to another hub goes on here behind what that one has acknowledged. A reader that stands there still was
-        # made for that, by a process that has ended before this hub had anything.
+        # A log that was shipped to another hub continues here after that hub's last acknowledgement. If our reader is still at that
+        # position, it was created for this move, by a process that ended before this hub had any records.
         self._is_moved = bool(others) if ours is None else ours in others
         start: Start = max(others, default="earliest")
         self.reader = log.reader(self._name, start)
@@ -80,12 +80,12 @@ class Lane(Handle):
     # On a connection.
 
     def open(self, place: wire.Place, isolation: Isolation) -> None:
-        """Begin to read where the hub goes on. Raises Conflict if that can't be.
+        """Begin to read where the hub continues. Raises Conflict if that is impossible.
 
-        The last record that the hub has is sent once more, if it is there still: the hub compares it. It alone says what it has, wherever
-        the durable reader stands: what it stored before a cut and could not acknowledge any more isn't sent again; what it had acknowledged
-        and has no more, since its machine died or its disk was lost, is. But a hub that has nothing of this log, since that was shipped to
-        another one before, gets what comes behind that.
+        The hub's last record is sent once more, if it is still in the log: the hub compares it. Only the hub's answer counts, not the
+        durable reader's position. Records that the hub stored before a broken connection, without an acknowledgement, are not sent again.
+        Records that it acknowledged and then lost, through a power failure or a lost disk, are sent again. If the log was shipped to
+        another hub before, and this one has nothing of it, it gets the records after those of the other one.
         """
         self.close_cursor()
         self.acknowledge(place.next)
@@ -96,17 +96,17 @@ class Lane(Handle):
         except OutOfRange as error:
             raise Conflict(f"the log of shard {self.index} has no sequence {start}: {error}") from None
         self.sent = min(start, place.next)
-        self.acked = max(start, place.next)  # after a move: what lies below is at the other hub
+        self.acked = max(start, place.next)  # after a move, the other hub has the records below
 
     def sync(self) -> None:
-        """Put what is there on disk, once all that is known to be there was read; nobody else may ever do it."""
+        """Sync the log once all records that are known to be on disk were read; no other process may ever do it."""
         assert self.cursor is not None
         reached = max(self.sent, self.cursor.sequence)
         if self._synced <= reached < self.log.end():
             self._synced = self.log.sync()
 
     def next_rows(self, most: int, size: int) -> Rows | None:
-        """Return the next records that are there now, up to `size` bytes of them, or one that is larger; None if nothing is there."""
+        """Return the next available records, up to `size` bytes or one larger record; None if there are none."""
         assert self.cursor is not None
         found: Rows | Gap | None = self._surplus
         while found is None or isinstance(found, Gap):
@@ -117,9 +117,9 @@ class Lane(Handle):
         return rows
 
     def put(self, rows: Rows, ask: bool, largest: int) -> Put:
-        """Return the message beside some records, which are taken as sent. Raises TooLarge for more bytes than the hub takes at once."""
+        """Return the message for some records, which count as sent now. Raises TooLarge for more bytes than the hub accepts at once."""
         if rows.size > largest:
-            raise TooLarge(f"{self.path}: record {rows.first} has {rows.size} bytes with its key; the hub takes {largest}")
+            raise TooLarge(f"{self.path}: record {rows.first} has {rows.size} bytes with its key; the hub accepts {largest}")
         put = Put(self.index, rows.first, self.sent, max(self.log.end(), rows.end), ask)
         if rows.first > self.sent:
             self._gaps.append((self.sent, rows.first))
@@ -145,32 +145,32 @@ class Lane(Handle):
 
     @property
     def is_sent(self) -> bool:
-        """Return whether everything that is there now was sent, or can't be read."""
+        """Return whether every available record was sent, or the log can't be read."""
         try:
             return self._surplus is None and self.cursor is not None and self.log.end() <= max(self.sent, self.cursor.sequence)
         except (KvspoolError, OSError):
-            return True  # it is gone; whoever looks for that says so
+            return True  # it is gone; `refuse_vanished` reports that
 
     def commit(self) -> None:
-        """Let the durable reader stand where the hub has acknowledged; without anything new it only says that it is alive."""
+        """Commit the hub's last acknowledgement in the durable reader; if it is unchanged, this is only a heartbeat."""
         with self._lock:
             if self.acked > self.reader.sequence:
-                with suppress(OutOfRange):  # the machine died, and the hub has what the log has lost
+                with suppress(OutOfRange):  # after a power failure the hub has records that the log has lost
                     self.reader.seek(self.acked)
             self.reader.commit()
 
     def keep_alive(self) -> None:
-        """Say that the durable reader is alive, so that writers who wait for it don't give it up."""
-        with self._lock, suppress(KvspoolError, OSError):  # who ships it finds out, and says so
+        """Send a heartbeat of the durable reader, so that waiting writers don't evict it."""
+        with self._lock, suppress(KvspoolError, OSError):  # the thread that ships it gets the same error and reports it
             self.reader.commit()
 
-    # When it can't go on.
+    # Quarantine.
 
     def refuse_vanished(self) -> None:
-        """Raise LogVanished if the log was deleted, or another one lies in its place."""
+        """Raise LogVanished if the log was deleted, or replaced by another one."""
         assert self.cursor is not None
         self.cursor.refuse_vanished()
-        if isinstance(self.log, Journal) and self._is_replaced():  # it reads what lies under its path, whatever that is
+        if isinstance(self.log, Journal) and self._is_replaced():  # its cursor reads any log at the path
             raise LogVanished(f"{self.path} was deleted or replaced while it was shipped")
 
     def _is_replaced(self) -> bool:
@@ -183,7 +183,7 @@ class Lane(Handle):
             return False
 
     def fail(self, error: Exception) -> None:
-        """Ship it no more, for good or until `retry_at`; the others go on. Whatever is wrong with a log that was replaced, it is gone."""
+        """Quarantine the lane, for good or until `retry_at`; others continue. Errors of a replaced log are reported as LogVanished."""
         if not (self._is_gone or isinstance(error, HubError | LogVanished)) and self._is_replaced():
             error = LogVanished(f"{self.path} was deleted or replaced while it was shipped: {error}")
         self._is_gone = self._is_gone or isinstance(error, LogVanished | LogNotFound)
@@ -193,29 +193,29 @@ class Lane(Handle):
         self.close_cursor()
 
     def _wait_after(self, error: Exception) -> float | None:
-        """Return the seconds after which an error may have passed; None: it can't."""
+        """Return the seconds until a retry after an error; None: never."""
         if isinstance(error, LogVanished | LogNotFound):
             return LOOK_AGAIN
         if isinstance(error, ShardDamaged):
             return ASK_AGAIN
         is_of_the_system = isinstance(error, OSError) and not isinstance(error, KvspoolError)
-        # What lies in the place of a log that is gone may be one that is being made.
+        # The path of a deleted log may hold one that is being created.
         return TRY_AGAIN if self._is_gone or is_of_the_system or isinstance(error, _PASSING) else None
 
     @property
     def until(self) -> str:
-        """Return for how long it is left aside, for people."""
+        """Return how long the lane is quarantined, as text."""
         if self.retry_at is None:
-            return "until the shipper is started anew"
+            return "until the shipper is restarted"
         if isinstance(self.error, LogVanished | LogNotFound):
-            return "until it is made anew"
+            return "until it is recreated"
         return f"for {max(0.0, self.retry_at - system.port.monotonic()):.0f} s"
 
     def is_due(self) -> bool:
-        """Return whether it may be tried again, after an error that may have passed; if its log was deleted: whether it is there again.
+        """Return whether the lane is due for a retry after an error; for a deleted log: whether it exists again.
 
-        A log that was made anew under the same path is another one: the hub begins a new generation for it. Raises what opening it and
-        taking its durable reader raise.
+        A log that was recreated under the same path is another one: the hub begins a new generation for it. Raises the errors of opening it
+        and of taking its durable reader.
         """
         if self.retry_at is None or system.port.monotonic() < self.retry_at:
             return False
@@ -229,9 +229,9 @@ class Lane(Handle):
         return True
 
     def _take_anew(self) -> None:
-        """Go on with the log that lies under the path now. If that fails, no log can be used before another call has succeeded."""
+        """Switch to the log at the path. After an error, no log can be used until another call has succeeded."""
         log = logs.open_store(self.path)
-        with suppress(KvspoolError, OSError):  # the old one can't be put on disk any more
+        with suppress(KvspoolError, OSError):  # the old one can't be synced any more
             self.close()
         try:
             with self._lock:
@@ -241,13 +241,13 @@ class Lane(Handle):
             raise
 
     def close_cursor(self) -> None:
-        """Let go of what was read ahead."""
+        """Close the read-ahead."""
         cursor, self.cursor, self._surplus = self.cursor, None, None
         if cursor is not None:
             cursor.close()
 
     def close(self) -> None:
-        """Give the durable reader and the log up."""
+        """Close the durable reader and the log."""
         self.close_cursor()
         with self._lock:
             self.reader.close()

@@ -1,9 +1,9 @@
-"""One shard that is pulled from another hub: a journal that has the same records, sequences and generations as the source's.
+"""One shard that is pulled from another hub: a journal with the same records, sequences and generations as the source's.
 
-    [root]/[client].[bit].[index]/mirror.json     the id of the root that it is pulled from
+    [root]/[client].[bit].[index]/mirror.json     the id of the source's root
 
-Where to go on is what the journal itself says, and each pull begins with the last record that is there, which the source has to have just
-as it is. What is lost there is left out here, so that readers get the same Gap in the same place.
+The journal itself determines where to resume. Each pull begins with its last record, which must be identical at the source. Records lost
+at the source are skipped here, so that readers get the same Gap at the same position.
 """
 
 from __future__ import annotations
@@ -34,52 +34,52 @@ from kvspool.record import Gap
 from kvspool.system import disk, documents
 from shard import route
 
-TURN_BYTES = 32 << 20  # bytes that are pulled of a shard before it is the others' turn
+TURN_BYTES = 32 << 20  # bytes pulled of a shard per turn
 LEAST_ROWS = 1024  # of a turn
 LARGEST_MARK = 4096  # bytes
 
 
 class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Says that a shard is pulled from another hub. root: the id of that one's root."""
+    """Marks a shard as pulled from another hub. root: the id of that hub's root."""
 
     root: str
 
 
 class MirroredShard:
-    """One shard on its way from the source. One thread uses it."""
+    """One shard pulled from the source. Use it in one thread."""
 
     def __init__(self, root: Path, source: str, state: ShardState) -> None:
-        """Name a shard of the source, whose root has the id `source`; nothing is made yet."""
+        """Describe a shard of the source, whose root has the id `source`, without creating anything."""
         self.path = root / route.directory_name(state.client, state.bits, state.shard)
         self.state = state
         self.pulled = 0  # records
         self.bytes = 0
-        self.lost = 0  # sequences that lay in Gaps
+        self.lost = 0  # sequences in Gaps
         self.error: Exception | None = None
         self.retry_at = 0.0
-        self.is_settled = False  # nothing is to be done until the source says more
+        self.is_settled = False  # nothing to do until the source reports more
         self._root = root
         self._source = source
         self._journal: Journal | None = None
-        self._last: Rows | None = None  # the last record that is stored here
+        self._last: Rows | None = None  # the last stored record
         self._next = 0
-        self._row_bytes = 100.0  # of a record, so far
+        self._row_bytes = 100.0  # average of the records so far
 
     @property
     def next(self) -> int:
-        """Return the sequence below which all is here, or lost."""
+        """Return the sequence below which all records are stored here, or lost."""
         return self._next
 
     @property
     def behind(self) -> int:
-        """Return how many sequences the source has more."""
+        """Return how many more sequences the source has."""
         return max(0, self.state.next - self._next)
 
     def pull(self, hub: RemoteHub, isolation: Isolation, timeout: float) -> None:
-        """Store what the source has more, some of it; the call returns when it survives the death of this process.
+        """Store some of the source's new records; on return they survive a crash of this process.
 
-        timeout: seconds for it. Raises Restored, Fenced and Conflict if the source is not what the shard was pulled from; ShardDamaged,
-        HubFull, Unreachable and whatever else the source says; the system's OSError where files can't be read. What came before an error is
+        timeout: seconds. Raises Restored, Fenced and Conflict if the source is not the one that the shard was pulled from; ShardDamaged,
+        HubFull, Unreachable and other errors of the source; the system's OSError for unreadable files. Records received before an error are
         stored.
         """
         journal = self._open()
@@ -102,32 +102,32 @@ class MirroredShard:
 
     def _restored(self, end: int) -> Restored:
         return Restored(
-            f"{self.path.name}: it goes up to sequence {self._next} here, but at the source the next one is {end}: that was restored from "
+            f"{self.path.name}: it ends at sequence {self._next} here, but at {end} at the source: the source was restored from "
             "an older state. Nothing was changed"
         )
 
     def sync(self) -> None:
-        """Put everything that was stored so far on disk. Raises HubFull if the disk fails."""
+        """Write all stored records to disk. Raises HubFull if the disk fails."""
         if self._journal is not None:
             try:
                 self._journal.sync()
             except (OSError, Poisoned) as error:
-                raise HubFull(f"{self.path.name} can't be put on disk: {error}", 60.0) from error
+                raise HubFull(f"{self.path.name} can't be written to disk: {error}", 60.0) from error
 
     def close(self) -> None:
-        """Give the files back; the next pull opens them again."""
+        """Close the files; the next pull opens them again."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
 
     def is_of(self, source: str, state: ShardState) -> bool:
-        """Return whether this is the place for a shard of a source."""
+        """Return whether this object is for a shard of a source."""
         return self._source == source and (self.state.client, self.state.bits, self.state.shard) == (state.client, state.bits, state.shard)
 
     # Opening.
 
     def _open(self) -> Journal:
-        """Have the journal open; it is made if it isn't there. Raises Conflict for what is none of ours."""
+        """Return the open journal, created if it is missing. Raises Conflict for a journal that isn't the mirror's."""
         if self._journal is None:
             if not self.path.is_dir():
                 self._make()
@@ -142,7 +142,7 @@ class MirroredShard:
         return self._journal
 
     def _make(self) -> None:
-        """Make the journal, with its mark: under another name first, so that nobody ever sees it without."""
+        """Create the journal with its mark: under another name first, so that it is never visible without its mark."""
         others = [self._root / route.directory_name(self.state.client, bits, 0) for bits in range(route.MOST_BITS + 1)]
         if any(system.port.look_up(path) is not None for bits, path in enumerate(others) if bits != self.state.bits):
             raise Conflict(f"client {self.state.client} has another number of shards in {self._root} than at the source; nothing was done")
@@ -157,23 +157,23 @@ class MirroredShard:
             disk.replace(new / MIRRORED, msgspec.json.encode(Mark(self._source)), 0o600)
             disk.put_in_place(new, self.path)
         except OSError as error:
-            raise HubFull(f"{self.path} can't be made: {error}") from error
+            raise HubFull(f"{self.path} can't be created: {error}") from error
 
     def _check_mark(self) -> None:
         try:
             mark = documents.from_json(documents.read(self.path / MIRRORED, LARGEST_MARK), Mark)
         except FileNotFoundError:
-            raise Conflict(f"{self.path} is a shard of its own, not pulled from another hub; choose another root") from None
+            raise Conflict(f"{self.path} was not pulled from another hub; choose another root") from None
         except (ValueError, NotAFile) as error:
             raise ShardDamaged(f"{self.path / MIRRORED} is damaged: {error}") from None
         if mark.root != self._source:
             raise Conflict(
-                f"{self.path} was pulled from the hub root {mark.root}, but the source is {self._source}: another hub, or one that was set "
-                "up anew. Nothing was changed; move the shard away if it is to be pulled from there"
+                f"{self.path} was pulled from the hub root {mark.root}, but the source is {self._source}: another hub, or one that was "
+                "recreated. Nothing was changed; move the shard away to pull it from there"
             )
 
     def _last_row(self, journal: Journal) -> Rows | None:
-        """Return the last record; None if there is none that can be read."""
+        """Return the last record; None if there is no readable one."""
         end = journal.end()
         if end <= journal.first():
             return None
@@ -184,48 +184,48 @@ class MirroredShard:
         return Rows(end - 1, found.select(columns.SCHEMA.names))
 
     def _agree(self) -> None:
-        """Take over the source's generations; those that are here already must be the first of them. Raises Restored, Fenced, HubFull."""
+        """Take over the source's generations; the local ones must be the first of them. Raises Restored, Fenced, HubFull."""
         ours, theirs = load_generations(self.path / GENERATIONS), self.state.generations
         if ours == theirs:
             return
         if ours[: len(theirs)] == theirs:
             raise Restored(
-                f"{self.path.name} has had {len(ours)} logs, but {len(theirs)} at the source: that was restored from an older state. "
+                f"{self.path.name} has had {len(ours)} logs, but {len(theirs)} at the source: the source was restored from an older state. "
                 "Nothing was changed"
             )
         if theirs[: len(ours)] != ours:
-            raise Fenced(f"{self.path.name}: the source's records come from another log than those that are here. Nothing was changed")
+            raise Fenced(f"{self.path.name}: the source's records come from another log than the stored ones. Nothing was changed")
         try:
             disk.replace(self.path / GENERATIONS, msgspec.json.encode(theirs), 0o600)
         except OSError as error:
-            raise HubFull(f"{self.path.name} can't take over what its records come from: {error}") from error
+            raise HubFull(f"{self.path.name} can't store its table of generations: {error}") from error
 
     # Storing.
 
     def _take(self, items: Iterator[pa.RecordBatch | Gap], journal: Journal, place: int) -> None:
-        """Store what comes; `place` is the sequence that comes next. Raises Malformed for anything that is silently missing."""
+        """Store the received items; `place` is the next sequence. Raises Malformed for records that are missing without a Gap."""
         for item in items:
             if isinstance(item, Gap):
                 if item.first > place or item.last < place:
-                    raise Malformed(f"{self.path.name}: the source lost {item.first} to {item.last} where sequence {place} comes next")
+                    raise Malformed(f"{self.path.name}: the source lost {item.first} to {item.last}, but sequence {place} is next")
                 place = item.last + 1
                 self.lost += max(0, place - self._next)
                 self._next = max(self._next, place)
                 continue
             rows = _rows(item)
             if rows.first != place:
-                raise Malformed(f"{self.path.name}: the source gave sequence {rows.first} where {place} comes next")
+                raise Malformed(f"{self.path.name}: the source sent sequence {rows.first}, but {place} is next")
             place = rows.end
             self._store(self._without_last(rows), journal)
 
     def _without_last(self, rows: Rows) -> Rows:
-        """Return the records without the one that is here already. Raises Conflict if it is another one."""
+        """Return the records without the one that is stored already. Raises Conflict if that differs."""
         last = self._last
         if last is None or rows.first >= last.end:
             return rows
         if not rows.part(last.first, last.end).batch.equals(last.batch):
             raise Conflict(
-                f"{self.path.name}: record {last.first} is another one at the source than the one that was pulled: the source was restored "
+                f"{self.path.name}: record {last.first} at the source differs from the pulled one: the source was restored "
                 "from an older state, or is another hub. Nothing was changed"
             )
         return rows.part(last.end, rows.end)
@@ -237,41 +237,41 @@ class MirroredShard:
         try:
             columns.append(journal, rows)
         except OutOfRange:
-            raise Conflict(f"{self.path.name}: somebody else appends to the mirror's shard") from None
+            raise Conflict(f"{self.path.name}: another program appends to the mirror's shard") from None
         except (ValueError, TypeError) as error:
-            raise Malformed(f"{self.path.name}: the source gave records that no journal takes: {error}") from None
+            raise Malformed(f"{self.path.name}: the source sent records that no journal accepts: {error}") from None
         except (OSError, Poisoned, Corruption) as error:
-            self.close()  # what is there of it is seen when it is opened again
-            raise HubFull(f"{self.path.name} takes no records: {error}") from error
+            self.close()  # reopening finds how much was stored
+            raise HubFull(f"{self.path.name} can't store records: {error}") from error
         self._next = rows.end
-        self._last = Rows(rows.end - 1, rows.batch.take(pa.array([count - 1])))  # a copy: the batch's memory goes
+        self._last = Rows(rows.end - 1, rows.batch.take(pa.array([count - 1])))  # a copy, so that the batch's memory is freed
         self.pulled += count
         self.bytes += size
         self._row_bytes = max(1.0, size / count)
 
 
 def check_state(state: ShardState) -> ShardState:
-    """Return what a hub said of a shard, or raise Malformed if that can't be."""
+    """Return a hub's description of a shard. Raises Malformed for an impossible one."""
     try:
         route.directory_name(check_client(state.client), state.bits, state.shard)
     except ValueError as error:
-        raise Malformed(f"the source names a shard that can't be: {error}") from None
+        raise Malformed(f"the source names an impossible shard: {error}") from None
     logs = state.generations
     if not 0 <= state.first <= state.next < LAST or any(one.base > other.base for one, other in zip(logs, logs[1:], strict=False)):
-        raise Malformed(f"the source says of client {state.client}, shard {state.shard}, what can't be")
+        raise Malformed(f"the source's description of client {state.client}, shard {state.shard}, is impossible")
     if any(not re.fullmatch("[0-9a-f]{32}", log.log) or not 0 <= log.base < LAST for log in logs):
-        raise Malformed(f"the source names a log of client {state.client}, shard {state.shard}, that can't be")
+        raise Malformed(f"the source names an impossible log of client {state.client}, shard {state.shard}")
     return state
 
 
 def _rows(batch: pa.RecordBatch) -> Rows:
-    """Return a coded batch that came from a hub, checked. Raises Malformed."""
+    """Return a coded batch from a hub after checking it. Raises Malformed."""
     if not batch.schema.equals(arrow.CODED_SCHEMA) or not batch.num_rows:
-        raise Malformed(f"a batch has rows and the columns {arrow.CODED_SCHEMA.names} and their types, not {str(batch.schema)[:500]!r}")
+        raise Malformed(f"a batch needs rows and the columns {arrow.CODED_SCHEMA.names}, not {str(batch.schema)[:500]!r}")
     records = batch.select(columns.SCHEMA.names)
     columns.check(records)
     sequences = batch.column("sequence")
     first = sequences[0].as_py()
     if first is None or first < 0 or not sequences.equals(pa.array(range(first, first + batch.num_rows), pa.int64())):
-        raise Malformed("a batch's sequences have to go up by one")
+        raise Malformed("a batch's sequences must be consecutive")
     return Rows(first, records)

@@ -1,11 +1,11 @@
-"""Spark reads logs and writes them: `spark.read.format("kvspool")`, `df.write.format("kvspool")`. Needs the extra `spark`.
+"""Spark reads and writes logs: `spark.read.format("kvspool")`, `df.write.format("kvspool")`. Needs the extra `spark`.
 
     import hub.spark
 
     spark = hub.spark.session()
     spark.read.format("kvspool").load("root").groupBy("topic", "partition").count().show()
 
-A session that was made otherwise knows the format too, as long as the package `pyspark_kvspool` is installed beside this one.
+Other sessions know the format too, if the package `pyspark_kvspool` is installed next to this one.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def session(
     local_checkpoints: bool = True,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Start a Spark session that is fast with kvspool, on whatever Java there is. Who has a builder of his own needs none of this.
+    """Start a Spark session with fast settings for kvspool, on any suitable Java. Not needed if you build the session yourself.
 
-    name: what Spark shows. master: where it runs; None: what `spark-submit` was told, or else all cores of this machine. cores,
-    local_checkpoints: see `session_settings`. settings: more of Spark's, which go before ours.
+    name: the application's name in Spark. master: where it runs; None: the argument of `spark-submit`, or else all cores of this machine.
+    cores, local_checkpoints: see `session_settings`. settings: more of Spark's settings, which take precedence over ours.
 
-    JAVA_HOME is set, or unset, as `hub.spark.java.use_java` does it. For a local master PYSPARK_PYTHON becomes the running Python and
-    SPARK_HOME one whose Python starts fast, see `hub.spark.home`, if they aren't set. A session that runs already is returned as it is.
-    Raises MissingExtra without PySpark, JavaNotFound without Java.
+    Sets or unsets JAVA_HOME as `hub.spark.java.use_java` does. For a local master also sets PYSPARK_PYTHON to the running Python and
+    SPARK_HOME to one whose Python starts fast, see `hub.spark.home`, if they aren't set. A running session is returned unchanged. Raises
+    MissingExtra without PySpark, JavaNotFound without Java.
     """
     try:
         from pyspark.sql import SparkSession
@@ -60,30 +60,32 @@ def session(
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             use_home()
         spark = builder.getOrCreate()
-    if find_spec("pyspark_kvspool") is None:  # otherwise Spark finds the format by itself
+    if find_spec("pyspark_kvspool") is None:  # otherwise Spark finds the format automatically
         register(spark)
     return spark
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("kvspool")` known to a session that doesn't find the package `pyspark_kvspool` by itself; one that does warns that
-    the one replaces the other."""
+    """Register `format("kvspool")` in a session that doesn't find the package `pyspark_kvspool`.
+
+    Other sessions warn that the registration is replaced.
+    """
     from hub.spark.source import KvspoolDataSource
 
     spark.dataSource.register(KvspoolDataSource)
 
 
 def session_settings(*, cores: int | None = None, local_checkpoints: bool = True) -> dict[str, str]:
-    """Return the settings that make a session with Python workers fast; give them to the builder before the session starts.
+    """Return settings that make a session with Python workers fast; give them to the builder before the session starts.
 
-    cores: how many the session has; those of this machine by default. local_checkpoints: whether streaming checkpoints lie on a local
-    file system; pass False for an object store, where a rename is not atomic.
+    cores: the session's cores; this machine's by default. local_checkpoints: whether streaming checkpoints are on a local file system; pass
+    False for an object store, where a rename is not atomic.
 
     - Workers talk to the JVM over Unix sockets: a third to a half more rows a second, and 45 ms less for each task, than over TCP.
     - Record batches of 65,536 rows reach a writer, not 10,000.
     - A shuffle has as many partitions as there are cores, not 200.
     - A micro-batch commits to a local checkpoint in a quarter of the time.
-    - A micro-batch that comes again has the same partitions, which exactly once in a sink needs: Spark doesn't choose them by size.
+    - A repeated micro-batch has the same partitions, as exactly-once in a sink requires: Spark doesn't choose them by size.
     """
     settings = {
         "spark.python.unix.domain.socket.enabled": "true",

@@ -1,17 +1,17 @@
-"""What a task of a sink does: gather its rows by shard, then append each shard's part once, as a producer's batch.
+"""A task of a sink: gather its rows by shard, then append each shard's part once, as a producer's batch.
 
-**Once.** A shard remembers which batch of which producer it has, and how much of it; see `kvspool.producers`. So a task that is run again,
-after it failed half-way, on another executor, or twice at the same time, appends only what isn't there. That needs the same rows in the
-task each time; their order may be another one.
+**Once.** A shard stores each producer's last batch, and how many of its records it has; see `kvspool.producers`. So a repeated task,
+after a failure, on another executor, or twice at the same time, appends only missing records. That requires the same rows in the
+repeated task; their order may differ.
 
-**Which shard.** Column `partition`; else the hash of the key; without a key that of the value. All of these depend on the row alone,
-not on the order, or a row might go to another shard when it comes again.
+**Choice of the shard.** Column `partition`; else the hash of the key; without a key that of the value. The shard depends only on the row,
+not on the order; otherwise a repeated row might go to another shard.
 
-**Order.** Rows of a key are in the order of the task, unless a part of them was appended before it was run again in another order.
+**Order.** Rows of a key keep the task's order, unless some were appended before the task was repeated in another order.
 
-**Memory.** Rows stay as Arrow batches, up to a limit; more go to a temporary file that nobody else can read, and that has no name any more
-when it is written to. They are read from there through the page cache. A batch with rows of several topics is sorted by them before, so
-that the rows of each are a slice of it, not a copy.
+**Memory.** Rows stay as Arrow batches, up to a limit. More rows go to a temporary file, accessible only to its owner and unlinked before
+it is written, and are read from it through the page cache. Batches with several topics are first sorted by topic, so that the rows of
+each topic are a slice, not a copy.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ if TYPE_CHECKING:
 
 STORED = ("value", "key", "type", "timestamp")
 PARTITIONS_CHANGED = (
-    "The query must make the same partitions when a batch comes again: give repartition a number, and set "
-    "spark.sql.adaptive.streaming.stateless.enabled to false, as session_settings does; changedBatch=append appends what its partition "
-    "doesn't have yet, so that no row is lost, and rows that came from one partition to another are there twice"
+    "The query must make the same partitions when a batch is repeated: give repartition a number, and set "
+    "spark.sql.adaptive.streaming.stateless.enabled to false, as session_settings does; changedBatch=append appends the missing records "
+    "of each partition, so that no row is lost, and rows that moved between partitions are stored twice"
 )
 
 
 @dataclass
 class Appended(WriterCommitMessage):
-    """What one task has appended. records: rows of the task; repeated: those that were there already from an earlier attempt; producer: its
-    name; shards: where it has a part, by topic and number, and which other producers of the same query had one
-    of this batch before."""
+    """The result of one task.
+
+    records: rows of the task; repeated: rows that an earlier attempt had appended; producer: its name; shards: the shards of its rows, by
+    topic and number, each with the other producers of the query that had appended rows of this batch before.
+    """
 
     records: int
     repeated: int
@@ -60,10 +62,12 @@ class Appended(WriterCommitMessage):
 def append(
     target: Target, batches: Iterator[pyarrow.RecordBatch], producer: str, batch: int, *, began: int = 0, keep: int = 0
 ) -> Appended:
-    """Append the rows of a task, each once, as `batch` of `producer` in each shard; see the module. began: when this attempt at the batch
-    began, ns since 1970. keep: hours for which a shard remembers it at least, where room is short; 0: seven days.
+    """Append the rows of a task, each once, as `batch` of `producer` in each shard; see the module.
 
-    Raises SinkError for a row that can't be written, and what appending raises: what is appended by then is accounted for.
+    began: start of this attempt at the batch, ns since 1970. keep: hours for which a shard keeps the account at least if its table is full;
+    0: seven days.
+
+    Raises SinkError for a row that can't be written, and the errors of appending: rows appended by then are in the accounts.
     """
     topics: dict[str, _Topic] = {}
     records = 0
@@ -79,7 +83,7 @@ def append(
             for topic, gathered in topics.items():
                 repeated, done.shards[topic] = gathered.append(producer, batch, began, keep)
                 done.repeated += repeated
-            topics.clear()  # what looks at the file goes before it
+            topics.clear()  # its slices of the file are released before the file
         settle()
         return done
     finally:
@@ -87,14 +91,14 @@ def append(
 
 
 class _Kept(Handle):
-    """Batches that are kept until the task has all of them: in memory as far as they fit, then in a file without a name."""
+    """Batches that are kept until the task has all of them: in memory, or, after a limit, in a file without a name."""
 
     def __init__(self, memory: int) -> None:
         self._left = memory
         self._fd = -1
 
     def through(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        """Yield all batches, in order, so that each may be kept as it is."""
+        """Yield all batches, in order, in a form that can be kept."""
         import pyarrow
 
         for batch in batches:
@@ -106,7 +110,7 @@ class _Kept(Handle):
             return
 
     def _spilled(self, pyarrow: Any, first: pyarrow.RecordBatch, rest: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        self._fd, name = tempfile.mkstemp(prefix="kvspool-sink-", suffix=".arrow")  # with rights for its owner alone
+        self._fd, name = tempfile.mkstemp(prefix="kvspool-sink-", suffix=".arrow")  # accessible only to its owner
         os.unlink(name)
         path = f"/proc/self/fd/{self._fd}"
         with pyarrow.OSFile(path, "wb") as sink, pyarrow.ipc.new_file(sink, first.schema) as writer:
@@ -127,7 +131,7 @@ class _Kept(Handle):
 
 
 def _arranged(target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """Return the rows of a batch with columns in lower case, without those that are left out, and topic by topic if they name it."""
+    """Return the rows of a batch with columns in lower case, without ignored columns, and sorted by topic if they name it."""
     import pyarrow.compute as pc
 
     names = [name.lower() for name in rows.schema.names]
@@ -140,7 +144,7 @@ def _arranged(target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
 
 
 def _by_topic(target: Target, rows: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBatch]]:
-    """Yield topics, and the slice of arranged rows that has each."""
+    """Yield topics, each with its slice of sorted rows."""
     import pyarrow.compute as pc
 
     if not rows.num_rows:
@@ -165,7 +169,7 @@ class _Topic:
         self.pieces: dict[int, Pieces] = {}
 
     def add(self, rows: pyarrow.RecordBatch) -> None:
-        """Take in rows, which are kept as they are. Raises SinkError, ValueError for values that can't be stored."""
+        """Add rows, without a copy. Raises SinkError, ValueError for values that can't be stored."""
         stored = rows.select([name for name in STORED if name in rows.schema.names])
         columns = laid_out(self.shards, stored, self._target.codec)
         count = len(self.shards.shards)
@@ -173,8 +177,11 @@ class _Topic:
             self.pieces.setdefault(shard, []).append((columns, numbers))
 
     def append(self, name: str, batch: int, began: int, keep: int) -> tuple[int, dict[int, list[str]]]:
-        """Append what was gathered, and close the shards; return how many records were there already in full, and who else had a part of
-        the batch in each shard before this attempt began. Raises SinkError for a part that is there with another number of rows."""
+        """Append the gathered rows, and close the shards.
+
+        Return how many records of complete parts were already stored, and by shard the other producers that had appended to the batch
+        before this attempt began. Raises SinkError for a stored part with another number of rows.
+        """
         repeated = 0
         others = {}
         target = self._target
@@ -200,25 +207,27 @@ class _Topic:
         return repeated, others
 
     def _check_count(self, stored: int, pieces: Pieces, shard: int, producer: str, batch: int) -> None:
-        """Raise SinkError if a part that is there in full has not as many rows as it has now, or is of an earlier batch than the last one:
-        of that nothing is known any more."""
+        """Raise SinkError if a stored part has another number of rows than now, or belongs to a batch before the last one.
+
+        The account of such an earlier batch no longer exists.
+        """
         count = sum(columns.rows if numbers is None else len(numbers) for columns, numbers in pieces)
         if stored == count or (stored and self._target.takes_changed):
             return
         where = f"partition {shard} of {self.shards.prefix or self._target.path}"
         if not stored:
             raise SinkError(
-                f"[KVSPOOL_BATCH_CHANGED] {where}: {producer} has appended a later batch than {batch}, so nobody can say what of this one "
-                "is there; nothing was written for it. If the checkpoint is an older copy, take a new one: all of the source comes again"
+                f"[KVSPOOL_BATCH_CHANGED] {where}: {producer} has appended a later batch than {batch}, so it is unknown which records "
+                "of this one are stored; nothing was written for it. If the checkpoint is an older copy, use a new one: it reads all again"
             )
         raise SinkError(
-            f"[KVSPOOL_BATCH_CHANGED] {where}: {stored} records of batch {batch} of {producer} are there, and now it has {count}; "
+            f"[KVSPOOL_BATCH_CHANGED] {where}: {stored} records of batch {batch} of {producer} are stored, and now it has {count}; "
             f"nothing was written for it. {PARTITIONS_CHANGED}"
         )
 
 
 def _others(log: Log, producer: str, batch: int, before: int) -> list[str]:
-    """Return the other producers of the same query that had a part of a batch in a shard before a time, ns since 1970."""
+    """Return the other producers of the query that had appended to a batch in a shard before a time, ns since 1970."""
     query = producer.rpartition("/")[0] + "/"
     return [
         one.name

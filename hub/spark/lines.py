@@ -1,6 +1,6 @@
-"""How a process of a query reaches a hub: with which secrets, and for how long it may be out of reach.
+"""The connections of a query's processes to hubs: credentials, timeouts and retries.
 
-A worker keeps its connections for the next task. They are made in the process that uses them: one isn't inherited by a fork.
+A worker keeps its connections for the next task. They are created in the process that uses them: a fork can't inherit them.
 """
 
 from __future__ import annotations
@@ -17,52 +17,54 @@ from kvspool import system
 if TYPE_CHECKING:
     from hub.remote import RemoteHub
 
-TIMEOUT = 60.0  # seconds for which a hub may be down
+TIMEOUT = 60.0  # longest outage of a hub, in seconds
 CALL = 5.0  # seconds for an answer that isn't a stream
-STREAM = 30.0  # seconds after which a stream is cut, and goes on with another one: nobody tells us that a network has gone
+STREAM = 30.0  # seconds after which a stream is ended and continued by another one, because a broken network is not reported
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 5.0  # seconds
-LATER = (Unreachable, HubFull, QuotaExceeded)  # may be over in a moment
+LATER = (Unreachable, HubFull, QuotaExceeded)  # transient errors
 _logger = logging.getLogger("kvspool")
 
 
 @dataclass(frozen=True)
 class Line:
-    """How a hub is reached, from the driver or a task. timeout: seconds for which it may be down."""
+    """The address of a hub, for the driver or a task. timeout: longest outage, in seconds."""
 
     location: str
     credentials: Credentials = Credentials()
     timeout: float = TIMEOUT
 
     def connect(self) -> RemoteHub:
-        """Return the hub, with the secrets as their files are now. Raises AccessError, OSError, Unreachable."""
+        """Return the hub, with the current content of the files with secrets. Raises AccessError, OSError, Unreachable."""
         from hub.remote import RemoteHub
 
         return RemoteHub(self.location, security=self.credentials.load(), timeout=CALL)
 
 
 class Patience:
-    """Pauses between attempts, until there were too many of them."""
+    """Pauses between attempts, up to a time limit."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
         self.succeeded()
 
     def succeeded(self) -> None:
-        """Begin anew: the hub has said something."""
+        """Reset the pauses, because the hub has answered."""
         self._backoff = FIRST_BACKOFF
         self._since: float | None = None
         self.retry_at = 0.0
 
     def failed(self, error: Exception) -> None:
-        """Note an attempt; `retry_at` says when to make the next one. Raises Unreachable if the hub has been down for too long, and the
-        error again if it has answered with it for as long."""
+        """Note a failed attempt, and set `retry_at` for the next one.
+
+        Raises Unreachable if the hub has been down for too long, or this error again if the hub has answered with it for as long.
+        """
         from hub.shipping.connection import jittered
 
         now = system.port.monotonic()
         if self._since is None:
             self._since = now
-        elif self._backoff == 2 * FIRST_BACKOFF:  # the first attempt may have met an old connection
-            _logger.warning("%s doesn't answer, and is asked again for %g s: %s", self._line.location, self._line.timeout, error)
+        elif self._backoff == 2 * FIRST_BACKOFF:  # the first attempt may have used an old connection
+            _logger.warning("%s doesn't answer; retrying for %g s: %s", self._line.location, self._line.timeout, error)
         if now - self._since >= self._line.timeout:
             raise self._given_up(error, now - self._since) from None
         self.retry_at = now + min(max(jittered(self._backoff), getattr(error, "retry_after", None) or 0.0), LONGEST_BACKOFF)
@@ -71,19 +73,19 @@ class Patience:
     def _given_up(self, error: Exception, seconds: float) -> Exception:
         if isinstance(error, HubFull | QuotaExceeded):
             return type(error)(f"[KVSPOOL_HUB_REFUSES] {self._line.location} has answered for {seconds:.0f} s: {error}")
-        told = f"[KVSPOOL_HUB_UNREACHABLE] {self._line.location} has been out of reach for {seconds:.0f} s: {error}"
-        return Unreachable(f"{told}; start it, look at the network, or raise the option hubTimeout")
+        told = f"[KVSPOOL_HUB_UNREACHABLE] {self._line.location} has been unreachable for {seconds:.0f} s: {error}"
+        return Unreachable(f"{told}; start it, check the network, or increase the option hubTimeout")
 
     def pause(self) -> None:
         """Wait until the next attempt is due."""
         system.port.sleep(max(0.0, self.retry_at - system.port.monotonic()))
 
 
-_lines: dict[Line, tuple[int, RemoteHub]] = {}  # with the process that made it
+_lines: dict[Line, tuple[int, RemoteHub]] = {}  # with the process that created it
 
 
 def connected(line: Line) -> tuple[RemoteHub, bool]:
-    """Return the hub, and whether the connection is of this moment; a worker process keeps it for its next task."""
+    """Return the hub, and whether the connection is new; a worker process keeps it for its next task."""
     process, hub = _lines.get(line, (0, None))
     if hub is not None and process == os.getpid():
         return hub, False
@@ -92,7 +94,7 @@ def connected(line: Line) -> tuple[RemoteHub, bool]:
 
 
 def let_go(line: Line) -> None:
-    """Close the connection to a hub, if there is one: gRPC would wait for as long as the last attempts have failed."""
+    """Close the connection to a hub, if there is one: gRPC would wait for the backoff of earlier attempts."""
     process, hub = _lines.pop(line, (0, None))
     if hub is not None and process == os.getpid():
         hub.close()

@@ -1,15 +1,14 @@
 """Shards on this host: one log, the shard sets under a root, or the clients of a hub root.
 
-The driver keeps the logs open and looks at them often. While nothing changes that is a few loads for a spool, three `stat` for a journal:
-a directory is listed again only when its time of change says that a name came or went. A task opens a log by its path, takes no lock, and
-keeps a spool open for the next task of its process.
+The driver keeps the logs open and checks them often. Without changes that costs a few loads for a spool, and three `stat` for a journal:
+a directory is listed again only after its modification time has changed. A task opens a log by its path, takes no lock, and keeps a
+spool open for the next task of its process.
 
-**Logs that come and go.** A client or a shard that appears is found at the next look; a set that is being made is read as far as it is
-there. One that is removed is missing from the next look. Where another log is put in the place of one, its id tells. A spool that is
-resized is the same log.
+**New and removed logs.** The next look finds a new client or shard; a set that is being created is read as far as it exists. A removed one
+is missing from the next look. If another log replaces one, its id differs. A resized spool is the same log.
 
-**A durable reader** is opened for the moment of a commit, so a query that is started again finds nobody there. Under a root it is one of
-the hub root's; of a single log, or a set without a prefix, each log's own.
+**A durable reader** is opened only during a commit, so a restarted query finds it free. Under a hub root it is the root's reader; of a
+single log, or a set without a prefix, it is each log's own.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ if TYPE_CHECKING:
     import pyarrow
 
 MOST_OPEN = 64  # spools that a worker process keeps open
-AGAIN = 0.5  # seconds between two looks at names that are no shards yet
+AGAIN = 0.5  # seconds between two checks of names that are no shards yet
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-_spools: OrderedDict[Path, Spool] = OrderedDict()  # a worker process serves many tasks; its logs stay open between them
+_spools: OrderedDict[Path, Spool] = OrderedDict()  # a worker process runs many tasks; its logs stay open between them
 
 
 @dataclass(frozen=True)
@@ -71,14 +70,14 @@ class LocalRange(ShardRange):
         log = _opened(Path(self.path))
         if log.log_id.hex() != self.log_id or log.end() < self.end:  # a journal may have no id
             raise DataLossError(
-                f"[KVSPOOL_LOG_REPLACED] topic {self.key.topic}, partition {self.key.partition}: {self.path} is another log than when the "
-                "query was planned; run the query again, a stream from a new checkpoint"
+                f"[KVSPOOL_LOG_REPLACED] topic {self.key.topic}, partition {self.key.partition}: {self.path} was replaced by another log "
+                "since the query was planned; run the query again, a stream from a new checkpoint"
             )
         return log
 
 
 def _opened(path: Path) -> Log:
-    """Return the log at a path; a spool that this process has open already if it is still there."""
+    """Return the log at a path; a spool that this process has already open, if it still exists."""
     spool = _spools.pop(path, None)
     if spool is not None and not spool.closed and not spool.has_vanished():
         _spools[path] = spool
@@ -103,10 +102,12 @@ class LocalShards:
     def __init__(
         self, path: Path, selection: Selection = ALL, *, reader: str | None = None, isolation: Isolation = "appended"
     ) -> None:
-        """Look what lies at the path. reader: the durable reader that `commit` moves; a new one is made at once, and holds back records
-        from now on. isolation: whether records count that are not on disk yet.
+        """Examine the path. reader: the durable reader that `commit` moves; a new one is created at once, and holds back records from now
+        on.
 
-        Raises LogNotFound, NotALog, ValueError for shards that are asked for of a single log, PermissionError where one may not have a
+        isolation: whether records that are not on disk yet count.
+
+        Raises LogNotFound, NotALog, ValueError for a selection of shards of a single log, PermissionError without the right to have a
         reader, ReaderBusy.
         """
         self.path = path
@@ -116,7 +117,7 @@ class LocalShards:
         self._names: _Names | None = None
         if logs.lies_at(path):
             if not selection.is_all:
-                raise ValueError(f"{path} is one log, not a root of shards: it has no topics to choose from; leave out {selection}")
+                raise ValueError(f"{path} is one log, not a root of shards: it has no topics to select; leave out {selection}")
             self._looks[ShardKey(path.name, 0)] = _Look(path)
             self._only().refresh()
         elif path.is_dir():
@@ -134,7 +135,7 @@ class LocalShards:
             raise PermissionError(error.errno, words, error.filename or str(self.path)) from None
 
     def look(self) -> dict[ShardKey, Extent]:
-        """See `Shards.look`. Raises LogNotFound for a log or a root that is gone, ShardError for shards that make up no set."""
+        """See `Shards.look`. Raises LogNotFound for a removed log or root, ShardError for shards that form no set."""
         if self._names is None:
             self._only().refresh()
         else:
@@ -153,11 +154,11 @@ class LocalShards:
         return look
 
     def _find(self, names: _Names) -> None:
-        """Take in the shards that have come, and let go of those that went."""
+        """Add new shards, and close removed ones."""
         found = names.changed(all(look.log is not None for look in self._looks.values()))
         if found is not None:
             for key in [key for key, look in self._looks.items() if found.get(key) != look.path]:
-                self._looks.pop(key).close()  # it is gone, or lies in a set of another number of shards by now
+                self._looks.pop(key).close()  # it was removed, or belongs now to a set with another number of shards
             self._looks = {key: self._looks.get(key) or _Look(path) for key, path in sorted(found.items())}
             for look in self._looks.values():
                 look.refresh()
@@ -187,8 +188,10 @@ class LocalShards:
         return log
 
     def commit(self, ends: Mapping[ShardKey, int]) -> None:
-        """See `Shards.commit`. On disk when it returns, but for a spool's own reader; see `kvspool.spool.reader`. Raises ReaderBusy,
-        PermissionError."""
+        """See `Shards.commit`. On disk on return, except for a spool's own reader; see `kvspool.spool.reader`.
+
+        Raises ReaderBusy, PermissionError.
+        """
         if self._reader is None:
             return
         if self._names is None or any(not key.topic for key in self.look()):  # no client of a hub has an empty name
@@ -205,7 +208,7 @@ class LocalShards:
                     reader.commit()
 
     def _commit_to_root(self, name: str, ends: Mapping[ShardKey, int]) -> None:
-        """Move the reader of the root. In shards that the query doesn't ask for it stands at the end, and holds nothing back."""
+        """Move the reader of the root. In shards outside the query's selection it moves to the end, and holds nothing back."""
         from hub.root import HubRoot
 
         assert self._names is not None
@@ -227,26 +230,26 @@ class LocalShards:
 
 
 def _within(log: Log, sequence: int) -> int:
-    """Return a sequence, or the nearest one that a reader of the log can stand at."""
+    """Return a sequence, or the nearest possible position of a reader of the log."""
     first, end = log.extent()
     return min(max(sequence, first), end)
 
 
 class _Names:
-    """The shards that the names under a root stand for, read again only when they may have changed."""
+    """The shards for the names under a root, read again only after a possible change."""
 
     def __init__(self, root: Path, selection: Selection) -> None:
         self.selection = selection
         self._root = root
         self._stamp: Stamp | None = None
         self._again_at = 0.0
-        self._is_plain = False  # every name is a shard's
-        self._complete: set[tuple[str, int]] = set()  # topics, by bits, that were there in full: what is missing of them is being removed
+        self._is_plain = False  # every name belongs to a shard
+        self._complete: set[tuple[str, int]] = set()  # topics, by bits, that were complete once: missing shards of them are being removed
 
     def changed(self, is_all_there: bool) -> dict[ShardKey, Path] | None:
-        """Return the shards that are there now, with their paths; None if they are those of the last time.
+        """Return the current shards, with their paths; None if they have not changed.
 
-        is_all_there: a log lies in every one of them.
+        is_all_there: every one of them has a log.
         """
         stamp = Stamp.of(self._root)
         if stamp is None:
@@ -271,12 +274,12 @@ class _Names:
                     self._complete.add((topic, found.bits))
                 shards |= {ShardKey(topic, index): path for index, path in found.paths(self._root)}
         self._complete &= sets
-        self._is_plain = there == len(names)  # a log may yet be made under the others
+        self._is_plain = there == len(names)  # the other names may yet become logs
         return {key: path for key, path in shards.items() if self.selection.has(key)}
 
 
 class _Look:
-    """One shard, and what the last look at it has found."""
+    """One shard, and the result of its last look."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -284,10 +287,10 @@ class _Look:
         self._log_id = ""
         self._extent: Extent | None = None
         self._stamps: list[Stamp | None] = []  # of a journal: its segments' directory, its lock file, its last segment
-        self._paths: list[Path] = []  # of these
+        self._paths: list[Path] = []  # their paths
 
     def refresh(self) -> None:
-        """Open the log, or the other one that has taken its place; a journal is looked at in `extent`."""
+        """Open the log, or another one that has replaced it; `extent` examines a journal."""
         if isinstance(self.log, Spool) and self.log.has_vanished():
             self.close()
         if self.log is None:
@@ -305,7 +308,7 @@ class _Look:
         self._log_id = self.log.log_id.hex()
 
     def extent(self, isolation: Isolation) -> Extent | None:
-        """Return what is there; None if there is no log."""
+        """Return the extent of the log; None if there is no log."""
         log = self.log
         try:
             if isinstance(log, Spool):
@@ -322,12 +325,12 @@ class _Look:
         return known
 
     def _of_journal(self, log: Journal, isolation: Isolation) -> Extent | None:
-        """Look into the journal again only if one of its files has changed."""
+        """Examine the journal again only if one of its files has changed."""
         stamps = [Stamp.of(path) for path in self._paths]
         if stamps and stamps == self._stamps:
             return self._extent
         directory = Stamp.of(log.segments_apart().directory)
-        if [directory] != self._stamps[:1]:  # another segment, or another journal: what we know of it may be wrong
+        if [directory] != self._stamps[:1]:  # another segment, or another journal: our knowledge of it may be outdated
             self.close()
             self._open()
             if not isinstance(self.log, Journal):
@@ -335,12 +338,12 @@ class _Look:
             log = self.log
         segments = log.segments_apart()
         self._paths = [segments.directory, log.format.lock_file(log.path), segments.path_of(log.bases()[-1])]
-        stamps = [directory, *map(Stamp.of, self._paths[1:])]  # from before we look: what comes meanwhile is seen the next time
+        stamps = [directory, *map(Stamp.of, self._paths[1:])]  # taken before the look, so that the next look sees changes since then
         self._stamps = [stamp if stamp is None or stamp.is_settled else UNSETTLED for stamp in stamps]
         return self._noted(*log.extent(isolation))
 
     def close(self) -> None:
-        """Give the log back."""
+        """Close the log."""
         log, self.log = self.log, None
         self._extent = None
         self._stamps, self._paths = [], []
@@ -349,7 +352,7 @@ class _Look:
 
 
 def _is_being_made(path: Path) -> bool:
-    """Return whether nothing lies at a path but what comes before a journal."""
+    """Return whether a path has nothing but the beginnings of a journal."""
     try:
         return LEFTOVERS.issuperset(system.port.names(path))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Names of options: which ones there are, in whatever case they are written, and what is said of others."""
+"""Names of options: case-insensitive lookup, and errors for other names."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 
 
 def named(given: Mapping[str, str], names: Iterable[str], refused: Mapping[str, str], what: str) -> dict[str, str]:
-    """Return the options by their names in `names`. refused: why some that Kafka has mean nothing here, by name in small letters, or by
-    the beginning of one, with a dot at its end. what: they are for.
+    """Return the options by their names in `names`.
+
+    refused: why some options of Kafka have no meaning here, by name in lower case, or by a prefix that ends with a dot. what: the use of
+    the options, for messages.
 
     Raises ValueError for any other option.
     """
@@ -27,4 +29,4 @@ def _unknown(name: str, known: Mapping[str, str], refused: Mapping[str, str], wh
         return f"option {name} has no meaning for {what}: {why}"
     near = difflib.get_close_matches(name, known, 1)
     hint = f"; did you mean {known[near[0]]}?" if near else ""
-    return f"unknown option {name!r} for {what}{hint}; there are {', '.join(sorted(known.values(), key=str.lower))}"
+    return f"unknown option {name!r} for {what}{hint}; the options are {', '.join(sorted(known.values(), key=str.lower))}"

@@ -1,18 +1,18 @@
-"""Offsets as JSON: what a user's options say, and what a query notes in its checkpoint.
+"""Offsets as JSON, in a user's options and in a query's checkpoint.
 
     {"JFK": {"0": 23, "1": 45}}                                                    as Kafka writes them: 23 is the next to be read
     {"/logs": {"JFK": {"0": "9f3c8a21", "1": "04d1b7e6"}}, "JFK": {"0": 23, "1": 45}}     as a query notes them
 
-The end of a query's first micro-batch also says, under "/from", where that batch began: Spark notes only ends, and if that batch is run
-again asks a new process where the query starts, which "latest" and times would answer otherwise by then.
+The end of a query's first micro-batch also stores, under "/from", the beginning of that batch. Spark stores only ends. To repeat the
+batch, it asks a new process where the query starts, and by then "latest" and times would give another answer.
 
-A query adds the first digits of each log's id under a name that no topic has, so that a log that was deleted and made anew under a
-checkpoint is noticed although its sequences may look right; a log without an id has none there. The numbers stay plain numbers, for
-whoever works out a lag from a progress report. A user's JSON may have the ids, as when it was copied from such a report, or leave them out.
+A query adds the first digits of each log's id under a name that is no topic, so that a recreated log under a checkpoint is detected even
+if its sequences look right; a log without an id has no entry. The numbers stay plain numbers, for programs that compute a lag from a
+progress report. A user's JSON may include the ids, for example copied from such a report.
 
-Keys are always in the same order: Spark compares offsets as text, and takes any other order for new records.
+Keys are always in the same order: Spark compares offsets as text, and treats any other order as new records.
 
-All functions are pure. What they get from a checkpoint or a user is checked: it may be anything.
+All functions are pure. They check all offsets from checkpoints and users.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from hub.spark.shards import Extent, ShardKey
 
 EARLIEST, LATEST = -2, -1
 LARGEST = (1 << 63) - 1
-LOGS = "/logs"  # a topic is a file's name or a part of one, so it has no slash
+LOGS = "/logs"  # a topic is a file name or a part of one, so it has no slash
 FROM = "/from"
-DIGITS = 8  # of a log's id; they are random, so one replaced log in four billion would go unnoticed
+DIGITS = 8  # of a log's id; they are random, so one replaced log in four billion would not be detected
 
 Side = Literal["starting", "ending"]
 SequenceAt = Callable[[ShardKey, int], "int | None"]
-Report = Callable[[str], None]  # gets a loss; raises, or returns for the query to go on without what is lost
+Report = Callable[[str], None]  # gets a loss; raises, or returns if the query may continue without the lost records
 
 _PARTITION = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 _ID = re.compile(rf"[0-9a-f]{{{DIGITS},128}}", re.ASCII)
 
 
 class Offsets(NamedTuple):
-    """The next sequence of each shard, and the ids of their logs as far as they are known."""
+    """The next sequence of each shard, and the known ids of their logs."""
 
     next: dict[ShardKey, int]
     logs: dict[ShardKey, str]
 
 
 def note(ends: Mapping[ShardKey, int], extents: Mapping[ShardKey, Extent]) -> dict[str, Any]:
-    """Return the JSON of offsets that a query notes. Every shard of `ends` is one of `extents`."""
+    """Return the JSON of a query's offsets. Every shard of `ends` is in `extents`."""
     logs: dict[str, dict[str, str]] = {}
     topics: dict[str, dict[str, int]] = {}
     for key in sorted(ends):
@@ -58,7 +58,7 @@ def note(ends: Mapping[ShardKey, int], extents: Mapping[ShardKey, Extent]) -> di
 
 
 def parse(given: object, what: str, least: int = 0) -> Offsets:
-    """Return the offsets of a JSON object. what: where it comes from, for the message. least: the smallest number that has a meaning.
+    """Return the offsets of a JSON object. what: its origin, for messages. least: the smallest valid number.
 
     Raises ValueError.
     """
@@ -77,37 +77,37 @@ def parse(given: object, what: str, least: int = 0) -> Offsets:
 
 
 def begin_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> Any:
-    """Return the offsets at which a micro-batch begins that Spark says goes from `start` to `end`."""
+    """Return the offsets at which a micro-batch begins that Spark describes as from `start` to `end`."""
     return start if FROM in start else end.get(FROM, start)
 
 
 def is_same_log(noted: str, log_id: str) -> bool:
-    """Return whether an id may be the noted one, of which only the first digits may be known; a log without an id can't be told apart."""
+    """Return whether an id may be the noted one, of which perhaps only the first digits are known; a log without an id always matches."""
     return not noted or log_id.startswith(noted[: len(log_id)] if log_id else noted)
 
 
 def name(key: ShardKey) -> str:
-    """Return what messages call a shard."""
+    """Return the name of a shard in messages."""
     return f"topic {key.topic!r}, partition {key.partition}"
 
 
 def go_on(noted: Offsets, extents: Mapping[ShardKey, Extent], report: Report) -> dict[ShardKey, int]:
-    """Return where a query goes on in each shard that it knows. What is lost is reported; if `report` returns, it goes on behind that.
+    """Return where a query continues in each known shard. A loss is reported; if `report` returns, the query continues after it.
 
-    A shard that is gone is left out; a log that was replaced is read from its first record; one that has shrunk, from its end.
+    A removed shard is omitted; a replaced log is read from its first record; a shortened one from its end.
     """
     places = {}
     for key, at in noted.next.items():
         extent = extents.get(key)
         if extent is None:
             report(
-                f"[KVSPOOL_PARTITIONS_DELETED] {name(key)} is gone; offset {at} was to be read next. What was appended behind it, "
-                "if anything, is lost"
+                f"[KVSPOOL_PARTITIONS_DELETED] {name(key)} was removed; offset {at} was to be read next. Records after it, "
+                "if any, are lost"
             )
         elif not is_same_log(noted.logs.get(key, ""), extent.log_id):
             report(
-                f"[KVSPOOL_LOG_REPLACED] {name(key)}: another log has taken the place of the one of which offset {at} was to be read next "
-                "(START_OFFSET_RESET); the offsets of the new log have nothing to do with those of the old one"
+                f"[KVSPOOL_LOG_REPLACED] {name(key)}: another log has replaced the one in which offset {at} was to be read next "
+                "(START_OFFSET_RESET); the offsets of the new log are unrelated to those of the old one"
             )
             places[key] = extent.first
         elif at > extent.end:
@@ -117,7 +117,7 @@ def go_on(noted: Offsets, extents: Mapping[ShardKey, Extent], report: Report) ->
             )
             places[key] = extent.end
         elif at < extent.first:
-            report(f"[KVSPOOL_DATA_LOSS] {name(key)}: offsets {at} to {extent.first - 1} are gone, and were not read")
+            report(f"[KVSPOOL_DATA_LOSS] {name(key)}: offsets {at} to {extent.first - 1} are lost, and were not read")
             places[key] = extent.first
         else:
             places[key] = at
@@ -125,10 +125,11 @@ def go_on(noted: Offsets, extents: Mapping[ShardKey, Extent], report: Report) ->
 
 
 def spans(start: Offsets, end: Offsets, extents: Mapping[ShardKey, Extent], report: Report) -> dict[ShardKey, tuple[int, int]]:
-    """Return the first and the end sequence of what a micro-batch reads of each shard: from what was noted before it to what was noted for
-    it, so a batch that is run again reads the same. What is gone since is reported; if `report` returns, it is left out.
+    """Return for each shard the first and the end sequence of a micro-batch: the offsets noted before it and for it.
 
-    A shard that only `end` has was new: it is noted at its first sequence, and read from there on by the batch after.
+    So a repeated batch reads the same records. Records lost since then are reported; if `report` returns, they are skipped.
+
+    A shard in `end` alone was new: it is noted at its first sequence, and read from there by the next batch.
     """
     places = go_on(Offsets({key: at for key, at in start.next.items() if key in end.next}, start.logs), extents, report)
     found = {}
@@ -136,7 +137,7 @@ def spans(start: Offsets, end: Offsets, extents: Mapping[ShardKey, Extent], repo
         stop, extent = end.next[key], extents[key]
         if not is_same_log(end.logs.get(key, ""), extent.log_id):
             report(
-                f"[KVSPOOL_LOG_REPLACED] {name(key)}: another log has taken the place of the one of which offsets {at} to {stop - 1} were "
+                f"[KVSPOOL_LOG_REPLACED] {name(key)}: another log has replaced the one in which offsets {at} to {stop - 1} were "
                 "to be read"
             )
         elif stop > extent.end:
@@ -152,8 +153,10 @@ def spans(start: Offsets, end: Offsets, extents: Mapping[ShardKey, Extent], repo
 
 @dataclass(frozen=True)
 class Bound:
-    """Where a query begins or ends, as its options say: the first of these that isn't None. Times are ns since 1970; an offset may be
-    EARLIEST or LATEST, and so is `everywhere`, which holds for all shards."""
+    """The start or end of a query, as its options say: the first of these that isn't None.
+
+    Times are ns since 1970. An offset may be EARLIEST or LATEST, as may `everywhere`, which applies to all shards.
+    """
 
     timestamp: int | None = None
     timestamps: Mapping[ShardKey, int] | None = None
@@ -162,17 +165,18 @@ class Bound:
 
     @property
     def is_given(self) -> bool:
-        """Return whether an option says anything."""
+        """Return whether any option was given."""
         return any(one is not None for one in (self.timestamp, self.timestamps, self.offsets, self.everywhere))
 
     def sequences(
         self, side: Side, extents: Mapping[ShardKey, Extent], sequence_at: SequenceAt, report: Report, *, is_lenient_on_time: bool = False
     ) -> dict[ShardKey, int]:
-        """Return the sequence of each shard. is_lenient_on_time: a shard without a record of a time, or a later one, starts at its end and
-        is no error; a query always ends there.
+        """Return the sequence of each shard.
 
-        Raises ValueError for shards that are missing in the option or that there are not, and for a time that no record has; reports an
-        offset that is gone, or is not there yet, or is one of another log.
+        is_lenient_on_time: a shard without a record at or after a time starts at its end, without an error; a query always ends there.
+
+        Raises ValueError if the option omits a shard or names one that doesn't exist, and for a time without a record. Reports an offset
+        that is lost, not written yet, or of another log.
         """
         if self.timestamp is not None or self.timestamps is not None:
             is_lenient = is_lenient_on_time or side == "ending"
@@ -199,7 +203,7 @@ class Bound:
                     f"[KVSPOOL_NO_OFFSET_AT_TIMESTAMP] {name(key)} has no record of time {times[key] // 1_000_000} ms or later; option "
                     "startingOffsetsByTimestampStrategy=latest starts at its end"
                 )
-            # Records come and go after the look at the extents.
+            # Records are added and removed after the look at the extents.
             found[key] = extent.end if at is None else max(extent.first, min(at, extent.end))
         return found
 
@@ -208,7 +212,7 @@ class Bound:
         if at in (EARLIEST, LATEST):
             return _at_edge(at, extent)
         if side == "ending" and at < extent.first and is_same_log(asked.logs.get(key, ""), extent.log_id):
-            report(f"[KVSPOOL_DATA_LOSS] {name(key)}: all that lies before offset {at}, where option endingOffsets ends, is gone")
+            report(f"[KVSPOOL_DATA_LOSS] {name(key)}: all records before offset {at}, where option endingOffsets ends, are lost")
             return extent.first  # nothing is left to read
 
         def named(loss: str) -> None:
@@ -218,9 +222,9 @@ class Bound:
 
 
 def ranges(starts: Mapping[ShardKey, int], ends: Mapping[ShardKey, int]) -> dict[ShardKey, tuple[int, int]]:
-    """Return the first and the end sequence of what a batch query reads of each shard.
+    """Return the first and the end sequence of each shard for a batch query.
 
-    Raises ValueError where the end is before the start.
+    Raises ValueError if the end is before the start.
     """
     for key, at in starts.items():
         if at > ends[key]:
@@ -241,11 +245,11 @@ def _check_shards(option: str, named: Mapping[ShardKey, int], extents: Mapping[S
         lists = (("there is no such shard", unknown), ("missing", missing))
         found = "; ".join(f"{word}: {_few(keys)}" for word, keys in lists if keys)
         hint = "; -1 is latest, -2 earliest" if code == "OFFSETS" else ""
-        raise ValueError(f"[KVSPOOL_{code}_DO_NOT_MATCH] option {option} names every shard that is read, and no other; {found}{hint}")
+        raise ValueError(f"[KVSPOOL_{code}_DO_NOT_MATCH] option {option} must name exactly the shards that are read; {found}{hint}")
 
 
 def parse_text(text: str, what: str, least: int = 0) -> Offsets:
-    """Return the offsets of a user's JSON; see `parse`. Raises ValueError, also for a name that stands there twice."""
+    """Return the offsets of a user's JSON; see `parse`. Raises ValueError, also for a repeated name."""
     try:
         given = json.loads(text, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
@@ -258,7 +262,7 @@ def parse_text(text: str, what: str, least: int = 0) -> Offsets:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name is repeated")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Which kind of shards the options of a read name."""
+"""Open the shards that the options of a read name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hub.spark.shards import Shards
 def open_shards(options: ReadOptions, columns: frozenset[str] | None = None) -> Shards:
     """Return the shards that the options name, for the driver; the caller closes them.
 
-    columns: those of `kvspool.arrow.SCHEMA` that tasks need, at least; None for all. A hub doesn't send others.
-    Raises LogNotFound, ValueError for a selection that a single log doesn't have, and what else opening them does.
+    columns: columns of `kvspool.arrow.SCHEMA` that tasks need, at least; None for all. A hub sends no others. Raises LogNotFound,
+    ValueError for a selection of shards of a single log, and the other errors of opening them.
     """
     if options.path is None:
         from hub.spark.remote import HubShards

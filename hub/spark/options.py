@@ -1,8 +1,8 @@
 """The options of a read, batch or stream: parsed and checked in one place. Names and meanings are those of Kafka's source.
 
-Names are case-insensitive, values are text. What is unknown, wrong or contradictory is a ValueError that names the option and what it may
-be; it never repeats a token. One rule where Kafka has one: a timestamp for all shards comes before timestamps of single shards, and these
-before offsets.
+Names are case-insensitive, values are text. An unknown, wrong or contradictory option raises ValueError with its name and its valid
+values; the message never repeats a token. One precedence where Kafka has several: a timestamp for all shards, then timestamps of single
+shards, then offsets.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from shard import route
 if TYPE_CHECKING:
     from hub.shipping.connection import Security
 
-NANOSECONDS = 1_000_000  # of a millisecond, in which Kafka's options tell times
-LATEST_TIME = LARGEST // NANOSECONDS  # some time in 2262
+NANOSECONDS = 1_000_000  # per millisecond, the unit of times in Kafka's options
+LATEST_TIME = LARGEST // NANOSECONDS  # a time in 2262
 TOKEN = "KVSPOOL_TOKEN"  # the environment variable
 
 NAMES = (
@@ -70,17 +70,17 @@ SECURITY = ("token", "tokenFile", "caFile", "certificateFile", "keyFile")
 OF_HUBS = (*SECURITY, "hubTimeout", "localRoot")
 
 _REFUSED = {
-    "kafka.bootstrap.servers": "there is no broker: load(path) reads logs of this host, option hub those of hub servers",
+    "kafka.bootstrap.servers": "there is no broker: load(path) reads logs of this host, option hub reads from hub servers",
     "includeheaders": "records have no headers; leave it out",
-    "groupidprefix": "no consumer groups are made up here; groupId names the durable reader, if there is to be one",
+    "groupidprefix": "no names of consumer groups are generated; groupId names the durable reader, if you want one",
     "kafkaconsumer.polltimeoutms": "nothing is polled here; leave it out",
-    "fetchoffset.numretries": "looking for offsets asks nobody; leave it out",
-    "fetchoffset.retryintervalms": "looking for offsets asks nobody; leave it out",
+    "fetchoffset.numretries": "offsets are found without requests; leave it out",
+    "fetchoffset.retryintervalms": "offsets are found without requests; leave it out",
     "kafkaconsumer.": "there is no consumer here; leave it out",
     "kafka.security.": "use caFile, and tokenFile or certificateFile and keyFile, with option hub",
     "kafka.sasl.": "use tokenFile, or certificateFile and keyFile, with option hub",
     "kafka.ssl.": "use caFile, and certificateFile and keyFile, with option hub",
-    "kafka.": "it configures a client of Kafka, and there is none here; leave it out",
+    "kafka.": "it configures a client of Kafka, which is not used; leave it out",
 }
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"([0-9]{1,12})\s*([a-z]*)")
@@ -88,7 +88,7 @@ _DURATION = re.compile(r"([0-9]{1,12})\s*([a-z]*)")
 
 @dataclass(frozen=True)
 class Credentials:
-    """Who we are to a hub, and whom we believe: files, and perhaps a token. `load` reads them, on the host where it is called."""
+    """Credentials for a hub, and trusted authorities: files, and perhaps a token. `load` reads them on the calling host."""
 
     token: str | None = field(default=None, repr=False)
     token_file: Path | None = None
@@ -97,9 +97,10 @@ class Credentials:
     key_file: Path | None = None
 
     def load(self) -> Security:
-        """Return what a connection takes. Without `token` or `tokenFile`, the environment variable KVSPOOL_TOKEN is the token.
+        """Return the settings of a connection. Without `token` or `tokenFile`, the environment variable KVSPOOL_TOKEN is the token.
 
-        Raises OSError, and AccessError for a token or key that others may read."""
+        Raises OSError, and AccessError for a token or key that other users may read.
+        """
         from hub.security.private import WatchedFile
         from hub.security.tokens import Token
         from hub.shipping.connection import Security
@@ -120,12 +121,12 @@ class Credentials:
 class ReadOptions:
     """The options of a read, with their defaults.
 
-    path: a log or a root of shards on this host, or hubs: locations of hub servers; one of the two. hub_timeout: seconds for which a hub
-    may be down. local_root: a hub's root, for tasks on its own host. selection: which shards. starting,
-    ending: see `Bound`. is_lenient_on_time: a shard without a record from `startingTimestamp` on is read from its end, and is no error.
-    fail_on_data_loss: records that are gone before they were read fail the query. min_partitions, max_records: tasks at least, records of
-    one at most. max_offsets, min_offsets, max_delay (seconds): of a micro-batch. reader: the durable reader that a stream moves.
-    isolation: whether records count that are not on disk yet. push_filters: None where it isn't said.
+    path: a log or a root of shards on this host. hubs: locations of hub servers; either these or a path. hub_timeout: longest outage of a
+    hub, in seconds. local_root: a hub's root, for tasks on its own host. selection: of shards. starting, ending: see `Bound`.
+    is_lenient_on_time: a shard without a record at or after `startingTimestamp` is read from its end, without an error. fail_on_data_loss:
+    records lost before they were read fail the query. min_partitions: tasks at least; max_records: of one task. max_offsets, min_offsets,
+    max_delay (seconds): of a micro-batch. reader: the durable reader that a stream moves. isolation: whether records that are not on disk
+    yet count. push_filters: None if not given.
     """
 
     path: Path | None = None
@@ -150,7 +151,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> ReadOptions:
-        """Return the options of a read. ValueError names one that is unknown, missing, wrong or contradicts another one."""
+        """Return the options of a read. Raises ValueError for an option that is unknown, missing, wrong or contradicts another one."""
         options = named(given, NAMES, _REFUSED, "format kvspool")
         selection = _selection(options)
         names = frozenset(options)
@@ -159,7 +160,7 @@ class ReadOptions:
             raise ValueError("a path is missing: load(path), of a log or of a root of shards; or option hub, for hub servers")
         _exclude(options, "path", "hub")
         if not locations and names.intersection(OF_HUBS):
-            raise ValueError(f"option {min(names.intersection(OF_HUBS))} is for hub servers, and option hub is missing")
+            raise ValueError(f"option {min(names.intersection(OF_HUBS))} is for hub servers; option hub is missing")
         found = cls(
             path=local_path(path) if path else None,
             hubs=_locations(locations) if locations else (),
@@ -186,8 +187,10 @@ class ReadOptions:
         return found
 
     def for_batch(self) -> ReadOptions:
-        """Return the options of a batch read: from the earliest records to the latest, if nothing else is said. ValueError for what only
-        streams have, or what makes no sense for a range."""
+        """Return the options of a batch read, by default from the earliest records to the latest.
+
+        Raises ValueError for options of streams, and for an empty range.
+        """
         for name in OF_STREAMS:
             if name in self.given:
                 raise ValueError(f"option {name} is for streams: spark.readStream; leave it out of a batch query")
@@ -198,12 +201,11 @@ class ReadOptions:
         return replace(self, starting=_or(self.starting, EARLIEST), ending=_or(self.ending, LATEST))
 
     def for_stream(self) -> ReadOptions:
-        """Return the options of a stream: it begins at the latest records, if nothing else is said. ValueError for what only batch queries
-        have."""
+        """Return the options of a stream, which by default begins at the latest records. Raises ValueError for options of batch queries."""
         for name in ENDING:
             if name in self.given:
                 what = "offset" if name == "endingOffsets" else "timestamp"
-                raise ValueError(f"option {name}: ending {what} not valid in streaming queries; Trigger.AvailableNow ends them")
+                raise ValueError(f"option {name}: ending {what} not valid in streaming queries; use Trigger.AvailableNow")
         if self.push_filters:
             raise ValueError("option filterPushdown is for batch queries: Spark pushes no filters into a stream")
         return replace(self, starting=_or(self.starting, LATEST))
@@ -224,7 +226,7 @@ def _exclude(options: Mapping[str, str], *names: str) -> None:
 
 
 def local_path(text: str) -> Path:
-    """Return a path of this host: Spark may hand over a file: URL. Raises ValueError."""
+    """Return a path of this host; Spark may pass a file: URL. Raises ValueError."""
     if text.startswith("file:"):
         text = "/" + text.removeprefix("file:").lstrip("/")
     elif "://" in text:
@@ -295,11 +297,11 @@ def _assigned(text: str) -> frozenset[ShardKey]:
 
 
 def _bound(options: Mapping[str, str], offsets: str, timestamp: str, timestamps: str) -> Bound:
-    """Return what the three options say; each is checked, also where another one comes before it."""
+    """Return the bound of the three options; each is checked, even if another one has precedence."""
     time = _whole(options, timestamp, 0, "ms since 1970", LATEST_TIME)
     times = parse_text(options[timestamps], f"option {timestamps}").next if timestamps in options else None
     if any(one > LATEST_TIME for one in (times or {}).values()):
-        raise ValueError(f"option {timestamps} is times in ms since 1970, not {options[timestamps]!r}")
+        raise ValueError(f"option {timestamps} needs times in ms since 1970, not {options[timestamps]!r}")
     word = options.get(offsets, "").strip().lower()
     if word in ("earliest", "latest"):
         everywhere, places = (EARLIEST if word == "earliest" else LATEST), None
@@ -338,7 +340,7 @@ def _whole(options: Mapping[str, str], name: str, least: int, kind: str, most: i
 
 
 def _positive(options: Mapping[str, str], name: str) -> int | None:
-    return _whole(options, name, 1, "a number from 1 on")
+    return _whole(options, name, 1, "a number, at least 1")
 
 
 def _boolean(options: Mapping[str, str], name: str) -> bool | None:
@@ -361,7 +363,7 @@ def _isolation(options: Mapping[str, str]) -> Literal["appended", "synced"]:
 
 
 def _seconds(options: Mapping[str, str], name: str, default: str) -> float:
-    """Return a duration as Spark writes it: a number with a unit, milliseconds without one."""
+    """Return a duration in Spark's notation: a number with a unit, or of milliseconds."""
     match = _DURATION.fullmatch(options.get(name, default).strip().lower())
     unit = None if match is None else _UNITS.get(match[2] or "ms")
     if match is None or unit is None:

@@ -1,7 +1,7 @@
-"""How ranges are cut into tasks: pure functions, so the same ranges give the same tasks, with their rows in the same order.
+"""Split ranges into tasks. Pure functions, so the same ranges give the same tasks, with their rows in the same order.
 
-A task costs some 15 ms of a core before it reads a record, and reading 50,000 takes as long: small ranges share a task, and large ones
-have one each. How many cores there are nobody tells a source; `minPartitions` is for who knows.
+A task costs some 15 ms of a core before it reads a record, as much as reading 50,000: small ranges share a task, and large ones have
+their own. Spark doesn't report the number of cores to a source; users who know it can set `minPartitions`.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from pyspark.sql.datasource import InputPartition
 
 from hub.spark.shards import ShardRange
 
-TASK = 1 << 16  # records that are worth a task
-LARGEST_TASK = 1 << 21  # records, from which on a range is cut: other cores may have nothing to do
-TASKS = 64  # that many ranges are brought down to, if more than one goes into each
+TASK = 1 << 16  # records that justify a task
+LARGEST_TASK = 1 << 21  # records above which a range is split, because other cores may be idle
+TASKS = 64  # small ranges are combined into about as many tasks
 
 
 @dataclass(frozen=True)
 class Task(InputPartition):
-    """What one task reads: ranges, one after the other."""
+    """The ranges of one task, in order."""
 
     ranges: tuple[ShardRange, ...]
 
     @property
     def records(self) -> int:
-        """Return how many records that is, as far as the numbers tell."""
+        """Return the number of records, as far as the sequences show."""
         return sum(map(size, self.ranges))
 
 
 def size(one: ShardRange) -> int:
-    """Return how many sequences a range has."""
+    """Return the number of sequences of a range."""
     return one.end - one.first
 
 
 def plan(ranges: Iterable[ShardRange], *, min_partitions: int | None = None, max_records: int | None = None) -> list[Task]:
-    """Return the tasks for some ranges, in their order; none for empty ones.
+    """Return the tasks for some ranges, in their order; none for empty ranges.
 
-    min_partitions: at least so many tasks, as far as there are records; no range is split, or split further, without need. max_records: of
-    one task, at most.
+    min_partitions: the least number of tasks, if there are enough records; a range is split, or split further, only if necessary.
+    max_records: of one task, at most.
     """
     whole = [one for one in ranges if one.first < one.end]
     most = LARGEST_TASK if max_records is None else max_records
@@ -51,7 +51,7 @@ def plan(ranges: Iterable[ShardRange], *, min_partitions: int | None = None, max
 
 
 def _split_further(whole: list[ShardRange], parts: list[int], least: int) -> None:
-    """Count up the parts of the ranges whose parts are the largest, until there are enough."""
+    """Increment the parts of the ranges with the largest parts until there are enough."""
     missing = least - sum(parts)
     if missing <= 0:
         return
@@ -66,20 +66,20 @@ def _split_further(whole: list[ShardRange], parts: list[int], least: int) -> Non
 
 
 def _pieces(one: ShardRange, count: int) -> list[ShardRange]:
-    """Return a range in parts whose sizes differ by one at most."""
+    """Return a range in parts whose sizes differ by at most one."""
     edges = [one.first + size(one) * at // count for at in range(count + 1)]
     return [replace(one, first=first, end=end) for first, end in zip(edges, edges[1:], strict=False)]
 
 
 def _bundled(pieces: list[ShardRange], least: int, max_records: int | None) -> list[Task]:
-    """Return tasks of neighbours that are small, but no fewer than `least` of them."""
+    """Return tasks of small neighbouring ranges, but at least `least` tasks."""
     total = sum(map(size, pieces))
     room = max(TASK, -(-total // TASKS))
     if least:
         room = min(room, -(-total // least))
     if max_records is not None:
         room = min(room, max_records)
-    spare = len(pieces) - least  # how often two may go together
+    spare = len(pieces) - least  # how many pieces may join another one
     tasks: list[list[ShardRange]] = []
     filled = 0
     for piece in pieces:

@@ -1,7 +1,7 @@
-"""What a task reads from hubs: a range of a shard's sequences, streamed.
+"""A task's input from hubs: a range of a shard's sequences, streamed.
 
-Every sequence comes in a batch or lies in a Gap; each stream goes on behind what came, so that nothing comes twice or is missing silently.
-A range names the files of its secrets, which the task's host must have; only a token that was given as text goes along.
+Every sequence arrives in a batch or in a Gap. Each stream continues after the received items, so nothing is repeated or silently missing. A
+range names the files of its secrets, which the task's host must have; only a token given as text is sent along.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """What a hub has of a shard: the sequences first..end-1. root: id of the hub's root; bits: the client has 2^bits shards."""
+    """A hub's part of a shard: the sequences first..end-1. root: id of the hub's root; bits: the client has 2^bits shards."""
 
     line: Line
     root: str
@@ -44,8 +44,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class HubRange(ShardRange):
-    """Sequences of a shard at hubs. parts: the hub that has the newest ones first; columns: those of `kvspool.arrow.SCHEMA` that are read,
-    None for all; local_root: a hub root that the task reads itself where its host has it, and it is the hub's."""
+    """Sequences of a shard at hubs.
+
+    parts: the hub with the newest ones first; columns: the columns of `kvspool.arrow.SCHEMA` to read, None for all; local_root: the hub's
+    root, which a task on the hub's host reads directly.
+    """
 
     parts: tuple[Part, ...]
     isolation: Isolation = "appended"
@@ -53,11 +56,11 @@ class HubRange(ShardRange):
     local_root: Path | None = None
 
     def batches(self) -> Iterator[pyarrow.RecordBatch | Gap]:
-        """See `ShardRange.batches`; the batches have the columns that were asked for. Raises Unreachable, NotAllowed, ShardDamaged."""
+        """See `ShardRange.batches`; the batches have the selected columns. Raises Unreachable, NotAllowed, ShardDamaged."""
         yield from self._read(self.parts, self.first, self.end)
 
     def _read(self, parts: tuple[Part, ...], first: int, end: int, reason: str = "trimmed") -> Iterator[pyarrow.RecordBatch | Gap]:
-        """Yield what the first of some hubs has; what it lacks, the next one may have. reason: of the Gap, if that hasn't got it either."""
+        """Yield the records of the first hub; the next one may have those that it lacks. reason: of a Gap of records that no hub has."""
         part, others = parts[0], parts[1:]
         if end > part.end:  # an older hub doesn't have it
             yield from self._read(parts, first, part.end, reason) if first < part.end else ()
@@ -79,7 +82,7 @@ class HubRange(ShardRange):
     # Over the network.
 
     def _streamed(self, part: Part, next: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
-        """Stream from a hub; what is cut goes on behind what came, and nothing comes twice."""
+        """Stream from a hub. A new stream continues after the items of a broken one, and nothing is repeated."""
         patience = Patience(part.line)
         while next < end:
             try:
@@ -92,17 +95,17 @@ class HubRange(ShardRange):
                 except NotAllowed as error:
                     if is_new:
                         raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {self._where(part)}: {error}") from None
-                    let_go(part.line)  # the token may be another one by now
+                    let_go(part.line)  # the token may have changed
                     continue
             except ShardDamaged as error:
-                raise ShardDamaged(f"[KVSPOOL_SHARD_DAMAGED] {self._where(part)}, from sequence {next} on: {error}") from None
+                raise ShardDamaged(f"[KVSPOOL_SHARD_DAMAGED] {self._where(part)}, from sequence {next}: {error}") from None
             except LATER as error:
                 let_go(part.line)
                 patience.failed(error)
                 patience.pause()
 
     def _checked(self, hub: RemoteHub, part: Part, next: int, end: int) -> Iterator[tuple[pyarrow.RecordBatch | Gap, int]]:
-        """Yield what a stream brings, each with the sequence behind it, up to the end. Raises Malformed if any is missing silently."""
+        """Yield the items of a stream up to the end, each with the sequence after it. Raises Malformed if any is silently missing."""
         from hub.columns import Rows
 
         columns = None if self.columns is None else _in_order(self.columns)
@@ -110,11 +113,11 @@ class HubRange(ShardRange):
         try:
             for item in hub.items(ticket, STREAM):
                 if isinstance(item, int):
-                    is_next = item <= next or next == end  # the hub's own place may lie behind a Gap that goes on
+                    is_next = item <= next or next == end  # the hub may have stopped after the end, in a Gap
                 else:
                     is_next = item.first == next and (item.end if isinstance(item, Rows) else item.last + 1) <= end
                 if not is_next:
-                    raise Malformed(f"[KVSPOOL_DATA_LOSS] {self._where(part)}: sequence {next} is missing in what the hub sent")
+                    raise Malformed(f"[KVSPOOL_DATA_LOSS] {self._where(part)}: sequence {next} is missing in the hub's answer")
                 if isinstance(item, Rows):
                     next = item.end
                     yield item.batch, next
@@ -129,7 +132,7 @@ class HubRange(ShardRange):
     # On the hub's own host.
 
     def _local_path(self, part: Part) -> Path | None:
-        """Return the directory of the shard if this host has the very root that the hub serves."""
+        """Return the directory of the shard if this host has the root of this hub."""
         if self.local_root is None:
             return None
         root = self.local_root
@@ -154,7 +157,7 @@ class HubRange(ShardRange):
 
     def _replaced(self, why: str) -> DataLossError:
         return DataLossError(
-            f"[KVSPOOL_LOG_REPLACED] topic {self.key.topic}, partition {self.key.partition}: the hub has another log than when the "
+            f"[KVSPOOL_LOG_REPLACED] topic {self.key.topic}, partition {self.key.partition}: the log at the hub was replaced since the "
             f"query was planned: {why}; run the query again, a stream from a new checkpoint"
         )
 

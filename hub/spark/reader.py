@@ -1,9 +1,9 @@
-"""Batch reading: what is there when the query is planned, or a part of it by offset or time, as tasks that read Arrow batches.
+"""Batch reading: the records available at planning, or a part of them by offset or time, as tasks that read Arrow batches.
 
-What a writer overwrites between planning and reading is a data loss; see `reading`.
+Records that a writer overwrites between planning and reading are a data loss; see `reading`.
 
-**Filters.** A reader that takes filters makes every read fail in a session where Spark doesn't push any, so there are two kinds, and the
-one that takes them is returned only where Spark is about to push: it plans such a read in a module of its own.
+**Filters.** A reader that accepts filters makes every read fail in a session in which Spark doesn't push any. So there are two kinds. The
+accepting one is returned only if Spark is about to push: it plans such a read in a separate module.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ _logger = logging.getLogger("kvspool")
 
 
 def reader(options: ReadOptions, schema: StructType) -> ShardReader:
-    """Return the reader of a batch query. Raises ValueError for a column that there isn't."""
+    """Return the reader of a batch query. Raises ValueError for an unknown column."""
     wanted = is_pushing() if options.push_filters is None else options.push_filters
     return FilteringReader(options, schema) if wanted else ShardReader(options, schema)
 
 
 def is_pushing() -> bool:
-    """Return whether this process is one in which Spark pushes filters: the session's setting spark.sql.python.filterPushdown.enabled is
-    not told to a source."""
+    """Return whether Spark pushes filters in this process.
+
+    A source can't read the session's setting spark.sql.python.filterPushdown.enabled.
+    """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return PUSHING in sys.modules or getattr(main, "name", None) == PUSHING
 
@@ -50,15 +52,16 @@ class ShardReader(DataSourceReader):
     """Reads ranges of shards; see the module."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        """Take the options of a batch query, and check the columns asked for: any of ours, in any order."""
+        """Store the options of a batch query, and check the requested columns: any known ones, in any order."""
         reading.check_columns(schema)
         self.options = options
         self.schema = schema
         self.pushed = Pushed()
 
     def partitions(self) -> list[InputPartition]:
-        """Return the tasks. Raises LogNotFound for what was asked for by name and isn't there, ValueError for offsets that can't be, and
-        DataLossError for ones that are gone."""
+        """Return the tasks. Raises LogNotFound for a missing shard that was requested by name, ValueError for impossible offsets, and
+        DataLossError for lost ones.
+        """
         shards = open_shards(self.options, reading.columns_of(self.schema))
         try:
             ranges = self._ranges(shards)
@@ -73,7 +76,7 @@ class ShardReader(DataSourceReader):
         if missing:
             where = self.options.path or ", ".join(self.options.hubs)
             there = ", ".join(sorted({repr(key.topic) for key in extents})) or "none"
-            raise LogNotFound(f"{where} has no {', '.join(map(repr, missing))}; of what was asked for it has {there}")
+            raise LogNotFound(f"{where} has no {', '.join(map(repr, missing))}; of the requested ones it has {there}")
         found = []
         for key, (first, end) in self._asked(shards, extents).items():
             if self.pushed.has(key):
@@ -83,7 +86,7 @@ class ShardReader(DataSourceReader):
         return found
 
     def _asked(self, shards: Shards, extents: dict[ShardKey, Extent]) -> dict[ShardKey, tuple[int, int]]:
-        """Return the sequences that the options ask for."""
+        """Return the sequences that the options select."""
         options = self.options
         starts = options.starting.sequences(
             "starting", extents, shards.sequence_at, self._report, is_lenient_on_time=options.is_lenient_on_time
@@ -92,7 +95,7 @@ class ShardReader(DataSourceReader):
         return offsets.ranges(starts, ends)
 
     def _timed(self, shards: Shards, key: ShardKey, first: int, end: int) -> tuple[int, int]:
-        """Return the sequences of some that have the times asked for in filters, where the order of times is that of sequences."""
+        """Narrow a range of sequences by the times in filters, if the order of times is that of sequences."""
         since, before = self.pushed.times
         if (since is None and before is None) or not shards.has_ordered_times(key):
             return first, end
@@ -104,7 +107,7 @@ class ShardReader(DataSourceReader):
 
     def _report(self, loss: str) -> None:
         if self.options.fail_on_data_loss:
-            raise DataLossError(f"{loss}. Set the option failOnDataLoss to false to read on without them.")
+            raise DataLossError(f"{loss}. Set the option failOnDataLoss to false to continue without them.")
         _logger.warning(loss)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -119,9 +122,9 @@ class ShardReader(DataSourceReader):
 
 
 class FilteringReader(ShardReader):
-    """Reads no more than filters ask for."""
+    """Reads only records that match filters."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what can be applied exactly; return the others, for Spark to apply."""
+        """Accept filters that can be applied exactly; return the others for Spark to apply."""
         self.pushed, left = pushed(filters)
         return left

@@ -1,11 +1,11 @@
-"""What a task does: the records of its ranges become Arrow batches with the columns that Spark asks for, and what is missing is told.
+"""Read a task's ranges as Arrow batches with the columns that Spark selects, and report missing records.
 
-It runs in a worker process on any host. Rows come in the order of the ranges and, within each, of the sequences: a task that is run again
-yields the same ones.
+This runs in a worker process on any host. Rows are in the order of the ranges and, within each, of the sequences: a repeated task yields
+the same rows.
 
-**Missing records.** Gone between planning and reading, by overwriting, trimming or damage, is a data loss: an error that names topic,
-partition and sequences or, if the query allows it, a warning. The log counts each Gap either way, where we may write to it. Numbers that
-were left out, after a crash of the machine or on purpose, never had a record in the log, and are told as a warning.
+**Missing records.** Records lost between planning and reading, by overwriting, trimming or damage, are a data loss: an error with topic,
+partition and sequences or, if the query allows it, a warning. The log counts each Gap in both cases, if we may write to it. Sequences
+that were skipped, after a crash of the machine or on purpose, never had a record in the log; they are reported as a warning.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ COLUMNS: dict[str, DataType] = {
 }
 LEFT_OUT = ("machine restart", "missing")  # reasons of Gaps that never had a record in the log
 OVERTAKEN = (
-    "They were there when the query was planned; a larger capacity, or retention that waits for a durable reader, keeps them longer."
+    "They existed when the query was planned; a larger capacity, or retention that waits for a durable reader, keeps them longer."
 )
-DAMAGED = "kvspool verify, or kvspool hub verify for a hub's root, names the place; a copy of the log may still have them."
+DAMAGED = "kvspool verify, or kvspool hub verify for a hub's root, shows where; a copy of the log may still have them."
 
-SMALL = 2048  # rows of a batch, below which the batch itself costs Spark more than its rows do
-SMALL_BYTES = 8 << 20  # and so are they only as long as all of them have no more bytes
+SMALL = 2048  # rows of a batch, below which the batch itself costs Spark more than its rows
+SMALL_BYTES = 8 << 20  # at most so many bytes are combined
 
 _logger = logging.getLogger("kvspool")
 
 
 def check_columns(schema: StructType) -> None:
-    """Raise ValueError for a column that a read can't have."""
+    """Raise ValueError for a column that a read doesn't have."""
     for field in schema.fields:
         if COLUMNS.get(field.name) != field.dataType:
             names = ", ".join(f"{name} {kind.simpleString()}" for name, kind in COLUMNS.items())
@@ -56,13 +56,13 @@ def check_columns(schema: StructType) -> None:
 
 
 def columns_of(schema: StructType) -> frozenset[str]:
-    """Return which columns of `kvspool.arrow.SCHEMA` the rows are made of, one at least."""
+    """Return the columns of `kvspool.arrow.SCHEMA` for the rows, at least one."""
     names = {"sequence" if name == "offset" else name for name in schema.fieldNames()} - {"topic", "partition"}
     return frozenset(names or {"sequence"})
 
 
 def read(task: Task, schema: StructType, *, fail_on_data_loss: bool) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows of a task. Raises DataLossError, and what reading the shards does."""
+    """Yield the rows of a task. Raises DataLossError, and the errors of reading the shards."""
     batches = _batches(task, schema, fail_on_data_loss)
     return together(batches) if schema.fields and len(task.ranges) > 1 else batches
 
@@ -79,7 +79,7 @@ def _batches(task: Task, schema: StructType, fail_on_data_loss: bool) -> Iterato
 
 
 def together(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the same rows, in one batch where there are small ones in a row."""
+    """Yield the same rows; adjacent small batches are combined."""
     import pyarrow
 
     waiting: list[pyarrow.RecordBatch] = []
@@ -96,25 +96,25 @@ def together(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordB
 
 
 def report(gap: Gap, key: ShardKey, fail_on_data_loss: bool) -> None:
-    """Raise DataLossError for records that are gone, or only log it."""
+    """Raise DataLossError for lost records, or only log it."""
     if gap.reason in LEFT_OUT:
         _logger.warning("topic %s, partition %s: %s", key.topic, key.partition, gap)
         return
     why = DAMAGED if gap.reason == "damaged" else OVERTAKEN
     message = f"[KVSPOOL_DATA_LOSS] topic {key.topic}, partition {key.partition}: {gap}. {why}"
     if fail_on_data_loss:
-        raise DataLossError(f"{message} Set the option failOnDataLoss to false to read on without them.")
+        raise DataLossError(f"{message} Set the option failOnDataLoss to false to continue without them.")
     _logger.warning(message)
 
 
 class Rows:
-    """Turns batches of `kvspool.arrow.SCHEMA` into batches of exactly the schema that Spark asks for: any of our columns, in any order."""
+    """Converts batches of `kvspool.arrow.SCHEMA` to exactly the schema that Spark asks for: any of our columns, in any order."""
 
     def __init__(self, schema: StructType) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._repeated: dict[str, tuple[object, pyarrow.Array]] = {}  # of the columns that are the same in all rows of a shard
+        self._repeated: dict[str, tuple[object, pyarrow.Array]] = {}  # the columns with one value in all rows of a shard
 
     def of(self, batch: pyarrow.RecordBatch, key: ShardKey) -> pyarrow.RecordBatch:
         """Return the rows of a batch of a shard."""
@@ -129,11 +129,11 @@ class Rows:
         if field.name in ("topic", "partition"):
             return self._same(field, getattr(key, field.name), batch.num_rows)
         column = batch.column("sequence" if field.name == "offset" else field.name)
-        # Spark's timestamps are microseconds; the nanoseconds below them are cut off.
+        # Spark's timestamps are microseconds; nanoseconds are cut off.
         return column.cast(field.type, safe=False) if field.name == "timestamp" else column
 
     def _same(self, field: pyarrow.Field, value: object, count: int) -> pyarrow.Array:
-        """Return a column of one value: a slice of the one before, if that was of the same shard and long enough."""
+        """Return a column of one value: a slice of the previous one, if that has the same shard and is long enough."""
         import pyarrow
 
         known, column = self._repeated.get(field.name, (None, None))

@@ -1,10 +1,11 @@
-"""Shards at hub servers, as the driver sees them; `ranges` is what tasks read.
+"""Shards at hub servers, for the driver; tasks use `ranges`.
 
-One hub or several. A client that moved from one to another has its earlier records at the first: where both name the same logs, its shards
-are read as one, and what the newer hub lacks comes from the older one. Where they don't, nobody can say whose records are right: Conflict.
+There may be several hubs. A client that moved from one to another has its earlier records at the first. If both hubs name the same logs,
+the shards are read as one, and the older hub supplies records that the newer one lacks. Otherwise it is unknown whose records are right:
+Conflict.
 
-**A hub that is down.** The driver keeps what it knew of it, so that a stream waits; for `timeout` seconds without a word from it. Then it
-is Unreachable, [KVSPOOL_HUB_UNREACHABLE].
+**Outages.** While a hub is down, the driver keeps its last known state, so that a stream waits. After `timeout` seconds without an answer
+it raises Unreachable, [KVSPOOL_HUB_UNREACHABLE].
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from kvspool.system.handles import close_all
 if TYPE_CHECKING:
     from hub.remote import RemoteHub
 
-IDLE = 50  # looks in vain, after which one waits: a query that has nothing to do asks some 90 times a second
-WAIT = 0.2  # seconds that it waits for, at all hubs together
-EVERYTHING = 30.0  # seconds after which a hub is asked for all of its shards: it doesn't tell which ones were removed
-DAMAGE = 5.0  # seconds for which a shard may be unreadable: it may be being made
+IDLE = 50  # looks without news before the next one waits: an idle query asks some 90 times a second
+WAIT = 0.2  # seconds of that wait, for all hubs together
+EVERYTHING = 30.0  # seconds between two requests for all shards of a hub, because removals are not reported
+DAMAGE = 5.0  # seconds for which a shard may be unreadable: it may be in creation
 COMMITS = 1.0  # seconds between two commits of a durable reader: each is a flush of the hub's disk
 _logger = logging.getLogger("kvspool")
 
 
 class HubShards:
-    """The shards at some hubs; see `Shards`. Use it in one thread of one process."""
+    """The shards at several hubs; see `Shards`. Use it in one thread of one process."""
 
     def __init__(
         self,
@@ -53,10 +54,10 @@ class HubShards:
         columns: frozenset[str] | None = None,
         local_root: Path | None = None,
     ) -> None:
-        """Name the hubs; nothing is said to them yet. ValueError for what is no location.
+        """Name the hubs, without a request. Raises ValueError for an invalid location.
 
-        timeout: seconds for which a hub may be down. reader: the durable reader that `commit` moves at each hub; a new one stands at the
-        oldest records from the first look on. isolation, columns, local_root: see `HubRange`.
+        timeout: longest outage of a hub, in seconds. reader: the durable reader that `commit` moves at each hub; a new one is created at
+        the oldest records by the first look. isolation, columns, local_root: see `HubRange`.
         """
         self.locations = locations
         self._selection = selection
@@ -65,15 +66,15 @@ class HubShards:
         self._hubs = [_Hub(Line(location, credentials, timeout), selection, reader, isolation) for location in locations]
         self._pool = ThreadPoolExecutor(len(self._hubs), "kvspool hubs") if len(self._hubs) > 1 else None
         self._extents: dict[ShardKey, Extent] | None = None
-        self._in_vain = 0  # looks since something was new, or read
+        self._in_vain = 0  # looks since the last news
 
     def look(self) -> dict[ShardKey, Extent]:
-        """See `Shards.look`; one call to each hub, whatever number of shards it has. What a hub that is down had is what it has.
+        """See `Shards.look`; one call to each hub, for any number of shards. A hub that is down keeps its last known state.
 
-        After many that found nothing new it waits up to a fifth of a second for something to change, and no longer than that takes.
+        After many looks without news, one waits up to a fifth of a second for a change.
 
-        Raises Unreachable for one that is down for too long, NotAllowed, Conflict for a client whose logs at two hubs are not the same, or
-        a hub whose root is another one than before, ShardDamaged.
+        Raises Unreachable for a hub that is down for too long, NotAllowed, Conflict for a client with different logs at two hubs or a hub
+        with another root than before, ShardDamaged.
         """
         self._in_vain += 1
         wait = WAIT / len(self._hubs) if self._in_vain > IDLE else 0.0
@@ -92,7 +93,7 @@ class HubShards:
         return self._extents
 
     def _check_rights(self) -> None:
-        """Raise NotAllowed for a client that is asked for by name and may not be read: a hub doesn't say that it is there."""
+        """Raise NotAllowed for a selected client that may not be read: hubs don't list it."""
         asked = self._selection.topics or {key.topic for key in self._selection.shards or ()}
         for client in sorted(asked - {key.topic for hub in self._hubs for key in hub.states}):
             if not any(hub.may_read(client) for hub in self._hubs):
@@ -125,7 +126,7 @@ class HubShards:
         return HubRange(key, _log_id(hubs[0].states[key]), first, end, parts, **self._range)  # type: ignore[arg-type]
 
     def has_ordered_times(self, key: ShardKey) -> bool:
-        """See `Shards.has_ordered_times`: the times of what is shipped are the client's word."""
+        """See `Shards.has_ordered_times`: shipped records have the times that their client set."""
         return False
 
     def sequence_at(self, key: ShardKey, timestamp: int) -> int | None:
@@ -134,15 +135,15 @@ class HubShards:
         return min((sequence for sequence in found if sequence is not None), default=None)
 
     def commit(self, ends: Mapping[ShardKey, int]) -> None:
-        """See `Shards.commit`; at the hubs within a second or so, at the next `look` or `close`. A hub that is down hears of it later.
+        """See `Shards.commit`; sent to the hubs within about a second, at the next `look` or `close`, or after an outage.
 
-        Raises NotAllowed for a reader that belongs to somebody else, QuotaExceeded where there are too many.
+        Raises NotAllowed for another user's reader, QuotaExceeded for too many.
         """
         for hub in self._hubs if self._reader is not None else ():
             hub.commit(ends)
 
     def close(self) -> None:
-        """See `Shards.close`; commits what is noted."""
+        """See `Shards.close`; commits noted positions."""
         try:
             close_all(self._hubs)
         finally:
@@ -151,7 +152,7 @@ class HubShards:
 
 
 class _Hub:
-    """One hub, as the driver knows it. patience: with it, if it is down."""
+    """The driver's view of one hub. patience: its retries during an outage."""
 
     def __init__(self, line: Line, selection: Selection, reader: str | None, isolation: Isolation) -> None:
         self.line = line
@@ -161,16 +162,18 @@ class _Hub:
         self.patience = Patience(line)
         self._selection = selection
         self._isolation = isolation
-        self._damaged: dict[ShardKey, tuple[float, str]] = {}  # since when a shard can't be read, and why
+        self._damaged: dict[ShardKey, tuple[float, str]] = {}  # since when a shard is unreadable, and why
         self._token = ""
-        self._news = False  # something has changed that `look` hasn't told yet
+        self._news = False  # a change that `look` has not reported yet
         self._everything_at = 0.0
         self._hub: RemoteHub | None = None
         self._reader = _Reader(line.location, reader) if reader is not None else None
 
     def look(self, wait: float) -> bool:
-        """Ask what has changed, and wait up to `wait` seconds for it; return whether anything has. While the hub is down: what was known is
-        what there is."""
+        """Ask for changes, and wait up to `wait` seconds for one. Return whether there was any.
+
+        During an outage the last known state is kept.
+        """
         if system.port.monotonic() < self.patience.retry_at:
             return False
         is_new = self._hub is None
@@ -185,7 +188,7 @@ class _Hub:
             self._let_go()
             if is_new:
                 raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {error}") from None
-            return False  # the token may be another one by now
+            return False  # the token may have changed
         self._check_damage()
         self.is_known = self.is_known or not self._damaged
         self.patience.succeeded()
@@ -202,13 +205,13 @@ class _Hub:
         return self._hub
 
     def _ask(self, hub: RemoteHub, wait: float) -> bool:
-        """Take over what the hub says; return whether it is anything new."""
+        """Store the hub's answer. Return whether it has changes."""
         now = system.port.monotonic()
         is_whole = now >= self._everything_at
         changes = hub.changes("") if is_whole else hub.changes(self._token, wait)
         if self.root not in ("", changes.root):
             words = f"[KVSPOOL_HUB_REPLACED] {self.line.location} serves another hub root than before"
-            raise Conflict(f"{words}; if that is meant, run the query again, a stream from a new checkpoint")
+            raise Conflict(f"{words}; if that is intended, run the query again, a stream from a new checkpoint")
         self.root, self._token = changes.root, changes.token
         if not is_whole and not changes.shards:
             return False
@@ -222,7 +225,7 @@ class _Hub:
         return self.states != known
 
     def _selected(self, states: list[ShardState]) -> dict[ShardKey, ShardState]:
-        """Return the shards that are asked for and had a record once, and note which ones can't be read. Raises Malformed."""
+        """Return the selected shards that have ever had a record, and note unreadable ones. Raises Malformed."""
         from hub.shipping.mirrored import check_state
 
         found: dict[ShardKey, ShardState] = {}
@@ -240,14 +243,14 @@ class _Hub:
         return found
 
     def _check_damage(self) -> None:
-        """Raise ShardDamaged for a shard that can't be read for some time; until then it may be one that is being made."""
+        """Raise ShardDamaged for a shard that has been unreadable for some time; until then it may be in creation."""
         for key, (since, words) in self._damaged.items():
             if system.port.monotonic() - since > DAMAGE:
                 where = f"{self.line.location}: topic {key.topic}, partition {key.partition}"
                 raise ShardDamaged(f"[KVSPOOL_SHARD_DAMAGED] {where} can't be read: {words}")
 
     def may_read(self, client: str) -> bool:
-        """Return whether a client that isn't seen may be read, if it comes."""
+        """Return whether a client that isn't listed may be read, if it exists."""
         try:
             self._connected().shards(client)
         except NotAllowed:
@@ -257,7 +260,7 @@ class _Hub:
         return True
 
     def sequence_at(self, key: ShardKey, timestamp: int) -> int | None:
-        """Return the first sequence whose record is not older than a time, None if there is none. Raises Unreachable, NotAllowed."""
+        """Return the first sequence whose record is not older than a time; None if there is none. Raises Unreachable, NotAllowed."""
         from hub.columns import Rows
 
         ticket = Ticket(*key, start_time=timestamp, limit=1, isolation=self._isolation, columns=["sequence"])
@@ -271,7 +274,7 @@ class _Hub:
                 self._fail(error)
 
     def commit(self, ends: Mapping[ShardKey, int]) -> None:
-        """Let the durable reader stand there, now or at a later look."""
+        """Move the durable reader, now or at a later look."""
         assert self._reader is not None
         self._reader.note({key: min(end, self.states[key].next) for key, end in ends.items() if key in self.states})
         if self.is_known and not self.patience.retry_at:
@@ -282,12 +285,12 @@ class _Hub:
 
     def _let_go(self) -> None:
         hub, self._hub = self._hub, None
-        self._everything_at = 0.0  # we may be somebody else the next time, and so may the hub
+        self._everything_at = 0.0  # our identity and the hub's may be others the next time
         if hub is not None:
             hub.close()
 
     def close(self) -> None:
-        """Commit what is noted, and end the connection."""
+        """Commit noted positions, and close the connection."""
         if self._reader is not None and self.is_known and not self.patience.retry_at:
             with suppress(HubError):
                 self._reader.flush(self._connected(), at_once=True)
@@ -300,12 +303,12 @@ class _Reader:
     def __init__(self, location: str, name: str) -> None:
         self._location = location
         self._name = name
-        self._places: dict[ShardKey, int] | None = None  # where it stands
-        self._noted: dict[ShardKey, int] = {}  # where it is to stand
+        self._places: dict[ShardKey, int] | None = None  # committed positions
+        self._noted: dict[ShardKey, int] = {}  # positions to commit
         self._due_at = 0.0
 
     def hold(self, hub: RemoteHub, firsts: Mapping[ShardKey, int]) -> None:
-        """Let it stand at the oldest record of each shard that is new to it; send what is noted, when that is due."""
+        """Create positions at the oldest records of shards that are new to the reader; send noted ones when they are due."""
         if self._places is None:
             known = next((one.places for one in hub.readers() if one.name == self._name), None)
             self._places = {ShardKey(place.client, place.shard): place.next for place in known or []}
@@ -317,12 +320,12 @@ class _Reader:
         self.flush(hub)
 
     def note(self, ends: Mapping[ShardKey, int]) -> None:
-        """Note where it is to stand."""
+        """Note the next positions."""
         places = self._places or {}
         self._noted |= {key: end for key, end in ends.items() if places.get(key) != end}
 
     def flush(self, hub: RemoteHub, *, at_once: bool = False) -> None:
-        """Send what is noted, if it is due. Raises what `RemoteHub.commit` does, but Conflict: somebody has the reader for a moment."""
+        """Send noted positions if they are due. Raises as `RemoteHub.commit`, except Conflict: the reader is briefly in use."""
         now = system.port.monotonic()
         if not self._noted or (now < self._due_at and not at_once):
             return
@@ -339,18 +342,18 @@ class _Reader:
 
 
 def _extent(key: ShardKey, hubs: list[_Hub]) -> Extent:
-    """Return what some hubs have of a shard, the one with the newest records first. Raises Conflict if they don't have the same logs."""
+    """Return the extent of a shard at several hubs, the one with the newest records first. Raises Conflict if their logs differ."""
     states = [hub.states[key] for hub in hubs]
     for hub, state in zip(hubs[1:], states[1:], strict=True):
         ours, theirs = ([(one.log, one.base) for one in which.generations] for which in (states[0], state))
         if states[0].bits != state.bits or not ours or ours[: len(theirs)] != theirs[: len(ours)]:
             raise Conflict(
                 f"[KVSPOOL_CLIENT_AT_TWO_HUBS] client {key.topic}, shard {key.partition}: {hubs[0].line.location} and {hub.line.location} "
-                "have different logs of it, so nobody can say which records come first; name one of the hubs, or other clients"
+                "have different logs of it, so the order of the records is unknown; name one of the hubs, or other clients"
             )
     return Extent(min(state.first for state in states), states[0].next, _log_id(states[0]))
 
 
 def _log_id(state: ShardState) -> str:
-    """Return the id of the log that the first records came from: later ones went on in the same sequences."""
+    """Return the id of the log of the first records; later logs continued the same sequences."""
     return state.generations[0].log if state.generations else ""

@@ -1,4 +1,4 @@
-"""Which shards of a source a query asks for, as `subscribe`, `subscribePattern` and `assign` say it."""
+"""The selection of a query's shards, by `subscribe`, `subscribePattern` and `assign`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hub.spark.shards import ShardKey
 
 @dataclass(frozen=True)
 class Selection:
-    """Names topics, or shards of them, or a pattern that the whole name of a topic matches; all shards that there are if it says nothing.
+    """Names topics, or shards of them, or a pattern for the whole name of a topic; an empty selection has all shards.
 
-    One is pickled with a reader: the compiled pattern is the module `re`'s business.
+    It is pickled with a reader; the module `re` pickles the compiled pattern.
     """
 
     topics: frozenset[str] | None = None
@@ -22,11 +22,11 @@ class Selection:
 
     @property
     def is_all(self) -> bool:
-        """Return whether every shard is asked for."""
+        """Return whether every shard is selected."""
         return self.topics is None and self.pattern is None and self.shards is None
 
     def has_topic(self, topic: str) -> bool:
-        """Return whether shards of a topic may be asked for."""
+        """Return whether shards of a topic may be selected."""
         if self.shards is not None:
             return any(key.topic == topic for key in self.shards)
         if self.topics is not None:
@@ -34,11 +34,11 @@ class Selection:
         return self.pattern is None or re.fullmatch(self.pattern, topic) is not None
 
     def has(self, key: ShardKey) -> bool:
-        """Return whether a shard is asked for."""
+        """Return whether a shard is selected."""
         return key in self.shards if self.shards is not None else self.has_topic(key.topic)
 
     def missing(self, found: Iterable[ShardKey]) -> list[str]:
-        """Return what is asked for by name and isn't among these, in words."""
+        """Return descriptions of shards and topics that are selected by name and don't exist."""
         there = set(found)
         if self.shards is not None:
             return [f"partition {key.partition} of {key.topic}" for key in sorted(self.shards - there)]

@@ -1,4 +1,4 @@
-"""The data source `kvspool` of Spark: what it is called, its columns and its options.
+"""The Spark data source `kvspool`: its name, columns and options.
 
     spark.read.format("kvspool").load("root")                                            a hub root, a shard set, or one log
     spark.read.format("kvspool").option("prefix", "JFK").load("root")                    one shard set of several
@@ -6,12 +6,12 @@
     df.write.format("kvspool").mode("append").save("events")                             append to one log
     df.writeStream.format("kvspool").option("checkpointLocation", "c").start("events")   append a stream, each record once
 
-The columns are named as Kafka's source names them, so that moving a job is changing one word:
+The columns have the names of Kafka's source, so that moving a job means changing one word:
 
     key binary, value binary, topic string (the client, the prefix, or the log's name), partition int (the shard), offset bigint (the
     sequence), timestamp timestamp (cut to microseconds), type int
 
-Spark's Python API doesn't tell a source which columns a query uses; `.schema("offset bigint, value binary")` before `load` reads fewer.
+Spark's Python API doesn't report a query's columns to a source; `.schema("offset bigint, value binary")` before `load` reads fewer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KvspoolDataSource(DataSource):
         return "kvspool"
 
     def schema(self) -> str:
-        """Return the columns that a read has unless the user names fewer. ValueError for options that are wrong."""
+        """Return the columns of a read, unless the user names fewer. Raises ValueError for wrong options."""
         ReadOptions.parse(self.options)
         return SCHEMA
 
@@ -51,13 +51,13 @@ class KvspoolDataSource(DataSource):
         return StreamReader(ReadOptions.parse(self.options).for_stream(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> ShardWriter:
-        """Return the batch writer. Only mode append is possible: a log isn't replaced by a query."""
+        """Return the batch writer. Only mode append is possible: a query can't replace a log."""
         if overwrite:
             raise ValueError('format kvspool only appends: use .mode("append")')
         return ShardWriter(Target.parse(self.options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> ShardSink:
-        """Return the sink of a micro-batch. Not for the output mode complete, which would append the whole result again each time."""
+        """Return the sink of a micro-batch. Not for the output mode complete, which would append the whole result each time."""
         if overwrite:
             raise ValueError("format kvspool appends, so it can't replace its content with the whole result of each batch: use the output "
                              'mode "append", or foreachBatch')

@@ -1,17 +1,16 @@
-"""Stream reading: micro-batch after micro-batch of what was appended meanwhile, each the same when it is run again.
+"""Stream reading: micro-batches of newly appended records, each the same when it is repeated.
 
-Spark keeps one reader in a process on the driver for the life of a query, and asks it for offsets; the tasks of a batch read in other
-processes, each with a fresh reader. Between two batches the driver asks some 90 times a second whether there is something new, so that
-question costs no more than a look at the shards.
+Spark keeps one reader in a process on the driver for the life of a query, and asks it for offsets. The tasks of a batch read in other
+processes, each with a fresh reader. Between two batches the driver asks some 90 times a second for new records, so that question costs
+only a look at the shards.
 
-**What a batch is.** The offsets noted before it and for it, and nothing else, so a batch that is run again after a failure has the same
-rows in the same order. A shard that appears is noted at its first record, and read by the batch after: where it began is then in the
-checkpoint.
+**A batch** depends only on the offsets noted before it and for it, so a batch that is repeated after a failure has the same rows in the
+same order. A new shard is noted at its first record, and read by the next batch: its beginning is then in the checkpoint.
 
-**What is gone** before it was read (overwritten, removed by retention, a log that was deleted, replaced or is shorter than it was) is an
-error with a code, or with `failOnDataLoss=false` a warning, and the query goes on behind it.
+**Lost records**, which were not read in time (overwritten, removed by retention; a log deleted, replaced or shortened), are an error with a
+code, or with `failOnDataLoss=false` a warning, after which the query continues.
 
-**Retention.** With `groupId` a durable reader stands where the query is, as far as batches are committed; without one, none is made.
+**Retention.** With `groupId` a durable reader follows the query's committed batches; without one, none is created.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "an offset in the checkpoint"  # for messages
 COMMIT_AGAIN = 60.0  # seconds
-MOST_REPORTED = 1000  # losses that are remembered so as to warn of each one once
+MOST_REPORTED = 1000  # losses that are remembered to warn of each one once
 
 _logger = logging.getLogger("kvspool")
 
@@ -48,30 +47,31 @@ Ends = dict[ShardKey, int]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream of what the options name; see the module."""
+    """Reads a stream of the shards in the options; see the module."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        """Take the options of a stream, and check the columns asked for. Opens nothing: a task gets a copy of this."""
+        """Store the options of a stream, and check the requested columns. Opens nothing: a task gets a copy of this object."""
         reading.check_columns(schema)
         self._options = options
         self._schema = schema
-        self._shards: Shards | None = None  # the driver's, from its first look on
+        self._shards: Shards | None = None  # the driver's, since its first look
         self._extents: dict[ShardKey, Extent] = {}  # of the last look
         self._initial: Json | None = None
-        self._unfit: ValueError | KvspoolError | None = None  # why no new query can start as the options say
+        self._unfit: ValueError | KvspoolError | None = None  # why no new query can start with these options
         self._target: Ends | None = None  # where Trigger.AvailableNow ends
-        self._idle: tuple[Json, dict[ShardKey, Extent]] | None = None  # offsets behind which nothing was, as the shards were then
+        self._idle: tuple[Json, dict[ShardKey, Extent]] | None = None  # offsets without records after them, and the shards at that time
         self._latest: tuple[dict[ShardKey, Extent], Json] = ({}, {})
-        self._committed: Json | None = None  # as far as the durable reader was told to go
+        self._committed: Json | None = None  # the last position given to the durable reader
         self._committed_at = 0.0
         self._reported: set[str] = set()
         self._delay = None if options.min_offsets is None else Delay(options.min_offsets, options.max_delay, time.monotonic)
 
     def initialOffset(self) -> Json:
-        """Return where a new query starts. Spark asks twice, and means the same; and again in a new process if the first batch has to be
-        run again, which begins where its end says.
+        """Return where a new query starts.
 
-        What the options say may not fit the shards of today. Only a new query needs it: what is wrong is raised by `latestOffset`.
+        Spark asks twice and needs the same answer. It asks again, in a new process, to repeat the first batch, whose end stores its start.
+
+        The options may not fit the present shards. That concerns only a new query, so `latestOffset` raises the error.
         """
         if self._initial is None:
             extents = self._look()
@@ -82,27 +82,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def _starts(self, extents: dict[ShardKey, Extent]) -> Ends:
-        """Return where a new query starts in each shard. Raises what `Bound.sequences` does."""
+        """Return where a new query starts in each shard. Raises as `Bound.sequences`."""
         assert self._shards is not None
         starting, sequence_at = self._options.starting, self._shards.sequence_at
         is_lenient = self._options.is_lenient_on_time
         return starting.sequences("starting", extents, sequence_at, self._report, is_lenient_on_time=is_lenient)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return what the options say of a micro-batch's size; of two of them the larger, since Spark takes but one."""
+        """Return the limit of a micro-batch from the options; of two limits the larger, because Spark accepts only one."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         return ReadAllAvailable() if self._options.min_offsets is None else ReadMinRows(self._options.min_offsets)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note what is there now: the query ends when it has read that."""
+        """Note the present ends: the query ends when it has read up to them."""
         self._target = {key: extent.end for key, extent in self._look().items()}
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
-        """Return where the next micro-batch ends, and `start` itself if there is nothing for one.
+        """Return where the next micro-batch ends, or `start` itself if there are no records for one.
 
-        Raises DataLossError for what is gone, ValueError for a checkpoint that isn't one of this source, and for a new query what is wrong
-        with its start.
+        Raises DataLossError for lost records, ValueError for another source's checkpoint, and the error of the start of a new query.
         """
         if self._unfit is not None and start == self._initial:
             raise self._unfit
@@ -110,8 +109,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._idle == (start, extents):
             self._keep_committed(start)
             return start
-        # Spark asks for more only when the batch before is done and its checkpoint complete; its own `commit` comes with the next batch,
-        # which after the last one of a run, or before a long silence, is too late for those who wait for room.
+        # Spark asks for more only after the previous batch is done and its checkpoint complete. Its own `commit` follows with the next
+        # batch, which is too late for writers that wait for space, after the last batch of a run or before a long pause.
         self.commit(start)
         noted = offsets.parse(start, CHECKPOINT)
         places = offsets.go_on(noted, extents, self._report)
@@ -123,11 +122,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if admitted == available:
             self._idle = (start, extents)
             if self._target is not None:
-                self.stop()  # a run ends here, and its process is killed: what the durable reader has yet to be told is told now
+                self.stop()  # a run ends here, and its process is killed: the durable reader's last position is committed now
         return start
 
     def _available(self, places: Ends, extents: dict[ShardKey, Extent]) -> Ends:
-        """Return how far each shard could be read."""
+        """Return up to which sequence each shard can be read."""
         ends = {}
         for key, extent in extents.items():
             end = extent.end if self._target is None else min(self._target.get(key, 0), extent.end)
@@ -140,11 +139,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _welcome(self, key: ShardKey, extent: Extent) -> None:
         if extent.first > 0:
-            words = "%s is new to the query, and is read from offset %d on; there is nothing before it any more"
+            words = "%s is new to the query, and is read from offset %d; earlier records no longer exist"
             _logger.warning(words, offsets.name(key), extent.first)
 
     def _admitted(self, places: Ends, available: Ends, limit: ReadLimit) -> Ends:
-        """Return how much of that goes into the next micro-batch."""
+        """Return the ends of the next micro-batch."""
         if isinstance(limit, ReadAllAvailable):
             return available
         backlog = sum(available[key] - at for key, at in places.items())
@@ -153,13 +152,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return share(places, available, limit.max_rows) if isinstance(limit, ReadMaxRows) else available
 
     def reportLatestOffset(self) -> Json:
-        """Return the end of what is there, for the progress report; as of the last look."""
+        """Return the ends of the shards at the last look, for the progress report."""
         if self._latest[0] is not self._extents:
             self._latest = (self._extents, offsets.note({key: extent.end for key, extent in self._extents.items()}, self._extents))
         return self._latest[1]
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        """Return the tasks of a micro-batch. Raises what `latestOffset` does."""
+        """Return the tasks of a micro-batch. Raises as `latestOffset`."""
         extents = self._look()
         assert self._shards is not None
         begin, stop = offsets.parse(offsets.begin_of(start, end), CHECKPOINT), offsets.parse(end, CHECKPOINT)
@@ -174,7 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return reading.read(partition, self._schema, fail_on_data_loss=self._options.fail_on_data_loss)
 
     def commit(self, end: Json) -> None:
-        """Let the durable reader, if there is one, go on to what was read by all batches up to this one."""
+        """Move the durable reader, if there is one, to the end of the batches that are done."""
         if self._options.reader is not None and end != self._committed:
             extents = self._look()
             assert self._shards is not None
@@ -183,14 +182,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 self._shards.commit({key: at for key, at in noted.next.items() if is_same.get(key)})
             except ReaderBusy as error:
-                _logger.warning("the durable reader stays where it is for now: %s", error)
+                _logger.warning("the durable reader is not moved for now: %s", error)
                 return
             self._committed = end
             self._committed_at = time.monotonic()
 
     def _keep_committed(self, end: Json) -> None:
-        """Commit again from time to time while there is nothing to read: shards that the query doesn't ask for go on, and its durable
-        reader must not hold them back."""
+        """Commit again from time to time during pauses: other shards get records, which the durable reader must not hold back."""
         if time.monotonic() - self._committed_at > COMMIT_AGAIN and not self._options.selection.is_all:
             self._committed = None
             self.commit(end)
@@ -213,9 +211,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._extents
 
     def _report(self, loss: str) -> None:
-        """Raise DataLossError, or warn once and let the query go on."""
+        """Raise DataLossError, or warn once so that the query can continue."""
         if self._options.fail_on_data_loss:
-            raise DataLossError(f"{loss}. Set the option failOnDataLoss to false to go on without that")
+            raise DataLossError(f"{loss}. Set the option failOnDataLoss to false to continue without them")
         if loss not in self._reported:
             if len(self._reported) < MOST_REPORTED:
                 self._reported.add(loss)

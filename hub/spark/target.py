@@ -1,10 +1,10 @@
-"""Where Spark's sinks write to, and what rows must look like: options and columns, checked on the driver before a task runs.
+"""The target of Spark's sinks, and the form of rows: options and columns, checked on the driver before a task runs.
 
 A target is one log, or the shard sets under a root, by topic. It is small and pickled for the tasks, which open it on their own hosts:
-there its path must mean the same log, or that host's own.
+its path must mean the same log there, or that host's own.
 
-Columns, as Kafka's sink has them: `value`; if wanted `key`, `topic`, `partition`, `timestamp`, `type`. `offset` and `timestampType`, which
-reading gives, are left out: the log gives offsets itself.
+Columns are those of Kafka's sink: `value`; optionally `key`, `topic`, `partition`, `timestamp`, `type`. `offset` and `timestampType`, which
+a read returns, are ignored: the log assigns offsets.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 CODECS = {"raw": Codec.RAW, "text": Codec.TEXT, "json": Codec.JSON, "msgpack": Codec.MSGPACK}
 FORMATS = ("spool", "kvj")
 NAMES = ("path", "topic", "prefix", "bits", "capacity", "format", "codec", "durability", "changedBatch", "memory")
-IGNORED = frozenset({"checkpointlocation", "queryname"})  # Spark's own, of every stream
+IGNORED = frozenset({"checkpointlocation", "queryname"})  # Spark's own options of every stream
 MEMORY = "256MiB"
 COLUMNS = ("key", "value", "topic", "partition", "timestamp", "type")
-LEFT_OUT = ("offset", "timestamptype")  # what reading gives and the log has itself
+LEFT_OUT = ("offset", "timestamptype")  # columns of a read that the log sets itself
 
 _REFUSED = {
     "kafka.bootstrap.servers": "there is no broker: save(path) or start(path) writes to logs of the host where a task runs",
-    "kafka.": "it configures a client of Kafka, and there is none here; leave it out",
+    "kafka.": "it configures a client of Kafka, which is not used; leave it out",
     "includeheaders": "records have no headers; leave it out",
-    "hub": "hub servers take what clients ship to them; write to logs of this host, and let `kvspool ship` send them",
+    "hub": "hub servers accept records only from shippers; write to logs of this host, and send them with `kvspool ship`",
 }
 
 
 class SinkError(KvspoolError):
-    """A row, or a whole job, can't be written. The message begins with a code in brackets: Spark keeps nothing else of an error."""
+    """A row, or a whole job, can't be written. The message begins with a code in brackets, because Spark keeps only the message."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where to write; get it from `parse`.
+    """The log or root to write to; get it from `parse`.
 
-    path: a log, if `is_log`, or a root. topic: of all rows, in place of their column; None: the column says it, or there is only one. bits,
-    capacity, format: of a set that isn't there. codec: of the values. is_durable: each task returns when its records are on disk.
-    takes_changed: a batch that came in part and is another one now is appended as far as it isn't there. memory: bytes of rows that a task
-    keeps; more go to a temporary file.
+    path: a log, if `is_log`, or a root. topic: of all rows, instead of their column; None: use the column, or the only topic. bits,
+    capacity, format: of sets to create. codec: of the values. is_durable: each task returns when its records are on disk. takes_changed: of
+    a batch that was partly stored and has other rows now, append the missing rows. memory: bytes of rows that a task keeps; more go to a
+    temporary file.
     """
 
     path: Path
@@ -71,10 +71,10 @@ class Target:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], schema: StructType) -> Target:
-        """Return the target that options and columns name; makes the set of a `topic` that isn't there, if `bits` says how.
+        """Return the target of options and columns. Creates the missing set of a `topic`, if `bits` is given.
 
-        Raises ValueError that names the option or column which is unknown, missing or wrong; LogNotFound, ShardError, and what opening the
-        logs raises.
+        Raises ValueError with the name of an option or column that is unknown, missing or wrong; LogNotFound, ShardError, and the errors of
+        opening the logs.
         """
         asked = {name: value for name, value in given.items() if name.lower() not in IGNORED}
         options = named(asked, NAMES, _REFUSED, "writing with format kvspool")
@@ -109,13 +109,13 @@ class Target:
             log.producer("check")
 
     def _of_root(self, schema: StructType) -> Target:
-        """Return the target with the only set's topic, if the rows have none; sets that are asked for by name are there then."""
+        """Return the target with the only set's topic, if the rows have none; creates sets that are requested by name."""
         sets = route.scan(self.path) if self.path.is_dir() else {}
         has_column = "topic" in [name.lower() for name in schema.names]
         topic = self.topic
         if topic is None and has_column:
             if not self.path.is_dir() and self.bits is None:
-                raise LogNotFound(f"{self.path} does not exist, or is neither a log nor a root of shards; option bits makes sets there")
+                raise LogNotFound(f"{self.path} does not exist, or is neither a log nor a root of shards; option bits creates sets there")
             return self
         if topic is None:
             if len(sets) > 1:
@@ -130,9 +130,9 @@ class Target:
         return target
 
     def open(self, topic: str) -> ShardSet:
-        """Open the shards of a topic; make them if they aren't there, or not all, and `bits` says how. In a task of the job as well.
+        """Open the shards of a topic; create missing ones if `bits` is given. Tasks call this too.
 
-        Raises SinkError for a topic that isn't there and can't be, and what opening logs raises.
+        Raises SinkError for a missing topic without `bits`, and the errors of opening logs.
         """
         if self.is_log:
             return ShardSet(self.path.parent, self.path.name, [open_shard(self.path, 10.0)])
@@ -142,7 +142,7 @@ class Target:
         if self.bits is None:
             raise SinkError(
                 f"[KVSPOOL_UNKNOWN_TOPIC] {self.path} has no complete shard set with prefix {topic!r}; "
-                "option bits makes one, of 2^bits shards, each as large as option capacity says"
+                "option bits creates one, of 2^bits shards, each of the size of option capacity"
             )
         made: dict[str, Any] = {"capacity": self.capacity} if self.format == "spool" else {"format": self.format}
         try:
@@ -151,10 +151,10 @@ class Target:
             return ShardSet.open(self.path, prefix=topic)
 
     def check_topic(self, topic: str | None) -> str:
-        """Return the topic that a row names. Raises SinkError for none, for one that can't be, and for another one than the log's."""
+        """Return a row's topic. Raises SinkError for a missing or impossible one, and for another one than the log's."""
         if topic is None:
             raise SinkError(
-                "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row; fill it, leave those rows out, or give option topic for all"
+                "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row; fill it, drop those rows, or give option topic for all"
             )
         if self.is_log:
             if topic != self.path.name:
@@ -173,7 +173,7 @@ class Target:
 
 
 def check_columns(schema: StructType) -> None:
-    """Raise ValueError that names a column which is missing, unknown, or of a type that can't be stored."""
+    """Raise ValueError with the name of a column that is missing, unknown, or of a type that can't be stored."""
     from pyspark.sql import types
 
     many, whole = (types.BinaryType, types.StringType), (types.ByteType, types.ShortType, types.IntegerType, types.LongType)

@@ -1,4 +1,4 @@
-"""What holds for all of Spark's Python worker processes, whatever their tasks do."""
+"""Settings for all of Spark's Python worker processes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from functools import cache
 
 @cache
 def settle() -> None:
-    """Take all that this worker process has loaded by now out of the garbage collector's sight. Call it in a task, with its modules loaded.
+    """Exclude all loaded objects of this worker process from garbage collection. Call it in a task, after its modules are loaded.
 
-    PySpark collects garbage after every task: a look at each object of every module, 17 ms, when reading a small range takes less than
-    one. What was loaded stays anyway. Outside of a task nothing happens: the process isn't ours.
+    PySpark collects garbage after every task: that visits each object of every module and takes 17 ms, while reading a small range takes
+    less than one. Loaded modules stay anyway. Outside a task nothing happens, because the process isn't ours.
     """
     from pyspark import TaskContext
 

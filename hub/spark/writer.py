@@ -1,14 +1,14 @@
 """Batch writing: every task appends its rows, from its own process, to the same shards at once, each row once.
 
-**Once.** A job has an id, made on the driver, and each of its tasks is a producer of that name; see `appending`. So a task that Spark runs
-again, or twice at once, adds nothing that is there.
+**Once.** A job has an id, created on the driver, and each of its tasks is a producer of that name; see `appending`. So a task that Spark
+repeats, or runs twice at once, appends no stored record again.
 
-**No transaction.** What a task has appended is there when the task ends, not only when the job does. A job that fails leaves what its
-tasks have appended; run again by hand, it is another job, and appends all of it once more.
+**No transaction.** A task's records are visible when the task ends, not only when the job does. The records of a failed job stay. If you
+run it again manually, it is another job, and appends all records again.
 
-**After the job** its accounts stay, until others need the room: a copy of a task that Spark gave up may still be at work on some host, and
-must find that its rows are there. The logs are told that the job is over, so that a list of producers that is full takes the oldest ones of
-those. Where they can't be told, since the driver was killed, or its host doesn't have them, whole accounts of a job are kept for a day.
+**After the job** its accounts stay until other producers need the space: a copy of a task that Spark abandoned may still run on some host,
+and must find its rows stored. The logs are notified that the job is over, so that a full producer table drops its oldest accounts. If
+they can't be notified, because the driver was killed or its host doesn't have them, a job's accounts are all kept for a day.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class ShardWriter(DataSourceArrowWriter):
         return append(self.target, iterator, f"job:{self.job}/{task}", 0, keep=KEPT)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Tell the logs that the job is over."""
+        """Note in the logs that the job is over."""
         self._retire(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Tell the logs that the job is over; what its tasks have appended stays."""
+        """Note in the logs that the job is over; records of its tasks stay."""
         self._retire(messages)
 
     def _retire(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Let the logs give the accounts of this job away when they need them, where this host has the logs."""
-        existing = replace(self.target, bits=None)  # nothing is made here
+        """Let the logs of this host drop the accounts of this job when they need the space."""
+        existing = replace(self.target, bits=None)  # nothing is created here
         of_all = self.target.path.name if self.target.is_log else self.target.topic
         told = {topic for message in messages if isinstance(message, Appended) for topic in message.shards}
         for topic in sorted(told if of_all is None else {of_all}):
@@ -66,4 +66,4 @@ class ShardWriter(DataSourceArrowWriter):
                     for log in opened.shards:
                         log.retire_producers(f"job:{self.job}/")
             except (KvspoolError, OSError) as error:
-                _logger.info("topic %s can't be told that a job is over, and keeps its accounts for a day: %s", topic, error)
+                _logger.info("topic %s can't store that a job is over, and keeps its accounts for a day: %s", topic, error)

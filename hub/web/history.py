@@ -1,9 +1,9 @@
-"""How busy a hub was: rates each second for 10 minutes, and each minute for 24 hours, in a bounded memory.
+"""The load of a hub over time: rates of each second for 10 minutes, and of each minute for 24 hours, in limited memory.
 
-A row of rates takes 12 bytes, a history 24,480; with its Python objects 27 KB. There is one for the hub and one for each client, of
-`MOST_CLIENTS` clients at most: 14 MB in all. Clients beyond those have their rates, but no history. Nothing is kept on disk.
+A row of rates takes 12 bytes, a history 24,480; with its Python objects 27 KB. There is one for the hub and one for each of at most
+`MOST_CLIENTS` clients: 14 MB in all. Clients beyond those have rates, but no history. Nothing is stored on disk.
 
-Not for several threads at once.
+Not thread-safe.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hub.status import ClientStatus, HubStatus
 
 SECONDS = 600  # rows of a second each
 MINUTES = 24 * 60  # rows of a minute each
-MOST_CLIENTS = 512  # that have a history
-RECENT = 60  # seconds that `recent` gives
+MOST_CLIENTS = 512  # with a history
+RECENT = 60  # seconds covered by `recent`
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """What came in, and over how many connections."""
+    """Rates of ingest, and the number of connections."""
 
     records: float  # a second
     bytes: float  # a second
@@ -31,7 +31,7 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Rates one after another, the oldest first; NaN (null in JSON) where nobody looked."""
+    """Successive rates, the oldest first; NaN (null in JSON) without a sample."""
 
     step: int  # seconds from one row to the next
     records: list[float]
@@ -40,17 +40,17 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class Ring:
-    """Rates of the last `length` steps. Those of the same step are averaged; steps in which none came are NaN."""
+    """Rates of the last `length` steps. Samples of the same step are averaged; steps without samples are NaN."""
 
     def __init__(self, step: int, length: int) -> None:
-        """Make it empty; `step` is in seconds."""
+        """Create an empty ring; `step` is in seconds."""
         self._step, self._length = step, length
         self._columns = [array("f", bytes(4 * length)) for _ in range(3)]
         self._first = self._last = -1  # steps, counted from the clock's zero
-        self._averaged = 0  # rates that the last row is the mean of
+        self._averaged = 0  # number of samples averaged in the last row
 
     def add(self, at: float, rates: Rates) -> None:
-        """Take in the rates of a moment, in seconds of a clock that never goes back."""
+        """Add a sample; `at`: seconds of a monotonic clock."""
         step = int(at) // self._step
         if step != self._last:
             self._go_on(step)
@@ -70,22 +70,22 @@ class Ring:
         self._last, self._averaged = step, 0
 
     def rows(self, most: int | None = None) -> Rows:
-        """Return the last rows, `most` of them or all."""
+        """Return the last rows, at most `most`, or all."""
         first = self._first if most is None else max(self._first, self._last - most)
         places = [step % self._length for step in range(first + 1, self._last + 1)]
         return Rows(self._step, *([round(column[place], 2) for place in places] for column in self._columns))
 
 
 class History:
-    """What there was of a hub or a client: `seconds` and `minutes`."""
+    """The history of a hub or a client: `seconds` and `minutes`."""
 
     def __init__(self) -> None:
-        """Make it empty."""
+        """Create an empty history."""
         self.seconds = Ring(1, SECONDS)
         self.minutes = Ring(60, MINUTES)
 
     def add(self, at: float, rates: Rates) -> None:
-        """Take in the rates of a moment, in seconds of a clock that never goes back."""
+        """Add a sample; `at`: seconds of a monotonic clock."""
         self.seconds.add(at, rates)
         self.minutes.add(at, rates)
 
@@ -94,17 +94,17 @@ class Histories:
     """The history of a hub, and those of its clients; `hub_rates` and `client_rates` are the newest ones."""
 
     def __init__(self, most_clients: int = MOST_CLIENTS) -> None:
-        """Make them empty."""
+        """Create empty histories."""
         self.hub = History()
         self.hub_rates = Rates(0.0, 0.0, 0.0)
         self.client_rates: dict[str, Rates] = {}
         self._clients: dict[str, History] = {}
         self._most_clients = most_clients
-        self._counted: dict[str, tuple[int, int]] = {}  # records and bytes of each client at the last look
-        self._at = math.inf  # the last look
+        self._counted: dict[str, tuple[int, int]] = {}  # records and bytes of each client at the last sample
+        self._at = math.inf  # time of the last sample
 
     def add(self, at: float, status: HubStatus) -> None:
-        """Take in what the hub is at a moment, in seconds of a clock that never goes back. The first time there are no rates yet."""
+        """Add the hub's present state; `at`: seconds of a monotonic clock. The first call only stores the counters."""
         elapsed, self._at = at - self._at, at
         if elapsed > 0:
             self.client_rates = {client.client: self._rates(client, elapsed) for client in status.clients}
@@ -114,7 +114,7 @@ class Histories:
         self._counted = {client.client: (client.records, client.bytes) for client in status.clients}
 
     def _rates(self, client: ClientStatus, elapsed: float) -> Rates:
-        """Return a client's rates since the last look; one that came between brought all it has, one that counts anew brought nothing."""
+        """Return a client's rates since the last sample; a new client counts with all it has, a reset counter as 0."""
         records, size = self._counted.get(client.client, (0, 0))
         return Rates(max(0, client.records - records) / elapsed, max(0, client.bytes - size) / elapsed, client.connections)
 
@@ -131,7 +131,7 @@ class Histories:
         return self._clients.get(client)
 
     def recent(self) -> dict[str, list[float]]:
-        """Return the records a second of the last minute, the oldest first, of each client that has a history."""
+        """Return for each client with a history its records per second in the last minute, the oldest first."""
         return {client: history.seconds.rows(RECENT).records for client, history in self._clients.items()}
 
 

@@ -1,7 +1,7 @@
-"""A hub's status as Prometheus reads it.
+"""A hub's status as Prometheus metrics.
 
-Each client has series of its own, up to `MOST_CLIENTS`, the first by their ids; `kvspool_hub_clients_unlisted` counts the others. Shards
-have none: 8 for each of 200 clients would be too many. The text is that of version 0.0.4, which every scraper takes.
+Each client has its own series, up to `MOST_CLIENTS`, the first by their ids; `kvspool_hub_clients_unlisted` counts the others. Shards have
+none: 8 for each of 200 clients would be too many. The text format is version 0.0.4, which every scraper supports.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from prometheus_client.registry import Collector
 from hub.status import ClientStatus, HubStatus, PipelineStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_CLIENTS = 1000  # with series of their own
-MOST_READERS = 100  # with series of their own
-MOST_PIPELINES = 100  # with series of their own
-MOST_REASONS = 20  # of one kind, with series of their own
-NS = 1e9  # of a second
+MOST_CLIENTS = 1000  # with their own series
+MOST_READERS = 100  # with their own series
+MOST_PIPELINES = 100  # with their own series
+MOST_REASONS = 20  # of one kind, with their own series
+NS = 1e9  # per second
 
 NamedClient = tuple[str, ClientStatus]
 Figure = Callable[[ClientStatus], float]
 CLIENT_COUNTERS: tuple[tuple[str, str, Figure], ...] = (
-    ("records", "Records taken in from the client since the hub started.", lambda client: client.records),
-    ("bytes", "Bytes taken in from the client since the hub started.", lambda client: client.bytes),
+    ("records", "Records received from the client since the hub started.", lambda client: client.records),
+    ("bytes", "Bytes received from the client since the hub started.", lambda client: client.bytes),
     ("gaps", "Gaps that the client declared since the hub started.", lambda client: client.gaps),
-    ("duplicate_records", "Records that were there already, acknowledged without a write.", lambda client: client.duplicates),
+    ("duplicate_records", "Records that were already stored, acknowledged without a write.", lambda client: client.duplicates),
 )
 CLIENT_GAUGES: tuple[tuple[str, str, Figure], ...] = (
     ("connections", "Connections that the client has now.", lambda client: client.connections),
-    ("shards", "Shards that the client has.", lambda client: len(client.shards)),
+    ("shards", "Shards of the client.", lambda client: len(client.shards)),
     ("stored_records", "Records of the client that the hub holds now.", lambda client: client.stored),
     ("stored_bytes", "Bytes that the client's shards take on disk.", lambda client: client.used),
-    ("lost_records", "Sequences of the client that lie in Gaps: lost before they reached the hub.", lambda client: client.lost),
+    ("lost_records", "Sequences of the client in Gaps: lost before they reached the hub.", lambda client: client.lost),
     ("last_seen_timestamp_seconds", "When the client last sent anything, in seconds since 1970.", lambda client: client.last_seen / NS),
 )
 
 PIPELINE_GAUGES: tuple[tuple[str, str, Callable[[PipelineStatus], float]], ...] = (
-    ("up", "1 if the pipeline runs and says so, 0 otherwise.", lambda one: one.state in ("starting", "running")),
+    ("up", "1 if the pipeline runs and sends updates, 0 otherwise.", lambda one: one.state in ("starting", "running")),
     ("failed", "1 if the pipeline ended with an error, 0 otherwise.", lambda one: one.state == "failed"),
     ("records_read", "Records that the pipeline has read since it started.", lambda one: one.records),
     ("records_per_second", "Records a second of the pipeline's last batch.", lambda one: one.rate),
     ("bad_records", "Records that the pipeline could not decode, since it started.", lambda one: one.bad),
-    ("late_records", "Rows that came behind the pipeline's watermark and are in no window, since it started.", lambda one: one.late),
-    ("last_batch_seconds", "What the pipeline's last batch took.", lambda one: one.batch_seconds),
+    ("late_records", "Rows later than the pipeline's watermark, in no window, since it started.", lambda one: one.late),
+    ("last_batch_seconds", "Duration of the pipeline's last batch.", lambda one: one.batch_seconds),
     ("last_batch_timestamp_seconds", "When the pipeline's last batch ended, in seconds since 1970.", lambda one: one.batch_ended / NS),
-    ("heard_timestamp_seconds", "When the pipeline last said anything, in seconds since 1970.", lambda one: one.updated / NS),
+    ("heard_timestamp_seconds", "When the pipeline last sent an update, in seconds since 1970.", lambda one: one.updated / NS),
 )
 
 
@@ -62,7 +62,7 @@ class HubCollector(Collector):
     """The metrics of one status."""
 
     def __init__(self, status: HubStatus) -> None:
-        """Take what the hub is at a moment."""
+        """Store a hub's status."""
         self._status = status
         self._clients = sorted({client.client: client for client in status.clients}.items())[:MOST_CLIENTS]
 
@@ -77,13 +77,13 @@ class HubCollector(Collector):
     def _hub(self) -> Iterator[Metric]:
         status = self._status
         facts = {"version": status.version, "root": status.root, "level": status.level, "address": status.address}
-        yield InfoMetricFamily("kvspool_hub", "What hub this is.", facts)
-        yield _gauge("healthy", "1 if nothing keeps the hub from its work, 0 otherwise.", not status.troubles())
+        yield InfoMetricFamily("kvspool_hub", "Description of the hub.", facts)
+        yield _gauge("healthy", "1 if the hub can do its work, 0 otherwise.", not status.troubles())
         yield _gauge("secure", "1 if clients connect with TLS, 0 otherwise.", status.is_secure)
         yield _gauge("start_time_seconds", "When the hub started, in seconds since 1970.", status.started / NS)
         yield _gauge("connections", "Connections that are open now.", status.connections)
         yield _gauge("clients", "Clients that the hub knows.", len(status.clients))
-        yield _gauge("clients_unlisted", "Clients without series of their own.", len(status.clients) - len(self._clients))
+        yield _gauge("clients_unlisted", "Clients without their own series.", len(status.clients) - len(self._clients))
         yield _by_reason("connections_cut", "Connections that the hub ended.", [((), status.cut)])
         if status.certificate_expires:
             expires = status.certificate_expires / NS
@@ -92,7 +92,7 @@ class HubCollector(Collector):
     def _disk(self) -> Iterator[Metric]:
         yield _gauge("disk_free_bytes", "Free bytes of the disk that the hub stores on.", self._status.free_bytes)
         yield _gauge("disk_size_bytes", "Size of the disk that the hub stores on.", self._status.disk_bytes)
-        yield _gauge("disk_least_free_bytes", "With less free than this the hub takes nothing in.", self._status.least_free)
+        yield _gauge("disk_least_free_bytes", "With less free than this the hub refuses batches.", self._status.least_free)
 
     def _client_metrics(self) -> Iterator[Metric]:
         for name, text, figure in CLIENT_COUNTERS:
@@ -100,13 +100,13 @@ class HubCollector(Collector):
         for name, text, figure in CLIENT_GAUGES:
             yield _of_clients(GaugeMetricFamily, name, text, self._clients, figure)
         known = [(name, client) for name, client in self._clients if client.behind >= 0]
-        text = "Records that the client says it has and the hub hasn't; none where that isn't known."
+        text = "Records that the client has reported and the hub has not; no value if unknown."
         yield _of_clients(GaugeMetricFamily, "behind_records", text, known, lambda client: client.behind)
         limited = [(name, client) for name, client in self._clients if client.quota_bytes]
-        text = "Bytes that the client may store; none where there is no limit."
+        text = "Bytes that the client may store; no value without a limit."
         yield _of_clients(GaugeMetricFamily, "quota_bytes", text, limited, lambda client: client.quota_bytes)
         refused = [((name,), client.refused) for name, client in self._clients]
-        yield _by_reason("client_batches_refused", "Batches that were not taken in.", refused, "client")
+        yield _by_reason("client_batches_refused", "Batches that were refused.", refused, "client")
 
     def _readers(self) -> Metric:
         lag = GaugeMetricFamily("kvspool_hub_reader_lag_records", "Records that a durable reader hasn't committed yet.", labels=["reader"])
@@ -119,7 +119,7 @@ class HubCollector(Collector):
         for name, text, figure in PIPELINE_GAUGES:
             yield _of_pipelines(name, text, found, figure)
         known = [(name, one) for name, one in found if one.lag >= 0]
-        text = "Records that the pipeline has yet to read; none where that isn't known."
+        text = "Records that the pipeline has yet to read; no value if unknown."
         yield _of_pipelines("lag_records", text, known, lambda one: one.lag)
 
 
@@ -144,7 +144,7 @@ def _of_clients(
 
 
 def _by_reason(name: str, text: str, counts: Iterable[tuple[tuple[str, ...], dict[str, int]]], *labels: str) -> Metric:
-    """Return a counter of what happened for different reasons, each with the same other labels in front."""
+    """Return a counter by reason, each with the same other labels before it."""
     family = CounterMetricFamily(f"kvspool_hub_{name}", text, labels=[*labels, "reason"])
     for values, reasons in counts:
         for reason, count in sorted(reasons.items())[:MOST_REASONS]:

@@ -1,11 +1,11 @@
-"""The hub's web page: a listener of its own, in threads of its own, that shows what a hub says of itself.
+"""The hub's web page: a separate listener, with its own threads, that shows a hub's status.
 
     with Page(server.status, ("127.0.0.1", 8816)) as page:
         print(page.url)
 
-One thread asks the hub for its status each second; another serves (`hub.web.site`). A hub that fails to say how it is, or doesn't answer at
-all, is shown as that, and is not healthy. Whoever looks takes nothing from the hub but that one question a second: connections are
-counted and bounded, and one that asks nothing, or doesn't take its answer, is cut. Needs the extra `hub`.
+One thread asks the hub for its status each second; another serves (`hub.web.site`). A hub whose status fails, or doesn't arrive, is shown
+as such, and is unhealthy. Viewers cost the hub only that one question per second. Connections are counted and limited. A connection
+without a request, or that doesn't read its answer, is cut. Needs the extra `hub`.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(f"the hub's page needs a package that isn't installed ({error}); pip install 'kvspool[hub]'") from error
 
-PATIENCE = 30.0  # seconds that a connection may take to ask and be answered, or to take the event that it was sent
-MOST_CONNECTIONS = 64  # at once; each is for one answer
-STOP = 2.0  # seconds that stopping waits for the hub's last word, and for answers under way
-LONGEST_SENTENCE = 500  # characters of what a failure says
+PATIENCE = 30.0  # seconds for a connection's request and answer, or for reading an event
+MOST_CONNECTIONS = 64  # at once; each has one answer
+STOP = 2.0  # seconds that stopping waits for the hub's last answer, and for requests in progress
+LONGEST_SENTENCE = 500  # characters of a failure
 WILDCARDS = ("", "0.0.0.0", "::")
 
 _logger = logging.getLogger("kvspool")
 _connection_logger = logging.getLogger("kvspool.page")
-_connection_logger.addFilter(lambda line: line.levelno != logging.WARNING)  # of bad requests: strangers would fill the log
+_connection_logger.addFilter(lambda line: line.levelno != logging.WARNING)  # of bad requests: strangers could fill the log
 
 
 class Page(Handle):
-    """The page of one hub. `start` and `close` it, or use it in a `with` statement; closed, it stays closed."""
+    """The page of one hub. `start` and `close` it, or use it in a `with` statement; it can't be restarted."""
 
     def __init__(self, status: Callable[[], HubStatus], listen: tuple[str, int] = ("127.0.0.1", 0), names: Iterable[str] = ()) -> None:
-        """Take what says how the hub is, and where to listen: a host and a port, 0 for any that is free.
+        """status: returns the hub's status. listen: a host and a port, 0 for any free one.
 
-        `status` is called from a thread of the page's own, once a second. `names` are further names or addresses under which browsers
-        reach the page, without a port: of those that they don't know, loopback and host aside, requests are refused.
+        `status` is called from one of the page's threads, once a second. `names` are other names or addresses under which browsers reach
+        the page, without a port. Requests for other names are refused, except those of the loopback and of the host.
         """
         self._status = status
         self._listen = self._bound = listen
@@ -64,10 +64,10 @@ class Page(Handle):
         self._has_failed = False
 
     def start(self) -> Self:
-        """Listen, ask the hub a first time, and return when browsers are served. Raises OSError if the port is taken, Closed."""
+        """Listen, ask the hub for a first time, and return when browsers are served. Raises OSError if the port is taken, Closed."""
         if self._stop.is_set():
-            raise Closed("the page was closed; make another one")
-        assert self._socket is None, "it was started already"
+            raise Closed("the page was closed; create another one")
+        assert self._socket is None, "it has already been started"
         self._socket = _bind(self._listen)
         self._bound = self._socket.getsockname()[:2]
         self._site.take(self._ask())
@@ -82,32 +82,32 @@ class Page(Handle):
         return self
 
     def close(self) -> None:
-        """Stop serving, end what is under way, and wait for it. May be called again."""
+        """Stop serving, end requests in progress, and wait for them. May be called again."""
         self._stop.set()
         if self._loop is None:
             return
-        self._threads[1].join(STOP)  # a hub that never answers must not keep us; its thread ends with its answer, or with the process
+        self._threads[1].join(STOP)  # a hub that never answers must not delay us; the thread ends with its answer, or with the process
         if self._threads[0].is_alive():
             self._loop.call_soon_threadsafe(self._end)
         self._threads[0].join()
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that it listens on."""
+        """The host and port of the listener."""
         if self._socket is None:
-            raise Closed("the page listens nowhere before it is started")
+            raise Closed("the page has no address before it is started")
         return self._bound
 
     @property
     def url(self) -> str:
-        """Where a browser on this host finds it."""
+        """The address for a browser on this host."""
         host, port = self.address
         host = "localhost" if host in WILDCARDS else host
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
     @property
     def listeners(self) -> int:
-        """Browsers that get events now."""
+        """The number of browsers that receive events now."""
         return self._site.listeners
 
     def __enter__(self) -> Self:
@@ -116,7 +116,7 @@ class Page(Handle):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # The thread that asks.
+    # The asking thread.
 
     def _keep_asking(self) -> None:
         while not self._stop.wait(_until_half_second()):
@@ -126,7 +126,7 @@ class Page(Handle):
             assert self._loop is not None
             try:
                 self._loop.call_soon_threadsafe(self._site.take, sample)
-            except RuntimeError:  # nobody serves any more
+            except RuntimeError:  # the serving thread has ended
                 return
 
     def _ask(self) -> Sample:
@@ -134,28 +134,28 @@ class Page(Handle):
             status = self._status()
             sample = Sample(time.monotonic(), status, msgspec.json.encode(status))
         except Exception as error:
-            if not self._has_failed:  # once, not each second
+            if not self._has_failed:  # once, not every second
                 _logger.warning("the hub's page can't get the status", exc_info=True)
             self._has_failed = True
-            sentence = f"the hub fails to say how it is: {type(error).__name__}: {error}"[:LONGEST_SENTENCE]
+            sentence = f"the hub's status failed: {type(error).__name__}: {error}"[:LONGEST_SENTENCE]
             return Sample(time.monotonic(), failure=sentence.encode(errors="backslashreplace").decode())
         self._has_failed = False
         return sample
 
-    # The thread that serves.
+    # The serving thread.
 
     def _run(self, ready: threading.Event) -> None:
         try:
             asyncio.run(self._serve(ready))
         except Exception:
-            _logger.exception("the hub's page ended by itself")
+            _logger.exception("the hub's page ended unexpectedly")
         finally:
             ready.set()
 
     async def _serve(self, ready: threading.Event) -> None:
         assert self._socket is not None
         self._loop = asyncio.get_running_loop()
-        ready.set()  # it listens already: who comes now waits until the server runs
+        ready.set()  # it listens already: new clients wait until the server runs
         await self._server.serve(sockets=[self._socket])
 
     def _end(self) -> None:
@@ -169,7 +169,7 @@ class Page(Handle):
 
 
 class _Connection(H11Protocol):
-    """A connection that is cut if it takes too long, or is one too many."""
+    """A connection that is cut if it takes too long, or exceeds the limit."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -199,7 +199,7 @@ class _Connection(H11Protocol):
             self._stalled.cancel()
 
     def _give_up(self) -> None:
-        is_stream = self.scope is not None and self.scope["path"] == "/events"  # which is to last
+        is_stream = self.scope is not None and self.scope["path"] == "/events"  # which is meant to last
         if not is_stream:
             self.transport.abort()
 
@@ -212,7 +212,7 @@ def _configuration(site: Site) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         interface="asgi3",
-        log_config=None,  # nothing of the process's logging is changed
+        log_config=None,  # the process's logging is unchanged
         server_header=False,
         proxy_headers=False,
         backlog=MOST_CONNECTIONS,
@@ -224,10 +224,10 @@ def _bind(listen: tuple[str, int]) -> socket.socket:
     try:
         return socket.create_server(listen, family=family, backlog=MOST_CONNECTIONS)
     except OSError as error:
-        error.add_note(f"the hub's page was to listen on {listen[0]} port {listen[1]}")
+        error.add_note(f"while the hub's page tried to listen on {listen[0]} port {listen[1]}")
         raise
 
 
 def _until_half_second() -> float:
-    """Return the seconds until the middle of a second: asked there, no second of the history goes without a sample, or gets two."""
+    """Return the seconds until the middle of a second: samples taken there give each second of the history exactly one."""
     return 1 - (time.monotonic() - 0.5) % 1

@@ -1,19 +1,19 @@
-"""What the hub's page answers to a browser, to Prometheus and to who asks for its health. `hub.web.page` runs it.
+"""The answers of the hub's page to browsers, Prometheus and health checks. `hub.web.page` runs it.
 
     /                       the page, with /hub.css and /hub.js
     /api/status             status, rates and history as JSON
-    /api/history?client=ID  the history of one client; empty where none is kept
+    /api/history?client=ID  the history of one client; empty if there is none
     /events                 status and rates once a second, as server-sent events
     /metrics                for Prometheus
     /healthz                200, or 503 with the reason
 
-**What is shown is a sample.** The hub is asked once a second, however many look; every answer is made from what it said last.
+**Answers show a sample.** The hub is asked once a second, for any number of viewers; every answer uses its last status.
 
-**Who may ask.** There is no login: whoever reaches the listener may look, and nobody may change anything. A web page from elsewhere that
-is open in the browser of somebody who reaches it may not: a Host that isn't ours is refused (DNS rebinding), and so is a fetch that the
-browser says is another site's. Only GET is answered. Scripts and styles come from here alone, and what clients sent becomes text only.
+**Access.** There is no login: everyone with access to the listener may read, and no request changes anything. Other web pages in a viewer's
+browser have no access: a foreign Host is refused (DNS rebinding), and so is a fetch that the browser attributes to another site. Only GET
+is answered. Scripts and styles are only the page's own, and data from clients is only inserted as text.
 
-All of it runs in one thread, that of the event loop.
+All of it runs in the thread of the event loop.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from hub.status import HubStatus
 from hub.web import metrics
 from hub.web.history import Histories, History, Rates, Rows
 
-MOST_LISTENERS = 32  # event streams at once
-STALE = 10.0  # seconds after which what the hub said last says nothing any more
-HEARTBEAT = 5.0  # seconds after which a stream says again what it said
-RETRY = 1000  # milliseconds after which a browser asks again for a stream that broke off
+MOST_LISTENERS = 32  # concurrent event streams
+STALE = 10.0  # seconds after which the last status is out of date
+HEARTBEAT = 5.0  # seconds after which a stream repeats its last event
+RETRY = 1000  # milliseconds after which a browser reconnects a broken stream
 
 STATIC = {"/": ("hub.html", "text/html"), "/hub.css": ("hub.css", "text/css"), "/hub.js": ("hub.js", "text/javascript")}
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -66,12 +66,12 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
-    "Connection": "close",  # a connection is for one answer, so that none is held open for nothing
+    "Connection": "close",  # a connection has one answer, so that none stays open in vain
 }
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What the hub said when it was asked, or why it said nothing."""
+    """The hub's status at a moment, or why there was none."""
 
     at: float  # seconds of the monotonic clock
     status: HubStatus | None = None
@@ -80,9 +80,9 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True):
-    """What a browser gets each second."""
+    """An event for browsers, each second."""
 
-    status: msgspec.Raw  # null before the hub first said anything
+    status: msgspec.Raw  # null before the first status
     failure: str  # why the status is not the newest; empty if it is
     troubles: list[str]
     rates: Rates
@@ -97,22 +97,22 @@ class HistoryRows(msgspec.Struct, frozen=True):
 
 
 class Report(News, frozen=True):
-    """What `/api/status` says: the news, and what was before."""
+    """The answer of `/api/status`: the news, and the history."""
 
     history: HistoryRows
-    recent: dict[str, list[float]]  # records a second of the last minute, of each client
+    recent: dict[str, list[float]]  # records per second of the last minute, of each client
 
 
 class Site:
-    """The answers; `app` is the ASGI application."""
+    """The routes; `app` is the ASGI application."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Take the names, without ports, under which browsers reach the page, besides those of the loopback."""
-        self._sample = Sample(-math.inf, failure="the hub was not asked yet")
+        """names: without ports, under which browsers reach the page, in addition to those of the loopback."""
+        self._sample = Sample(-math.inf, failure="the hub has not been asked yet")
         self._said = self._sample  # the last one with a status
         self._histories = Histories()
         self._event = b""
-        self._listeners: set[asyncio.Event] = set()  # each is set when there is something to send, or to end
+        self._listeners: set[asyncio.Event] = set()  # each is set when there is an event to send, or at the end
         self._is_closed = False
         self.app: ASGIApp = Guard(Starlette(routes=self._routes()), names)
 
@@ -129,11 +129,11 @@ class Site:
 
     @property
     def listeners(self) -> int:
-        """Event streams that are open now."""
+        """The number of open event streams."""
         return len(self._listeners)
 
     def take(self, sample: Sample) -> None:
-        """Show a sample from now on, and tell it to all who listen."""
+        """Show a sample from now on, and send it to all listeners."""
         self._sample = sample
         if sample.status is not None:
             self._said = sample
@@ -175,12 +175,12 @@ class Site:
         clients = self._said.status.clients if self._said.status else []
         if not any(client.client == name for client in clients):
             return _sentence(404, "there is no client of this name")
-        history = self._histories.client(name) or History()  # empty for one that has just come, or is one too many
+        history = self._histories.client(name) or History()  # empty for a new one, or one beyond the limit
         return _json(HistoryRows(history.seconds.rows(), history.minutes.rows()))
 
     async def _events(self, request: Request) -> Response:
         if len(self._listeners) >= MOST_LISTENERS:
-            return _sentence(503, f"{MOST_LISTENERS} pages are open already; close one")
+            return _sentence(503, f"{MOST_LISTENERS} pages are already open; close one")
         return EventStream(self)
 
     async def _metrics(self, request: Request) -> Response:
@@ -195,16 +195,16 @@ class Site:
         return _sentence(503, reason) if reason else _sentence(200, "ok")
 
     def _silence(self) -> str:
-        """Return why the last status doesn't count; nothing if it does."""
+        """Return why the last status is invalid; "" if it is valid."""
         if self._sample.failure:
             return self._sample.failure
         age = time.monotonic() - self._sample.at
-        return f"the hub has not said for {age:.0f} s how it is" if age > STALE else ""
+        return f"the hub has sent no status for {age:.0f} s" if age > STALE else ""
 
     async def stream(self, head: Message, receive: Receive, send: Send) -> None:
-        """Send a head, and each sample as an event, the present one first, until the browser goes or the site is closed."""
+        """Send a head, and each sample as an event, the present one first, until the browser disconnects or the site is closed."""
         news = asyncio.Event()
-        self._listeners.add(news)  # before anything is waited for: they were counted just now
+        self._listeners.add(news)  # before any wait: they were counted just now
         going = asyncio.create_task(_wait_until_gone(receive, news))
         try:
             await send(head)
@@ -219,7 +219,7 @@ class Site:
 
 
     async def _wait(self, news: asyncio.Event) -> None:
-        """Wait for the next sample. A hub that says nothing for a while is told of too, so that the stream is never silent."""
+        """Wait for the next sample, at most for a heartbeat, so that the stream is never silent."""
         try:
             async with asyncio.timeout(HEARTBEAT):
                 await news.wait()
@@ -229,30 +229,30 @@ class Site:
 
 
 class EventStream(Response):
-    """The answer that goes on: server-sent events."""
+    """An unbounded answer: server-sent events."""
 
     def __init__(self, site: Site) -> None:
-        """Take the site whose samples are sent."""
+        """site: the source of the samples."""
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the browser goes."""
+        """Send events until the browser disconnects."""
         head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         await self._site.stream(head, receive, send)
 
 
 class Guard:
-    """Stands before an application: refuses what only a stranger asks for, and puts the same headers on every answer."""
+    """Wraps an application: refuses requests of other sites, and adds the same headers to every answer."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
-        """Take the application, and the names that it is known by besides those of the loopback."""
+        """names: of the application, in addition to those of the loopback."""
         self._app = app
         self._names = {*LOOPBACK, *(_host_name(name) for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; nothing but HTTP is spoken here."""
+        """Answer an HTTP request; other protocols are refused."""
         if scope["type"] != "http":
             raise RuntimeError(f"the page speaks HTTP only, not {scope['type']}")
 
@@ -267,11 +267,11 @@ class Guard:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _without_port(hosts[0]) not in self._names:
-            return _sentence(421, "this page is not known by that name; `kvspool hub serve --help` says how to add one")
+            return _sentence(421, "this page has no such name; `kvspool hub serve --help` shows how to add one")
         if scope["method"] != "GET":
-            return _sentence(405, "there is nothing here but to GET", {"Allow": "GET"})
+            return _sentence(405, "only GET is supported", {"Allow": "GET"})
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and scope["path"] != "/":
-            return _sentence(403, "this is for the hub's own page")
+            return _sentence(403, "only the hub's own page may request this")
         return None
 
 
@@ -293,7 +293,7 @@ def _sentence(code: int, sentence: str, headers: dict[str, str] | None = None) -
 
 
 def _host_name(name: str) -> str:
-    """Return a name as browsers send it: in lower case, an IPv6 address in brackets."""
+    """Return a name in the form that browsers send: in lower case, an IPv6 address in brackets."""
     return f"[{name}]".lower() if ":" in name and not name.startswith("[") else name.lower()
 
 

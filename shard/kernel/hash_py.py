@@ -1,8 +1,8 @@
-"""The hash that spreads keys over shards, FNV-1a of 32 bits folded to 16, and the appends of a set that go by it.
+"""The hash that spreads keys over shards, FNV-1a of 32 bits folded to 16, and the appends of a set that use it.
 
-It is part of the format: the same key goes to the same shard for ever. The constants are those of Fowler, Noll and Vo
-(draft-eastlake-fnv); the fold is (h >> 16) XOR (h & 0xffff), as their page recommends for 16 bits. This source is also
-compiled, like `kvspool.kernel.frames_py`.
+It is part of the format: a key always belongs to the same shard. The constants are those of Fowler, Noll and Vo (draft-eastlake-fnv);
+the fold is (h >> 16) XOR (h & 0xffff), as their page recommends for 16 bits. This source is also compiled, like
+`kvspool.kernel.frames_py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shard.place import Place
 
 BASIS = 2166136261
 PRIME = 16777619
-LOW = 0xFFFFFFFF  # of 32 bits; a name, since the compiled twin would make a Python object of the number
+LOW = 0xFFFFFFFF  # of 32 bits; a name, because the compiled twin would make a Python object of the number
 
 
 def fold(data: Any, start: int, length: int) -> int:
@@ -32,9 +32,9 @@ def hash16(key: bytes) -> int:
 
 
 def hash_column(offsets: memoryview, keys: memoryview, has_key: memoryview, mask: int, turn: int, shards: memoryview) -> int:
-    """Write the shard of each row into `shards` (int32); rows without a key take turns. Returns the next turn.
+    """Write the shard of each row into `shards` (int32); rows without a key take turns. Return the next turn.
 
-    offsets: int32, one more than there are rows; keys: their bytes; has_key: a byte for each row, 0 for no key.
+    offsets: int32, one more than rows; keys: their bytes; has_key: a byte for each row, 0 for no key.
     """
     data = native.bytes_at(keys)
     for row in range(len(shards)):
@@ -65,7 +65,7 @@ def group(shards: memoryview, ends: memoryview, rows: memoryview) -> None:
 
 
 class Spread:
-    """Logs over which records are spread by their keys."""
+    """Logs that share records by key."""
 
     def __init__(self, shards: list[Any], are_spools: bool, turn: int) -> None:
         """shards: the logs of a complete set, in order. are_spools: each of them is a `Single`. turn: the shard before that of the first
@@ -79,8 +79,8 @@ class Spread:
     def append(
         self, value: Any, *, key: bytes | str | None = None, type: int = 0, timestamp: int | None = None, durable: bool = False
     ) -> Place:
-        """Append one record to its key's shard and return where it went; see `kvspool.Log.append`. Raises TypeError for a key that is
-        neither bytes nor str, which counts as its UTF-8.
+        """Append one record to its key's shard and return its place; see `kvspool.Log.append`. Raises TypeError for a key that is neither
+        bytes nor str; a str counts as its UTF-8.
         """
         shard = self.find(key)
         sequence = self.append_at_once(shard, value, key, type, timestamp, durable)
@@ -90,7 +90,7 @@ class Spread:
         return self.append_slowly(shard, value, key, type, timestamp, durable)
 
     def append_at_once(self, shard: int, value: Any, key: Any, type: Any, timestamp: Any, durable: Any) -> int:
-        """Append a record to a shard in one step and return its sequence; negative where that takes more than one."""
+        """Append a record to a shard in one step and return its sequence; negative if that takes several steps."""
         if not self._are_spools:
             return -1
         log = self.shards[shard]
@@ -102,16 +102,16 @@ class Spread:
         return self.find(key)
 
     def find(self, key: Any) -> int:
-        """Return the shard of a key; compiled, no subclass stands between."""
+        """Return the shard of a key; when compiled, subclasses can't override this."""
         if key is None:
             self._turn = (self._turn + 1) & self._mask
             return self._turn
         if not isinstance(key, bytes):
             key = encode_key(key)
             if not isinstance(key, bytes):
-                raise TypeError(f"a key is bytes, str or None, not {key.__class__.__name__}")
+                raise TypeError(f"a key must be bytes, str or None, not {key.__class__.__name__}")
         return fold(native.bytes_of(key), 0, len(key)) & self._mask
 
     def append_slowly(self, shard: int, value: Any, key: bytes | str | None, type: int, timestamp: int | None, durable: bool) -> Place:
-        """Append to a shard what takes more than one step, or raise for the arguments."""
+        """Append a record that takes several steps, or raise for invalid arguments."""
         raise NotImplementedError

@@ -1,9 +1,9 @@
 # cython: nonecheck=True
-"""The loops of `merge`: from the event, or the record that was copied out, to the caller. Compiled as `merge_c`; `merge` chooses a twin.
+"""The loops of `merge`: from an event, or a copied record, to the caller. Compiled as `merge_c`; `merge` chooses a twin.
 
-A log that is *plain*, a spool of which nothing but the next record may come, is read and asked by these loops themselves; in all other
-cases its cursor does that. Sleeps go through the port in `system`; compiled, the clock and the wait for events are system calls
-of the twin's own while nobody has replaced the port.
+These loops read *plain* logs themselves: spools whose next item can only be a record. In all other cases the log's cursor does it. Waits
+go through the port in `system`; the compiled twin reads the clock and waits for events by its own system calls while the port is not
+replaced.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from shard import descriptors
 
 Cursor = SpoolCursor | JournalCursor
 
-LOOK_AROUND = 256  # records after which silent logs are looked at again
-AHEAD = 1 << 16  # records that are copied out in advance, of all logs together
+LOOK_AROUND = 256  # records after which idle logs are checked again
+AHEAD = 1 << 16  # records copied in advance, of all logs together
 LEAST_AHEAD, MOST_AHEAD = 16, 1024  # of one log
-REST = 4  # times as long as a look at everything took, before the next one where no wake-up will come
-LONGEST_REST = 30.0  # seconds between two looks for new logs, where none is reported
-PART = 1e-3  # of our time, for looks at what should have woken us
+REST = 4  # multiple of the duration of a check of all logs that must pass before the next one, without wake-ups
+LONGEST_REST = 30.0  # seconds between two searches for new logs that are not reported
+PART = 1e-3  # share of our time for checks for lost wake-ups
 NEVER = float("inf")
-FEW = 64  # logs, at most, that are all looked at twice a second, whatever part of our time that takes
+FEW = 64  # logs, at most, that are all checked twice a second, whatever share of our time that takes
 
 REAL = system.REAL
-LAST_TIME = (1 << 63) - 1  # ns since 1970: records that are stamped later, by a clock that is wrong, count as of that time
-UNREADABLE = (Corruption, FormatError, Unrecovered)  # errors of one log, which stop no other
+LAST_TIME = (1 << 63) - 1  # ns since 1970: later timestamps, of a wrong clock, count as this time
+UNREADABLE = (Corruption, FormatError, Unrecovered)  # errors of one log, which don't stop the others
 
 
 def placed(kind: Callable[..., Any], *place: Any) -> Callable[..., Any]:
-    """Return what makes records of this kind, whose fields behind those of every record are `place`.
+    """Return a constructor of this kind of records, whose fields after those of every record are `place`.
 
-    A function for each number of them: a `partial`, or a call with a tuple, takes longer than all else that a record costs here.
+    There is one function for each number of them: a `partial`, or a call with a tuple, takes longer than the rest of a record's cost here.
     """
     if len(place) == 1:
         only = place[0]
@@ -66,31 +66,31 @@ def placed(kind: Callable[..., Any], *place: Any) -> Callable[..., Any]:
 
 
 class Source:
-    """One log of a merge: what was copied out of it, and what comes next."""
+    """One log of a merge: its copied records, and its next item."""
 
     def __init__(self, key: Hashable, order: int, cursor: Cursor, make: Callable[..., Any]) -> None:
         self.key = key
-        self.order = order  # breaks ties, so that equal timestamps always come in the same order
+        self.order = order  # breaks ties, so that equal timestamps always have the same order
         self.cursor: Any = cursor
         self.make = make
         self.reading: Any = cursor.reading(make)
-        self.frames: Any = cursor.frames  # the reader of frames; None where there is no memory to look at
-        self.batch: Any = self.reading.batch  # records that were copied out, and are not in `item` yet
+        self.frames: Any = cursor.frames  # the reader of frames; None without mapped memory
+        self.batch: Any = self.reading.batch  # copied records that were not in `item` yet
         self.timestamp = 0
         self.item: Any = None
         self.is_silent = True
-        self.is_new = True  # in the list of those that are to be looked at before we sleep
+        self.is_new = True  # in the list of logs to check before we wait
         self.is_mute = False  # the writers can't be asked to wake us
-        self._watched: Any = None  # the files whose changes wake us, None if those of the cursor are others
+        self._watched: Any = None  # the watched files, None if the cursor's files are others
         self._is_plain = False  # as its cursor says
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
 
     def step(self, most: int) -> bool:
-        """Have the next item in `item`, never blocking; False if there is none now. One that is there already stays.
+        """Load the next item into `item` without blocking; False if there is none now. An item that is there already stays.
 
-        most: records to copy out at once.
+        most: records to copy at once.
         """
         batch = self.batch
         if self.item is None:
@@ -98,13 +98,13 @@ class Source:
                 return False
             self.item = batch.items[batch.at]
             batch.at += 1
-        if type(self.item) is not Gap:  # a gap has no time of its own: it comes out at once
+        if type(self.item) is not Gap:  # a gap has no time: it is returned at once
             timestamp = self.item.timestamp
             self.timestamp = timestamp if timestamp < LAST_TIME else LAST_TIME
         return True
 
     def _copy_out(self, most: int) -> bool:
-        """Copy the next records out, into the batch; return whether there are any."""
+        """Copy the next records into the batch. Return whether there are any."""
         frames = self.frames
         if frames is None:
             return self._fill(most)
@@ -118,13 +118,13 @@ class Source:
                     return True
             return self._fill(most)
         except BaseException:
-            if self.cursor.pair is pair:  # a signal handler's exception may cost a record: copy them out again
+            if self.cursor.pair is pair:  # a signal handler's exception may lose a record: copy them again
                 self.batch.clear()
                 frames.position, frames.sequence = position, sequence
             raise
 
     def _fill(self, most: int) -> bool:
-        """Do the work of `_copy_out` by the cursor, whatever comes next."""
+        """Do the work of `_copy_out` by the cursor, for any kind of item."""
         self._is_plain = False
         has_items = self.reading.fill(most)
         self._is_plain = self.cursor.is_plain
@@ -133,23 +133,23 @@ class Source:
         return bool(has_items)
 
     def has_items(self) -> bool:
-        """Return whether the next item was copied out already."""
+        """Return whether the next item was already copied."""
         return self.item is not None or self.batch.at < len(self.batch.items)
 
     def has_more(self) -> bool:
-        """Return whether a look at the memory of the log shows more; False where there is none to look at."""
+        """Return whether the mapped memory of the log shows more records; False without mapped memory."""
         return self.frames is not None and bool(self.frames.has_more())
 
     def is_watched(self) -> bool:
-        """Return whether the files are watched that the cursor is in now."""
+        """Return whether the cursor's present files are watched."""
         return self._watched is not None
 
     def will_wake(self) -> bool:
-        """Return whether writers wake us by themselves, or where that takes no more than `ask`."""
+        """Return whether writers wake us without being asked, or after an `ask`."""
         return self._watched is not None and not self.is_mute and (self.frames is None or self._is_plain)
 
     def watch(self, watcher: Any) -> None:
-        """Let the watcher wake for changes of the files that the cursor is in now, and of no others of the log."""
+        """Watch the cursor's present files, and no others of the log."""
         self._watched = None
         files = self.cursor.files
         watcher.unwatch(self)
@@ -158,11 +158,13 @@ class Source:
         self._watched = files
 
     def unwatch(self) -> None:
-        """Count as not watched: the watcher is about to be closed."""
+        """Count as not watched, because the watcher is about to be closed."""
         self._watched = None
 
     def ask(self) -> bool:
-        """Ask the next writer to wake us if there is nothing; return whether there is something, or this takes more than a look."""
+        """Ask the next writer for a wake-up if there are no records. Return whether there are some, or whether this takes more than a
+        check.
+        """
         if self.frames is None or not self.will_wake() or self.has_items() or self.frames.has_more():
             return True
         self.frames.ask_for_bell(0)
@@ -170,44 +172,44 @@ class Source:
 
 
 class Merging:
-    """Hands out the items of several logs that are bounded; see `merge`."""
+    """Returns the items of several bounded logs; see `merge`."""
 
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise") -> None:
         self.sources: dict[Hashable, Source] = {}
         self.lost = 0
-        self.last: Any = None  # the key of the log whose item was handed out last
+        self.last: Any = None  # the key of the log of the last returned item
         self._left = check(limit, on_gap)
-        self._next: Any = None  # the item that is handed out just now
+        self._next: Any = None  # the item that is being returned
         self._on_gap = on_gap
-        self._ready: list[Source] = []  # a heap, by timestamp and order of what each has next
-        self._new: list[Source] = []  # silent, as far as we know: they are to be looked at before we sleep
-        self._is_torn = False  # an exception may have come during a change of these lists
+        self._ready: list[Source] = []  # a heap, by timestamp and order of the next items
+        self._new: list[Source] = []  # presumably idle: to check before we wait
+        self._is_torn = False  # an exception may have interrupted a change of these lists
         self._most = MOST_AHEAD
         self._taken = 0
         self._orders = 0
-        self._refused: dict[Hashable, tuple[str, str]] = {}  # which log can't be read, and why
+        self._refused: dict[Hashable, tuple[str, str]] = {}  # logs that can't be read, and why
         self._failures: list[Exception] = []  # to be raised by the next calls
         self._is_closed = False
-        self._why = ""  # the iteration ended, if its handle was closed
+        self._why = ""  # why the iteration ended: its handle was closed
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse_copy(self)
 
     def add(self, key: Hashable, cursor: Cursor, make: Callable[..., Any]) -> None:
-        """Read one more log; `make` makes its records, and `key` tells it from the others."""
+        """Read one more log; `make` constructs its records, and `key` identifies it."""
         source = Source(key, self._orders, cursor, make)
         self._refused.pop(key, None)
         self._orders += 1
         self.sources[key] = source
         self._new.append(source)
         self._most = max(LEAST_AHEAD, min(MOST_AHEAD, AHEAD // len(self.sources)))
-        if self._is_closed:  # another thread may have closed the others just before
+        if self._is_closed:  # another thread may have just closed the others
             source.reading.close()
 
     def refuse(self, key: Hashable, error: Exception, identity: str = "") -> None:
-        """Let the next call raise the error of a log that can't be read, once for each reason; the other logs go on.
+        """Make the next call raise the error of an unreadable log, once for each reason; the other logs continue.
 
-        identity: of a log that is no source yet. It raises the same error again for another log that took its place.
+        identity: of a log that is not a source yet. The same error is raised again for another log that replaces it.
         """
         reason = (identity, str(error))
         if self._refused.get(key) != reason:
@@ -215,10 +217,10 @@ class Merging:
             self._failures.append(error)
 
     def drop(self, key: Hashable) -> None:
-        """Read a log no more; only where nothing of it waits to be handed out."""
+        """Stop reading a log; only if no item of it waits to be returned."""
         source = self.sources.pop(key)
         source.reading.close()
-        source.is_silent = False  # whoever has it in a list passes it over
+        source.is_silent = False  # lists that contain it skip it
         self._refused.pop(key, None)
 
     def _is_to_be_looked_at(self, source: Source) -> None:
@@ -261,7 +263,7 @@ class Merging:
         raise StopIteration
 
     def _take(self) -> None:
-        """Take the next item out of its source, to be handed out: even after an exception out of a signal handler. Raises GapError."""
+        """Take the next item out of its source to return it, even after an exception of a signal handler. Raises GapError."""
         source = self._ready[0]
         item = source.item
         is_gap = type(item) is Gap
@@ -278,7 +280,7 @@ class Merging:
             raise GapError(item)
 
     def _rebuild(self) -> None:
-        """Order the sources by what is known of each: the exception of a signal handler may have come while one was put in its place."""
+        """Rebuild the order of the sources, because a signal handler's exception may have interrupted a change of it."""
         self._new = [source for source in self.sources.values() if source.is_new]
         self._ready = []
         for source in self.sources.values():
@@ -290,7 +292,7 @@ class Merging:
         self._is_torn = False
 
     def _settle(self) -> None:
-        """Put the source whose item was handed out in its place: only now, since what goes wrong there must not cost that item."""
+        """Move the source of the returned item to its place. This happens late, so that an error here can't lose the item."""
         if not self._ready:
             return
         source = self._ready[0]
@@ -298,7 +300,7 @@ class Merging:
             sink(self._ready, source if self._advance(source) else self._ready.pop())
 
     def _advance(self, source: Source) -> bool:
-        """Have the next item of a source; False if it has none, and is silent now."""
+        """Load the next item of a source; False if it has none, and is idle now."""
         try:
             if source.step(self._most):
                 return True
@@ -310,14 +312,14 @@ class Merging:
         return False
 
     def fall_silent(self, source: Source) -> None:
-        """Nothing is left of a log now: of one that is bounded, for good."""
+        """Mark a log as idle; a bounded one is finished."""
         source.is_silent = True
 
     def look_around(self) -> None:
-        """Once in a while, where one log alone would keep us busy: look at the others too."""
+        """Check the other logs from time to time, if one log alone keeps us busy."""
 
     def look_at_new(self) -> bool:
-        """Look at the logs that nobody was asked for since they fell silent; return what `look_at` does."""
+        """Check the logs that were not asked since they became idle. Return as `look_at`."""
         if not self._new:
             return False
         sources = self._new[:]
@@ -327,9 +329,9 @@ class Merging:
             self._new = [source for source in self._new if source.is_new]
 
     def look_at(self, sources: list[Source]) -> bool:
-        """Look at logs, those of them that are silent; return whether there is something to hand out or to raise.
+        """Check the idle ones of some logs. Return whether there is an item to return or an error to raise.
 
-        The error of a log that is damaged is left to the next call; any other error is raised when all logs were looked at.
+        The error of a damaged log is left to the next call; any other error is raised after all logs were checked.
         """
         failure: Exception | None = None
         spoke = False
@@ -358,15 +360,15 @@ class Merging:
         return spoke or len(self._failures) > 0
 
     def listen(self, source: Source) -> bool:
-        """Return whether a log has something now."""
+        """Return whether a log has records now."""
         return source.step(self._most)
 
     def wait(self) -> bool:
-        """Return whether there may be more, where nothing is ready: of bounded logs, only in those that were just added."""
+        """Return whether there may be more although nothing is ready: for bounded logs, only in newly added ones."""
         return self.look_at_new()
 
     def close(self) -> None:
-        """Release all logs; the iteration is over. Another thread that waits in it wakes, and its iteration ends."""
+        """Close all logs and end the iteration, also one that waits in another thread."""
         self._is_closed = True
         self._left = 0
         self._next = None
@@ -380,12 +382,12 @@ class Merging:
 
 
 def is_before(one: Source, other: Source) -> bool:
-    """Return whether the next item of one log comes out before that of another one."""
+    """Return whether the next item of one log precedes that of another one."""
     return one.timestamp < other.timestamp or (one.timestamp == other.timestamp and one.order < other.order)
 
 
 def push(heap: list[Source], source: Source) -> None:
-    """Put one more into a heap."""
+    """Add a source to a heap."""
     at = len(heap)
     heap.append(source)
     while at > 0:
@@ -399,7 +401,7 @@ def push(heap: list[Source], source: Source) -> None:
 
 
 def sink(heap: list[Source], source: Source) -> None:
-    """Put this one in the place of the first one of a heap; of an empty one, nothing is left to do."""
+    """Replace the first source of a heap by this one; an empty heap stays empty."""
     at = 0
     end = len(heap)
     if end == 0:
@@ -420,43 +422,43 @@ def sink(heap: list[Source], source: Source) -> None:
 
 
 class FollowingLoops(Merging):
-    """Waits where nothing is there; see `FollowingMerge`, which arms the watcher."""
+    """Waits if there are no records; see `FollowingMerge`, which arms the watcher."""
 
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise", timeout: float | None = None) -> None:
         Merging.__init__(self, limit, on_gap)
         self.timeout = check_timeout(timeout)
         self._watcher: Any = None
-        self._has_mute = False  # there are silent logs for which nobody will ring
-        self._turns: list[Source] = []  # those that are still to be looked after before all were
-        self._is_lost = False  # something happened, and we don't know where
-        self._must_look = 0.0  # when we look for what should have woken us, whatever happens
-        self._may_look = 0.0  # not before that, where no wake-up will come
-        self._must_seek = 0.0  # when we look for new logs, whatever happens
+        self._has_mute = False  # there are idle logs without wake-ups
+        self._turns: list[Source] = []  # logs left in the present turn of checks
+        self._is_lost = False  # events were lost, so any log may have changed
+        self._must_look = 0.0  # when to check for lost wake-ups, in any case
+        self._may_look = 0.0  # not to check earlier than this, without wake-ups
+        self._must_seek = 0.0  # when to search for new logs, in any case
 
     def drop(self, key: Hashable) -> None:
         source = self.sources[key]
         Merging.drop(self, key)
-        self._must_seek = 0.0  # another log may be in its place
+        self._must_seek = 0.0  # another log may have replaced it
         if self._watcher is not None:
             self._watcher.unwatch(source)
 
     def fall_silent(self, source: Source) -> None:
         source.is_silent = True
-        if source.frames is not None or not source.will_wake():  # every write to a journal that is watched wakes us
+        if source.frames is not None or not source.will_wake():  # every write to a watched journal wakes us
             self._is_to_be_looked_at(source)
 
     def arm(self) -> Any:
-        """Return a watcher of what is to be watched beside the logs."""
+        """Return a watcher, with the watches other than those of logs."""
         raise NotImplementedError
 
     def notice(self, key: Any) -> None:
-        """Look after what isn't records: `key`, which is no log's, is what woke us."""
+        """Handle a wake-up with `key`, which belongs to no log."""
 
     def seek(self) -> None:
-        """Look for logs that are new."""
+        """Search for new logs."""
 
     def look_after(self, source: Source) -> None:
-        """Raise LogVanished if the files of a log are gone."""
+        """Raise LogVanished if the files of a log were removed."""
         source.cursor.refuse_vanished()
 
     def _armed(self) -> Any:
@@ -474,13 +476,13 @@ class FollowingLoops(Merging):
         return [source for source in self.sources.values() if source.is_silent]
 
     def listen(self, source: Source) -> bool:
-        """Return whether a log has something now; otherwise it will wake us."""
+        """Return whether a log has records now; otherwise it will wake us."""
         if not source.ask():
             return False
         if source.step(self._most):
             return True
         while True:
-            if not source.is_watched():  # it is new, was resized, or went on in another segment
+            if not source.is_watched():  # it is new, was resized, or continues in another segment
                 self._watch(source)
             source.cursor.ask()
             if source.step(self._most):
@@ -499,7 +501,7 @@ class FollowingLoops(Merging):
             raise
 
     def _disarm(self) -> None:
-        """Watch nothing any more; the next look at everything begins anew."""
+        """Close the watcher; the next check of all logs starts again."""
         for source in self.sources.values():
             source.unwatch()
             self._is_to_be_looked_at(source)
@@ -519,7 +521,7 @@ class FollowingLoops(Merging):
                 break
             now = self._now()
             left = deadline - now
-            if left <= 0 or now >= self._must_look:  # also for what came before there was a watcher
+            if left <= 0 or now >= self._must_look:  # also for changes before there was a watcher
                 if now >= self._must_look:
                     self._look_for_missed(now)
                 if left <= 0 and not self._ready:
@@ -537,12 +539,12 @@ class FollowingLoops(Merging):
         return len(self._ready) > 0 or len(self._failures) > 0
 
     def _heed(self, longest: float) -> bool:
-        """Sleep up to `longest` seconds, and look at what woke us, and at everything if it is time for that; return whether something is
-        there, or another thread has closed us.
+        """Wait up to `longest` seconds, and check the logs that woke us, or all logs when that is due. Return whether there are records, or
+        another thread has closed us.
         """
         watcher = self._armed()
         was_lost = self._is_lost
-        self._is_lost = True  # unless we come to the end of the events: an exception out of a signal handler may come before
+        self._is_lost = True  # until all events are read: a signal handler's exception may interrupt that
         keys = watcher.wait(longest)
         if self._is_closed:
             return True
@@ -563,7 +565,7 @@ class FollowingLoops(Merging):
         return len(self._ready) > 0
 
     def _look_at_keys(self, keys: set[Any]) -> None:
-        """Look at the logs that woke us, and after what else did."""
+        """Check the logs that woke us, and handle other wake-ups."""
         unlinked = self._watcher.unlinked
         for key in keys:
             if type(key) is Source:
@@ -578,7 +580,7 @@ class FollowingLoops(Merging):
             self._seek()
 
     def _look_at_all(self, now: float) -> None:
-        """Look at everything at once: events were lost, or there will be none."""
+        """Check all logs at once: events were lost, or there will be none."""
         self._is_lost = False
         try:
             if self._armed().is_blind:
@@ -586,7 +588,7 @@ class FollowingLoops(Merging):
             else:
                 self._seek()
                 for source in self._silent():
-                    self._is_to_be_looked_at(source)  # those that were asked may have rung
+                    self._is_to_be_looked_at(source)  # they may have used up their request for a wake-up
                 self.look_at_new()
         finally:
             self._rest(now)
@@ -600,7 +602,7 @@ class FollowingLoops(Merging):
             self._rest(now)
 
     def look_at_each(self, sources: list[Source]) -> None:
-        """Look at logs for which no wake-up will come: at those whose memory shows more, and those without memory to look at."""
+        """Check logs without wake-ups: those whose memory shows more records, and those without mapped memory."""
         self.look_at([source for source in sources if source.frames is None or source.has_more()])
 
     def _rest(self, since: float) -> None:
@@ -608,9 +610,9 @@ class FollowingLoops(Merging):
         self._may_look = now + max(BLIND_POLL, REST * (now - since))
 
     def _look_for_missed(self, now: float) -> bool:
-        """Look for what should have woken us, as if a wake-up could be lost: at the memory of all logs, and after some of them.
+        """Check for lost wake-ups: in the memory of all logs, and in the files of some.
 
-        That takes no more than a part of our time, however many there are; few logs are all looked after.
+        That takes at most a share of our time, for any number of logs; if they are few, all are checked.
         """
         self._must_look = now + POLL
         self.look_at([source for source in self.sources.values() if source.is_silent and source.has_more()])
@@ -628,7 +630,7 @@ class FollowingLoops(Merging):
         self._must_seek = ended + min(LONGEST_REST, (ended - began) / PART)
 
     def _take_turns(self) -> None:
-        """Look after some of the silent logs, and the next ones the next time; after all of them where they are few."""
+        """Check the files of some idle logs, and of the next ones next time; of all logs if they are few."""
         until = self._now() + POLL * PART
         if not self._turns:
             self._turns = self._silent()

@@ -238,7 +238,7 @@ def test_a_certificate_stands_for_the_principal_that_names_it_until_it_is_revoke
     found = access.identify("JFK.example.com")
     assert found.name == access.identify("spiffe://x/jfk").name == "jfk"
     for nobody in ("", "jfk", "example.com", "jfk.example.com.", "\x1b"):
-        with pytest.raises(NotAuthenticated, match="stands for nobody"):
+        with pytest.raises(NotAuthenticated, match="belongs to no principal"):
             access.identify(nobody)
     access_file.revoke(path, identity="Jfk.Example.com")
     clock.pass_(2)
@@ -257,7 +257,7 @@ def test_a_credential_that_was_given_to_somebody_else_renews_nobody(path: Path, 
     found = access.identify("c")
     write(path, '[[principals]]\nname = "b"\ncertificates = ["c"]\n')
     clock.pass_(2)
-    with pytest.raises(NotAuthenticated, match="now stands for b"):
+    with pytest.raises(NotAuthenticated, match="now belongs to b"):
         access.renewed(found)
 
 

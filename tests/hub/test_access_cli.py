@@ -53,7 +53,7 @@ def test_add_to_a_file_shows_the_token_nowhere_else(path: Path, tmp_path: Path, 
     assert Access.load(path).authenticate(token.reveal()).may_administer
     before = path.read_bytes()
     assert main(["hub", "token", "add", str(path), "--name", "op", "--output", str(file)]) == 2
-    assert "is there already" in capfd.readouterr().err
+    assert "already exists" in capfd.readouterr().err
     assert path.read_bytes() == before
     assert Token.read(file).id == token.id
 
@@ -111,9 +111,9 @@ def test_revoke_takes_an_id_or_a_certificate_s_name(path: Path, capfd: pytest.Ca
 def test_certificates_are_made_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pki = tmp_path / "pki"
     assert main(["hub", "certificate", "init", str(pki), "--name", "hub.example.com", "--name", "10.0.0.7"]) == 0
-    assert capfd.readouterr().out.startswith(f"made ca.pem, ca.key, server.pem and server.key in {pki}, valid until 2")
+    assert capfd.readouterr().out.startswith(f"created ca.pem, ca.key, server.pem and server.key in {pki}, valid until 2")
     assert main(["hub", "certificate", "client", str(pki), "jfk", "--days", "30"]) == 0
-    assert capfd.readouterr().out.startswith(f"made clients/jfk.pem and .key in {pki}, valid until 2")
+    assert capfd.readouterr().out.startswith(f"created clients/jfk.pem and .key in {pki}, valid until 2")
     assert main(["hub", "certificate", "show", str(pki / "server.pem"), "--json"]) == 0
     (shown,) = objects(capfd.readouterr().out)
     assert shown["names"] == ["hub.example.com", "10.0.0.7"] and shown["valid"]
@@ -124,7 +124,7 @@ def test_certificates_are_made_and_shown(tmp_path: Path, capfd: pytest.CaptureFi
     assert main(["hub", "certificate", "init", str(pki), "--name", "x"]) == 3
     assert main(["hub", "certificate", "server", str(pki), "--name", "x"]) == 3
     assert main(["hub", "certificate", "client", str(pki), "jfk"]) == 3
-    assert capfd.readouterr().err.count("is there already") == 3
+    assert capfd.readouterr().err.count("already exists") == 3
     assert (pki / "server.pem").read_bytes() == before
     assert main(["hub", "certificate", "server", str(pki), "--name", "x", "--force"]) == 0
     assert certificates.read_pair(pki / "server.pem", pki / "server.key").certificate.names == ("x",)

@@ -111,7 +111,7 @@ def test_stats_from_a_port_that_is_no_page_are_an_error_with_a_word_of_advice(ca
         thread.start()
         assert main(["hub", "stats", f"http://127.0.0.1:{listener.getsockname()[1]}"]) == 9
         thread.join()
-    assert "is that the page that kvspool hub serve has named?" in capfd.readouterr().err
+    assert "is that the page printed by kvspool hub serve?" in capfd.readouterr().err
     assert main(["hub", "stats", "http://127.0.0.1:1/a b"]) == 9
     assert "is that the page" in capfd.readouterr().err
 
@@ -122,14 +122,14 @@ def test_stats_from_a_port_that_is_no_page_are_an_error_with_a_word_of_advice(ca
 def test_rules_are_shown_and_changed(root: Path, capfd: Captured) -> None:
     command = ["hub", "retention", str(root)]
     assert main(command) == 0
-    assert capfd.readouterr().out == "everything is kept\n"
+    assert capfd.readouterr().out == "all records are kept\n"
     assert main([*command, "--max-age", "30d", "--floor", "records:10"]) == 0
     assert main([*command, "--client", "jf*", "--max-bytes", "1MiB", "--json"]) == 0
     assert objects(capfd.readouterr().out.splitlines()[-1])[0]["jf*"] == {"max_bytes": 1 << 20}
     assert main([*command, "--client", "jfk"]) == 0
     assert capfd.readouterr().out == "jfk: up to 1.0 MiB\n"
     assert main([*command, "--client", "lga"]) == 0
-    assert "nothing older than 30.0 d, but at least 10 records of each shard" in capfd.readouterr().out
+    assert "nothing older than 30.0 d, but keeps at least 10 records of each shard" in capfd.readouterr().out
     assert main([*command, "--client", "jf*", "--forget"]) == 0
     assert main([*command, "--client", "jfk", "--none"]) == 0
     assert retention.load(root).rules.keys() == {"*", "jfk"}

@@ -199,7 +199,7 @@ def test_calls_are_bounded_for_the_hub_as_a_whole(monkeypatch: pytest.MonkeyPatc
     counts: list[int] = []
     counted = Calls(counts.append)
     first, *others = [counted.begin("DO_GET", name) for name in ("jfk", "lga", "ewr")]
-    with pytest.raises(HubFull, match="3 calls under way"):
+    with pytest.raises(HubFull, match="3 concurrent calls"):
         counted.begin("DO_GET", "sfo")
     first.end()
     first.end()

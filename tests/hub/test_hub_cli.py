@@ -32,7 +32,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_create_makes_an_empty_root_and_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["hub", "create", str(tmp_path / "a")]) == 0
-    assert capfd.readouterr().out == f"created {tmp_path / 'a'}: clients make their shards there\n"
+    assert capfd.readouterr().out == f"created {tmp_path / 'a'}: clients create their shards there\n"
     assert main(["hub", "create", str(tmp_path / "b"), "--json"]) == 0
     assert objects(capfd.readouterr().out) == [{"path": str(tmp_path / "b")}]
     assert [list(path.iterdir()) for path in tmp_path.iterdir()] == [[], []]

@@ -233,7 +233,7 @@ def test_a_log_that_was_made_anew_is_held_back_whole_until_its_readers_stand_in_
     (report,) = [one.report for one in Trimmer(root).trim("jfk", rules) if one.shard == 0]
     assert report.removed_segments == 0
     with hub.open(root) as opened, opened.reader("spark") as reader:
-        with pytest.raises(ShardReplaced, match="made anew"):
+        with pytest.raises(ShardReplaced, match="recreated"):
             read_all(reader)
         assert read_all(reader) == count
         reader.commit()

@@ -255,7 +255,7 @@ def test_another_log_in_the_place_of_one_is_told(server: HubServer, root: Path, 
         with pytest.raises(DataLossError, match=r"\[KVSPOOL_LOG_REPLACED\] topic LGA, partition 0"):
             list(one.batches())
         ship(tmp_path / "other", server.location, "LGA")
-        with pytest.raises(DataLossError, match="another log has taken the place"):
+        with pytest.raises(DataLossError, match="another log has replaced"):
             list(one.batches())
         with pytest.raises(DataLossError, match="it ends at sequence 20"):
             list(ours.range(key, 0, 20).__class__(key, "", 0, 30, one.parts[:0] + (one.parts[0]._replace(end=30),)).batches())
@@ -452,7 +452,7 @@ def test_a_process_that_was_forked_from_one_that_spoke_to_a_hub_is_told_so_and_d
             return str(error)
         return ""
 
-    assert "was forked from one that had spoken to a hub" in in_child(child, seconds=20)
+    assert "was forked from one that had connected to a hub" in in_child(child, seconds=20)
     assert sequences(one) == list(range(100))
     ours.close()
 
@@ -548,7 +548,7 @@ def guarded(root: Path, tmp_path: Path) -> Iterator[HubServer]:
 def test_a_wrong_token_and_a_client_that_may_not_be_read_are_errors_at_once(guarded: HubServer, tmp_path: Path) -> None:
     for credentials in (Credentials(), Credentials(token="kvs_12345678_" + "x" * 43)):
         ours = shards(guarded.location, credentials=credentials)
-        with pytest.raises(NotAllowed, match=r"\[KVSPOOL_NOT_ALLOWED\] .*doesn't let us in"):
+        with pytest.raises(NotAllowed, match=r"\[KVSPOOL_NOT_ALLOWED\] .*refused access"):
             ours.look()
         ours.close()
     spark = Credentials(token_file=tmp_path / "spark.token")

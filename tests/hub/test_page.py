@@ -138,7 +138,7 @@ def test_events_come_without_being_asked_for_and_end_with_the_page(told: Told, s
         assert any([one["client"] for one in event["status"]["clients"]] == ["SEA"] for event in stream)
         told.tell(RuntimeError("the root is gone"))
         failed = next(event for event in stream if event["failure"])
-        assert failed["failure"] == "the hub fails to say how it is: RuntimeError: the root is gone"
+        assert failed["failure"] == "the hub's status failed: RuntimeError: the root is gone"
         assert failed["status"]["clients"][0]["client"] == "SEA"  # what it said last
         threading.Thread(target=served.close).start()
         list(stream)  # it ends, and is whole: otherwise httpx raises RemoteProtocolError
@@ -152,7 +152,7 @@ def test_a_stream_stops_when_its_browser_goes_and_the_number_of_streams_is_bound
             assert first.status_code == second.status_code == 200
             assert served.listeners == 2
             refused = asking.get("/events")
-            assert (refused.status_code, refused.text) == (503, "2 pages are open already; close one\n")
+            assert (refused.status_code, refused.text) == (503, "2 pages are already open; close one\n")
         wait_for(lambda: served.listeners == 0)
         with asking.stream("GET", "/events") as third:
             assert third.status_code == 200
@@ -175,10 +175,10 @@ def test_a_healthy_hub_is_ok(get: Callable[..., httpx.Response]) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        (dict(free_bytes=4 * GIB), "the disk has 4.0 GiB free, less than its mark of 5.0 GiB: nothing is taken in"),
+        (dict(free_bytes=4 * GIB), "the disk has 4.0 GiB free, less than its mark of 5.0 GiB: batches are refused"),
         (dict(certificate_expires=SECOND), "the certificate has expired: clients refuse to connect"),
         (dict(error="the listener ended"), "the listener ended"),
-        (dict(error="a", free_bytes=0), "a; the disk has 0 B free, less than its mark of 5.0 GiB: nothing is taken in"),
+        (dict(error="a", free_bytes=0), "a; the disk has 0 B free, less than its mark of 5.0 GiB: batches are refused"),
     ],
 )
 def test_what_keeps_a_hub_from_its_work_is_said(told: Told, fields: dict[str, Any], reason: str) -> None:
@@ -198,7 +198,7 @@ def test_what_keeps_no_hub_from_its_work_is_no_trouble(fields: dict[str, Any]) -
 def test_a_status_that_fails_is_said_and_no_figures_pass_for_new(told: Told, caplog: pytest.LogCaptureFixture) -> None:
     told.tell(PermissionError(f"{HOSTILE}\udcff"))
     with Page(told) as served:
-        reason = "the hub fails to say how it is: PermissionError: "
+        reason = "the hub's status failed: PermissionError: "
         for path in ("/healthz", "/metrics"):
             answer = fetch(served, path)
             assert answer.status_code == 503 and answer.text.startswith(reason)
@@ -230,9 +230,9 @@ def test_a_hub_that_hangs_is_not_healthy_and_does_not_keep_the_page_from_closing
     served = Page(status).start()
     assert hangs.wait(30)
     answer = fetch(served, "/healthz")
-    assert answer.status_code == 503 and re.fullmatch(r"the hub has not said for \d s how it is\n", answer.text)
+    assert answer.status_code == 503 and re.fullmatch(r"the hub has sent no status for \d s\n", answer.text)
     with browser(served) as asking, asking.stream("GET", "/events") as stream:
-        assert any(event["failure"].startswith("the hub has not said for") for event in events(stream))
+        assert any(event["failure"].startswith("the hub has sent no status for") for event in events(stream))
     served.close()
     assert [thread.name for thread in threading.enumerate() if thread not in before] == ["hub-page-status"]
     goes_on.set()
@@ -246,7 +246,7 @@ def scraped(text: str) -> dict[str, dict[tuple[str, ...], float]]:
     """Return samples as Prometheus reads them: the name, the values of the labels, the value."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text):
-        assert family.documentation.endswith((".", "that isn't known", "no limit")), family.name
+        assert family.documentation.endswith((".", "no value if unknown", "no value without a limit")), family.name
         for name, labels, value, *_ in family.samples:
             values = tuple(labels.values())
             assert values not in found.setdefault(name, {}), f"{name}{values} comes twice"
@@ -356,7 +356,7 @@ def test_the_page_answers_to_its_names(get: Callable[..., httpx.Response], host:
 def test_a_name_that_somebody_points_here_is_refused(get: Callable[..., httpx.Response], host: str) -> None:
     for path in PATHS:
         answer = get(path, Host=host)
-        assert answer.status_code == 421 and "not known by that name" in answer.text
+        assert answer.status_code == 421 and "has no such name" in answer.text
 
 
 def test_two_hosts_or_none_are_refused(served: Page) -> None:
@@ -498,14 +498,14 @@ def test_a_page_is_of_one_use(told: Told) -> None:
     with pytest.raises(Closed, match="before it is started"):
         served.address  # noqa: B018
     served.close()
-    with pytest.raises(Closed, match="make another one"):
+    with pytest.raises(Closed, match="create another one"):
         served.start()
 
 
 def test_a_port_that_is_taken_is_said(served: Page, told: Told) -> None:
     with pytest.raises(OSError, match="in use") as raised:
         Page(told, served.address).start()
-    assert raised.value.__notes__ == [f"the hub's page was to listen on 127.0.0.1 port {served.address[1]}"]
+    assert raised.value.__notes__ == [f"while the hub's page tried to listen on 127.0.0.1 port {served.address[1]}"]
 
 
 def test_it_listens_on_ipv6(told: Told) -> None:

@@ -136,7 +136,7 @@ def test_it_is_live_without_a_reload_and_comes_back_after_the_hub_was_gone(look:
         assert names(tab) == ["JFK"]
         expect(tab.locator("#charts .curve").first).to_have_attribute("d", re.compile("M.*,.*L"))  # the rates are drawn
         told.tell(RuntimeError("the root is gone"))
-        expect(tab.get_by_role("alert")).to_contain_text("the hub fails to say how it is: RuntimeError: the root is gone")
+        expect(tab.get_by_role("alert")).to_contain_text("the hub's status failed: RuntimeError: the root is gone")
         address = page.address
     expect(state(tab)).to_have_text("lost, trying again")
     told.tell(hub([client("SEA")], address="0.0.0.0:8815", is_secure=False, certificate_expires=0))
@@ -247,7 +247,7 @@ def test_pipelines_are_shown_and_a_dead_one_is_said_to_be_silent(look: Callable[
         rows = tab.locator("#pipelines tbody tr")
         expect(rows).to_have_count(3)
         assert rows.nth(0).locator("td").all_text_contents()[:7] == ["delays", "running", "251", "12", "5,000", "3", "4"]
-        expect(rows.nth(1).locator("td").nth(1)).to_contain_text("silent since")
+        expect(rows.nth(1).locator("td").nth(1)).to_contain_text("no update since")
         assert rows.nth(1).locator("td").nth(3).text_content() == "–"
         expect(rows.nth(2).locator("td").nth(1)).to_have_attribute("title", HOSTILE[0])
         told.tell(hub([client("JFK")]))

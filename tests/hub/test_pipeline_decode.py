@@ -152,7 +152,7 @@ def test_a_value_that_can_not_be_the_name_of_a_folder_is_bad_if_it_is_to_be_one(
     good, bad = split(plan._replace(folders=("Name", "elsewhere")), values)
     assert [row["name"] for row in good] == fits and [row["offset"] for row in bad] == [len(fits) + place for place in range(5)]
     assert bad[0]["reason"] == f"name takes {room + 1} bytes in the name of a folder, where {room} fit, and is in [sink] partition_by"
-    assert bad[4]["reason"] == "name has a NUL, which no name of a folder has, and is in [sink] partition_by"
+    assert bad[4]["reason"] == "name has a NUL, which names of folders can't have, and is in [sink] partition_by"
     assert len(split(plan, values)[0]) == len(values)
     good, bad = split(plan_of("raw")._replace(folders=("value",)), [b"x" * 249, b"x" * 250, b"\xff" * 84, b"\0"])
     assert ([len(row["value"]) for row in good], len(bad)) == ([249], 3)

@@ -208,7 +208,7 @@ def test_intake_stops_below_the_mark_and_goes_on_above_the_higher_one(disk: Disk
         else:
             space.admit(0)
         assert space.is_full == is_full
-    assert [record.getMessage().split("intake ")[1].split(",")[0] for record in caplog.records] == ["stops", "goes on"]
+    assert [record.getMessage().split("ingest ")[1].split(",")[0] for record in caplog.records] == ["stops", "continues"]
 
 
 def test_the_disk_is_asked_ten_times_a_second_at_most(disk: Disk, tmp_path: Path) -> None:

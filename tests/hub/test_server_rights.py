@@ -372,7 +372,7 @@ def test_without_room_a_hub_refuses_and_goes_on_by_itself(
         send(call, 1)
         assert isinstance(call.refused[0], HubFull)
         assert call.refused[0].retry_after
-    assert any("nothing is taken in" in trouble for trouble in server.status().troubles())
+    assert any("batches are refused" in trouble for trouble in server.status().troubles())
     monkeypatch.undo()
 
     def is_taken() -> bool:

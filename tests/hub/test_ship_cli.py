@@ -76,7 +76,7 @@ def test_a_log_and_a_shard_set_are_shipped_and_pulled_again(anonymous: Hub, log:
     run("ship", f"web={log}", f"set={tmp_path / 'set'}", anonymous.location, "--once")
     there = received(tmp_path / "root")
     assert len(there) == 102 and {client for client, *_ in there} == {"web", "set"}
-    assert "0 still to go" in run("ship", log, anonymous.location, "--client", "web", "--once")
+    assert "0 left" in run("ship", log, anonymous.location, "--client", "web", "--once")
     assert received(tmp_path / "root") == there
     run("ship", anonymous.location, tmp_path / "mirror", "--once")
     assert received(tmp_path / "mirror") == there
@@ -134,7 +134,7 @@ def test_a_secure_hub_lets_in_who_has_a_token(log: Path, tmp_path: Path) -> None
             [*KVSPOOL, *map(str, ["ship", log, served.location, *words, *secure])], stderr=subprocess.PIPE, text=True
         )
         assert refused.stderr is not None
-        assert "doesn't let us in" in refused.stderr.readline()
+        assert "refused access" in refused.stderr.readline()
         refused.terminate()
         refused.communicate(timeout=30)
     assert len(received(tmp_path / "root")) == 100
@@ -163,5 +163,5 @@ def test_a_conflict_ends_the_command_with_its_code(anonymous: Hub, log: Path, tm
         other.append(b"of another log")
     run("ship", tmp_path / "other", anonymous.location, "--client", "web", "--once")
     fenced = run("ship", log, anonymous.location, "--client", "web", "--once", code=9)
-    assert "another log has taken this one's place" in fenced
+    assert "another log has replaced this one" in fenced
     assert len(received(tmp_path / "root")) == 101

@@ -221,7 +221,7 @@ def test_a_record_that_the_hub_does_not_take_stops_its_shard_alone(root: Path, t
         logs.shards[0].append(b"x" * 20_000)
         for number in range(500):
             logs.shards[1].append(b"x" * 100 + b"%d" % number)
-        with Shipper(tmp_path / "set", server.location, client="client") as shipper, pytest.raises(TooLarge, match="the hub takes 10000"):
+        with Shipper(tmp_path / "set", server.location, client="client") as shipper, pytest.raises(TooLarge, match="the hub accepts 10000"):
             shipper.run(until_empty=True)
         assert stored(root / "client.1.001") == contents(logs.shards[1])
         assert stored(root / "client.1.000") == {}
@@ -334,7 +334,7 @@ def test_what_goes_wrong_for_a_while_stops_its_shard_for_a_while(
         monkeypatch.setattr(Lane, method, fail)
         with shipping(tmp_path / "set", server.location) as shipper:
             eventually(lambda: has_failed and shipper.status().behind == 0)
-        assert f"shard 0 of client is left aside for 0 s: {error}" in caplog.text
+        assert f"shard 0 of client is quarantined for 0 s: {error}" in caplog.text
         for index, log in enumerate(logs.shards):
             assert stored(root / f"client.1.{index:03x}") == contents(log)
             log.append(b"two")
@@ -397,7 +397,7 @@ def test_what_can_not_pass_stops_its_shard_for_good(root: Path, tmp_path: Path, 
         with shipping(tmp_path / "set", server.location) as shipper:
             eventually(lambda: shipper.status().lanes[0].error)
             assert shipper.lanes[0].retry_at is None
-        assert "shard 0 of client is left aside until the shipper is started anew: " in caplog.text
+        assert "shard 0 of client is quarantined until the shipper is restarted: " in caplog.text
 
 
 def test_a_hub_that_fails_as_a_whole_is_waited_for(
@@ -412,11 +412,11 @@ def test_a_hub_that_fails_as_a_whole_is_waited_for(
     monkeypatch.setattr(Store, "enter", fail)
     with kvspool.create(path) as log:
         log.append(b"one")
-        with pytest.raises(ShardDamaged, match="its own log says why"):
+        with pytest.raises(ShardDamaged, match="its own log has the reason"):
             ship(path, server)
         with shipping(path, server.location) as shipper:
             eventually(lambda: shipper.status().outages > 1)
-            assert "its own log says why" in shipper.status().error
+            assert "its own log has the reason" in shipper.status().error
             monkeypatch.setattr(Store, "enter", enter)
             eventually(lambda: shipper.status().behind == 0)
         assert stored(root / "client") == contents(log)
@@ -528,7 +528,7 @@ def test_a_log_that_was_restored_is_refused_for_good(server: HubServer, root: Pa
         ship(path, server)
     with kvspool.open(path) as log:
         log.append(b"another third")
-    with pytest.raises(Conflict, match="record 2 came again"):
+    with pytest.raises(Conflict, match="record 2 was sent again"):
         ship(path, server)
     assert [row.value for row in stored(root / "client").values()] == [b"one", b"two", b"three"]
 

@@ -126,8 +126,8 @@ def test_a_log_is_told_by_the_digits_that_are_known(noted: str, log_id: str, sam
     [
         (Offsets({A0: 15}, {A0: OTHER[:8]}), "LOG_REPLACED", "START_OFFSET_RESET", {A0: 10}),
         (Offsets({A0: 21}, {A0: ID[:8]}), "OFFSET_CHANGED", "offset 21 was to be read next, but the log ends at 20", {A0: 20}),
-        (Offsets({A0: 4}, {A0: ID[:8]}), "DATA_LOSS", "topic 'a', partition 0: offsets 4 to 9 are gone", {A0: 10}),
-        (Offsets({ShardKey("x", 3): 4, A1: 2}, {}), "PARTITIONS_DELETED", "topic 'x', partition 3 is gone", {A1: 2}),
+        (Offsets({A0: 4}, {A0: ID[:8]}), "DATA_LOSS", "topic 'a', partition 0: offsets 4 to 9 are lost", {A0: 10}),
+        (Offsets({ShardKey("x", 3): 4, A1: 2}, {}), "PARTITIONS_DELETED", "topic 'x', partition 3 was removed", {A1: 2}),
     ],
 )
 def test_what_is_lost_is_reported_with_a_code_and_the_place_or_the_query_goes_on_behind_it(
@@ -235,7 +235,7 @@ def test_a_time_gives_a_sequence_that_is_there_whatever_comes_or_goes_meanwhile(
     ("text", "words"),
     [
         ("soon", "startingOffsets is JSON like"),
-        ('{"a": {"0": 1}, "a": {"0": 2}}', "a name stands there twice"),
+        ('{"a": {"0": 1}, "a": {"0": 2}}', "a name is repeated"),
         ('{"a": {"0": -3}}', "is a number -2..2^63-1, not -3"),
         ("[" * 10_000, "startingOffsets is JSON like"),
         ('{"a": {"0": %s}}' % ("9" * 5000), "startingOffsets is JSON like"),
@@ -268,7 +268,7 @@ def test_options_name_every_shard_and_no_other(bound: Bound, code: str, words: s
 
 def test_an_offset_that_is_gone_or_not_there_yet_is_a_loss() -> None:
     gone, beyond = (Bound(offsets=Offsets({A0: at, A1: 0, B0: 7}, {})) for at in (3, 21))
-    with pytest.raises(Lost, match=r"KVSPOOL_DATA_LOSS.*offsets 3 to 9 are gone.*option startingOffsets asks for offset 3"):
+    with pytest.raises(Lost, match=r"KVSPOOL_DATA_LOSS.*offsets 3 to 9 are lost.*option startingOffsets asks for offset 3"):
         starting(gone)
     with pytest.raises(Lost, match=r"KVSPOOL_OFFSET_CHANGED.*ends at 20"):
         starting(beyond)
@@ -285,7 +285,7 @@ def test_a_batch_reads_from_one_bound_to_the_other_and_not_backwards() -> None:
 
 def test_a_batch_of_which_all_is_gone_is_a_loss_and_empty_where_that_may_be() -> None:
     bound = asked('{"a": {"0": 4, "1": -1}, "b": {"0": -1}}')
-    with pytest.raises(Lost, match=r"KVSPOOL_DATA_LOSS.* 'a', partition 0: all that lies before offset 4, where .* is gone"):
+    with pytest.raises(Lost, match=r"KVSPOOL_DATA_LOSS.* 'a', partition 0: all records before offset 4, where .* are lost"):
         ending(bound)
     for begin in (Bound(everywhere=EARLIEST), asked('{"a": {"0": 2, "1": -2}, "b": {"0": 7}}')):
         assert offsets.ranges(starting(begin, print), ending(bound, print))[A0] == (10, 10)

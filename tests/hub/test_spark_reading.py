@@ -113,7 +113,7 @@ def test_a_log_that_was_replaced_between_planning_and_reading_fails_the_task(
     shutil.rmtree(tmp_path / "log")
     with kvspool.create(tmp_path / "log", capacity=4096) as log:
         fill(log, 9)
-    with pytest.raises(DataLossError, match=r"\[KVSPOOL_LOG_REPLACED\] .*log is another log than when the query was planned"):
+    with pytest.raises(DataLossError, match=r"\[KVSPOOL_LOG_REPLACED\] .*log was replaced by another log since the query was planned"):
         list(ours.read(partition))
     (partition,) = ours.partitions()
     assert sum(batch.num_rows for batch in ours.read(partition)) == 9
@@ -180,11 +180,11 @@ def test_a_journal_that_was_replaced_between_planning_and_reading_fails_the_task
 @pytest.mark.parametrize(
     ("name", "options", "error", "words"),
     [
-        ("log", {"prefix": "p"}, ValueError, "is one log, not a root of shards: it has no topics to choose from"),
+        ("log", {"prefix": "p"}, ValueError, "is one log, not a root of shards: it has no topics to select"),
         ("none", {}, LogNotFound, "none does not exist, or is neither a log nor a root of shards"),
         ("file", {}, LogNotFound, "is neither a log nor a root of shards"),
-        ("good", {"prefix": "r"}, LogNotFound, "has no 'r'; of what was asked for it has none"),
-        ("good", {"subscribe": "p,r"}, LogNotFound, "has no 'r'; of what was asked for it has 'p'"),
+        ("good", {"prefix": "r"}, LogNotFound, "has no 'r'; of the requested ones it has none"),
+        ("good", {"subscribe": "p,r"}, LogNotFound, "has no 'r'; of the requested ones it has 'p'"),
         ("good", {"assign": '{"p": [0, 4]}'}, LogNotFound, "has no 'partition 4 of p'"),
         ("hole", {}, IncompleteShardSet, "1 of the 4 shards of prefix 'p' are missing: p.2.001"),
         ("two", {"prefix": "q"}, IncompleteShardSet, "1 of the 4 shards of prefix 'q' are missing: q.2.000"),

@@ -154,7 +154,7 @@ def test_rows_that_a_whole_part_of_a_batch_has_not_are_appended_if_it_may_change
         strict = ShardSink(Target.parse({"path": str(tmp_path / "log")}, fields))
         task(strict, "q", 0, 5, "a1 a2")
         task(strict, "q", 1, 5, "b1 b2")
-        with pytest.raises(SinkError, match="2 records of batch 5 of q/0 are there, and now it has 3"):
+        with pytest.raises(SinkError, match="2 records of batch 5 of q/0 are stored, and now it has 3"):
             task(strict, "q", 0, 5, "a1 a2 c1")
         sink = ShardSink(Target.parse({"path": str(tmp_path / "log"), "changedBatch": "append"}, fields))
         done = [task(sink, "q", 0, 5, "a1 a2 c1"), task(sink, "q", 1, 5, "c2 b1 b2")]
@@ -164,7 +164,7 @@ def test_rows_that_a_whole_part_of_a_batch_has_not_are_appended_if_it_may_change
         assert task(sink, "q", 1, 5, "b2 b1").repeated == 3
         assert "1 records of it stay that are not in it any more" in caplog.text
         for one in (strict, sink):
-            with pytest.raises(SinkError, match="q/0 has appended a later batch than 4, so nobody can say what of this one is there"):
+            with pytest.raises(SinkError, match="q/0 has appended a later batch than 4, so it is unknown which records of this one"):
                 task(one, "q", 0, 4, "d")
         assert len(list(log.read())) == 6
 

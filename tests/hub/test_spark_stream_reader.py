@@ -321,7 +321,7 @@ def test_records_that_were_overwritten_fail_the_query_with_topic_partition_and_r
     query.run()
     first = overwrite(root)
     assert first > 10
-    with pytest.raises(kvspool.KvspoolError, match=rf"\[KVSPOOL_DATA_LOSS\] topic 'LAX', partition 0: offsets 10 to {first - 1} are gone"):
+    with pytest.raises(kvspool.KvspoolError, match=rf"\[KVSPOOL_DATA_LOSS\] topic 'LAX', partition 0: offsets 10 to {first - 1} are lost"):
         query.latest()
     with pytest.raises(kvspool.KvspoolError, match=r"KVSPOOL_DATA_LOSS.*offsets 0 to"):
         query.rows()  # run again
@@ -336,7 +336,7 @@ def test_or_they_are_left_out_with_one_warning_and_the_query_goes_on(root: Path,
         rows = query.run()
     assert [row[2] for row in rows] == list(range(first, 5010))
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith(f"[KVSPOOL_DATA_LOSS] topic 'LAX', partition 0: offsets 10 to {first - 1} are gone, and were not read")
+    assert message.startswith(f"[KVSPOOL_DATA_LOSS] topic 'LAX', partition 0: offsets 10 to {first - 1} are lost, and were not read")
     assert message.endswith("(loss 1 of this query)")
     append(root, "LAX", 2, 0)
     assert values(query.run()) == [b"LAX-0", b"LAX-1"]
@@ -388,7 +388,7 @@ def shrink(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "then"),
     [
-        (delete, r"\[KVSPOOL_PARTITIONS_DELETED\] topic 'LAX', partition 0 is gone; offset 10 was to be read next", []),
+        (delete, r"\[KVSPOOL_PARTITIONS_DELETED\] topic 'LAX', partition 0 was removed; offset 10 was to be read next", []),
         (replace, r"\[KVSPOOL_LOG_REPLACED\] topic 'LAX', partition 0.*START_OFFSET_RESET", named("LAX", 0, 20)),
         (divide, r"\[KVSPOOL_LOG_REPLACED\] topic 'LAX', partition 0.*START_OFFSET_RESET", named("LAX", 0, 20)),
         (shrink, r"\[KVSPOOL_OFFSET_CHANGED\] topic 'LAX', partition 0: offset 10 was to be read next, but the log ends at 4", []),

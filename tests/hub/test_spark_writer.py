@@ -182,7 +182,7 @@ def test_what_can_not_be_written_is_said_before_any_task_runs(spark: SparkSessio
 
     for columns, options, words in (
         (["'v' AS value", "id"], {"bits": "1"}, "column id can't be written to kvspool"),
-        (["'v' AS value"], {}, "has no complete shard set with prefix ''; option bits makes one"),
+        (["'v' AS value"], {}, "has no complete shard set with prefix ''; option bits creates one"),
     ):
         with pytest.raises(AnalysisException) as failure:
             save(numbered(spark, 10, *columns), tmp_path / "root", **options)
@@ -193,21 +193,21 @@ def test_what_can_not_be_written_is_said_before_any_task_runs(spark: SparkSessio
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("new", {}, "has no complete shard set with prefix ''; option bits makes one"),
+        ("new", {}, "has no complete shard set with prefix ''; option bits creates one"),
         ("good", {"prefix": "r"}, "has no complete shard set with prefix 'r'"),
         ("hole", {}, "has no complete shard set with prefix 'p'"),
         ("two", {"prefix": "p"}, "prefix 'p' has shards of 1 and of 2 bits"),
         ("new", {"bits": "many"}, "option bits is a number, not 'many'"),
-        ("new", {"bits": "11"}, "bits are 0..10, for 1 to 1024 shards, not 11"),
+        ("new", {"bits": "11"}, "bits must be 0..10, for 1 to 1024 shards, not 11"),
         ("new", {"bits": "0"}, "a single shard without bits needs a prefix"),
-        ("new", {"bits": "1", "prefix": "a.b"}, "a prefix has the characters"),
+        ("new", {"bits": "1", "prefix": "a.b"}, "a prefix may have only the characters"),
         ("new", {"bits": "1", "capacity": "huge"}, "a size is a number with a unit"),
         ("new", {"bits": "1", "codec": "pickle"}, "option codec is one of raw, text, json, msgpack, not 'pickle'"),
         ("good", {"failOnDataLoss": "true"}, "unknown option 'failondataloss' for writing with format kvspool"),
         ("good", {"topics": "p"}, "did you mean topic?"),
         ("good", {"kafka.bootstrap.servers": "h:9092"}, "there is no broker"),
         ("good", {"topic": "p", "prefix": "p"}, "options topic and prefix mean the same: give one"),
-        ("good", {"topic": "../p"}, "option topic: a prefix has the characters"),
+        ("good", {"topic": "../p"}, "option topic: a prefix may have only the characters"),
         ("good", {"durability": "os"}, "option durability is one of memory, disk, not 'os'"),
         ("good", {"memory": "1kB"}, "option memory is at least 1MiB, not '1kB'"),
         ("log", {"topic": "other"}, "is one log, so its topic is 'log', not 'other'; leave option topic out"),
@@ -231,8 +231,8 @@ def test_where_nothing_can_be_written_is_said(odd_root: Path, name: str, options
         ({"timestamp": -1}, "column timestamp has times before 1970"),
         ({"topic": None}, "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row"),
         ({"topic": "q"}, "[KVSPOOL_UNKNOWN_TOPIC] "),
-        ({"topic": "q"}, "has no complete shard set with prefix 'q'; option bits makes one"),
-        ({"topic": "../../etc"}, "[KVSPOOL_UNKNOWN_TOPIC] column topic: a prefix has the characters"),
+        ({"topic": "q"}, "has no complete shard set with prefix 'q'; option bits creates one"),
+        ({"topic": "../../etc"}, "[KVSPOOL_UNKNOWN_TOPIC] column topic: a prefix may have only the characters"),
         ({"topic": ""}, "[KVSPOOL_UNKNOWN_TOPIC] column topic is empty in a row"),
         ({"partition": 9}, "[KVSPOOL_UNKNOWN_PARTITION] column partition is 9 in a row; topic 'p' has the partitions 0 to 1"),
         ({"partition": -1}, "column partition is -1 in a row"),
@@ -349,7 +349,7 @@ def test_where_the_driver_has_no_logs_none_are_made_when_a_job_is_over(tmp_path:
     shutil.rmtree(tmp_path / "root")
     writer.commit([done])
     assert not (tmp_path / "root").exists()
-    assert "topic p can't be told that a job is over" in caplog.text
+    assert "topic p can't store that a job is over" in caplog.text
 
 
 def run_task(writer: Any, task: int) -> Any:

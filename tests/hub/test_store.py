@@ -70,7 +70,7 @@ def test_what_comes_again_otherwise_is_a_conflict(shard: Shard, rows: Rows) -> N
     shard.enter(LOG, 0)
     shard.put(LOG, numbered(0, 5), 0)
     before = contents(shard.journal)
-    with pytest.raises(Conflict, match=f"record {rows.first} came again"):
+    with pytest.raises(Conflict, match=f"record {rows.first} was sent again"):
         shard.put(LOG, rows, rows.first)
     assert contents(shard.journal) == before and shard.next(LOG) == 5
 
@@ -166,7 +166,7 @@ def test_a_log_that_was_replaced_is_fenced(shard: Shard) -> None:
 
 def test_generations_come_to_an_end(shard: Shard) -> None:
     shard.generations = [Generation(f"{number:032x}", 0) for number in range(MOST_GENERATIONS)]
-    with pytest.raises(Conflict, match="one after the other"):
+    with pytest.raises(Conflict, match="which is the limit"):
         shard.enter(LOG, 0)
     shard._store(shard.generations)
     shard.journal.close()

@@ -81,7 +81,7 @@ def test_the_first_and_the_last_index_of_each_number_of_bits_are_read_back(bits:
     for prefix in ("", "p", "1", "-", "a" * 200):
         for index in (0, (1 << bits) - 1):
             assert route.parse_name(route.directory_name(prefix, bits, index)) == (prefix, bits, index)
-        with pytest.raises(ValueError, match=f"with {bits} bits an index is 0..{(1 << bits) - 1}"):
+        with pytest.raises(ValueError, match=f"with {bits} bits an index must be 0..{(1 << bits) - 1}"):
             route.directory_name(prefix, bits, 1 << bits)
 
 
@@ -101,23 +101,23 @@ def test_an_index_that_its_bits_do_not_allow_is_parsed_so_that_it_can_be_reporte
 
 @pytest.mark.parametrize("prefix", [*BAD_PREFIXES, *NOT_STRINGS], ids=ascii)
 def test_a_prefix_with_other_characters_is_refused(prefix: Any) -> None:
-    with pytest.raises(ValueError, match="a prefix has the characters"):
+    with pytest.raises(ValueError, match="a prefix may have only the characters"):
         route.check_prefix(prefix)
-    with pytest.raises(ValueError, match="a prefix has the characters"):
+    with pytest.raises(ValueError, match="a prefix may have only the characters"):
         route.directory_name(prefix, 1, 0)
 
 
 @pytest.mark.parametrize("bits", BAD_BITS, ids=repr)
 def test_bits_out_of_range_are_refused(bits: Any) -> None:
-    with pytest.raises(ValueError, match=r"bits are 0\.\.10"):
+    with pytest.raises(ValueError, match=r"bits must be 0\.\.10"):
         route.check_bits(bits)
-    with pytest.raises(ValueError, match=r"bits are 0\.\.10"):
+    with pytest.raises(ValueError, match=r"bits must be 0\.\.10"):
         route.directory_name("p", bits, 0)
 
 
 @pytest.mark.parametrize(("bits", "index"), [(0, 1), (1, 2), (1, -1), (3, 8), (10, 1024), (10, -(2**40)), (1, True), (1, False), (2, 1.0)])
 def test_an_index_out_of_range_is_refused(bits: int, index: Any) -> None:
-    with pytest.raises(ValueError, match=rf"with {bits} bits an index is 0\.\.{(1 << bits) - 1}"):
+    with pytest.raises(ValueError, match=rf"with {bits} bits an index must be 0\.\.{(1 << bits) - 1}"):
         route.directory_name("p", bits, index)
 
 

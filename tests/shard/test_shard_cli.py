@@ -67,8 +67,8 @@ def test_create_of_what_is_there_ends_with_3_unless_it_may_be(root: Path, capfd:
         (["--bits", "11"], "a whole number from 0 to 10, not '11'"),
         (["--bits", "two"], "a whole number from 0 to 10, not 'two'"),
         ([], "--bits"),
-        (["--bits", "1", "--prefix", "../x"], "a prefix has the characters"),
-        (["--bits", "1", "--prefix", "p\n"], "a prefix has the characters"),
+        (["--bits", "1", "--prefix", "../x"], "a prefix may have only the characters"),
+        (["--bits", "1", "--prefix", "p\n"], "a prefix may have only the characters"),
         (["--bits", "0"], "a single shard without bits needs a prefix"),
         (["--bits", "1", "--capacity", "0"], "a capacity is 4096 bytes to"),
         (["--bits", "1", "--capacity", "big"], "a size is a number with a unit"),
@@ -140,7 +140,7 @@ def test_append_asks_for_the_prefix_of_several_sets(root: Path) -> None:
     shard.create(root, prefix="p", bits=1, capacity="64KiB").close()
     done = run("shard", "append", root, given=b"v\n")
     assert done.returncode == 2
-    assert b"several shard sets; say which prefix: '', 'p'" in done.stderr
+    assert b"several shard sets; give a prefix: '', 'p'" in done.stderr
     assert run("shard", "append", root, "--prefix", "p", given=b"v\n").returncode == 0
     assert run("shard", "append", root, "--prefix", "", given=b"v\n").returncode == 0
     for prefix in ("", "p"):

@@ -66,6 +66,6 @@ def test_what_was_left_in_one_shard_is_completed(shards: ShardSet) -> None:
 def test_what_is_no_batch_is_refused(shards: ShardSet) -> None:
     with pytest.raises(ValueError, match="2 values, but 1 keys"):
         shards.producer("a").append_many(["x", "y"], keys=[b"k"], batch=1)
-    with pytest.raises(TypeError, match="a key is bytes, str or None, not int"):
+    with pytest.raises(TypeError, match="a key must be bytes, str or None, not int"):
         shards.producer("a").append_many(["x"], keys=[7], batch=1)  # type: ignore[list-item]
     assert not list(shards)

@@ -132,16 +132,16 @@ def test_create_without_bits_or_prefix_is_refused_and_makes_nothing(tmp_path: Pa
 
 @pytest.mark.parametrize("prefix", ["../x", "a/b", "a.b", "a\n", "a\0", "é"], ids=ascii)
 def test_a_bad_prefix_is_refused_and_nothing_is_made(tmp_path: Path, prefix: str) -> None:
-    with pytest.raises(ValueError, match="a prefix has the characters"):
+    with pytest.raises(ValueError, match="a prefix may have only the characters"):
         shard.create(tmp_path / "root", prefix=prefix, bits=1)
-    with pytest.raises(ValueError, match="a prefix has the characters"):
+    with pytest.raises(ValueError, match="a prefix may have only the characters"):
         shard.open(tmp_path, prefix=prefix)
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("bits", [-1, 11, True, "1"], ids=repr)
 def test_bad_bits_are_refused_and_nothing_is_made(tmp_path: Path, bits: Any) -> None:
-    with pytest.raises(ValueError, match=r"bits are 0\.\.10"):
+    with pytest.raises(ValueError, match=r"bits must be 0\.\.10"):
         shard.create(tmp_path / "root", prefix="p", bits=bits)
     assert names(tmp_path) == []
 
@@ -280,7 +280,7 @@ def test_open_takes_the_only_set_and_asks_for_the_prefix_of_several(tmp_path: Pa
     with shard.open(tmp_path) as shards:
         assert shards.prefix == "b"
     shard.create(tmp_path, prefix="", bits=2, capacity=SMALL).close()
-    with pytest.raises(ValueError, match="several shard sets; say which prefix: '', 'b'"):
+    with pytest.raises(ValueError, match="several shard sets; give a prefix: '', 'b'"):
         shard.open(tmp_path)
     with shard.open(tmp_path, prefix="b") as shards:
         assert values(shards) == ["of b"]
@@ -289,7 +289,7 @@ def test_open_takes_the_only_set_and_asks_for_the_prefix_of_several(tmp_path: Pa
 
 
 def test_what_is_not_there_is_not_opened(tmp_path: Path) -> None:
-    with pytest.raises(LogNotFound, match="is no directory"):
+    with pytest.raises(LogNotFound, match="is not a directory"):
         shard.open(tmp_path / "none")
     with pytest.raises(LogNotFound, match="has no shard set with prefix ''; it has none"):
         shard.open(tmp_path)
@@ -435,7 +435,7 @@ def test_a_bad_type_or_timestamp_is_refused(shards: ShardSet, options: dict[str,
 
 @pytest.mark.parametrize("key", [["text"], 1, bytearray(b"k")], ids=repr)
 def test_a_key_that_is_neither_bytes_nor_text_is_refused(shards: ShardSet, key: Any) -> None:
-    with pytest.raises(TypeError, match="a key is bytes, str or None"):
+    with pytest.raises(TypeError, match="a key must be bytes, str or None"):
         shards.append(b"v", key=key)
     assert list(shards) == []
 

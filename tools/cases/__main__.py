@@ -1,4 +1,4 @@
-"""Run cases in this process, on the kvspool that Python finds, and print each row as JSON: what `tools/bench` starts."""
+"""Run cases in this process, with the kvspool that Python finds, and print each row as JSON; `tools/bench` starts this."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def main() -> None:
     parser.add_argument("names", nargs="+", choices=CASES, metavar="NAME")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--short", action="store_true", help="measure next to nothing")
-    parser.add_argument("--alone", action="store_true", help="leave the peers out")
+    parser.add_argument("--alone", action="store_true", help="measure without the peers")
     arguments = parser.parse_args()
     with os.fdopen(os.dup(1), "w") as rows:
-        os.dup2(2, 1)  # only rows go to the standard output: servers and Spark print, too
+        os.dup2(2, 1)  # only rows go to the standard output, because servers and Spark print, too
         for name in arguments.names:
             with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
                 bench = Bench(Path(folder), arguments.rounds, is_short=arguments.short, is_alone=arguments.alone)

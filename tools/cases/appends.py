@@ -57,7 +57,7 @@ def writing(path: Path) -> Iterator[Work]:
 
 
 def in_all(bench: Bench, setup: Setup, path: Path, processes: int) -> Callable[[], float]:
-    """Return what measures the rate of so many processes; a file that they write is empty in the beginning."""
+    """Return a function that measures the rate of so many processes; it starts with an empty file, if there is one."""
 
     def measure() -> float:
         if path.is_file():
@@ -68,14 +68,14 @@ def in_all(bench: Bench, setup: Setup, path: Path, processes: int) -> Callable[[
 
 
 def one(bench: Bench) -> Iterator[Row]:
-    """append by one writer, beside a slice store of the value into a mapping"""
+    """append by one writer, compared with a slice store of the value into a mapping"""
     with bench.ring() as log:
         ours = partial(bench.rate, PIECE, partial(appends, log))
         yield bench.row("append, one writer", "M/s", ours, "slice store", bench.floors.store, Bar(ratio=0.8))
 
 
 def several(bench: Bench) -> Iterator[Row]:
-    """append by 4 and 16 processes, in all, beside os.write with O_APPEND by as many"""
+    """append by 4 and 16 processes, in all, compared with os.write with O_APPEND by as many"""
     with bench.ring() as log:
         for processes, name in CROWDS.items():
             floor = in_all(bench, writing, bench.folder / "written", processes)
@@ -86,7 +86,7 @@ def several(bench: Bench) -> Iterator[Row]:
 
 
 def burst(bench: Bench) -> Iterator[Row]:
-    """writer().append by 1 and 4 processes, beside append by as many"""
+    """writer().append by 1 and 4 processes, compared with append by as many"""
     with bench.ring() as log:
         for processes, name in ((1, "one writer"), (4, "four processes")):
             ours, plain = (in_all(bench, setup, log.path, processes) for setup in (bursting, appending))
@@ -94,7 +94,7 @@ def burst(bench: Bench) -> Iterator[Row]:
 
 
 def keyed(bench: Bench) -> Iterator[Row]:
-    """append with a key to a shard set, beside append to one log"""
+    """append with a key to a shard set, compared with append to one log"""
     import shard
 
     keys = [b"%d" % number for number in range(PIECE)]

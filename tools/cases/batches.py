@@ -35,21 +35,21 @@ def writing(path: Path) -> Iterator[Work]:
 
 
 def one(bench: Bench) -> Iterator[Row]:
-    """append_many of 1000, beside os.write of 1000 values at once"""
+    """append_many of 1000, compared with os.write of 1000 values at once"""
     with bench.ring() as log:
         ours = partial(bench.rate, 1000, partial(log.append_many, THOUSAND))
         yield bench.row("append_many of 1000", "M/s", ours, "os.write of 1000", partial(bench.floors.write, 1000), Bar(ratio=1.5))
 
 
 def several(bench: Bench) -> Iterator[Row]:
-    """append_many of 1000 by four processes, beside os.write of 1000 values by as many"""
+    """append_many of 1000 by four processes, compared with os.write of 1000 values by as many"""
     with bench.ring() as log:
         floor = in_all(bench, writing, bench.folder / "written", 4)
         yield bench.row("append_many of 1000, four processes", "M/s", in_all(bench, appending, log.path, 4), "os.write of 1000", floor)
 
 
 def large(bench: Bench) -> Iterator[Row]:
-    """append_many of values of 1 KiB and 64 KiB, beside a copy with a CRC32C from C"""
+    """append_many of values of 1 KiB and 64 KiB, compared with a copy with a CRC32C from C"""
     with bench.ring() as log:
         for size, (batch, bar) in LARGE.items():
             batch = bench.size(batch, 2)
@@ -63,12 +63,12 @@ def columns() -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise LeftOut("left out: pyarrow is not installed; it comes with the extra arrow") from None
+        raise LeftOut("not measured: pyarrow is not installed; it comes with the extra arrow") from None
     return pyarrow
 
 
 def arrow(bench: Bench) -> Iterator[Row]:
-    """append_arrow and read_arrow in rings of 64 MiB and 1 GiB, beside a copy from C"""
+    """append_arrow and read_arrow in rings of 64 MiB and 1 GiB, compared with a copy from C"""
     table = columns().table({"value": [VALUE] * bench.size(200_000, 1000)})
     for name, capacity in RINGS.items():
         with bench.ring(capacity, name) as log:

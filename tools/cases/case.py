@@ -1,4 +1,4 @@
-"""A case: a function that measures kvspool in turn with a floor, and yields a row for each comparison."""
+"""A case: a function that measures kvspool alternately with a floor, and yields a row for each comparison."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 VALUE = b"x" * 100
 THOUSAND = [VALUE] * 1000
 RING = 64 << 20
-FRAME = 136  # bytes that a value of 100 bytes takes in a ring
+FRAME = 136  # size of a value of 100 bytes in a ring
 SECONDS = 0.5  # of each measurement
 RATES = {"M/s": 1e6, "k/s": 1e3, "GB/s": 1e9}
-COSTS = {"ns": 1e9, "us": 1e6, "ms": 1e3}  # the inverse: the time that one thing takes
+COSTS = {"ns": 1e9, "us": 1e6, "ms": 1e3}  # the inverse: the time of one operation
 
 
 class LeftOut(Exception):
@@ -30,7 +30,7 @@ class LeftOut(Exception):
 
 
 class Bar(NamedTuple):
-    """The speed that a row must reach, by any one of the measures given.
+    """The speed that a row must reach, by any one of the given measures.
 
     ratio: of the row's figure to its peer's; figure: in the row's unit; old: how many times as fast as the revision of `--against`.
     """
@@ -40,7 +40,7 @@ class Bar(NamedTuple):
     old: float | None = None
 
     def is_met(self, unit: str, *, ratio: float | None = None, figure: float | None = None, old: float | None = None) -> bool | None:
-        """Return whether one of the measures reaches its bar; None if no measure does and one that has a bar was not taken."""
+        """Return whether one of the measures reaches its bar; None if none does and a measure with a bar was not taken."""
         reaches = operator.ge if is_rate(unit) else operator.le
         checks = [(self.ratio, ratio, reaches), (self.figure, figure, reaches), (self.old, old, operator.ge)]
         answers = [None if found is None else bool(check(found, bar)) for bar, found, check in checks if bar is not None]
@@ -59,14 +59,14 @@ NO_BAR = Bar()
 
 
 class Row(NamedTuple):
-    """One comparison. pairs: kvspool's figure and the peer's of each round, in `unit`; a peer that was not measured is None."""
+    """One comparison. pairs: kvspool's result and the peer's of each round, in `unit`; None for a peer that was not measured."""
 
     name: str
     unit: str
     peer: str
     pairs: list[tuple[float, float | None]]
     bar: Bar = NO_BAR
-    processor: dict[str, float] | None = None  # microseconds a record, of servers and clients
+    processor: dict[str, float] | None = None  # microseconds per record, of servers and clients
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Row:
@@ -75,9 +75,9 @@ class Row(NamedTuple):
 
 
 class Bench:
-    """What every case gets: a folder of its own, how often and how long to measure, and the floors.
+    """The parameters of every case: its own folder, the number and duration of measurements, and the floors.
 
-    is_short: measure next to nothing, to see that a case works. is_alone: leave the peers out.
+    is_short: measure next to nothing, to check that a case works. is_alone: measure without the peers.
     """
 
     def __init__(self, folder: Path, rounds: int = 1, *, is_short: bool = False, is_alone: bool = False) -> None:
@@ -86,7 +86,7 @@ class Bench:
         self.left_out: set[str] = set()  # why floors were not measured
 
     def size(self, normal: T, short: T) -> T:
-        """Return how much to do, or how little in a short run."""
+        """Return the amount of work, normal or for a short run."""
         return short if self.is_short else normal
 
     @cached_property
@@ -98,7 +98,7 @@ class Bench:
 
     @contextmanager
     def ring(self, capacity: int = RING, name: str = "ring") -> Iterator[Any]:
-        """Create a spool, write all its pages twice, and flush them: otherwise the kernel would write them back meanwhile."""
+        """Create a spool, write all its pages twice, and flush them: otherwise the kernel would write them back during the measurement."""
         import kvspool
 
         capacity = self.size(capacity, 1 << 20)
@@ -109,7 +109,7 @@ class Bench:
             yield log
 
     def rate(self, things: int, work: Callable[[], object]) -> float:
-        """Return how many things a second `work` does, which does `things` of them in each call; the first call does not count."""
+        """Return the operations per second of `work`, which does `things` of them per call; the first call does not count."""
         work()
         done, start = 0, time.perf_counter()
         while True:
@@ -119,11 +119,11 @@ class Bench:
                 return done / elapsed
 
     def turns(self, ours: Callable[[], Any], floor: Callable[[], Any]) -> list[tuple[Any, Any]]:
-        """Measure both in turn, as often as there are rounds."""
+        """Measure both alternately, once per round."""
         return [(ours(), None if self.is_alone else self._measured(floor)) for _ in range(self.rounds)]
 
     def _measured(self, floor: Callable[[], Any]) -> Any:
-        """Measure a floor; None if that needs what is missing here."""
+        """Measure a floor; None if a requirement of it is missing."""
         try:
             return floor()
         except LeftOut as reason:
@@ -131,7 +131,7 @@ class Bench:
             return None
 
     def row(self, name: str, unit: str, ours: Callable[[], float], peer: str, floor: Callable[[], float], bar: Bar = NO_BAR) -> Row:
-        """Measure rates, in things a second, and return them in `unit`."""
+        """Measure rates, in operations per second, and return them in `unit`."""
         pairs = [(in_unit(one, unit), None if other is None else in_unit(other, unit)) for one, other in self.turns(ours, floor)]
         return Row(name, unit, peer, pairs, bar)
 
@@ -142,24 +142,24 @@ def is_rate(unit: str) -> bool:
 
 
 def in_unit(rate: float, unit: str) -> float:
-    """Return a rate, in things a second, in another unit."""
+    """Return a rate, in operations per second, in another unit."""
     return rate / RATES[unit] if unit in RATES else COSTS[unit] / rate
 
 
 def timed(count: int, work: Callable[[], object]) -> float:
-    """Return how many things a second one call of `work` does, which does `count`."""
+    """Return the operations per second of one call of `work`, which does `count`."""
     start = time.perf_counter()
     work()
     return count / (time.perf_counter() - start)
 
 
 def exhaust(items: Iterable[object]) -> None:
-    """Go through them with a plain loop: a generator that counts them would be measured, too."""
+    """Consume an iterable with a plain loop: a generator that counts the items would be measured, too."""
     for _ in items:
         pass
 
 
 def median_of(figures: Iterable[float | None]) -> float | None:
-    """Return the median of those that were measured; None if there are none."""
+    """Return the median of the measured values; None if there are none."""
     found = [figure for figure in figures if figure is not None]
     return statistics.median(found) if found else None

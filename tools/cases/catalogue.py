@@ -11,7 +11,7 @@ from cases.case import Bench, Row
 
 
 class Case(NamedTuple):
-    """One case. is_asked: it runs only if it is named."""
+    """One case. is_asked: it runs only if named explicitly."""
 
     name: str
     summary: str
@@ -20,7 +20,7 @@ class Case(NamedTuple):
 
 
 def _case(name: str, run: Callable[..., Iterator[Row]], *of: object, is_asked: bool = False) -> Case:
-    """Return a case; its summary is the function's docstring, with what it is a case `of` filled in."""
+    """Return a case; its summary is the function's docstring, with `of` inserted."""
     return Case(name, (run.__doc__ or "").format(*of), partial(run, *of), is_asked)
 
 
@@ -67,9 +67,9 @@ CASES = {case.name: case for case in _every()}
 
 
 def selected(names: list[str]) -> list[Case]:
-    """Return the cases that have one of these names or begin with it; without names, all but those that have to be asked for.
+    """Return the cases whose names are or begin with one of these; without names, all but those to name explicitly.
 
-    Raises ValueError for a name that is the beginning of no case.
+    Raises ValueError for a name that no case begins with.
     """
     found: set[str] = set()
     for name in (name.replace(" ", "-") for name in names):

@@ -21,28 +21,28 @@ from cases.runs import Run, Runner
 
 ROUNDS = 5
 DESCRIPTION = f"""\
-Measure kvspool in turn with the machine's own time for the same work, or with another revision of itself.
+Measure kvspool alternately with the machine's own time for the same work, or with another revision of itself.
 
-On a shared machine the ratio counts; the absolute figure does not. So what is compared is measured in turn, in one run: a case and
-its floor round by round, or with --against the present tree and the other revision, process by process. The medians are shown, with
-the quartiles beside them. Most cases take {SECONDS:g} s for each measurement. Values have 100 bytes unless the row says otherwise.
+On a shared machine only the ratio is meaningful. So compared work is measured alternately, in one run: a case and its floor round by
+round, or with --against the present tree and the other revision, process by process. The output has medians and quartiles. Most cases
+take {SECONDS:g} s for each measurement. Values have 100 bytes unless the row says otherwise.
 """
 EXAMPLES = """\
 examples:
   tools/bench                                  all cases but those marked * below
   tools/bench append replay                    the cases whose names begin with these words
   tools/bench --against main --case append-one
-                                               new and old in turn; SLOWER marks what lost more than the noise
+                                               new and old alternately; SLOWER marks losses beyond the noise
   tools/bench --against v0.1.0 --json > figures.jsonl
   tools/bench growth --directory /dev/shm      on another file system
 
 A bar that is NOT MET is a statement about this run, not an error: the exit code is 1 only if a case fails or is named wrongly.
-With --against the floors are left out, and a case that the old revision cannot run is shown as "not there".
+With --against the floors are not measured, and a case that the old revision cannot run is shown as "not there".
 """
 
 
 def main(arguments: list[str] | None = None, build: trees.Build = trees.compile_twins) -> int:
-    """Run the command, and return its exit code. `build` makes the compiled twins of the other revision."""
+    """Run the command, and return its exit code. `build` compiles the twins of the other revision."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -98,7 +98,7 @@ def _results(runner: Runner, case: Case, old: trees.Tree | None) -> tuple[Run, l
 
 
 def _tell(case: Case, run: Run) -> bool:
-    """Say what of a case was not measured, and return whether it failed."""
+    """Report measurements that were not taken, and return whether the case failed."""
     if run.left_out:
         _show(f"{case.name}: {run.left_out}", sys.stderr)
     if run.failure:
@@ -114,7 +114,7 @@ def _host(folder: Path) -> Iterator[str]:
 
 
 def _progress(words: str) -> None:
-    """Say on a terminal what is measured now, until the next line is shown."""
+    """Show on a terminal what is measured now, until the next line is shown."""
     if sys.stderr.isatty():
         print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
 

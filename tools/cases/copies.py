@@ -13,7 +13,7 @@ from cases.journals import count_of, files, filled
 
 
 def to_kvj(source: str, bench: Bench) -> Iterator[Row]:
-    """a copy of a {} to a kvj, beside a copy of the kvj's files with a flush"""
+    """a copy of a {} to a kvj, compared with a copy of the kvj's files with a flush"""
     import kvspool
 
     count, target = count_of(bench), bench.folder / "copied"

@@ -1,6 +1,6 @@
-"""Several processes at once: writers that work together, and readers that report to the bench.
+"""Several processes at once: concurrent writers, and readers that report to the bench.
 
-All come from a fork server that has imported kvspool already, so that 64 of them start in a moment, without the threads of this process.
+All are forked from a server that has already imported kvspool, so that 64 of them start in a moment, without the threads of this process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
-PATIENCE = 60.0  # seconds until a process that does not answer is given up
-Work = tuple[int, Callable[[], object]]  # how many things a call does, and the call
-Setup = Callable[[Path], AbstractContextManager[Work]]  # opens what the work needs
+PATIENCE = 60.0  # seconds until a process that does not answer is abandoned
+Work = tuple[int, Callable[[], object]]  # operations per call, and the call
+Setup = Callable[[Path], AbstractContextManager[Work]]  # opens the requirements of the work
 
 crowd = multiprocessing.get_context("forkserver")
 crowd.set_forkserver_preload(["kvspool", "cases.crowd"])
@@ -25,7 +25,7 @@ _gate: Barrier
 
 
 def together(setup: Setup, path: Path, processes: int, seconds: float) -> float:
-    """Let processes work at once for some seconds, and return how many things a second they did in all."""
+    """Let processes work at once for some seconds, and return the operations per second in all."""
     gate = crowd.Barrier(processes)
     with ProcessPoolExecutor(processes, crowd, initializer=_meet_at, initargs=(gate,)) as pool:
         spans = list(pool.map(_work, [setup] * processes, [path] * processes, [seconds] * processes))
@@ -39,7 +39,7 @@ def _meet_at(gate: Barrier) -> None:
 
 
 def _work(setup: Setup, path: Path, seconds: float) -> tuple[float, float, int]:
-    """Work until the time is over, and return when it began, when it ended, and how many things were done."""
+    """Work until the time is over. Return start, end, and the number of operations."""
     with setup(path) as (things, call):
         call()
         _gate.wait(PATIENCE)
@@ -52,7 +52,8 @@ def _work(setup: Setup, path: Path, seconds: float) -> tuple[float, float, int]:
 
 @contextmanager
 def reading(target: Callable[..., None], *arguments: object) -> Iterator[Connection]:
-    """Run `target(connection, *arguments)` in a process, and yield the other end of its connection once it has said that it is ready."""
+    """Run `target(connection, *arguments)` in a process, and yield the other end of its connection once it has reported that it is ready.
+    """
     ours, theirs = crowd.Pipe()
     process = crowd.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()
@@ -67,7 +68,7 @@ def reading(target: Callable[..., None], *arguments: object) -> Iterator[Connect
 
 
 def received(connection: Connection) -> Any:
-    """Return what a process says next. Raises TimeoutError, and EOFError if it has ended."""
+    """Return the next message of a process. Raises TimeoutError, and EOFError if it has ended."""
     if not connection.poll(PATIENCE):
         raise TimeoutError(f"a process of the bench has not answered for {PATIENCE:g} s")
     return connection.recv()

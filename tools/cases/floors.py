@@ -1,4 +1,4 @@
-"""Floors: the time that the machine itself takes for the pieces of an append."""
+"""Floors: the machine's own times for the parts of an append."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compiled(folder: Path, source: str, *options: str) -> Path:
     """Compile a C file of this folder, and return the result. Raises LeftOut without a compiler."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        raise LeftOut("the floor in C is left out: no gcc or cc on the PATH. On Debian or Ubuntu: sudo apt-get install gcc libc6-dev")
+        raise LeftOut("the floor in C is not measured: no gcc or cc on the PATH. On Debian or Ubuntu: sudo apt-get install gcc libc6-dev")
     target = folder / f"{source}.compiled"
     if not target.exists():
         subprocess.run([compiler, "-O3", *options, "-o", target, HERE / source], check=True)
@@ -29,7 +29,7 @@ def compiled(folder: Path, source: str, *options: str) -> Path:
 
 
 class Floors:
-    """Rates of the machine itself, in things a second."""
+    """Rates of the machine itself, in operations per second."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -38,7 +38,7 @@ class Floors:
 
     @cached_property
     def _map(self) -> mmap.mmap:
-        """A mapping of a file, whose pages have all been written."""
+        """A mapping of a file whose pages have all been written."""
         fd = os.open(self._bench.folder / "floor.map", os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(fd, 0, self._size)
         mapping = mmap.mmap(fd, self._size)
@@ -71,7 +71,7 @@ class Floors:
         return count / self._c.copies(address, self._size, bytes(size), size, count, is_checked)
 
     def write(self, batch: int = 1, path: Path | None = None) -> float:
-        """Write values to a file opened with O_APPEND, `batch` of them at once. The file is empty in the beginning."""
+        """Write values to a file opened with O_APPEND, `batch` of them at once. The file is initially empty."""
         fd = self._opened(path or self._bench.folder / "floor.written")
         data, calls = VALUE * batch, self._bench.size(200_000, 2000) // batch
         done, elapsed = 0, 0.0

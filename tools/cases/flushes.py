@@ -24,7 +24,7 @@ def appending(path: Path) -> Iterator[Work]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Work]:
-    """Open a file with O_APPEND for a process of a crowd, which flushes each of its writes."""
+    """Open a file with O_APPEND for a process of a crowd that flushes each of its writes."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write() -> None:
@@ -36,7 +36,7 @@ def writing(path: Path) -> Iterator[Work]:
 
 
 def durable(kind: str, bench: Bench) -> Iterator[Row]:
-    """append(durable=True) to a {} by 1 and 8 writers, beside os.write and fdatasync by as many"""
+    """append(durable=True) to a {} by 1 and 8 writers, compared with os.write and fdatasync by as many"""
     import kvspool
 
     options = {"capacity": bench.size(RING, 1 << 20)} if kind == "spool" else {}

@@ -1,4 +1,4 @@
-"""What larger rings and more durable readers cost, beside the smallest."""
+"""The cost of larger rings and more durable readers, compared with the smallest."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ BLOB = 1 << 18  # items
 FORMATS: dict[str, dict[str, Any]] = {
     "kvj": {},
     "sej": {},
-    "fflg": {"total_bytes": "300MB"},  # it takes no more on disk
+    "fflg": {"total_bytes": "300MB"},  # the size limit of the journal on disk
     "fixed": {"item_bytes": len(VALUE), "items_per_blob": BLOB},
 }
 ONE_PER_CALL = {"kvj": Bar(ratio=0.6), "sej": Bar(ratio=0.6), "fflg": Bar(ratio=0.4), "fixed": Bar(ratio=0.4)}
@@ -28,7 +28,7 @@ RECORDS = 500_000
 
 
 def create(bench: Bench, name: str) -> Any:
-    """Create an empty journal, in place of the one that may be there."""
+    """Create an empty journal, replacing an existing one."""
     import kvspool
 
     path = bench.folder / name
@@ -50,7 +50,7 @@ def count_of(bench: Bench) -> int:
 
 
 def one(name: str, bench: Bench) -> Iterator[Row]:
-    """append to a {}, one record per call, beside os.write with O_APPEND"""
+    """append to a {}, one record per call, compared with os.write with O_APPEND"""
 
     def measure() -> float:
         with create(bench, name) as log:
@@ -60,7 +60,7 @@ def one(name: str, bench: Bench) -> Iterator[Row]:
 
 
 def many(name: str, bench: Bench) -> Iterator[Row]:
-    """append_many of 1000 to a {}, beside os.write of 1000 values"""
+    """append_many of 1000 to a {}, compared with os.write of 1000 values"""
 
     def measure() -> float:
         with create(bench, name) as log:
@@ -73,7 +73,7 @@ def many(name: str, bench: Bench) -> Iterator[Row]:
 
 
 def scan(name: str, bench: Bench) -> Iterator[Row]:
-    """a {} read from its beginning, to values and to records, beside os.read"""
+    """a {} read from its beginning, to values and to records, compared with os.read"""
     with filled(bench, name) as log:
         held = count_of(bench)
         floor = partial(bench.rate, held, lambda: read_through(files(log.path)))
@@ -83,7 +83,7 @@ def scan(name: str, bench: Bench) -> Iterator[Row]:
 
 
 def values_of(log: Any) -> Callable[[], Any]:
-    """Return the verb that reads values alone."""
+    """Return the verb that reads only values."""
     return log.replay if hasattr(log, "replay") else log.read_values  # type: ignore[no-any-return]
 
 
@@ -102,7 +102,7 @@ def read_through(paths: list[Path], size: int = 1 << 18) -> None:
 
 
 def get(bench: Bench) -> Iterator[Row]:
-    """get of a fixed, beside os.pread"""
+    """get of a fixed, compared with os.pread"""
     with filled(bench, "fixed") as log:
         places = random.Random(1).sample(range(min(count_of(bench), BLOB)), PIECE)  # in the first blob
         size = log.format.record_bytes
@@ -119,7 +119,7 @@ def get(bench: Bench) -> Iterator[Row]:
 
 
 def arrow(bench: Bench) -> Iterator[Row]:
-    """append_arrow to a kvj and read_arrow, beside os.write and os.read of as many bytes"""
+    """append_arrow to a kvj and read_arrow, compared with os.write and os.read of as many bytes"""
     table = columns().table({"value": [VALUE] * count_of(bench)})
 
     def append() -> float:

@@ -1,4 +1,4 @@
-"""The first lap of a new ring, when its pages have never been written by an append."""
+"""The first lap of a new ring, whose pages no append has written yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CAPACITY = 256 << 20
 
 
 def first(bench: Bench) -> Iterator[Row]:
-    """append_many in the first lap of a new ring, beside its third lap"""
+    """append_many in the first lap of a new ring, compared with its third lap"""
     import kvspool
 
     capacity = bench.size(CAPACITY, 1 << 20)

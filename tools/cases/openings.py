@@ -15,12 +15,12 @@ from cases.case import NO_BAR, THOUSAND, VALUE, Bar, Bench, Row
 
 SEGMENTS = 100
 SEGMENT = 100_000_000  # bytes
-HEAD = 26  # bytes that a message of the format sej takes besides its value
+HEAD = 26  # overhead of a message of the format sej, in bytes
 BAR = Bar(figure=20_000)
 
 
 def made(bench: Bench) -> Path:
-    """Make the journal."""
+    """Create the journal."""
     import kvspool
 
     path, size, segments = bench.folder / "large", bench.size(SEGMENT, 500_000), bench.size(SEGMENTS, 3)
@@ -37,7 +37,7 @@ def made(bench: Bench) -> Path:
 
 
 def many(bench: Bench) -> Iterator[Row]:
-    """opening a sej of 100 segments of 100 MB, beside listing, opening and stat"""
+    """opening a sej of 100 segments of 100 MB, compared with listing, opening and stat"""
     path = made(bench)
     floor = partial(bench.rate, 1, partial(listed, path))
     for name, work, bar in (
@@ -73,6 +73,6 @@ def appended(path: Path) -> None:
 
 
 def recovered(path: Path) -> None:
-    """Do the same when the control page is gone, as after a crash."""
+    """Do the same without the control page, as after a crash."""
     os.truncate(path / "jnl.lck", 0)
     appended(path)

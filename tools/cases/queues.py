@@ -44,7 +44,7 @@ VERBS = {
 
 
 def verbs(bench: Bench) -> Iterator[Row]:
-    """queues: put, get, put_many and get_many, beside os.write"""
+    """queues: put, get, put_many and get_many, compared with os.write"""
     from kvspool.queue import ChunkQueue
 
     count = bench.size(200_000, 2000)
@@ -63,7 +63,7 @@ def verbs(bench: Bench) -> Iterator[Row]:
 
 
 def durable(bench: Bench) -> Iterator[Row]:
-    """queues: durable put, beside os.write and fdatasync"""
+    """queues: durable put, compared with os.write and fdatasync"""
     from kvspool.queue import ChunkQueue
 
     fd = os.open(bench.folder / "flushed", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

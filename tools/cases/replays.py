@@ -1,4 +1,4 @@
-"""All records of a full ring, read once more."""
+"""All records of a full ring, read again."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ LATER = 3  # replays of a warm process
 
 
 def replay(log: Any, verb: str) -> Callable[[], None]:
-    """Return what reads a whole log as "values" or "records"."""
+    """Return a function that reads a whole log as "values" or "records"."""
     read = {"values": log.read_values, "records": log.read}[verb]
     return lambda: exhaust(read())
 
 
 def warm(verb: str, bench: Bench) -> Iterator[Row]:
-    """replay to {}, beside a copy from C"""
+    """replay to {}, compared with a copy from C"""
     with bench.ring() as log:
         ours = partial(bench.rate, log.stats().records, replay(log, verb))
         yield bench.row(f"replay to {verb}", "M/s", ours, "memcpy", bench.floors.memcpy, BARS[verb])
 
 
 def fresh(bench: Bench) -> Iterator[Row]:
-    """replay in a fresh process, beside the same process when it is warm"""
+    """replay in a fresh process, compared with the same process when it is warm"""
     with bench.ring() as log:
         path, held = log.path, log.stats().records
     for verb in BARS:

@@ -1,4 +1,4 @@
-"""What a row comes to: medians, spread, a ratio, and whether it meets its bar; as a line for people, and as JSON."""
+"""The result of a row: medians, quartiles, a ratio, and whether it meets its bar; as a line of text, and as JSON."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from cases.case import Row, is_rate, median_of
 
-LEAST_ROUNDS = 5  # that tell a difference from noise
+LEAST_ROUNDS = 5  # required to tell a difference from noise
 Result = dict[str, Any]
 
 
 def measured(case: str, row: Row) -> Result:
-    """Return the result of a row beside its peer."""
+    """Return the result of a row and its peer."""
     ours = [one for one, _ in row.pairs]
     floor = median_of(other for _, other in row.pairs)
     ratio = median_of(None if not other else one / other for one, other in row.pairs)
@@ -33,7 +33,7 @@ def measured(case: str, row: Row) -> Result:
 
 
 def compared(case: str, new: Row, old: Row | None, missing: str = "") -> Result:
-    """Return the result of a row beside the same row of another revision; None: that one has no such row, and `missing` says why."""
+    """Return the result of a row and the same row of another revision; None: that has no such row, for the reason `missing`."""
     figures = [one for one, _ in new.pairs]
     result = {"case": case, "row": new.name, "unit": new.unit, "new": statistics.median(figures), "new_quartiles": quartiles(figures)}
     if old is None:
@@ -60,10 +60,10 @@ def quartiles(figures: list[float]) -> tuple[float, float]:
 
 
 def verdict(new: list[float], old: list[float], unit: str) -> str:
-    """Return "slower" or "faster" if the median of each lies outside all figures of the other, else "same"; "" for too few rounds.
+    """Return "slower" or "faster" if the median of each is outside all values of the other, else "same"; "" for too few rounds.
 
-    With five rounds, one row in 50 is called slower by chance where nothing has changed; with ten, one in 1000. Quartiles that do not
-    overlap would be much weaker evidence: one row in 10, and one in 60.
+    With five rounds, one row in 50 is reported as slower by chance without any change; with ten, one in 1000. Non-overlapping quartiles
+    would be much weaker evidence: one row in 10, and one in 60.
     """
     if min(len(new), len(old)) < LEAST_ROUNDS:
         return ""
@@ -82,7 +82,7 @@ def _judged(row: Row, is_met: bool | None) -> Result:
 
 
 def line(result: Result) -> str:
-    """Return a result as a line for people."""
+    """Return a result as a line of text."""
     unit = result["unit"]
     if "new" in result:
         parts = [f"new {_spread(result['new'], result['new_quartiles'])} {unit:<5}"]

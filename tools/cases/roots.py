@@ -1,4 +1,4 @@
-"""A hub root that is followed: the processor time of the follower, and how soon it has a record."""
+"""A follower of a hub root: its processor time and its latency."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cases.crowd import PATIENCE, reading, received
 from cases.wakeups import DIGITS, GAP, stamp
 
 CLIENT = "client"
-BITS = {1: 0, 128: 7, 1024: 10}  # of so many shards
+BITS = {1: 0, 128: 7, 1024: 10}  # for so many shards
 SETTLED = 20  # records before the first one that counts
 
 
 class Times(NamedTuple):
-    """What a follower takes. cost: seconds of a processor for a record; idle: share of a processor; wake_up: p99, in seconds."""
+    """The costs of a follower. cost: processor seconds per record; idle: share of a processor; wake_up: p99, in seconds."""
 
     cost: float
     idle: float
@@ -27,7 +27,7 @@ class Times(NamedTuple):
 
 
 def on_root(connection: Connection, path: Path, count: int) -> None:
-    """Follow a hub root, first while records come, then while none does, until the last one; report `Times`."""
+    """Follow a hub root, first with records, then without, until the last one; report `Times`."""
     import hub
 
     with hub.open(path) as root:
@@ -65,7 +65,7 @@ def _p99(latencies: list[int]) -> float:
 
 
 def fed(connection: Connection, count: int, idle: float, send: Callable[[bytes], object]) -> Times:
-    """Send messages to a reader that is ready, a last one after some idle seconds, and return the report."""
+    """Send messages to a ready reader, a last one after some idle seconds, and return the report."""
     received(connection)
     time.sleep(0.1)
     for _ in range(SETTLED + count):
@@ -77,7 +77,7 @@ def fed(connection: Connection, count: int, idle: float, send: Callable[[bytes],
 
 
 def followed(shards: int, bench: Bench) -> Iterator[Row]:
-    """following a hub root (shards: {}): processor time, idle share and wake-up, beside a reader on a pipe"""
+    """following a hub root (shards: {}): processor time, idle share and wake-up, compared with a reader on a pipe"""
     import hub
 
     count, path, pipe = bench.size(2000, 20), bench.folder / "root", bench.folder / "pipe"

@@ -1,4 +1,4 @@
-"""Runs of a case in a fresh process, on one tree or on two in turn."""
+"""Runs of a case in a fresh process, on one tree or on two alternately."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cases.catalogue import Case
 from cases.trees import HERE, Tree
 
 PATIENCE = 1800.0  # seconds until a process that does not end is killed
-LAST_WORDS = 20  # lines of a process that failed
+LAST_WORDS = 20  # lines shown of a process that failed
 Progress = Callable[[str], None]
 
 
 class Run(NamedTuple):
-    """What a run of a case found. left_out: what was not measured, and why; failure: how its process failed."""
+    """The result of a case's run. left_out: missing measurements, with reasons; failure: how its process failed."""
 
     rows: list[Row]
     left_out: str = ""
@@ -31,20 +31,20 @@ class Run(NamedTuple):
 
 
 class Runner:
-    """Runs cases; each process works in a folder of its own below `folder`."""
+    """Runs cases; each process has its own folder below `folder`."""
 
     def __init__(self, folder: Path, rounds: int, progress: Progress, *, is_short: bool = False) -> None:
         self._folder, self._rounds, self._progress, self._is_short = folder, rounds, progress, is_short
 
     def measure(self, case: Case) -> Run:
-        """Run a case of this tree in turn with its peers, all rounds in one process."""
+        """Run a case of this tree alternately with its peers, all rounds in one process."""
         self._progress(case.name)
         return self._run(case, HERE, "--rounds", str(self._rounds))
 
     def compare(self, case: Case, old: Tree) -> tuple[Run, Run]:
-        """Run a case of this tree in turn with the same case of another one, each round in a process of its own.
+        """Run a case of this tree alternately with the same case of another one, each round in a separate process.
 
-        A case that has not a single row in one of the trees is not repeated.
+        A case without any row in one of the trees is not repeated.
         """
         pairs: list[tuple[Run, Run]] = []
         for number in range(self._rounds):
@@ -77,7 +77,7 @@ class Runner:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kill a process and all that it has started, whatever state they are in."""
+    """Kill a process and all its descendants, in any state."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

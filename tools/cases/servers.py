@@ -1,4 +1,4 @@
-"""The cases of `hub_cases` and `spark_cases`, which start servers of their own."""
+"""The cases of `hub_cases` and `spark_cases`, which start their own servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spark(name: str, bench: Bench) -> Iterator[Row]:
 
 
 def row(result: dict[str, Any]) -> Row:
-    """Return the row of a result, whose rates are medians already."""
+    """Return the row of a result, whose rates are already medians."""
     scale = RATES.get(result["unit"], 1)
     processor = {name: result[name] for name in PROCESSOR} if PROCESSOR[0] in result else None
     pairs = [(result["rate"] / scale, result["floor_rate"] / scale)]

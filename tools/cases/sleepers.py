@@ -1,4 +1,4 @@
-"""Many readers that sleep until the next record: what an append costs, and when the readers wake."""
+"""Many waiting readers: the cost of an append, and the readers' latency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cases.floors import compiled
 from cases.wakeups import on_log, stamp
 
 READERS = (1, 16, 64)
-GAP = 0.004  # seconds between two records, in which all readers fall asleep
+GAP = 0.004  # seconds between two records, in which all readers begin to wait
 
 
 class Times(NamedTuple):
@@ -26,7 +26,7 @@ class Times(NamedTuple):
 
 
 def of_log(bench: Bench, log: Any, readers: int) -> Times:
-    """Append records while readers of a log sleep."""
+    """Append records while readers of a log wait."""
     count = bench.size(250, 5)
     with ExitStack() as stack:
         readings = [stack.enter_context(reading(on_log, count, log.path, {})) for _ in range(readers)]
@@ -54,7 +54,7 @@ def of_futex(bench: Bench, readers: int) -> Times:
 
 
 def sleeping(bench: Bench) -> Iterator[Row]:
-    """append while 1, 16 and 64 readers sleep, and their wake-up, beside a broadcast futex in C"""
+    """append while 1, 16 and 64 readers sleep, and their wake-up, compared with a broadcast futex in C"""
     import kvspool
 
     with kvspool.create(bench.folder / "bell", capacity="1MiB") as log:

@@ -1,4 +1,4 @@
-"""Trees of source that are measured: this one, and another revision of the repository, built beside it."""
+"""The measured source trees: this one, and another revision of the repository, built next to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tree(NamedTuple):
     path: Path
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of a process that imports the packages of this tree, and the cases of ours."""
+        """Return the environment of a process that imports the packages of this tree, and our cases."""
         return {**os.environ, "PYTHONPATH": os.pathsep.join([str(self.path), str(TOOLS)])}
 
     def describe(self) -> str:
@@ -44,7 +44,7 @@ class Tree(NamedTuple):
             raise TreeError(f"{self.name} cannot be imported:\n{_end_of(done.stderr)}")
         version, twin, file = json.loads(done.stdout)
         if not Path(file).is_relative_to(self.path):
-            raise TreeError(f"{self.name}: Python imports {file} in place of {self.path}")
+            raise TreeError(f"{self.name}: Python imports {file} instead of {self.path}")
         return f"{self.name}: kvspool {version}, {twin} twin"
 
 
@@ -58,7 +58,7 @@ def compile_twins(tree: Path) -> None:
     if done.returncode:
         raise TreeError(f"setup.py build_ext failed; it needs Cython, setuptools and a C compiler:\n{_end_of(done.stdout)}")
     for source in tree.rglob("*_c.pxd"):
-        if not list(source.parent.glob(f"{source.stem}.*.so")):  # setup.py goes on without a twin that does not compile
+        if not list(source.parent.glob(f"{source.stem}.*.so")):  # setup.py continues without a twin that does not compile
             raise TreeError(f"setup.py built no {source.stem}:\n{_end_of(done.stdout)}")
 
 
@@ -82,7 +82,7 @@ def revision(name: str, folder: Path, build: Build = compile_twins) -> Iterator[
 
 
 def _git(*arguments: str, words: str) -> str:
-    """Return what a git command prints. Raises TreeError, with `words` and git's own."""
+    """Return the output of a git command. Raises TreeError, with `words` and git's output."""
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except FileNotFoundError:

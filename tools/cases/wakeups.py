@@ -14,18 +14,18 @@ from typing import Any
 from cases.case import NO_BAR, Bar, Bench, Row
 from cases.crowd import PATIENCE, reading, received
 
-DIGITS = len(b"%d" % time.monotonic_ns())  # the same for all clocks of a machine, so that messages are read apart
+DIGITS = len(b"%d" % time.monotonic_ns())  # the same for all clocks of a machine, so that messages can be separated
 GAP = 0.001  # seconds between two records
 SHARES = {"p50": 0.5, "p99": 0.99}
 
 
 def stamp() -> bytes:
-    """Return the time, as a message."""
+    """Return the time as a message."""
     return b"%d" % time.monotonic_ns()
 
 
 def on_log(connection: Connection, count: int, path: Path, options: dict[str, float]) -> None:
-    """Follow a log, and report how long each record took to arrive, in ns."""
+    """Follow a log, and report the latency of each record, in ns."""
     import kvspool
 
     with kvspool.open(path) as log:
@@ -35,14 +35,14 @@ def on_log(connection: Connection, count: int, path: Path, options: dict[str, fl
 
 
 def on_pipe(connection: Connection, count: int, path: Path) -> None:
-    """Read a named pipe, and report how long each message took."""
-    fd = os.open(path, os.O_RDWR)  # for writing, too: that opens it without waiting for the writer
+    """Read a named pipe, and report the latency of each message."""
+    fd = os.open(path, os.O_RDWR)  # for writing, too, so that opening doesn't wait for the writer
     connection.send("ready")
     connection.send([-int(os.read(fd, DIGITS)) + time.monotonic_ns() for _ in range(count)])
 
 
 def on_file(connection: Connection, count: int, path: Path) -> None:
-    """Wait for inotify to report each change of a file, and report how long each message took."""
+    """Wait for inotify to report each change of a file, and report the latency of each message."""
     from inotify_simple import INotify, flags
 
     with INotify() as notifier, open(path, "rb", buffering=0) as file:
@@ -57,11 +57,11 @@ def on_file(connection: Connection, count: int, path: Path) -> None:
 
 
 def latencies(bench: Bench, reader: Callable[..., None], send: Callable[[bytes], object], *arguments: Any) -> list[int]:
-    """Return how long a reader took to get each of many messages, in ns, sorted."""
+    """Return a reader's latencies of many messages, in ns, sorted."""
     count = bench.size(1000, 20)
     with reading(reader, count, *arguments) as connection:
         received(connection)
-        time.sleep(0.05)  # it says that it is ready just before it blocks
+        time.sleep(0.05)  # it reports that it is ready just before it blocks
         for _ in range(count):
             time.sleep(GAP)
             send(stamp())
@@ -102,12 +102,12 @@ def _share(ordered: list[int], part: float) -> float:
 
 
 def blocked(bench: Bench) -> Iterator[Row]:
-    """wake-up of one blocked reader, beside a reader on a pipe"""
+    """wake-up of one blocked reader, compared with a reader on a pipe"""
     yield from _followed(bench, "wake-up of a blocked reader", {}, {"p50": Bar(ratio=1.2), "p99": Bar(ratio=2)})
 
 
 def spinning(bench: Bench) -> Iterator[Row]:
-    """wake-up of one reader that spins for 2 ms, beside a reader on a pipe"""
+    """wake-up of one reader that spins for 2 ms, compared with a reader on a pipe"""
     yield from _followed(bench, "wake-up of a spinning reader", {"spin": 0.002}, {"p50": Bar(ratio=0.45)})
 
 
@@ -120,7 +120,7 @@ def _followed(bench: Bench, name: str, options: dict[str, float], bars: dict[str
 
 
 def journal(bench: Bench) -> Iterator[Row]:
-    """wake-up of a journal's follower, beside a reader blocked on inotify on a file that is written"""
+    """wake-up of a journal's follower, compared with a reader blocked on inotify on a file that is written"""
     import kvspool
 
     with ExitStack() as stack:

@@ -3,13 +3,13 @@
 
     python tools/faults/owners.py KILLS [--owners N] [--writers N] [--seconds S] [--seed N]
 
-It goes on until KILLS writers were killed, of which N owned the lock at death. Most victims are the owners that the word of the lock names:
-they are stopped, the word is read again, and then they are killed. Others are killed wherever they are; some owners are stopped
-and continued. The word of a stopped owner is certain: no other process takes the lock from it.
+It ends after KILLS writers were killed, of which at least N owned the lock at that moment. Most victims are the owners that the lock's word
+names: they are stopped, the word is read again, and then they are killed. Others are killed at any point; some owners are stopped and
+continued. The word of a stopped owner is certain: no other process takes the lock from it.
 
-The ledger is memory that the writers share with the campaign: each stores there which sequence each of its records got. After every
-hundred kills all writers are dead, and the log is audited: every acknowledged record is there, with its sequence, each record of a writer
-is there once and in order, the log verifies as sound, and an append gets the lock at once. A writer that waits for the lock for longer
+The ledger is memory that the writers share with the campaign: each stores the sequence of each of its records there. After every hundred
+kills all writers have ended, and the log is audited: every acknowledged record is there, with its sequence; each record of a writer is
+there once and in order; the log verifies as sound; and an append gets the lock at once. A writer that waits for the lock for longer
 than PATIENCE ends with an error, and so does the campaign.
 """
 

@@ -1,10 +1,10 @@
-"""A storm on producers: processes that append numbered batches are killed at random, started again, and each record is there once.
+"""A storm on producers: processes that append numbered batches are killed at random and restarted; each record must be stored once.
 
     python tools/faults/producers.py SECONDS [--format kvj] [--seed N]
 
-Four producers, each in a process of its own that is killed after a random while, append batches of random sizes to one log; what makes the
-batches is their number, and their order differs from one start to the next. Two processes append other records meanwhile, one by one; they
-are killed too. In the end every producer appends its last batch once more, and the log is compared with what the numbers say.
+Four producers, each in a separate process that is killed after a random time, append batches of random sizes to one log. A batch's number
+determines its records; their order differs from one start to the next. Two processes append other records meanwhile, one by one; they
+are killed too. At the end every producer appends its last batch again, and the log is compared with the expected records.
 """
 
 from __future__ import annotations

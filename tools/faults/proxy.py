@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stand between clients and a server, and be the network that fails: at a byte, or at a time, that one chooses.
+"""A TCP proxy between clients and a server that simulates network failures at chosen bytes or times.
 
     proxy = Proxy(("127.0.0.1", 4242))
     fault = proxy.add(Fault("cut", at=1000))         # when 1000 bytes went from a client to the server

@@ -2,9 +2,9 @@
 
     python stream_driver.py PLAN
 
-PLAN is JSON: by the name of each query its `source` and `sink`, which are options, its `checkpoint`, and the number of partitions of a
-`shuffle`, if there is to be one. What ends a query is said as one line of JSON; then the exit code is 1. Only where Spark gives up a
-query since a busy machine took 10 s to start its Python, it is started again; how often is said too.
+PLAN is JSON: by the name of each query its `source` and `sink`, which are options, its `checkpoint`, and optionally the number of
+partitions of a `shuffle`. The error that ends a query is printed as one line of JSON; then the exit code is 1. A query is restarted only if
+Spark abandoned it because a busy machine took 10 s to start its Python; the number of restarts is reported too.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-// The page of a hub: draws what /events says each second. What comes from clients only ever becomes text, never markup.
+// The page of a hub: draws the events of /events each second. Data from clients is inserted only as text, never as markup.
 "use strict";
 
 const RANGES = { seconds: { rows: 600, name: "10 min", keep: 600 }, minutes: { rows: 1440, name: "24 h", keep: 1440 } };
 const RECENT = 60; // seconds of a client's small curve
-const RELOAD = 60; // events after which the history is fetched again: the minutes come that way
+const RELOAD = 60; // events after which the history is fetched again, for its rows of minutes
 const SILENCE = 15000; // ms without an event after which the connection counts as lost
-const AGAIN = 1000; // ms until the next try
+const AGAIN = 1000; // ms until the next attempt
 const DAY = 86400;
-const SOON = 14 * DAY; // seconds before its end from which on a certificate is shown as ending
+const SOON = 14 * DAY; // seconds before its end in which a certificate is shown as expiring
 const SVG = "http://www.w3.org/2000/svg";
 
-// Figures as people read them.
+// Formats of numbers.
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
@@ -123,14 +123,14 @@ class Chart {
   }
 }
 
-// The least of 1, 2, 5, 10, 20, ... times a power of the base that is not below a number.
+// The least of 1, 2, 5, 10, 20, ... times a power of the base that is at least a number.
 function round(number, base) {
   const unit = base ** Math.max(0, Math.floor(Math.log(Math.max(1, number)) / Math.log(base)));
   for (const digit of [1, 2, 5, 10, 20, 50, 100, 200, 500]) if (number <= digit * unit) return digit * unit;
   return base * unit;
 }
 
-// The runs of indices whose values are known.
+// The runs of indices with known values.
 function unbroken(values) {
   const runs = [];
   values.forEach((value, index) => {
@@ -148,7 +148,7 @@ function drawSpark(path, values) {
   set(path, "d", unbroken(values).map((run) => `M${run.map((index) => `${x(index)},${y(index)}`).join("L")}`).join(""));
 }
 
-// What is known.
+// State.
 
 const view = {
   now: 0, // the hub's clock, ns
@@ -294,7 +294,7 @@ class ClientRow {
 }
 ClientRow.made = 0;
 
-// What unfolds below a client: more figures, its charts, its shards.
+// The details of a client: more statistics, its charts, its shards.
 class Details {
   constructor(name) {
     this.name = name;
@@ -320,7 +320,7 @@ class Details {
     const quota = client.quota_bytes ? ` of ${size(client.quota_bytes)}` : "";
     this.figure("Connections", count(client.connections));
     this.figure("Last seen", client.last_seen ? `${ago(client.last_seen, now)}, ${when(client.last_seen)}` : "not since the hub started");
-    this.figure("Taken in since the start", `${count(client.records)} records, ${size(client.bytes)}`);
+    this.figure("Received since the start", `${count(client.records)} records, ${size(client.bytes)}`);
     this.figure("Stored", `${count(stored(client))} records in ${count(client.shards.length)} shards`);
     this.figure("On disk", size(used(client)) + quota);
     this.figure("Sent again", `${count(client.duplicates)} records`);
@@ -395,12 +395,12 @@ function showClients({ status, clients }) {
   order(true);
 }
 
-// The address for clients: a hub that listens everywhere has the name under which this page was found.
+// The address for clients: a hub that listens on all interfaces gets the host name of this page.
 function reachable(address) {
   return address.replace(/^(0\.0\.0\.0|\[::\]|)(?=:\d+$)/, location.hostname);
 }
 
-// Put the rows in order. While somebody points at one, or has the focus there, they stay where they are.
+// Sort the rows. While the pointer or the focus is on one, the order is kept.
 function order(isUpdate = false) {
   const { column, down } = view.sort;
   for (const th of table.tHead.rows[0].cells) {
@@ -433,7 +433,7 @@ function filter() {
   say(by("shown"), !view.filter ? "" : shown ? `${shown} of ${all} shown` : `none of ${all} has “${view.filter}” in its name`);
 }
 
-// Everything else.
+// Other sections.
 
 function showReaders({ readers }) {
   by("readers").hidden = !readers.length;
@@ -458,7 +458,7 @@ function showPipelines({ pipelines, now }) {
     const isLive = one.state === "running" || one.state === "starting";
     set(row, "data-state", isLive ? "live" : one.state);
     say(name, one.name);
-    say(state, one.state === "silent" ? `silent since ${when(one.updated)}` : isLive ? one.state : `${one.state} ${ago(one.updated, now)}`);
+    say(state, one.state === "silent" ? `no update since ${when(one.updated)}` : isLive ? one.state : `${one.state} ${ago(one.updated, now)}`);
     set(state, "title", one.error);
     say(rate, count(one.rate));
     say(lag, one.lag < 0 ? "–" : count(one.lag));
@@ -494,7 +494,7 @@ function show() {
   view.now = status.now;
   say(by("root"), status.root);
   const level = status.level === "disk" ? "on disk" : "stored";
-  say(by("about"), `kvspool ${status.version} at ${status.address}; acknowledges what is ${level}. As of ${when(status.now)}.`);
+  say(by("about"), `kvspool ${status.version} at ${status.address}; acknowledges records that are ${level}. As of ${when(status.now)}.`);
   showFacts(news);
   showCharts();
   showClients(news);
@@ -502,7 +502,7 @@ function show() {
   showPipelines(status);
 }
 
-// News.
+// Events.
 
 let source = null;
 let heard = 0;
@@ -554,12 +554,12 @@ async function load() {
   const report = await fetchJson("api/status");
   if (!report) return;
   view.history = report.history;
-  view.recent = new Map(Object.entries(report.recent)); // not an object: a client may be called __proto__
+  view.recent = new Map(Object.entries(report.recent)); // not an object: a client may be named __proto__
   for (const row of view.rows.values()) if (row.details) row.details.load();
   show();
 }
 
-// Return what an address answers; null if it doesn't, which the stream of events notices too.
+// Return the answer of an address; null if there is none, which the stream of events detects too.
 async function fetchJson(address) {
   try {
     const answer = await fetch(address);
