@@ -698,11 +698,10 @@ class Journal(Log):
             return Lag(0, 0, 0.0)
         place = self.place(begin)
         bases = [base for base in self._bases() if base >= place.base]
-        sizes = [system.port.look_up(self._segments.path_of(base)) for base in bases]
+        size = sum(map(self._segments.size_of, bases))
         found = self._time_from(place) if self.format.has_timestamps else None
         age = 0.0 if found is None or found[0] == NO_TIME else max(0.0, (system.port.now() - found[0]) / 1e9)
-        total = sum(status.st_size for status in sizes if status is not None)
-        return Lag(end - begin, max(0, total - place.position), age)
+        return Lag(end - begin, max(0, size - place.position), age)
 
     def consumers(self) -> list[Consumer]:
         """Return the places of all durable readers, and how many records each is behind the end."""

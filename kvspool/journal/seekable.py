@@ -10,11 +10,14 @@ it is decompressed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, NamedTuple
 
 from kvspool import system
+from kvspool.descriptor import Descriptor
 from kvspool.errors import Corruption, MissingExtra, TooLarge
 from kvspool.layout import Layout
 
@@ -100,6 +103,12 @@ def table_of(fd: int) -> list[Entry]:
     if not possible or sum(one.stored for one in entries) != begin:
         raise Corruption("the table at its end does not fit its length")
     return entries
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of the content of a file, as its table says. Raises Corruption, or the system's OSError."""
+    with Descriptor(path, os.O_RDONLY) as fd:
+        return sum(one.size for one in table_of(fd))
 
 
 def decompressed(fd: int, at: int, entry: Entry) -> bytes:
