@@ -387,8 +387,9 @@ class Journal(Log):
 
     # Reading.
 
-    def _cursor_at(self, start: Start, *, bounded: bool = False, isolation: Isolation = "appended") -> Cursor:
-        end = self.end_of_read(isolation) if bounded else None
+    def _cursor_at(self, start: Start, *, bounded: bool = False, end: int | None = None, isolation: Isolation = "appended") -> Cursor:
+        if bounded and end is None:
+            end = self.end_of_read(isolation)
         return self.cursor_from(self.place_seen(start, isolation), end, isolation)
 
     def end_of_read(self, isolation: Isolation) -> int:
@@ -415,12 +416,10 @@ class Journal(Log):
         isolation: Isolation = "appended",
     ) -> Cursor:
         """Return a cursor at `start`, for who merges several logs; `bounded`: up to what is there now, or to sequence `end`."""
-        if bounded and end is None:
-            end = self.end_of_read(isolation)
-        place = self.place_seen(start, isolation)
+        found = self._cursor_at(start, bounded=bounded, end=end, isolation=isolation)
         with self._looking:
             self._segments.close()  # of many logs even one descriptor each would be too many
-        return self.cursor_from(place, end, isolation)
+        return found
 
     def has_vanished(self) -> bool:
         """Return whether the journal was deleted."""
@@ -450,6 +449,11 @@ class Journal(Log):
         """Return the sequence where a read of what is there now ends; no end where damage hides it, so that reading comes to the damage."""
         place, stop = self._end(self._bases())
         return LAST_SEQUENCE if stop in (DAMAGED, JUMPED) else place.sequence
+
+    def __len__(self) -> int:
+        """As for every log, and no more than the segments have room for: `list` makes room for so many before it reads."""
+        least = self.format.least_bytes
+        return min(super().__len__(), sum(self._segments.size_of(base) // least for base in self._bases()))
 
     def place(self, start: Start) -> Place:
         """Return the place of a start: "earliest", "latest", a sequence, or an aware datetime.

@@ -49,7 +49,7 @@ from kvspool.errors import (
 from kvspool.iteration import Iterations
 from kvspool.keyed import Keys, Packer
 from kvspool.log import Log
-from kvspool.options import Isolation, Start
+from kvspool.options import Isolation, Start, check_sequence
 from kvspool.producers import Booking, ColumnPieces
 from kvspool.reader import ReaderStats
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, encode_keys, listed
@@ -357,7 +357,7 @@ class Spool(Single, Log):
 
     @contextmanager
     def view(self, sequence: int) -> Iterator[memoryview]:
-        with views.view(self.cursor(sequence)) as value:
+        with views.view(self.cursor(check_sequence(sequence))) as value:
             yield value
 
     # Durable readers.

@@ -74,6 +74,7 @@ class Fflg(Bare):
     has_other_names: ClassVar[bool] = True
     reads_zeros: ClassVar[bool] = True
     header_bytes = HEADER.size
+    least_bytes = SIZE
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES, total_bytes: int | str = 0, keep_consumed: int = 0) -> None:
         self.segment_bytes, self.total_bytes = sizes.parse(segment_bytes), sizes.parse(total_bytes)
