@@ -497,7 +497,9 @@ class Journal(Log):
         self.format.refuse_time()
         if time.tzinfo is None:
             raise ValueError(f"a time without a zone is ambiguous: {time}; pass an aware datetime")
-        before = round(time.timestamp() * 1e6) * 1000 - 1
+        before = min(round(time.timestamp() * 1e6) * 1000 - 1, LAST_TIME)
+        if before < NO_TIME:  # a time that is earlier than any that a record can have
+            return Place(bases[0], 0, bases[0])
         base = self._last_begun(before, bases)
         place = Place(base, 0, base)
         with suppress(Corruption):  # of its header: reading passes over that

@@ -153,6 +153,8 @@ def test_a_read_from_a_time_begins_at_the_first_record_that_is_not_earlier(log: 
     assert sequences(log.read(epoch + timedelta(seconds=17))) == list(range(17, 30))
     assert sequences(log.read(epoch + timedelta(seconds=16.5))) == list(range(17, 30))
     assert sequences(log.read(epoch + timedelta(days=1))) == []
+    assert sequences(log.read(datetime.min.replace(tzinfo=timezone.utc))) == list(range(30))
+    assert sequences(log.read(datetime.max.replace(tzinfo=timezone.utc))) == []
 
 
 def test_isolation_hides_what_is_not_on_disk(log: Log) -> None:
