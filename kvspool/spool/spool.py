@@ -743,7 +743,7 @@ def _recovered(pair: Pair) -> dict[str, int]:
 def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
     """Raise for arguments that don't fit into a frame."""
     if key is not None:
-        if not isinstance(key, bytes):
+        if key.__class__ is not bytes:  # no subclass either: the loops copy bytes alone
             raise TypeError(f"a key is bytes, str or None, not {key.__class__.__name__}")
         if len(key) > format.LARGEST_KEY:
             raise TooLarge(f"a key of {len(key)} bytes; at most {format.LARGEST_KEY} are possible")
