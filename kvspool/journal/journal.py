@@ -193,10 +193,12 @@ class Journal(Log):
         self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
     ) -> Batch:
         encoded, codecs = self._encoded(listed(values))
-        if timestamp is None and not self.format.has_timestamps:
-            timestamp = 0
-        if timestamp is not None and self.format.has_timestamps:
+        if timestamp is None:
+            timestamp = None if self.format.has_timestamps else 0
+        elif self.format.has_timestamps:
             times.refuse_ahead(timestamp)
+        else:
+            self._refuse("timestamps")
         batch = Batch(encoded, None if keys is None else listed(keys, "keys"), type, timestamp, codecs=codecs)  # type: ignore[arg-type]
         try:
             self._check(batch)
@@ -240,6 +242,11 @@ class Journal(Log):
         """Return what `append_prepared` takes, checked: the given rows (int32 numbers; None: all) of each part."""
         from kvspool import arrow
 
+        for part in parts:
+            if not self.format.has_timestamps and part.has_times:
+                self._refuse("timestamps")
+            if not self.format.has_codecs and part.has_codecs:
+                self._refuse("codecs")
         if not self.format.has_columns:
             batch = joined([part.listed(rows) for part in parts])
             if not self.format.has_timestamps:
@@ -262,7 +269,8 @@ class Journal(Log):
         raises OutOfRange if it is another one, and nothing is written then."""
         timeout = self.timeout if timeout is None else timeout
         if not batch.rows:
-            return range(0)
+            end = self.end()
+            return range(end, end)
 
         def work(appender: Appender, page: Page) -> range:
             if behind is not None and page.next_sequence != behind:
@@ -312,6 +320,8 @@ class Journal(Log):
             self._refuse("keys")
         if not self.format.has_types and any(types):
             self._refuse("types")
+        if not self.format.has_timestamps and not {0, NO_TIME}.issuperset(times):
+            self._refuse("timestamps")
         self.format.check(batch)
 
     def _make_durable(self, first: int, end: int, timeout: float) -> None:
