@@ -211,6 +211,7 @@ class Log(Handle, ABC):
 
         Raises ValueError for an invalid name, Unsupported for journals other than kvj.
         """
+        self.check_open()
         return Producer(self._producing(), name)
 
     def producers(self) -> list[ProducerStats]:
@@ -220,10 +221,12 @@ class Log(Handle, ABC):
 
     def forget_producers(self, names: Iterable[str], timeout: float | None = None) -> int:
         """Let the log forget producers, whose records stay; returns how many it knew. Raises what `producer` does, LockTimeout, OSError."""
+        self.check_open()
         return producers.forget(self._producing(), names, timeout)
 
     def retire_producers(self, prefix: str, timeout: float | None = None) -> int:
         """Let the log know that producers whose names begin so append nothing more; see `kvspool.producers.retire`."""
+        self.check_open()
         return producers.retire(self._producing(), prefix, timeout)
 
     @abstractmethod
@@ -531,4 +534,5 @@ class Log(Handle, ABC):
         """Raise Closed if the handle was closed."""
 
     def _refuse(self, capability: str) -> NoReturn:
+        self.check_open()
         raise Unsupported(self.kind, capability, CAPABILITIES[capability])

@@ -106,8 +106,8 @@ class Journal(Log):
 
     HELPERS = frozenset(
         """
-        append_booked append_records bases clamped committed control cursor cursor_from end_of_read first following forked generation
-        lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end reading records_from refuse_handler
+        append_booked append_records bases clamped committed control cursor cursor_from end_of_read first forked generation
+        lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end records_from refuse_handler
         segment_of segments_apart settle under_lock
         """.split()
     )
@@ -688,6 +688,8 @@ class Journal(Log):
 
     def reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> JournalReader:
         self.check_open()
+        if not isinstance(name, str):
+            raise TypeError(f"a reader's name is str, not {type(name).__name__}")
         lease = self.offsets.take(name)
         try:
             return self._iterations.add(self._new_reader(name, start, isolation, lease))
@@ -808,6 +810,7 @@ class Journal(Log):
         progress: archiving.Progress | None = None,
         timeout: float | None = None,
     ) -> ArchiveReport:
+        self.check_open()
         timeout = self.timeout if timeout is None else timeout
         return archiving.archive(self, before, older_than, level, timeout, progress, dry_run=dry_run)
 
@@ -820,6 +823,7 @@ class Journal(Log):
         progress: archiving.Progress | None = None,
         timeout: float | None = None,
     ) -> ArchiveReport:
+        self.check_open()
         timeout = self.timeout if timeout is None else timeout
         return archiving.unarchive(self, before, older_than, timeout, progress, dry_run=dry_run)
 
