@@ -100,7 +100,7 @@ class Fflg(Bare):
         segments = sorted(name for name in names if _base_of(name) is not None)
         begins = [_first_bytes(path / name, is_sure) for name in dict.fromkeys(segments[:1] + segments[-1:])]
         if is_sure:
-            return all(MAGIC.startswith(begin) for begin in begins)
+            return all(MAGIC.startswith(begin) for begin in begins) and (bool(segments) or names in ([], [INDEX]))
         if segments:
             return MAGIC in begins
         with suppress(Corruption, OSError):
