@@ -19,7 +19,7 @@ from kvspool.record import Codec
 def test_each_append_gets_the_next_sequence(log: Log) -> None:
     assert [log.append(b"%04d" % number) for number in range(40)] == list(range(40))
     assert log.append_many([b"more"] * 3) == range(40, 43)
-    assert log.append_many([]) == range(43, 43)
+    assert log.append_many([]).start == 43  # all empty ranges are equal
     assert log.append(b"last") == 43
     assert [record.sequence for record in log.read()] == list(range(44))
     assert log.extent() == (0, 44)
@@ -159,7 +159,7 @@ def test_arrow_columns_without_times_and_codecs_are_appended_to_every_kind(log: 
     if log.kind != "spool":
         columns["codec"] = pa.array([0, 0], pa.uint8())
     assert log.append_arrow(pa.table(columns)) == range(2)
-    assert log.append_arrow(pa.table({"value": pa.array([], pa.binary())})) == range(2, 2)
+    assert log.append_arrow(pa.table({"value": pa.array([], pa.binary())})).start == 2
 
 
 def test_values_come_back_as_they_were_where_the_kind_keeps_codecs(log: Log) -> None:
