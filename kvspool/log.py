@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from kvspool import producers
 from kvspool.engine.iteration import Iterations
-from kvspool.errors import Unsupported
-from kvspool.options import Isolation, OnGap, Start
+from kvspool.errors import OutOfRange, Truncated, Unsupported
+from kvspool.options import Isolation, OnGap, Start, check_sequence
 from kvspool.producers import Producer, ProducerStats
 from kvspool.record import Codec, Record
 from kvspool.system.handles import Handle
@@ -59,6 +60,8 @@ CAPABILITIES = {
     "types": "store the type in the value, or use a spool, kvj or sej",
 }
 """What not every kind of log can do, and what to use in its place."""
+
+TRIES = 5  # reads of the last records, which rewinds may take back at that moment
 
 
 class Cursor(Protocol):
@@ -205,6 +208,7 @@ class Log(Handle, ABC):
 
         Raises ValueError for an invalid name, Unsupported for journals other than kvj.
         """
+        self.check_open()
         return Producer(self._producing(), name)
 
     def producers(self) -> list[ProducerStats]:
@@ -214,10 +218,12 @@ class Log(Handle, ABC):
 
     def forget_producers(self, names: Iterable[str], timeout: float | None = None) -> int:
         """Let the log forget producers, whose records stay; returns how many it knew. Raises what `producer` does, LockTimeout, OSError."""
+        self.check_open()
         return producers.forget(self._producing(), names, timeout)
 
     def retire_producers(self, prefix: str, timeout: float | None = None) -> int:
         """Let the log know that producers whose names begin so append nothing more; see `kvspool.producers.retire`."""
+        self.check_open()
         return producers.retire(self._producing(), prefix, timeout)
 
     @abstractmethod
@@ -236,8 +242,8 @@ class Log(Handle, ABC):
     # Reading.
 
     @abstractmethod
-    def _cursor_at(self, start: Start, *, bounded: bool = False, isolation: Isolation = "appended") -> Cursor:
-        """Return a cursor at `start`; bounded: up to the last record that is there now."""
+    def _cursor_at(self, start: Start, *, bounded: bool = False, end: int | None = None, isolation: Isolation = "appended") -> Cursor:
+        """Return a cursor at `start`; bounded: up to the last record that is there now. end: up to this sequence."""
 
     @abstractmethod
     def extent(self, isolation: Isolation = "appended") -> tuple[int, int]:
@@ -320,12 +326,14 @@ class Log(Handle, ABC):
             return arrow.read(cursor, limit, on_gap)  # type: ignore[arg-type]
 
     def get(self, sequence: int) -> Record:
-        """Return the record with this sequence. Raises OutOfRange if it is not written yet, GapError if it is lost, Closed, ValueError."""
-        if not isinstance(sequence, int):
-            raise TypeError(f"a sequence is an int, not {type(sequence).__name__}")
-        found = next(self.read(sequence, limit=1), None)
+        """Return the record with this sequence.
+
+        Raises OutOfRange if it was not written yet when the call began, GapError if it is lost, TypeError for a sequence that is no int,
+        and what `read` does.
+        """
+        found = next(self.read(check_sequence(sequence), limit=1), None)
         if found is None:
-            self._cursor_at(sequence + 1).close()  # says that it is not written yet
+            raise OutOfRange(f"sequence {sequence} of {self.path} is not written yet")
         assert isinstance(found, Record)
         return found
 
@@ -333,8 +341,21 @@ class Log(Handle, ABC):
         """Return the last `count` records, in order; fewer if there are no more. Lost ones are left out. Raises Closed, ValueError."""
         if count < 0:
             raise ValueError(f"a number of records is not negative: {count}")
+        for _ in range(TRIES - 1):
+            with suppress(OutOfRange, Truncated):  # the records were taken back meanwhile, by a rewind
+                return self._newest(min(count, sys.maxsize))
+        return self._newest(min(count, sys.maxsize))
+
+    def _newest(self, count: int) -> list[Record]:
+        """Return the last records that are there now: out of ever more sequences, since some of them may have no record."""
         first, end = self.extent()
-        return list(self.read(max(first, end - count), on_gap="skip")) if count else []
+        begin = max(first, end - count)
+        found = deque(self.read(begin, on_gap="skip") if count else (), count)  # no more of them, if others append meanwhile
+        while len(found) < count and begin > first:
+            end, begin = begin, max(first, begin - 2 * (end - begin))
+            before = self._iterations.add(self._cursor_at(begin, end=end).reading(Record, None, "skip"))
+            found.extendleft(reversed(deque(before, count - len(found))))
+        return list(found)
 
     @contextmanager
     def view(self, sequence: int) -> Iterator[memoryview]:
@@ -351,7 +372,7 @@ class Log(Handle, ABC):
         return self.read()
 
     def __len__(self) -> int:
-        """Return how many records are there now, as far as their sequences tell."""
+        """Return how many records are there now, as far as their sequences tell: at most so many if some were left out, or are lost."""
         first, end = self.extent()
         return min(end - first, sys.maxsize)
 
@@ -515,4 +536,5 @@ class Log(Handle, ABC):
         """Raise Closed if the handle was closed."""
 
     def _refuse(self, capability: str) -> NoReturn:
+        self.check_open()
         raise Unsupported(self.kind, capability, CAPABILITIES[capability])

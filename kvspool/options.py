@@ -29,3 +29,10 @@ def check_isolation(isolation: Isolation) -> Isolation:
     if isolation not in ("appended", "synced"):
         raise ValueError(f'isolation is "appended" or "synced", not {isolation!r}')
     return isolation
+
+
+def check_sequence(sequence: int) -> int:
+    """Return the sequence. Raises TypeError for what is no int."""
+    if not isinstance(sequence, int):
+        raise TypeError(f"a sequence is an int, not {type(sequence).__name__}")
+    return sequence

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from kvspool.engine.iteration import Iterations
-from kvspool.options import Isolation, OnGap, Start
+from kvspool.options import Isolation, OnGap, Start, check_sequence
 from kvspool.system.handles import Handle
 
 if TYPE_CHECKING:
@@ -113,9 +113,7 @@ class Reader(Handle, ABC):
 
     def seek(self, sequence: int) -> None:
         """Go on at `sequence`; a lost one gives a Gap. Not committed yet. Raises OutOfRange, Closed, TypeError."""
-        if not isinstance(sequence, int):
-            raise TypeError(f"a sequence is an int, not {type(sequence).__name__}")
-        self._go(sequence)
+        self._go(check_sequence(sequence))
 
     def seek_time(self, time: datetime) -> None:
         """Go on at the first record at or after an aware datetime. Not committed yet. Raises Unsupported where records have no time."""

@@ -80,7 +80,7 @@ class ShardProducer(Handle):
         }
 
     def _shard_of(self, value: Any, key: bytes | None) -> int:
-        if key is not None and not isinstance(key, bytes):
+        if key is not None and key.__class__ is not bytes:
             raise TypeError(f"a key must be bytes, str or None, not {key.__class__.__name__}")
         return route.shard_of(encode(value, Codec.JSON)[0] if key is None else key, self._shards.bits)
 

@@ -50,6 +50,16 @@ class JournalColumns(Columns):
     def _codecs_of(self, codec: int) -> list[int]:
         return [self._codec] * self.rows if self._codecs is None else self._codecs.to_pylist()
 
+    @property
+    def has_times(self) -> bool:
+        """Return whether any row has a timestamp."""
+        return self._timestamps is not None and self._timestamps.null_count < self.rows
+
+    @property
+    def has_codecs(self) -> bool:
+        """Return whether any row has another codec than RAW."""
+        return any(self._codecs_of(self._codec))
+
     def buffers(self, now: int) -> tuple[Any, ...]:
         """Return what `kvj.encode_columns` takes of the rows themselves. now: the timestamp of those that have none."""
         types, times, codecs = self._columns

@@ -132,6 +132,7 @@ class Format(ABC):
     header_bytes: int = 0
     ends_with_size: ClassVar[bool] = False  # a frame repeats its size at its end: see `size_of_last`
     number: ClassVar[int]  # of those that `tail_py` knows
+    least_bytes: int = 1  # of a frame
     item_bytes: int = 0  # of each value, where all have one length
     full_at: int  # bytes of a segment; an append that doesn't come to them begins no new one
     most_bytes: int = (1 << 63) - 1  # of a segment; what lies behind them is nobody's

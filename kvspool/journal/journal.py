@@ -106,8 +106,8 @@ class Journal(Log):
 
     HELPERS = frozenset(
         """
-        append_booked append_records bases clamped committed control cursor cursor_from end_of_read first following forked generation
-        lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end reading records_from refuse_handler
+        append_booked append_records bases clamped committed control cursor cursor_from end_of_read first forked generation
+        lag latest_time locked mode offsets place place_seen prepare_columns read_log_id readable_end records_from refuse_handler
         segment_of segments_apart settle under_lock
         """.split()
     )
@@ -193,10 +193,12 @@ class Journal(Log):
         self, values: Iterable[Any], keys: Iterable[bytes | str | None] | None = None, type: int = 0, timestamp: int | None = None
     ) -> Batch:
         encoded, codecs = self._encoded(listed(values))
-        if timestamp is None and not self.format.has_timestamps:
-            timestamp = 0
-        if timestamp is not None and self.format.has_timestamps:
+        if timestamp is None:
+            timestamp = None if self.format.has_timestamps else 0
+        elif self.format.has_timestamps:
             times.refuse_ahead(timestamp)
+        else:
+            self._refuse("timestamps")
         batch = Batch(encoded, None if keys is None else listed(keys, "keys"), type, timestamp, codecs=codecs)  # type: ignore[arg-type]
         try:
             self._check(batch)
@@ -241,6 +243,11 @@ class Journal(Log):
         """Return what `append_prepared` takes, checked: the given rows (int32 numbers; None: all) of each part."""
         from kvspool.journal.columns import ColumnRows
 
+        for part in parts:
+            if not self.format.has_timestamps and part.has_times:
+                self._refuse("timestamps")
+            if not self.format.has_codecs and part.has_codecs:
+                self._refuse("codecs")
         if not self.format.has_columns:
             batch = joined([part.listed(rows) for part in parts])
             if not self.format.has_timestamps:
@@ -263,7 +270,8 @@ class Journal(Log):
         raises OutOfRange if it is another one, and nothing is written then."""
         timeout = self.timeout if timeout is None else timeout
         if not batch.rows:
-            return range(0)
+            end = self.end()
+            return range(end, end)
 
         def work(appender: Appender, page: Page) -> range:
             if behind is not None and page.next_sequence != behind:
@@ -313,6 +321,8 @@ class Journal(Log):
             self._refuse("keys")
         if not self.format.has_types and any(types):
             self._refuse("types")
+        if not self.format.has_timestamps and not {0, NO_TIME}.issuperset(times):
+            self._refuse("timestamps")
         self.format.check(batch)
 
     def _make_durable(self, first: int, end: int, timeout: float) -> None:
@@ -388,8 +398,9 @@ class Journal(Log):
 
     # Reading.
 
-    def _cursor_at(self, start: Start, *, bounded: bool = False, isolation: Isolation = "appended") -> Cursor:
-        end = self.end_of_read(isolation) if bounded else None
+    def _cursor_at(self, start: Start, *, bounded: bool = False, end: int | None = None, isolation: Isolation = "appended") -> Cursor:
+        if bounded and end is None:
+            end = self.end_of_read(isolation)
         return self.cursor_from(self.place_seen(start, isolation), end, isolation)
 
     def end_of_read(self, isolation: Isolation) -> int:
@@ -416,12 +427,10 @@ class Journal(Log):
         isolation: Isolation = "appended",
     ) -> Cursor:
         """Return a cursor at `start`, for who merges several logs; `bounded`: up to what is there now, or to sequence `end`."""
-        if bounded and end is None:
-            end = self.end_of_read(isolation)
-        place = self.place_seen(start, isolation)
+        found = self._cursor_at(start, bounded=bounded, end=end, isolation=isolation)
         with self._looking:
             self._segments.close()  # of many logs even one descriptor each would be too many
-        return self.cursor_from(place, end, isolation)
+        return found
 
     def has_vanished(self) -> bool:
         """Return whether the journal was deleted."""
@@ -456,6 +465,11 @@ class Journal(Log):
         """Return the sequence where a read of what is there now ends; no end where damage hides it, so that reading comes to the damage."""
         place, stop = self._end(self._bases())
         return LAST_SEQUENCE if stop in (DAMAGED, JUMPED) else place.sequence
+
+    def __len__(self) -> int:
+        """As for every log, and no more than the segments have room for: `list` makes room for so many before it reads."""
+        least = self.format.least_bytes
+        return min(super().__len__(), sum(self._segments.size_of(base) // least for base in self._bases()))
 
     def place(self, start: Start) -> Place:
         """Return the place of a start: "earliest", "latest", a sequence, or an aware datetime.
@@ -499,7 +513,9 @@ class Journal(Log):
         self.format.refuse_time()
         if time.tzinfo is None:
             raise ValueError(f"a time without a zone is ambiguous: {time}; pass an aware datetime")
-        before = round(time.timestamp() * 1e6) * 1000 - 1
+        before = min(round(time.timestamp() * 1e6) * 1000 - 1, LAST_TIME)
+        if before < NO_TIME:  # a time that is earlier than any that a record can have
+            return Place(bases[0], 0, bases[0])
         base = self._last_begun(before, bases)
         place = Place(base, 0, base)
         with suppress(Corruption):  # of its header: reading passes over that
@@ -678,6 +694,8 @@ class Journal(Log):
 
     def reader(self, name: str, start: Start = "earliest", *, isolation: Isolation = "appended") -> JournalReader:
         self.check_open()
+        if not isinstance(name, str):
+            raise TypeError(f"a reader's name is str, not {type(name).__name__}")
         lease = self.offsets.take(name)
         try:
             return self._iterations.add(self._new_reader(name, start, isolation, lease))
@@ -704,11 +722,10 @@ class Journal(Log):
             return Lag(0, 0, 0.0)
         place = self.place(begin)
         bases = [base for base in self._bases() if base >= place.base]
-        sizes = [system.port.look_up(self._segments.path_of(base)) for base in bases]
+        size = sum(map(self._segments.size_of, bases))
         found = self._time_from(place) if self.format.has_timestamps else None
         age = 0.0 if found is None or found[0] == NO_TIME else max(0.0, (system.port.now() - found[0]) / 1e9)
-        total = sum(status.st_size for status in sizes if status is not None)
-        return Lag(end - begin, max(0, total - place.position), age)
+        return Lag(end - begin, max(0, size - place.position), age)
 
     def consumers(self) -> list[Consumer]:
         """Return the places of all durable readers, and how many records each is behind the end."""
@@ -799,6 +816,7 @@ class Journal(Log):
         progress: archiving.Progress | None = None,
         timeout: float | None = None,
     ) -> ArchiveReport:
+        self.check_open()
         timeout = self.timeout if timeout is None else timeout
         return archiving.archive(self, before, older_than, level, timeout, progress, dry_run=dry_run)
 
@@ -811,6 +829,7 @@ class Journal(Log):
         progress: archiving.Progress | None = None,
         timeout: float | None = None,
     ) -> ArchiveReport:
+        self.check_open()
         timeout = self.timeout if timeout is None else timeout
         return archiving.unarchive(self, before, older_than, timeout, progress, dry_run=dry_run)
 

@@ -10,13 +10,16 @@ it is decompressed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, NamedTuple
 
 from kvspool import system
 from kvspool.engine.layout import Layout
 from kvspool.errors import Corruption, MissingExtra, TooLarge
+from kvspool.system.descriptor import Descriptor
 
 BLOCK = 1 << 20  # bytes that are compressed together
 LARGEST_BLOCK = 1 << 22  # bytes of a block that is read
@@ -100,6 +103,12 @@ def table_of(fd: int) -> list[Entry]:
     if not possible or sum(one.stored for one in entries) != begin:
         raise Corruption("the table at its end does not fit its length")
     return entries
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of the content of a file, as its table says. Raises Corruption, or the system's OSError."""
+    with Descriptor(path, os.O_RDONLY) as fd:
+        return sum(one.size for one in table_of(fd))
 
 
 def decompressed(fd: int, at: int, entry: Entry) -> bytes:

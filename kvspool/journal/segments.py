@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from kvspool import system
 from kvspool.errors import Corruption, UnknownVersion
+from kvspool.journal import seekable
 from kvspool.journal.segment import ARCHIVE, Archived
 from kvspool.journal.segment import Segment as Segment
 
@@ -69,6 +70,22 @@ class Segments:
         if self.format.has_archives and system.port.look_up(plain) is None and system.port.look_up(archive) is not None:
             return archive
         return plain
+
+    def size_of(self, base: int) -> int:
+        """Return the bytes of a segment; of an archive those that it was made from, or its own if its table is damaged; 0 if it is gone."""
+        for path in self._paths(base):
+            status = system.port.look_up(path)
+            if status is None:
+                continue
+            if path.suffix != ARCHIVE:
+                return min(status.st_size, self.format.most_bytes)
+            try:
+                return seekable.size_of(path)
+            except Corruption:
+                return status.st_size
+            except FileNotFoundError:  # its segment was restored, or both were removed
+                continue
+        return 0
 
     def plain_path(self, base: int) -> Path:
         """Return where the segment that begins at a sequence is written."""

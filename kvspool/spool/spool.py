@@ -51,7 +51,7 @@ from kvspool.kernel import frames_py as frames
 from kvspool.kernel.frames import FrameWriter, Single, measure
 from kvspool.keyed import Keys, Packer
 from kvspool.log import Log
-from kvspool.options import DURABILITIES, TIMEOUT, Durability, Isolation, Progress, Start
+from kvspool.options import DURABILITIES, TIMEOUT, Durability, Isolation, Progress, Start, check_sequence
 from kvspool.producers import Booking, ColumnPieces
 from kvspool.reader import ReaderStats
 from kvspool.record import Codec, check_codec, decode, encode, encode_key, encode_keys, listed
@@ -360,7 +360,7 @@ class Spool(Single, Log):
 
     @contextmanager
     def view(self, sequence: int) -> Iterator[memoryview]:
-        with views.view(self.cursor(sequence)) as value:
+        with views.view(self.cursor(check_sequence(sequence))) as value:
             yield value
 
     # Durable readers.
@@ -751,7 +751,7 @@ def _recovered(pair: Pair) -> dict[str, int]:
 def _check(key: bytes | None, type: int, timestamp: int | None) -> None:
     """Raise for arguments that don't fit into a frame."""
     if key is not None:
-        if not isinstance(key, bytes):
+        if key.__class__ is not bytes:  # no subclass either: the loops copy bytes alone
             raise TypeError(f"a key is bytes, str or None, not {key.__class__.__name__}")
         if len(key) > format.LARGEST_KEY:
             raise TooLarge(f"a key of {len(key)} bytes; at most {format.LARGEST_KEY} are possible")

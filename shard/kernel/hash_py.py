@@ -106,9 +106,9 @@ class Spread:
         if key is None:
             self._turn = (self._turn + 1) & self._mask
             return self._turn
-        if not isinstance(key, bytes):
+        if type(key) is not bytes:
             key = encode_key(key)
-            if not isinstance(key, bytes):
+            if type(key) is not bytes:
                 raise TypeError(f"a key must be bytes, str or None, not {key.__class__.__name__}")
         return fold(native.bytes_of(key), 0, len(key)) & self._mask
 

@@ -84,6 +84,45 @@ def test_get_returns_one_record(filled: Log) -> None:
         filled.get("latest")  # type: ignore[arg-type]
 
 
+def test_get_names_the_record_that_is_not_written(log: Log) -> None:
+    with pytest.raises(OutOfRange, match="sequence 0 .* is not written yet"):
+        log.get(0)
+    log.append(b"four")
+    with pytest.raises(OutOfRange, match="sequence 1 .* is not written yet"):
+        log.get(1)
+    for wrong in (2.0, "2", None):
+        with pytest.raises(TypeError):
+            log.get(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError), log.view(wrong):  # type: ignore[arg-type]
+            pass
+
+
+def test_get_of_a_record_that_is_appended_during_the_call_raises_out_of_range(filled: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    look: Callable[..., Any] = filled._cursor_at
+
+    def look_before_an_append(*arguments: Any, **options: Any) -> Any:
+        cursor = look(*arguments, **options)
+        filled.append(b"late")
+        return cursor
+
+    monkeypatch.setattr(filled, "_cursor_at", look_before_an_append)
+    with pytest.raises(OutOfRange, match="sequence 30 "):
+        filled.get(30)
+
+
+def test_last_returns_no_more_records_than_asked_for_beside_a_writer(filled: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    look: Callable[..., tuple[int, int]] = filled.extent
+
+    def look_before_appends(*arguments: Any) -> tuple[int, int]:
+        found = look(*arguments)
+        filled.append_many([b"late"] * 5)
+        return found
+
+    monkeypatch.setattr(filled, "extent", look_before_appends)
+    assert sequences(filled.last()) == [34]
+    assert sequences(filled.last(3)) == [37, 38, 39]
+
+
 def test_last_returns_the_newest_records_in_order(filled: Log) -> None:
     assert sequences(filled.last()) == [29]
     assert sequences(filled.last(3)) == [27, 28, 29]
@@ -114,6 +153,8 @@ def test_a_read_from_a_time_begins_at_the_first_record_that_is_not_earlier(log: 
     assert sequences(log.read(epoch + timedelta(seconds=17))) == list(range(17, 30))
     assert sequences(log.read(epoch + timedelta(seconds=16.5))) == list(range(17, 30))
     assert sequences(log.read(epoch + timedelta(days=1))) == []
+    assert sequences(log.read(datetime.min.replace(tzinfo=UTC))) == list(range(30))
+    assert sequences(log.read(datetime.max.replace(tzinfo=UTC))) == []
 
 
 def test_isolation_hides_what_is_not_on_disk(log: Log) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import OPTIONS
 
 import kvspool
 from kvspool import queue
@@ -123,6 +124,16 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "sync": lambda log: log.sync(),
     "export": lambda log: log.export(io.BytesIO()),
     "extent": lambda log: log.extent(),
+    "append_many of no record": lambda log: log.append_many([]),
+    "producer": lambda log: log.producer("one"),
+    "forget_producers": lambda log: log.forget_producers(["one"]),
+    "retire_producers": lambda log: log.retire_producers("one"),
+    "archive": lambda log: log.archive(dry_run=True),
+    "unarchive": lambda log: log.unarchive(dry_run=True),
+    "trim": lambda log: log.trim(before=0, dry_run=True),
+    "resize": lambda log: log.resize("1MiB"),
+    "set_retention": lambda log: log.set_retention(None),
+    "view": lambda log: log.view(0).__enter__(),
 }
 
 
@@ -163,6 +174,38 @@ def test_a_queue_is_no_log(tmp_path: Path) -> None:
             kvspool.open(tmp_path / "queue")
         with queue.open(tmp_path / "queue") as other:
             assert other.get(timeout=5) == b"entry"
+
+
+def test_open_refuses_every_other_kind(log: Log, kind: str) -> None:
+    log.append(b"four")
+    log.close()
+    before = sorted(log.path.rglob("*"))
+    for other in OPTIONS.keys() - {kind}:
+        limits = OPTIONS["fixed"] if other == "fixed" else {}
+        with pytest.raises(NotALog):
+            kvspool.open(log.path, format=other, **limits)
+    assert sorted(log.path.rglob("*")) == before
+
+
+def test_open_of_no_kind_takes_shards_or_other_files_for_a_log(tmp_path: Path) -> None:
+    shard = pytest.importorskip("shard")
+    shard.create(tmp_path / "shards", bits=1, capacity="1MiB").close()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_bytes(b"text")
+    for path in (tmp_path / "shards", tmp_path / "notes"):
+        for kind in OPTIONS:
+            limits = OPTIONS["fixed"] if kind == "fixed" else {}
+            with pytest.raises(NotALog):
+                kvspool.open(path, format=kind, **limits)
+
+
+def test_a_readers_name_is_text_that_is_not_empty(log: Log) -> None:
+    with pytest.raises(TypeError):
+        log.reader(5)  # type: ignore[arg-type]
+    if log.kind != "fflg":  # its program takes any bytes for an id
+        with pytest.raises(ValueError):
+            log.reader("")
+    assert log.readers() == []
 
 
 def test_the_docs_have_a_row_for_each_capability(log: Log, kind: str) -> None:

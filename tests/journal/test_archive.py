@@ -757,3 +757,20 @@ def test_other_formats_look_for_one_form_only(tmp_path: Path) -> None:
         path.rename(path.with_name(path.name + ".zst"))
         assert Segments(log.path, log.format).bases() == [1, 2]
         assert not log._segments.exists(0) and log._segments.get(0) is None
+
+
+def test_the_lag_of_a_reader_counts_the_bytes_that_archives_were_made_from(log: Journal) -> None:
+    with log.reader("r") as reader:
+        reader.seek(100)
+        reader.commit()
+        before, others = reader.lag(), log.readers()[0].lag
+        assert before.bytes > 1000
+        count = len(log)
+        log.archive()
+        assert reader.lag().bytes == before.bytes
+        assert others is not None
+        assert log.readers()[0].lag.bytes == others.bytes  # type: ignore[union-attr]
+        assert len(log) == count == 300
+        archive = log._segments.path_of(log.bases()[-2])
+        archive.write_bytes(archive.read_bytes()[:-1])
+        assert 0 < reader.lag().bytes < before.bytes

@@ -564,3 +564,18 @@ def test_a_commit_after_a_rewind_stores_what_it_returns(tmp_path: Path) -> None:
         reader.close()
         with log.reader("me") as again:
             assert again.sequence == 16
+
+
+@pytest.mark.parametrize("size", [0, 5, 27, 29])
+@pytest.mark.parametrize("verb", ["extent", "_cursor_at"])
+def test_last_beside_a_rewind_returns_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, size: int) -> None:
+    with made(tmp_path / "log", 30, 8) as log, opened(tmp_path / "log") as other:
+        look: Callable[..., Any] = getattr(log, verb)
+
+        def look_before_a_rewind(*arguments: Any, **options: Any) -> Any:
+            found = look(*arguments, **options)
+            other.rewind(min(size, other.end()))
+            return found
+
+        monkeypatch.setattr(log, verb, look_before_a_rewind)
+        assert [record.sequence for record in log.last(3)] == list(range(max(0, size - 3), size))

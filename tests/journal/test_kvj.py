@@ -9,7 +9,7 @@ import pytest
 
 import kvspool
 from kvspool import Codec, Gap, Record
-from kvspool.errors import Corruption, TooLarge, UnknownVersion
+from kvspool.errors import Corruption, GapError, TooLarge, UnknownVersion
 from kvspool.journal import Batch, Journal
 from kvspool.journal.format import Before
 from kvspool.journal.formats.kvj import HEAD, HEADER, Kvj
@@ -28,6 +28,26 @@ def crc32c(data: bytes) -> int:
         for _ in range(8):
             state = state >> 1 ^ (0x82F63B78 if state & 1 else 0)
     return state ^ 0xFFFFFFFF
+
+
+def test_a_large_range_without_records_costs_list_no_memory(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj") as log:
+        log.append_many([b"a", b"b", b"c"])
+        log.append_batch(Batch([b"d"]), at=10**18)
+        assert 4 <= len(log) < 100
+        with pytest.raises(GapError):  # and no MemoryError
+            list(log)
+        assert [record.value for record in log.read(on_gap="skip")] == [b"a", b"b", b"c", b"d"]
+
+
+def test_last_passes_over_sequences_that_were_left_out(tmp_path: Path) -> None:
+    with kvspool.create(tmp_path / "log", format="kvj", segment_bytes=200) as log:
+        log.append_many([b"a"] * 9)
+        for at in (12, 1000, 10**18):
+            log.append_batch(Batch([b"b"] * 2), at=at)
+        sequences = [*range(9), 12, 13, 1000, 1001, 10**18, 10**18 + 1]
+        for count in range(20):
+            assert [record.sequence for record in log.last(count)] == sequences[len(sequences) - min(count, len(sequences)) :]
 
 
 def test_golden_bytes(tmp_path: Path) -> None:

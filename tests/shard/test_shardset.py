@@ -898,3 +898,18 @@ def test_a_text_key_goes_where_its_utf_8_goes(shards: ShardSet) -> None:
     assert {record.key for record in shards} == {b"", b"k", "ключ".encode(), b"N14228"}
     with pytest.raises(Unencodable):
         shards.append(b"value", key="\ud800")
+
+
+def test_a_key_of_a_subclass_of_bytes_is_refused_before_anything_is_written(shards: ShardSet) -> None:
+    class Key(bytes):
+        pass
+
+    wrong = Key(key_of(3, 2))
+    for call in (
+        lambda: shards.append_many([b"1", b"2"], keys=[key_of(0, 2), wrong]),
+        lambda: shards.append(b"1", key=wrong),
+        lambda: shards.producer("one").append_many([b"1", b"2"], keys=[key_of(0, 2), wrong], batch=0),
+    ):
+        with pytest.raises(TypeError):
+            call()
+    assert sum(one.records for one in shards.stats()) == 0

@@ -77,6 +77,7 @@ class Fflg(Bare):
     has_other_names: ClassVar[bool] = True
     reads_zeros: ClassVar[bool] = True
     header_bytes = HEADER.size
+    least_bytes = SIZE
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES, total_bytes: int | str = 0, keep_consumed: int = 0) -> None:
         self.segment_bytes, self.total_bytes = sizes.parse(segment_bytes), sizes.parse(total_bytes)
@@ -102,7 +103,7 @@ class Fflg(Bare):
         segments = sorted(name for name in names if _base_of(name) is not None)
         begins = [_first_bytes(path / name, is_sure) for name in dict.fromkeys(segments[:1] + segments[-1:])]
         if is_sure:
-            return all(MAGIC.startswith(begin) for begin in begins)
+            return all(MAGIC.startswith(begin) for begin in begins) and (bool(segments) or names in ([], [INDEX]))
         if segments:
             return MAGIC in begins
         with suppress(Corruption, OSError):

@@ -55,7 +55,7 @@ class Fixed(Bare):
     def __init__(self, item_bytes: int | str, items_per_blob: int | str) -> None:
         self.item_bytes = sizes.parse(item_bytes)
         self.items_per_blob = sizes.parse(items_per_blob)
-        self.record_bytes = self.item_bytes + CHECKSUM
+        self.record_bytes = self.least_bytes = self.item_bytes + CHECKSUM
         self.most_bytes = self.full_at = self.items_per_blob * self.record_bytes
         if not 1 <= self.item_bytes <= LONGEST_ITEM:
             raise ValueError(f"an item has 1 to {LONGEST_ITEM} bytes, not {item_bytes}")

@@ -63,6 +63,7 @@ class Kvj(Nested):
     suffix: ClassVar[str] = "kvj"
     has_keys = has_types = has_timestamps = has_codecs = has_checksums = has_archives = may_leave_out = has_columns = has_producers = True
     header_bytes = HEADER.size
+    least_bytes = HEAD_BYTES
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES) -> None:
         super().__init__(segment_bytes)

@@ -45,6 +45,7 @@ class Sej(Nested):
     has_keys = has_types = has_timestamps = True
     ends_with_size: ClassVar[bool] = True
     has_empty_keys: ClassVar[bool] = False
+    least_bytes = SIZES
 
     def __init__(self, segment_bytes: int | str = SEGMENT_BYTES) -> None:
         super().__init__(segment_bytes)
