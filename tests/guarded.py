@@ -1,4 +1,4 @@
-"""A tiny Flight server behind `hub.serving.authentication`, and what a client sees of it."""
+"""A tiny Flight server behind `hub.server.authentication`, and what a client sees of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyarrow import flight
 from hub.security.access import Access
 from hub.security.certificates import Pair
 from hub.security.tokens import Token
-from hub.serving.authentication import KEY, Authentication
+from hub.server.authentication import KEY, Authentication
 
 
 class GuardedServer(flight.FlightServerBase):  # type: ignore[misc]

@@ -40,14 +40,14 @@ PUBLIC = [
     "shard.merge.Merge",
     "shard.producers.ShardProducer",
     "shard.shardset.ShardSet",
-    "hub.lease.Lease",
-    "hub.mirror.Mirror",
-    "hub.reader.HubReader",
-    "hub.remote.RemoteHub",
-    "hub.root.HubRoot",
-    "hub.server.HubServer",
-    "hub.shipper.Shipper",
-    "hub.store.Store",
+    "hub.root.lease.Lease",
+    "hub.client.mirror.Mirror",
+    "hub.root.reader.HubReader",
+    "hub.client.remote.RemoteHub",
+    "hub.root.root.HubRoot",
+    "hub.server.server.HubServer",
+    "hub.client.shipper.Shipper",
+    "hub.root.store.Store",
 ]
 
 
@@ -97,7 +97,7 @@ def name_of(kind: Any) -> str:
 
 def test_the_walk_finds_the_handles_that_are_known() -> None:
     assert len(HOLDERS) > 60
-    assert {"kvspool.spool.pair.Pair", "kvspool.queue.chunk.Chunk", "hub.lease.Lease", "kvspool.wakeups.Watcher"} <= set(HOLDERS)
+    assert {"kvspool.spool.pair.Pair", "kvspool.queue.chunk.Chunk", "hub.root.lease.Lease", "kvspool.wakeups.Watcher"} <= set(HOLDERS)
     assert isinstance(HOLDERS["kvspool.spool.pair.Pair"], Found)
 
 

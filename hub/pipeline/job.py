@@ -16,6 +16,7 @@ import msgspec
 
 from hub.pipeline.errors import JobError, SchemaError
 from hub.pipeline.schema import INFER, Field, parse_schema
+from hub.root.pipeline_progress import NAME
 from kvspool import documents, sizes
 from kvspool.errors import NotAFile
 
@@ -25,7 +26,6 @@ OnBad = Literal["keep", "fail"]
 Mode = Literal["append", "complete"]
 
 LARGEST = 1 << 20  # bytes of a job file
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 DURATION = re.compile(r"(\d+) (millisecond|second|minute|hour|day|week)s?")
 _SECONDS = {"millisecond": 0.001, "second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 AVAILABLE_NOW = "available-now"

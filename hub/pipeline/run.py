@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hub.pipeline import failures, query, session
-from hub.pipeline import progress as progresses
 from hub.pipeline.decode import clear_bad, count_bad
 from hub.pipeline.errors import PipelineFailed, SchemaError
 from hub.pipeline.job import Job, check_time
-from hub.pipeline.progress import Progress, ShardProgress
 from hub.pipeline.schema import Field, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
+from hub.root import pipeline_progress as progresses
+from hub.root.pipeline_progress import Progress, ShardProgress
 from kvspool import disk, documents, logs, system
 from kvspool.errors import KvspoolError
 from kvspool.handles import Handle

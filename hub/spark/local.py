@@ -21,10 +21,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hub.root.file_version import UNSETTLED, Stamp
 from hub.spark.errors import DataLossError
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey, ShardRange
-from hub.stamp import UNSETTLED, Stamp
 from kvspool import Gap, Spool, logs, system
 from kvspool.errors import LogNotFound, NotALog
 from kvspool.handles import close_all
@@ -206,7 +206,7 @@ class LocalShards:
 
     def _commit_to_root(self, name: str, ends: Mapping[ShardKey, int]) -> None:
         """Move the reader of the root. In shards that the query doesn't ask for it stands at the end, and holds nothing back."""
-        from hub.root import HubRoot
+        from hub.root.root import HubRoot
 
         assert self._names is not None
         with HubRoot.open(self.path) as root, root.reader(name) as reader:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hub.errors import Fenced, Malformed, NotAllowed, NotFound, ShardDamaged, Unexpected
+from hub.protocol.reading import Ticket
+from hub.root.store import PRIVATE, generations
+from hub.spark.endpoints import LATER, STREAM, Line, Patience, connected, let_go
 from hub.spark.errors import DataLossError
-from hub.spark.lines import LATER, STREAM, Line, Patience, connected, let_go
 from hub.spark.shards import ShardRange
-from hub.store import PRIVATE
-from hub.tickets import Ticket
 from kvspool import Gap, disk
 from kvspool.errors import KvspoolError
 from kvspool.options import Isolation
@@ -28,7 +28,7 @@ from shard.shardset import open_shard
 if TYPE_CHECKING:
     import pyarrow
 
-    from hub.remote import RemoteHub
+    from hub.client.remote import RemoteHub
 
 
 class Part(NamedTuple):
@@ -102,7 +102,7 @@ class HubRange(ShardRange):
 
     def _checked(self, hub: RemoteHub, part: Part, next: int, end: int) -> Iterator[tuple[pyarrow.RecordBatch | Gap, int]]:
         """Yield what a stream brings, each with the sequence behind it, up to the end. Raises Malformed if any is missing silently."""
-        from hub.columns import Rows
+        from hub.root.columns import Rows
 
         columns = None if self.columns is None else _in_order(self.columns)
         ticket = Ticket(*self.key, next, end, isolation=self.isolation, columns=columns, log=self.log_id)
@@ -138,7 +138,6 @@ class HubRange(ShardRange):
         return None
 
     def _directly(self, path: Path, first: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
-        from hub.serving.survey import generations
         from kvspool import arrow
 
         with closing(open_shard(path, LOCK_TIMEOUT)) as log:

@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hub.errors import Conflict, HubError, NotAllowed, NotFound, ShardDamaged
-from hub.spark.lines import FIRST_BACKOFF, LATER, STREAM, TIMEOUT, Line, Patience
+from hub.protocol.reading import ShardState, Ticket
+from hub.spark.endpoints import FIRST_BACKOFF, LATER, STREAM, TIMEOUT, Line, Patience
 from hub.spark.options import Credentials
 from hub.spark.ranges import HubRange, Part
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey
-from hub.tickets import ShardState, Ticket
 from kvspool import system
 from kvspool.handles import close_all
 from kvspool.options import Isolation
 
 if TYPE_CHECKING:
-    from hub.remote import RemoteHub
+    from hub.client.remote import RemoteHub
 
 IDLE = 50  # looks in vain, after which one waits: a query that has nothing to do asks some 90 times a second
 WAIT = 0.2  # seconds that it waits for, at all hubs together
@@ -223,7 +223,7 @@ class _Hub:
 
     def _selected(self, states: list[ShardState]) -> dict[ShardKey, ShardState]:
         """Return the shards that are asked for and had a record once, and note which ones can't be read. Raises Malformed."""
-        from hub.shipping.mirrored import check_state
+        from hub.client.mirrored_shard import check_state
 
         found: dict[ShardKey, ShardState] = {}
         for state in states:
@@ -258,7 +258,7 @@ class _Hub:
 
     def sequence_at(self, key: ShardKey, timestamp: int) -> int | None:
         """Return the first sequence whose record is not older than a time, None if there is none. Raises Unreachable, NotAllowed."""
-        from hub.columns import Rows
+        from hub.root.columns import Rows
 
         ticket = Ticket(*key, start_time=timestamp, limit=1, isolation=self._isolation, columns=["sequence"])
         while True:

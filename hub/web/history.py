@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from hub.status import ClientStatus, HubStatus
+from hub.protocol.status import ClientStatus, HubStatus
 
 SECONDS = 600  # rows of a second each
 MINUTES = 24 * 60  # rows of a minute each

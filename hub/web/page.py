@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import msgspec
 
-from hub.status import HubStatus
+from hub.protocol.status import HubStatus
 from kvspool.errors import Closed, MissingExtra
 from kvspool.handles import Handle
 

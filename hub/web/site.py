@@ -32,7 +32,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hub.status import HubStatus
+from hub.protocol.status import HubStatus
 from hub.web import metrics
 from hub.web.history import Histories, History, Rates, Rows
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 import kvspool
-from hub import columns
-from hub.columns import Rows
-from hub.shipper import Shipper
-from hub.store import Shard, Store
+from hub.client.shipper import Shipper
+from hub.root import columns
+from hub.root.columns import Rows
+from hub.root.store import Shard, Store
 from kvspool import Gap, Record
 from kvspool.exchange import plain
 from kvspool.record import Codec

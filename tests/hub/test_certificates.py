@@ -33,7 +33,7 @@ from hub.security import access_file, authority, certificates
 from hub.security.access import Access
 from hub.security.certificates import Certificate, Certificates, Pair
 from hub.security.tokens import Token
-from hub.serving.addresses import needs_tls
+from hub.server.addresses import needs_tls
 from kvspool import system
 from kvspool.system import Port
 

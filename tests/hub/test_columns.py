@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from shipping import Row, batch, contents, numbered, row_of
 
 import kvspool
-from hub import columns
-from hub.columns import Rows
 from hub.errors import Malformed
+from hub.root import columns
+from hub.root.columns import Rows
 from kvspool import Gap
 from kvspool.record import Codec
 

@@ -17,11 +17,11 @@ import pytest
 import hub
 import kvspool
 import shard
-from hub import retention
-from hub.commands import serve
+from hub.cli import serve
+from hub.root import retention
 from hub.security.access import Access
-from hub.server import HubServer
-from hub.serving.limits import Limits, Reason
+from hub.server.limits import Limits, Reason
+from hub.server.server import HubServer
 from hub.web.page import Page
 from kvspool.cli import main
 from kvspool.journal import Retention

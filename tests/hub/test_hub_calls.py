@@ -23,14 +23,15 @@ from shipping import LOG, PATIENCE
 
 import hub
 import kvspool
-from hub import columns, tickets, wire
+from hub.client.connection import Security
+from hub.client.remote import RemoteHub
 from hub.errors import HubFull, QuotaExceeded, Unreachable
-from hub.remote import RemoteHub
-from hub.serving import calls, outlet, reads, threads
-from hub.serving.calls import Calls
-from hub.serving.reads import Reads
-from hub.shipping.connection import Security
-from hub.wire import Log, Opening
+from hub.protocol import ingest, reading
+from hub.protocol.ingest import Log, Opening
+from hub.root import columns
+from hub.server import calls, read_service, reads, threads
+from hub.server.calls import Calls
+from hub.server.reads import Reads
 from kvspool import system
 
 SERVER = b"\x0a\x06server"  # the action that asks what a hub is
@@ -174,7 +175,7 @@ def test_the_kernel_bounds_the_threads_of_a_flood_of_calls(tmp_path: Path) -> No
 def test_a_call_of_a_shipper_that_waits_for_messages_ends_with_its_connection(root: Path) -> None:
     with HubServer(root) as server:
         client = flight.FlightClient(server.location)
-        opening = wire.encode(Opening(wire.VERSION, "jfk", 0, [Log(0, LOG, 1)]))
+        opening = ingest.encode(Opening(ingest.VERSION, "jfk", 0, [Log(0, LOG, 1)]))
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(opening))
         writer.write_metadata(b"")
         until(lambda: server.calls.opening == 0 and len(server.calls) == 1)
@@ -383,8 +384,8 @@ def test_a_search_through_a_log_ends_with_its_connection(root: Path) -> None:
         asked.append(1)
         return len(asked) > 3
 
-    reader, stream = outlet.Outlet(root, "process"), Reads().stream(is_over)
-    ticket_of = tickets.decode_ticket(b'{"client": "jfk", "start_time": 2}')
+    reader, stream = read_service.Outlet(root, "process"), Reads().stream(is_over)
+    ticket_of = reading.decode_ticket(b'{"client": "jfk", "start_time": 2}')
     batches = reader._stream(root / "jfk", ticket_of, columns.schema_of(ticket_of), lambda client: True, lambda size: None, stream)
     with pytest.raises(flight.FlightUnavailableError, match="gone"):
         next(batches)

@@ -20,17 +20,18 @@ from serving import HubServer
 
 import hub
 import kvspool
-from hub import positions, tickets
+from hub.client.connection import Security
+from hub.client.remote import RemoteHub
 from hub.errors import Conflict, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
-from hub.lease import Lease
-from hub.positions import Key, Position, Stored
-from hub.remote import RemoteHub
+from hub.protocol import reading
+from hub.protocol.reading import Commit, ReaderPlace
+from hub.root import positions
+from hub.root.lease import Lease
+from hub.root.positions import Key, Position, Stored
 from hub.security.access import Access
-from hub.serving import consumers
-from hub.serving.consumers import Consumers
-from hub.serving.survey import Survey
-from hub.shipping.connection import Security
-from hub.tickets import Commit, ReaderPlace
+from hub.server import consumers
+from hub.server.consumers import Consumers
+from hub.server.shard_index import Survey
 from kvspool import locks, system
 from kvspool.cli import main
 from kvspool.errors import ReaderBusy
@@ -75,7 +76,7 @@ def connect(server: HubServer, secrets: Path) -> Iterator[dict[str, RemoteHub]]:
 
 def test_a_reader_is_moved_in_the_shards_that_are_named_and_stays_in_the_others(connect: dict[str, RemoteHub], root: Path) -> None:
     assert connect["all"].commit("q", {("JFK", 0): 3}).places == 1
-    assert connect["all"].commit("q", {("EWR", 0): 10, ("LGA", 0): 1}) == tickets.Committed(2, missing=1)
+    assert connect["all"].commit("q", {("EWR", 0): 10, ("LGA", 0): 1}) == reading.Committed(2, missing=1)
     assert connect["all"].commit("q", {("JFK", 0): 2}).places == 2
     (found,) = connect["all"].readers()
     assert (found.name, found.owner) == ("q", "all")
@@ -97,7 +98,7 @@ def test_it_holds_back_what_it_has_a_place_in_and_nothing_else(connect: dict[str
 
 
 def test_retention_follows_it(connect: dict[str, RemoteHub], server: HubServer, root: Path) -> None:
-    from hub.serving.trimmer import Trimmer
+    from hub.root.trimmer import Trimmer
 
     with kvspool.create(root / "LGA", format="kvj", segment_bytes=65536) as log:
         for number in range(40):
@@ -153,14 +154,14 @@ NO_COMMITS = [
     b'{"reader": "q", "places": [{"client": "JFK", "shard": 0, "next": 1.5}]}',
     b'{"reader": "q", "places": [{"client": "JFK", "shard": 0, "next": 1, "x": 1}]}',
     b'{"reader": "q", "places": [{"client": "JFK", "shard": 0, "next": 1}, {"client": "JFK", "shard": 0, "next": 2}]}',
-    b'{"reader": "q", "places": []}' + b" " * tickets.LARGEST_COMMIT,
+    b'{"reader": "q", "places": []}' + b" " * reading.LARGEST_COMMIT,
 ]
 
 
 def test_what_is_no_commit_is_refused_and_nothing_is_stored(connect: dict[str, RemoteHub], root: Path) -> None:
     for body in NO_COMMITS:
         with pytest.raises(Malformed):
-            connect["a"]._act("commit-positions", body, tickets.Committed)
+            connect["a"]._act("commit-positions", body, reading.Committed)
     assert positions.names(root) == []
 
 
@@ -188,12 +189,12 @@ def test_there_are_so_many_readers_and_no_more(
     assert sorted(path.name for path in root.glob(".hub/readers/*.lock")) == ["q.lock", "r.lock", "s.lock"]
     too_many = Commit("q", [ReaderPlace("JFK", index, 0) for index in range(consumers.MOST_PLACES + 1)])
     with pytest.raises(Malformed, match="up to 8,192 shards"):
-        connect["a"]._act("commit-positions", msgspec.json.encode(too_many), tickets.Committed)
+        connect["a"]._act("commit-positions", msgspec.json.encode(too_many), reading.Committed)
 
 
 def test_more_places_than_fit_go_in_several_calls(connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hub.remote.MOST_PLACES", 1)
-    assert connect["all"].commit("q", {("JFK", 0): 1, ("EWR", 0): 2, ("LGA", 0): 3}) == tickets.Committed(2, missing=1)
+    monkeypatch.setattr("hub.client.remote.MOST_PLACES", 1)
+    assert connect["all"].commit("q", {("JFK", 0): 1, ("EWR", 0): 2, ("LGA", 0): 3}) == reading.Committed(2, missing=1)
 
 
 def test_a_damaged_file_is_an_error_and_is_not_replaced(connect: dict[str, RemoteHub], root: Path) -> None:
@@ -242,7 +243,7 @@ def test_the_command_shows_whose_it_is_and_deletes_it(
 
 
 def test_the_page_counts_only_shards_in_which_it_has_a_place(server: HubServer, connect: dict[str, RemoteHub]) -> None:
-    from hub.serving.lags import Lags
+    from hub.server.lag_monitor import Lags
 
     connect["a"].commit("q", {("JFK", 0): 4})
     server.store.count(0)

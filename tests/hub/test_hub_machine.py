@@ -18,12 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shipping import Row, contents, gaps, row_of
 
 import kvspool
-from hub import wire
-from hub.serving.clients import Client
-from hub.serving.intake import Intake
-from hub.shipping.lane import Lane
-from hub.store import Store
-from hub.wire import Log, Opened, Opening, Put, Refused, Stored
+from hub.client.log_sender import Lane
+from hub.protocol import ingest
+from hub.protocol.ingest import Log, Opened, Opening, Put, Refused, Stored
+from hub.root.store import Store
+from hub.server.clients import Client
+from hub.server.ingest import Intake
 from kvspool.errors import LogVanished
 
 CAPACITY = 4096
@@ -36,18 +36,18 @@ class Call:
         self.lane = lane
         self.sent: list[tuple[Put, pa.RecordBatch]] = []
         self.heard: list[Any] = []
-        opening = wire.decode_opening(wire.encode(Opening(wire.VERSION, "client", 0, [Log(0, lane.id, lane.log.end())])))
+        opening = ingest.decode_opening(ingest.encode(Opening(ingest.VERSION, "client", 0, [Log(0, lane.id, lane.log.end())])))
         self._intake = Intake(store, "process", _Anybody(), opening, Client("client"), 1 << 20)
         self._taken = ExitStack()
         self._intake._open(self, self._taken)
 
     def write_metadata(self, data: bytes) -> None:
-        self.heard.append(wire.decode_from_hub(data))
+        self.heard.append(ingest.decode_from_hub(data))
 
     def arrive(self, count: int) -> None:
         """Let the first messages that are on their way come to the hub."""
         for put, rows in self.sent[:count]:
-            message = wire.decode_from_client(wire.encode(put))
+            message = ingest.decode_from_client(ingest.encode(put))
             assert isinstance(message, Put)
             self._intake._put(message, rows, self)
         del self.sent[:count]

@@ -18,18 +18,17 @@ from hypothesis import strategies as st
 
 import hub
 import kvspool
-from hub import columns, retention
-from hub.audit import Audit
-from hub.columns import Rows
+from hub.client.shipper import Shipper
 from hub.errors import AccessError, ShardReplaced
-from hub.retention import HubRetention
+from hub.root import columns, retention, trimmer
+from hub.root.audit import Audit
+from hub.root.columns import Rows
+from hub.root.retention import HubRetention
+from hub.root.store import Store
+from hub.root.trimmer import Keeper, Trimmer, beginnings
 from hub.security import private
 from hub.security.access import Access
-from hub.server import HubServer
-from hub.serving import trimmer
-from hub.serving.trimmer import Keeper, Trimmer, beginnings
-from hub.shipper import Shipper
-from hub.store import Store
+from hub.server.server import HubServer
 from kvspool import Gap
 from kvspool.errors import Corruption, ReaderBusy
 from kvspool.journal import Floor, Retention
@@ -310,7 +309,7 @@ def test_the_keeper_trims_what_the_rules_say_and_tells_what_goes_wrong(root: Pat
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("hub.server.ROUND", 0.05)
+    monkeypatch.setattr("hub.server.server.ROUND", 0.05)
     monkeypatch.setattr(trimmer, "INTERVAL", 0.05)
     yield
 

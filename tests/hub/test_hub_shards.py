@@ -20,21 +20,20 @@ from shipping import eventually
 
 import hub
 import kvspool
-from hub.columns import Rows
+from hub.client.remote import RemoteHub
+from hub.client.shipper import Shipper
 from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unreachable
-from hub.remote import RemoteHub
-from hub.shipper import Shipper
-from hub.spark import lines, ranges, remote
+from hub.protocol.reading import Generation, Ticket
+from hub.root.columns import Rows
+from hub.spark import endpoints, ranges, remote
+from hub.spark.endpoints import Line, Patience
 from hub.spark.errors import DataLossError
-from hub.spark.lines import Line, Patience
 from hub.spark.opening import open_shards
 from hub.spark.options import Credentials, ReadOptions
 from hub.spark.ranges import HubRange
 from hub.spark.remote import HubShards
 from hub.spark.selection import Selection
 from hub.spark.shards import Extent, ShardKey
-from hub.store import Generation
-from hub.tickets import Ticket
 from kvspool import Gap, arrow
 from kvspool.cli import main
 from kvspool.journal import Retention
@@ -46,12 +45,12 @@ JFK, EWR = ShardKey("JFK", 0), ShardKey("EWR", 0)
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let pauses be short, and close what a worker would keep."""
-    monkeypatch.setattr(lines, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(endpoints, "FIRST_BACKOFF", 0.01)
     monkeypatch.setattr(remote, "FIRST_BACKOFF", 0.01)
-    monkeypatch.setattr(lines, "LONGEST_BACKOFF", 0.05)
+    monkeypatch.setattr(endpoints, "LONGEST_BACKOFF", 0.05)
     monkeypatch.setattr(remote, "COMMITS", 0.0)
     yield
-    lines.close_lines()
+    endpoints.close_lines()
 
 
 def fill(path: Path, count: int, text: str = "record", first: int = 0) -> None:
@@ -328,8 +327,8 @@ def test_a_task_on_the_hubs_own_host_reads_the_directory(server: HubServer, root
     assert sequences(one) == list(range(10, 20))
     assert next(iter(one.batches())).schema.names == ["sequence", "value"]
     hub.create(tmp_path / "other").close()
-    hub.store.root_id(tmp_path / "other")
-    other = HubRange(JFK, one.log_id, 10, 20, tuple(part._replace(line=lines.Line(server.location, timeout=0.1)) for part in one.parts),
+    hub.root.store.root_id(tmp_path / "other")
+    other = HubRange(JFK, one.log_id, 10, 20, tuple(part._replace(line=endpoints.Line(server.location, timeout=0.1)) for part in one.parts),
                      local_root=tmp_path / "other")  # fmt: skip
     with pytest.raises(Unreachable):
         list(other.batches())
@@ -348,7 +347,7 @@ def test_a_stream_that_is_cut_goes_on_and_nothing_comes_twice(root: Path) -> Non
         ours = shards(location)
         one = ours.range(ShardKey("BIG", 0), 0, 60_000)
         faults = [proxy.add(Fault(kind, "down", at)) for kind, at in (("cut", 2_500_000), ("reset", 700_000), ("truncate", 3_000_000))]
-        lines.close_lines()
+        endpoints.close_lines()
         assert sequences(one) == list(range(60_000))
         assert [fault.fired for fault in faults] == [1, 1, 1]
         ours.close()

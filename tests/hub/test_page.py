@@ -23,7 +23,7 @@ from hub_statuses import DAY, GIB, SECOND, Told, client, hub, pipeline, shard
 from prometheus_client.parser import text_string_to_metric_families
 
 import hub as hub_package
-from hub.status import HubStatus, ReaderStatus
+from hub.protocol.status import HubStatus, ReaderStatus
 from hub.web import history, metrics, page, site
 from hub.web.history import Histories, Rates, Ring
 from hub.web.page import Page

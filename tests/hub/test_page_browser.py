@@ -12,7 +12,7 @@ from hub_statuses import GIB, SECOND, Busy, Told, client, hub, pipeline, shard
 from playwright.sync_api import Browser, Locator, expect, sync_playwright
 from playwright.sync_api import Page as Tab
 
-from hub.status import ReaderStatus
+from hub.protocol.status import ReaderStatus
 from hub.web.page import Page
 
 CHROMIUM = shutil.which("chromium")

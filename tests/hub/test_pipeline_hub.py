@@ -17,12 +17,12 @@ from sessions import MARKS
 
 import hub
 import shard
+from hub.client.connection import Security
+from hub.client.shipper import Shipper
 from hub.pipeline import load
 from hub.pipeline.run import Run
 from hub.security.access import Access
 from hub.security.certificates import Certificates
-from hub.shipper import Shipper
-from hub.shipping.connection import Security
 from kvspool.cli import main
 
 if TYPE_CHECKING:

@@ -17,10 +17,11 @@ from sessions import MARKS
 
 import hub
 import shard
-from hub.pipeline import PipelineFailed, SinkError, Table, load, progress
+from hub.pipeline import PipelineFailed, SinkError, Table, load
 from hub.pipeline.compaction import compact
 from hub.pipeline.job import Compact
 from hub.pipeline.run import Run
+from hub.root import pipeline_progress
 from kvspool.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -92,10 +93,10 @@ def test_rows_are_there_once_through_restarts_replays_and_compaction(spark: Spar
     with shard.open(root, prefix="JFK") as shards:
         shards.append(b'{"row": "x"}', key=b"bad")
     job = job_at(root.parent, source="maxOffsetsPerTrigger = 120", sink='partition_by = ["carrier"]', tables="[compact]\nfiles = 2")
-    said: list[progress.Progress] = []
+    said: list[pipeline_progress.Progress] = []
     done = Run(job, once=True, report=said.append).run(spark)
     assert (done.state, done.records, done.bad, done.lag) == ("done", 301, 1, 0)
-    assert len({one.batch for one in said}) > 2 and said[-1] == progress.read(progress.path_in(root, "delays"))
+    assert len({one.batch for one in said}) > 2 and said[-1] == pipeline_progress.read(pipeline_progress.path_in(root, "delays"))
     assert {shard.topic: 0 for shard in done.shards} == {"EWR": 0, "JFK": 0} and sum(shard.next for shard in done.shards) == 301
     assert rows_of(root.parent / "out") == list(range(300))
     (bad,) = parquet.read_table(job.bad_path).to_pylist()
@@ -241,7 +242,7 @@ def test_a_failure_says_its_cause_first(spark: SparkSession, root: Path, changes
     with pytest.raises(PipelineFailed) as caught:
         Run(job, once=True).run(spark)
     assert words in str(caught.value) and "\n" not in str(caught.value) and "\tat " not in str(caught.value)
-    told = progress.read(job.state / "progress.json")
+    told = pipeline_progress.read(job.state / "progress.json")
     assert told.state == "failed" and words in told.error
 
 
@@ -249,7 +250,7 @@ def test_delta_that_spark_does_not_have_is_said_before_anything_runs(spark: Spar
     job = job_at(root.parent, sink='format = "delta"')
     with pytest.raises(MissingExtra, match=r"delays\.toml: \[sink\] format: Spark 4\..* has no Delta Lake; .*delta-spark_4\.\d+_2\.13:"):
         Run(job, once=True).run(spark)
-    assert progress.read(job.state / "progress.json").state == "failed"
+    assert pipeline_progress.read(job.state / "progress.json").state == "failed"
     assert not Path(job.checkpoint).exists() and not (root.parent / "out").exists()
 
 
@@ -292,7 +293,7 @@ def test_a_jvm_that_has_ended_is_said(root: Path, monkeypatch: pytest.MonkeyPatc
     for _ in ("while the query starts", "while it runs"):
         with pytest.raises(PipelineFailed, match=r"Spark's JVM has ended.* \S+/spark\.log"):
             Run(job, once=True).run()
-        told = progress.read(job.state / "progress.json")
+        told = pipeline_progress.read(job.state / "progress.json")
         assert told.state == "failed" and "JVM has ended" in told.error
         monkeypatch.setattr(Run, "_start", lambda run, *_: setattr(run, "_query", gone))
 

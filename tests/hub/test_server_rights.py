@@ -20,18 +20,18 @@ from pyarrow import flight
 
 import hub
 import kvspool
-from hub import columns
+from hub.client.connection import Connection, Security, call_options
+from hub.client.remote import RemoteHub
 from hub.errors import HubFull, NotAllowed, QuotaExceeded
-from hub.remote import RemoteHub
+from hub.protocol.ingest import Log, Opening, Put
+from hub.root import columns
 from hub.security import authority
 from hub.security.access import Access
 from hub.security.certificates import Certificates
 from hub.security.quotas import Quota
-from hub.server import HubServer
-from hub.serving.limits import Limits, Reason
-from hub.serving.log import LINES
-from hub.shipping.connection import Connection, Security, call_options
-from hub.wire import Log, Opening, Put
+from hub.server.event_log import LINES
+from hub.server.limits import Limits, Reason
+from hub.server.server import HubServer
 from kvspool import system
 from kvspool.cli import main
 
@@ -106,7 +106,7 @@ def test_a_client_ships_its_own_id_alone(server: HubServer, root: Path, security
 def test_a_right_that_is_taken_away_ends_with_the_next_batches(
     server: HubServer, access: Path, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.serving.authentication.RENEWAL", 0.0)
+    monkeypatch.setattr("hub.server.authentication.RENEWAL", 0.0)
     monkeypatch.setattr("hub.security.access.INTERVAL", 0.0)
     with connection(server, "jfk", security) as call:
         send(call, 0)
@@ -127,7 +127,7 @@ def test_a_right_that_is_taken_away_ends_with_the_next_batches(
 @pytest.fixture
 def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the hub look at the access file, and at who makes a call, each time; comes before the hub."""
-    monkeypatch.setattr("hub.serving.authentication.RENEWAL", 0.0)
+    monkeypatch.setattr("hub.server.authentication.RENEWAL", 0.0)
     monkeypatch.setattr("hub.security.access.INTERVAL", 0.0)
 
 
@@ -337,7 +337,7 @@ def test_a_quota_is_held_batch_by_batch(server: HubServer, security: Security) -
 def test_who_sends_quicker_than_its_quota_is_refused_until_that_is_made_up_for(
     watchful: None, server: HubServer, access: Path, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.serving.admission.LONGEST_DEBT", 0.0)  # nobody sleeps
+    monkeypatch.setattr("hub.server.admission.LONGEST_DEBT", 0.0)  # nobody sleeps
     access.write_text(access.read_text().replace("[quota]", "[quota]\nrate = 100"))
     with connection(server, "jfk", security) as call:
         send(call, 0, 5_000)
@@ -389,7 +389,7 @@ def test_without_room_a_hub_refuses_and_goes_on_by_itself(
 def test_new_certificates_are_served_without_a_restart_and_calls_go_on(
     root: Path, access: Path, security: Security, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.server.ROUND", 0.05)
+    monkeypatch.setattr("hub.server.server.ROUND", 0.05)
     pki = tmp_path / "pki"
     authority.make_authority(pki, ["127.0.0.1"])
     certificates = Certificates(pki / "server.pem", pki / "server.key")
@@ -415,7 +415,7 @@ def test_new_certificates_are_served_without_a_restart_and_calls_go_on(
 def test_certificates_that_cannot_be_served_yet_are_an_error_and_are_served_later(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.server.ROUND", 0.05)
+    monkeypatch.setattr("hub.server.server.ROUND", 0.05)
     monkeypatch.setattr(Certificates, "refresh", lambda self: self._take())  # without waiting for the second look
     pki = tmp_path / "pki"
     authority.make_authority(pki, ["127.0.0.1"])
@@ -424,7 +424,7 @@ def test_certificates_that_cannot_be_served_yet_are_an_error_and_are_served_late
         first, expires = ssl.get_server_certificate(server.gate.address), server.status().certificate_expires
         assert expires == certificates.not_after
         with monkeypatch.context() as exhausted:
-            exhausted.setattr("hub.server._Backend", no_backend)
+            exhausted.setattr("hub.server.server._Backend", no_backend)
             authority.make_server(pki, ["127.0.0.1"], days=7, replaces=True)
             until(lambda: "isn't served yet" in server.status().error)
             assert server.status().certificate_expires == expires

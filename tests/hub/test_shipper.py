@@ -20,13 +20,13 @@ from shipping import contents, eventually, gaps, shipping, stored
 
 import kvspool
 import shard
+from hub.client import hubs
+from hub.client.connection import Connection
+from hub.client.log_sender import PREFIX, Lane
+from hub.client.shipper import Shipper
 from hub.errors import Conflict, Fenced, Restored, ShardDamaged, Unreachable
-from hub.shipper import Shipper
-from hub.shipping import hubs
-from hub.shipping.connection import Connection
-from hub.shipping.lane import PREFIX, Lane
-from hub.store import GENERATIONS, Shard, Store
-from hub.wire import Place, Put
+from hub.protocol.ingest import Place, Put
+from hub.root.store import GENERATIONS, Shard, Store
 from kvspool import Codec, _frames
 from kvspool.errors import LockTimeout, LogVanished, NotALog, ReaderBusy, TooLarge
 from kvspool.queue import ChunkQueue
@@ -99,7 +99,7 @@ def test_a_backlog_is_asked_about_a_few_times_in_a_window_and_at_its_end(
     server: HubServer, root: Path, path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 6 records, a window of 8 batches; nothing but a question of the shipper brings an answer."""
-    monkeypatch.setattr("hub.shipper.PING_INTERVAL", 1e6)
+    monkeypatch.setattr("hub.client.shipper.PING_INTERVAL", 1e6)
     asked: list[bool] = []
     send = Connection.put
 
@@ -307,7 +307,7 @@ def test_what_goes_wrong_for_a_while_stops_its_shard_for_a_while(
     method: str,
     error: Exception,
 ) -> None:
-    monkeypatch.setattr("hub.shipping.lane.TRY_AGAIN", 0.1)
+    monkeypatch.setattr("hub.client.log_sender.TRY_AGAIN", 0.1)
     work, has_failed = getattr(Lane, method), False
 
     def fail(lane: Lane, *arguments: Any) -> Any:
@@ -337,7 +337,7 @@ def test_what_goes_wrong_for_a_while_stops_its_shard_for_a_while(
 def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.shipping.lane.TRY_AGAIN", 0.1)
+    monkeypatch.setattr("hub.client.log_sender.TRY_AGAIN", 0.1)
     with shard.create(tmp_path / "set", bits=1, format="kvj") as logs, HubServer(root, level="disk") as server:
         one, two = logs.shards
         with shipping(tmp_path / "set", server.location) as shipper, kvspool.open(one.path, format="kvj") as other:
@@ -357,7 +357,7 @@ def test_a_log_made_anew_that_can_not_be_taken_at_once_is_taken_later(
     server: HubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
     """Somebody else has its durable reader, or it is being made: only its directory is there. The others go on."""
-    monkeypatch.setattr("hub.shipping.lane.TRY_AGAIN", 0.1)
+    monkeypatch.setattr("hub.client.log_sender.TRY_AGAIN", 0.1)
     with shard.create(tmp_path / "set", bits=1) as logs, shipping(tmp_path / "set", server.location) as shipper:
         for log in logs.shards:
             log.append(b"one")
@@ -394,7 +394,7 @@ def test_what_can_not_pass_stops_its_shard_for_good(root: Path, tmp_path: Path, 
 def test_a_hub_that_fails_as_a_whole_is_waited_for(
     server: HubServer, root: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.shipper.ASK_AGAIN", 0.1)
+    monkeypatch.setattr("hub.client.shipper.ASK_AGAIN", 0.1)
     enter = Store.enter
 
     def fail(*_: Any) -> None:
@@ -545,7 +545,7 @@ def test_another_number_of_shards_is_a_conflict(server: HubServer, path: Path, t
 def test_a_shard_that_is_damaged_at_the_hub_stops_alone_and_goes_on_when_it_is_repaired(
     server: HubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.shipping.lane.ASK_AGAIN", 0.2)
+    monkeypatch.setattr("hub.client.log_sender.ASK_AGAIN", 0.2)
     with shard.create(tmp_path / "set", bits=1) as logs:
         for log in logs.shards:
             log.append_many([b"one", b"two"])

@@ -1,0 +1,120 @@
+"""`kvspool hub trim`: let the oldest segments of clients go."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hub import HubRoot
+from hub.cli.retention import add_limits, limits
+from hub.root import retention
+from hub.root.retention import EVERYBODY
+from hub.root.trimmer import ShardTrim, Trimmer
+from hub.security.access import Patterns
+from kvspool import sizes, system
+from kvspool.cli import options, output
+from kvspool.cli.options import BadInput
+from kvspool.errors import KvspoolError
+from kvspool.journal import Retention
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DESCRIPTION = """\
+Let the oldest segments of clients go, now: by the rules of `kvspool hub retention`, or by those that are given here, which then hold
+alone. Beside a hub that runs, too. With --dry-run only say what would go and why, segment by segment. A client whose segments went ships
+on where it was; readers get a gap for what they hadn't read."""
+EXAMPLES = """\
+  kvspool hub trim /var/lib/hub --dry-run
+  kvspool hub trim /var/lib/hub --client 'jfk*' --max-bytes 50GiB --dry-run
+  kvspool hub trim /var/lib/hub --by-readers
+  kvspool hub trim /var/lib/hub --client lga --max-age 7d --force --json | jq .removed_bytes"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "trim", help="let the oldest segments of clients go", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+    )
+    parser.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
+    parser.add_argument("--client", metavar="PATTERN", default=EVERYBODY, help="whose shards: an id, or how one begins and a *")
+    add_limits(parser)
+    parser.add_argument("--dry-run", action="store_true", help="say what would go, and change nothing")
+    options.add_json(parser, "one JSON object for each shard")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trim client by client; what goes wrong with one doesn't keep the others."""
+    given = limits(arguments)
+    system.port.allow_more_files()
+    with HubRoot.open(arguments.path) as root:
+        found, path = root.clients(), root.path
+    clients = _matching(found, arguments.client)
+    rules = {client: given or _rules(path, client) for client in clients}
+    if clients and not any(rules.values()):
+        raise BadInput(
+            f"nothing says what is to go: give --max-bytes, --max-age or --by-readers, or set rules with kvspool hub retention {path}"
+        )
+    trimmer, done, code = Trimmer(path), [], 0
+    for client, own in rules.items():
+        try:
+            done += trimmer.trim(client, own, dry_run=arguments.dry_run) if own is not None else []
+        except (KvspoolError, OSError) as error:
+            output.complain(f"{client}: {error}")
+            code = error.exit_code if isinstance(error, KvspoolError) else 1
+    _show(done, arguments)
+    return code
+
+
+def _matching(clients: list[str], pattern: str) -> list[str]:
+    try:
+        patterns = Patterns.parse((pattern,))
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    found = [client for client in clients if patterns.matches(client)]
+    if not found and pattern != EVERYBODY:
+        raise BadInput(f"no client is {pattern!r}; kvspool hub clients lists those that there are")
+    return found
+
+
+def _rules(root: Path, client: str) -> Retention | None:
+    rules = retention.load(root).of(client)
+    return rules if rules is not None and rules.has_limit else None
+
+
+def _show(done: list[ShardTrim], arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        for one in done:
+            output.print_json(
+                {"client": one.client, "shard": one.shard, **{name: getattr(one.report, name) for name in one.report.__struct_fields__}}
+            )
+        return
+    rows = [one for one in done if arguments.dry_run or one.report.removed_segments]
+    if rows:
+        output.console().print(_table(rows, arguments.dry_run))
+    segments, records, size = (
+        sum(getattr(one.report, name) for one in done) for name in ("removed_segments", "removed_records", "removed_bytes")
+    )
+    does = "would remove" if arguments.dry_run else "removed"
+    print(f"{does} {segments:,} segment{'' if segments == 1 else 's'} of {len(done):,} shards: {records:,} records, {sizes.show(size)}")
+    for one in done:
+        for left in one.report.left_behind:
+            print(output.escape(f"{one.client} {one.shard}: the durable reader {left.name!r} loses sequences {left.first} to {left.last}"))
+
+
+def _table(rows: list[ShardTrim], is_dry: bool) -> Table:
+    """Return a row for each segment: what becomes of it, and why."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    for title in ("shard", "segment from", "records", "size", "age", "", "why", "not read by"):
+        table.add_column(title, justify="right" if title in ("segment from", "records", "size", "age") else "left", overflow="fold")
+    for row in rows:
+        for one in row.report.plan.segments:
+            what = ("would go" if is_dry else "goes", "yellow") if one.goes else ("stays", "green")
+            cells = [f"{row.client} {row.shard}", f"{one.base:,}", f"{one.records:,}", sizes.show(one.bytes), options.show_age(one.age)]
+            table.add_row(*map(Text, cells), Text(*what), Text(output.escape(one.why)), Text(output.escape(", ".join(one.held_by))))
+    return table

@@ -1,0 +1,530 @@
+"""The shipper: follows the logs of a client and sends what comes to a hub, exactly once, through outages of any length.
+
+Each log is a lane with a durable reader; one call carries all lanes. What the hub has acknowledged is committed, and nothing else: after
+a death or an outage the hub says what it has, and the lanes go on from there. What was not acknowledged is in the log, so it needs no
+memory here: a lane reads it again.
+
+**Batches.** What is there is sent at once, up to `batch_bytes` of each lane in turn; where less is there, the shipper waits for `linger`
+seconds, so that single records travel together. Up to `window` bytes of all lanes together are on their way without an acknowledgement,
+and one batch more: each batch waits until less than that is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import msgspec
+
+import shard
+from hub.client import hubs
+from hub.client.connection import SILENCE, Connection, Security, jittered
+from hub.client.log_sender import ASK_AGAIN, LOOK_AGAIN, Lane
+from hub.client_ids import check_client
+from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, ShardDamaged, Silent, Unexpected, Unreachable
+from hub.protocol.ingest import BATCH_BYTES, VERSION, Opening
+from hub.protocol.ingest import Log as LogOnWire
+from hub.root.columns import Rows
+from kvspool import logs, system
+from kvspool.errors import KvspoolError, NotALog
+from kvspool.handles import Handle, close_all
+from kvspool.options import Isolation
+from kvspool.queue import is_queue
+from kvspool.wakeups import BLIND_POLL, POLL, Watcher
+from shard.shardset import Log
+
+LINGER = 0.002  # seconds
+WINDOW = 8 << 20  # bytes
+QUESTIONS = 4  # what is stored is asked so often in a window
+MOST_ROWS = 16_384  # of a batch
+COMMIT_INTERVAL = 0.1  # seconds between two commits of the durable readers
+PING_INTERVAL = 5.0  # seconds without anything to send after which the hub is asked whether it is there
+IMPATIENT_POLL = 0.05  # seconds between two looks, for who ends when nothing more comes
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.05, 30.0  # seconds
+LONGEST_BLIND_POLL = 0.05  # seconds between two looks where no event will come, after a while without any
+MOST_PATIENCE = 64  # times `silence`: how long to wait at most for an answer over a slow network
+KEEP_ALIVE = 1.0  # seconds between two signs of life of the durable readers during an outage
+logger = logging.getLogger("kvspool.ship")
+
+State = Literal["connecting", "connected", "waiting", "stopped", "failed"]
+
+
+class LaneStatus(msgspec.Struct, frozen=True):
+    """One log on its way. sent: records, those that went twice counted twice; acknowledged: sequence below which the hub has all; behind:
+    records that it hasn't; lost: sequences that were overwritten before they could be sent; error: why it is not shipped now."""
+
+    shard: int
+    path: str
+    sent: int
+    acknowledged: int
+    behind: int
+    lost: int
+    error: str
+
+
+class ShipStatus(msgspec.Struct, frozen=True):
+    """What a shipper does. outages: connections that broke; retry_in: seconds until the next attempt, in the state "waiting"."""
+
+    client: str
+    hub: str
+    state: State
+    behind: int
+    sent: int
+    bytes: int
+    lost: int
+    outages: int
+    retry_in: float
+    error: str
+    lanes: list[LaneStatus]
+
+
+class Shipper(Handle):
+    """Ships one log, or one shard set, as the client `client` to a hub. `run` does it in the calling thread until `stop`."""
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        hub: str | Sequence[str],
+        *,
+        client: str,
+        security: Security | Callable[[], Security] = Security(),  # noqa: B008 - it is frozen
+        choose: hubs.Choice = "hash",
+        isolation: Isolation | None = None,
+        linger: float = LINGER,
+        batch_bytes: int = BATCH_BYTES,
+        window: int = WINDOW,
+        silence: float = SILENCE,
+    ) -> None:
+        """Take the source's durable readers. Raises what opening it raises, ReaderBusy if it is being shipped, ValueError.
+
+        hub: `grpc+tls://host:port` or `grpc://host:port`; of several, one is chosen: see `hubs.chosen`. security: or a function that gives
+        it anew for each connection, so that tokens and certificates can change. isolation: "synced" ships only what is on disk here; None:
+        so if the hub's own level is "disk". silence: seconds after which a hub that owes an answer counts as dead; if nothing at all was
+        acknowledged by then, the network may be slow, and the next connection waits twice as long.
+        """
+        self.client = check_client(client)
+        self.hub = hubs.chosen(client, [hub] if isinstance(hub, str) else list(hub), choose)
+        self._security = security if callable(security) else lambda: security
+        self.isolation = isolation
+        self.linger = linger
+        self.batch_bytes = batch_bytes
+        self.window = window
+        self._silence = silence
+        logs = open_source(Path(os.path.abspath(source)))
+        self.lanes: list[Lane] = []
+        try:
+            for index, log in enumerate(logs):
+                self.lanes.append(Lane(index, log, hubs.name(self.hub)))
+        except BaseException:
+            self.close()
+            for log in logs[len(self.lanes) :]:
+                log.close()
+            raise
+        self._stop = threading.Event()
+        self._has_ended = threading.Event()
+        self._state: State = "connecting"
+        self._error = ""
+        self._outages = 0
+        self._bytes = 0
+        self._retry_at = 0.0
+
+    # Running.
+
+    def run(self, *, until_empty: bool = False) -> None:
+        """Ship until `stop` is called from another thread or a signal handler; `until_empty`: until the hub has all that is there.
+
+        An outage is no error: it goes on until the hub is back. A log that can't be shipped is left aside, the others go on. One that was
+        deleted is shipped again once it was made anew; after an error that may pass (a lock that others hold, the system's own errors, a
+        shard that is damaged at the hub) it is tried again. Raises the error of the first log that can't be shipped: when none can be
+        shipped any more, or, with `until_empty`, when the others are done.
+        """
+        pulse = threading.Thread(target=self._keep_alive, name="kvspool pulse", daemon=True)
+        self._has_ended.clear()
+        pulse.start()
+        try:
+            self._run(until_empty)
+            self._state = "stopped"
+        except BaseException:
+            self._state = "failed"
+            raise
+        finally:
+            self._has_ended.set()
+            pulse.join()
+
+    def _run(self, until_empty: bool) -> None:
+        failures, patience = 0, 1
+        while not self._stop.is_set():
+            lanes = self._live(until_empty)
+            before = sum(lane.acked for lane in self.lanes)
+            try:
+                if not lanes:
+                    self._rest(LOOK_AGAIN)
+                    continue
+                self._call(lanes, until_empty, self._silence * patience)
+                if until_empty:
+                    break
+            except HubError as error:
+                has_progressed = sum(lane.acked for lane in self.lanes) > before
+                failures = 1 if has_progressed else failures + 1
+                if has_progressed or self._state == "connecting":
+                    patience = max(1, patience // 2)
+                elif isinstance(error, Silent):
+                    patience = min(2 * patience, MOST_PATIENCE)
+                backoff = min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF)
+                self._rest(max(self._note(error, until_empty), jittered(backoff)))
+        errors = [lane.error for lane in self.lanes if lane.error is not None]
+        if until_empty and errors and not self._stop.is_set():
+            raise errors[0]
+
+    def _call(self, lanes: list[Lane], until_empty: bool, silence: float) -> None:
+        """Ship over one connection, until it is over or breaks, or some lane that was left aside may be tried again."""
+        self._state = "connecting"
+        logs = []
+        for lane in lanes:
+            with self.leaving_aside(lane):
+                logs.append(LogOnWire(lane.index, lane.id, lane.log.end()))
+        if not logs:
+            return
+        opening = Opening(VERSION, self.client, len(self.lanes).bit_length() - 1, logs)
+        with Connection(self.hub, self._security(), opening, silence) as connection:
+            self._state, self._error = "connected", ""
+            call = _Call(self, connection, {log.index for log in logs}, until_empty)
+            try:
+                call.run()
+                connection.finish()
+            finally:
+                call.close()
+
+    def stop(self) -> None:
+        """Let `run` come to its end."""
+        self._stop.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Return whether `stop` was called."""
+        return self._stop.is_set()
+
+    def _live(self, until_empty: bool) -> list[Lane]:
+        """Return the lanes that can be shipped now. Raises the error of the first one if none can be, nor will be."""
+        self.is_any_due()
+        lanes = [lane for lane in self.lanes if lane.error is None]
+        if not lanes and (until_empty or all(lane.retry_at is None for lane in self.lanes)):
+            error = self.lanes[0].error
+            assert error is not None
+            raise error
+        return lanes
+
+    def is_any_due(self) -> bool:
+        """Return whether some lane that was left aside is to be tried again from now on."""
+        return any([self._is_due(lane) for lane in self.lanes])
+
+    def _is_due(self, lane: Lane) -> bool:
+        with self.leaving_aside(lane):
+            return lane.is_due()
+        return False
+
+    @contextmanager
+    def leaving_aside(self, lane: Lane) -> Iterator[None]:
+        """Leave a lane aside whose own log, or place at the hub, raises an error; what concerns all is raised."""
+        try:
+            yield
+        except (HubFull, QuotaExceeded, Unexpected, Unreachable, NotAllowed):
+            raise
+        except (KvspoolError, OSError) as error:
+            lane.fail(error)
+            logger.error("shard %d of %s is left aside %s: %s", lane.index, self.client, lane.until, lane.error)
+
+    def _note(self, error: HubError, until_empty: bool) -> float:
+        """Note why a connection ended. Return how long to wait at least. Raises the error if trying again is of no use."""
+        self._outages += 1
+        self._error = str(error)
+        logger.warning("%s", error)
+        if isinstance(error, HubFull | QuotaExceeded):
+            return error.retry_after or LONGEST_BACKOFF
+        if isinstance(error, ShardDamaged) and not until_empty:
+            return ASK_AGAIN  # the hub failed as a whole, and its own log says why: it may be mended
+        if not isinstance(error, Unreachable | NotAllowed | Unexpected):
+            raise error
+        return 0.0
+
+    def _rest(self, seconds: float) -> None:
+        """Wait before the next attempt."""
+        self._state = "waiting"
+        self._retry_at = system.port.monotonic() + seconds
+        self._stop.wait(seconds)
+
+    def _keep_alive(self) -> None:
+        """Say that the durable readers are alive, whatever the shipper waits for: a hub that hangs must not cost what they hold."""
+        while not self._has_ended.wait(KEEP_ALIVE):
+            for lane in self.lanes:
+                lane.keep_alive()
+
+    def counted(self, size: int) -> None:
+        """Count a batch that was sent."""
+        self._bytes += size
+
+    # Looking after it.
+
+    def status(self) -> ShipStatus:
+        """Return what the shipper does at this moment; for other threads too."""
+        lanes = [
+            LaneStatus(lane.index, str(lane.path), lane.records, lane.acked, lane.behind, lane.lost, str(lane.error or ""))
+            for lane in self.lanes
+        ]
+        return ShipStatus(
+            client=self.client,
+            hub=self.hub,
+            state=self._state,
+            behind=sum(lane.behind for lane in lanes),
+            sent=sum(lane.sent for lane in lanes),
+            bytes=self._bytes,
+            lost=sum(lane.lost for lane in lanes),
+            outages=self._outages,
+            retry_in=max(0.0, self._retry_at - system.port.monotonic()) if self._state == "waiting" else 0.0,
+            error=self._error,
+            lanes=lanes,
+        )
+
+    def close(self) -> None:
+        """Give the durable readers and the logs back."""
+        close_all(self.lanes)
+
+    def __enter__(self) -> Shipper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class _Call(Handle):
+    """One connection of a shipper, from its opening until it is stopped or breaks."""
+
+    def __init__(self, shipper: Shipper, connection: Connection, indexes: set[int], until_empty: bool) -> None:
+        """Let the lanes begin where the hub says."""
+        opened = connection.opened
+        self._shipper = shipper
+        self._connection = connection
+        self._until_empty = until_empty
+        self._isolation: Isolation = shipper.isolation or ("synced" if opened.level == "disk" else "appended")
+        self._largest = opened.batch_bytes
+        self._batch_bytes = min(shipper.batch_bytes, self._largest)
+        self._lanes: list[Lane] = []
+        # Bytes that one covers, while more is there: never more than a window, in which an answer is waited for.
+        self._question = min(shipper.window, max(self._batch_bytes, shipper.window // QUESTIONS))
+        self._held: tuple[Lane, Rows] | None = None  # the batch that is to be sent next: it asks if it is the last one for now
+        self._unanswered: deque[int] = deque()  # bytes that each question without an answer covers
+        self._unasked = 0
+        self._committed = self._pinged = self._looked = system.port.monotonic()
+        for place in opened.places:
+            lane = shipper.lanes[place.index]
+            with shipper.leaving_aside(lane):
+                lane.open(place, self._isolation)
+                self._lanes.append(lane)
+        self._to_refuse = indexes - {place.index for place in opened.places}  # the hub has yet to say why they have no place
+        self._bed = _Bed()
+
+    def run(self) -> None:
+        """Send what comes, and note what was stored. Raises what the connection breaks with."""
+        while self._to_refuse:
+            self._hear()
+        while self._lanes and not self._shipper.is_stopping and not self._is_time_for_others():
+            size, has_more = self._round()
+            if not has_more and self._unanswered:
+                self._hear()
+            else:
+                self._commit_now_and_then()
+            if not has_more:
+                if not size and self._is_finished():
+                    return
+                self._rest(is_idle=not size and not self._unanswered)
+
+    def close(self) -> None:
+        """Let go of what was read ahead, and commit what is acknowledged."""
+        with suppress(HubError):
+            self._take_answers()
+        self._bed.close()
+        for lane in self._lanes:
+            lane.close_cursor()
+            with self._shipper.leaving_aside(lane):
+                lane.commit()
+
+    def _round(self) -> tuple[int, bool]:
+        """Send a batch of each lane that has one; return their bytes, and whether more is likely to be there, since a batch was full.
+
+        Where no more is, the last one asks for an acknowledgement of all.
+        """
+        size, has_more = 0, False
+        for lane in self._lanes:
+            if lane.error is not None:
+                continue  # since the round began
+            rows = None
+            with self._shipper.leaving_aside(lane):
+                if self._isolation == "synced":
+                    lane.sync()
+                rows = lane.next_rows(MOST_ROWS, self._batch_bytes)
+            if rows is not None:
+                size += rows.size
+                has_more = has_more or rows.batch.num_rows == MOST_ROWS or rows.size > self._batch_bytes // 2
+                self._send_held(is_last=False)
+                self._held = lane, rows
+        self._send_held(is_last=not has_more)
+        if not has_more and self._unasked:
+            self._ask()  # what ended a backlog was taken for more than it was, or the last lane was left aside
+        self._drop_failed()
+        return size, has_more
+
+    def _send_held(self, *, is_last: bool) -> None:
+        """Send the batch that was held. It asks what is stored if it is the last for now, or enough was sent since the last question."""
+        if self._held is None:
+            return
+        (lane, rows), self._held = self._held, None
+        self._make_room()
+        if lane.error is not None:
+            return  # the hub refused it meanwhile
+        size = rows.size
+        ask = is_last or self._unasked + size >= self._question
+        put = None
+        with self._shipper.leaving_aside(lane):
+            put = lane.put(rows, ask, self._largest)
+        if put is None:
+            return
+        self._unasked += size
+        if ask:
+            self._note_question()
+        self._connection.put(put, rows.batch)
+        self._shipper.counted(size)
+
+    def _make_room(self) -> None:
+        """Wait until less than a window is on its way."""
+        while self._unanswered and sum(self._unanswered) + self._unasked >= self._shipper.window:
+            self._hear()
+
+    def _ask(self) -> None:
+        """Ask what is stored, and say how far the logs go."""
+        self._note_question()
+        self._connection.ping({lane.index: lane.sent + lane.behind for lane in self._lanes})
+
+    def _note_question(self) -> None:
+        self._unanswered.append(self._unasked)
+        self._unasked = 0
+        self._pinged = system.port.monotonic()
+
+    def _hear(self) -> None:
+        """Wait for a word of the hub, and do what it says."""
+        self._connection.hear()
+        self._take_answers()
+        self._commit_now_and_then()
+
+    def _take_answers(self) -> None:
+        """Note what the hub has stored and refused."""
+        connection = self._connection
+        while len(self._unanswered) > connection.asked - connection.answered:
+            self._unanswered.popleft()
+        for lane in self._lanes:
+            lane.acknowledge(connection.stored.pop(lane.index, 0))
+        while connection.refused:
+            index, error = connection.refused.popitem()
+            self._to_refuse.discard(index)
+            if self._shipper.lanes[index].error is None:
+                with self._shipper.leaving_aside(self._shipper.lanes[index]):
+                    raise error
+        self._drop_failed()
+
+    def _commit_now_and_then(self) -> None:
+        now = system.port.monotonic()
+        if now >= self._committed + COMMIT_INTERVAL:
+            self._committed = now
+            for lane in self._lanes:
+                with self._shipper.leaving_aside(lane):
+                    lane.commit()
+            self._drop_failed()
+
+    def _drop_failed(self) -> None:
+        self._lanes = [lane for lane in self._lanes if lane.error is None]
+
+    def _is_time_for_others(self) -> bool:
+        """Return whether a lane that was left aside is to be tried again, which takes another call."""
+        return not self._until_empty and self._shipper.is_any_due()
+
+    def _is_finished(self) -> bool:
+        """Return whether all is acknowledged that there was to ship, for who waits for that."""
+        return self._until_empty and not self._unanswered and all(lane.is_sent for lane in self._lanes)
+
+    def _rest(self, *, is_idle: bool) -> None:
+        """Little or nothing is there: wait until more comes, and then a moment for what comes with it."""
+        if is_idle:
+            now = system.port.monotonic()
+            if now >= self._pinged + PING_INTERVAL:
+                self._ask()
+            if now >= self._looked + POLL:
+                self._looked = now
+                self._look_for_vanished()
+            self._bed.sleep(self._lanes, IMPATIENT_POLL if self._until_empty else POLL)
+        if self._shipper.linger:
+            system.port.sleep(self._shipper.linger)
+
+    def _look_for_vanished(self) -> None:
+        for lane in self._lanes:
+            with self._shipper.leaving_aside(lane):
+                if lane.is_sent:  # otherwise it can still be read
+                    lane.refuse_vanished()
+        self._drop_failed()
+
+
+class _Bed(Handle):
+    """Sleeps until one of several logs has more: on one inotify descriptor for all."""
+
+    def __init__(self) -> None:
+        self._watcher = Watcher()
+        self._watched: dict[int, object] = {}
+
+    def sleep(self, lanes: list[Lane], timeout: float) -> None:
+        """Sleep up to `timeout` seconds; may end early, or for nothing."""
+        is_rung = True
+        for lane in lanes:
+            cursor = lane.cursor
+            assert cursor is not None
+            if lane.index not in self._watched or self._watched[lane.index] != cursor.files:
+                self._watched[lane.index] = cursor.files
+                with suppress(OSError):  # it was deleted at this moment
+                    cursor.watch(self._watcher, lane.index)
+                timeout = 0  # what came before is not reported
+            cursor.ask()
+            is_rung = is_rung and cursor.is_rung
+        if timeout and any(not lane.is_sent for lane in lanes):
+            return
+        if is_rung and not self._watcher.is_blind:
+            self._watcher.wait(timeout)
+        else:
+            self._doze(lanes, timeout)
+
+    def _doze(self, lanes: list[Lane], timeout: float) -> None:
+        """Sleep where nobody wakes us, since the system has no watch left: only the ends are looked at, and more seldom as time goes by.
+
+        A process with many shippers would use a processor up by looking at everything every few milliseconds.
+        """
+        left, pause = timeout, BLIND_POLL
+        while left > 0 and all(lane.is_sent for lane in lanes):
+            system.port.sleep(min(left, pause))
+            left -= pause
+            pause = min(2 * pause, LONGEST_BLIND_POLL)
+
+    def close(self) -> None:
+        self._watcher.close()
+
+
+def open_source(path: Path) -> list[Log]:
+    """Open a log, or the logs of a shard set, in order. Raises NotALog for a queue, and what opening raises."""
+    try:
+        return [logs.open_store(path)]
+    except NotALog:
+        if is_queue(path):
+            raise
+        return list(shard.open(path).shards)

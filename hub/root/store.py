@@ -1,0 +1,441 @@
+"""The shards that a hub keeps: each a journal, whose own records say what the hub has. That makes it exactly once, with no window.
+
+    [root]/[client].[bit].[index]/                    a journal of the format kvj
+    [root]/[client].[bit].[index]/generations.json    which log its records came from
+
+**High-water mark.** What a client sent is stored when the journal holds it, and nothing else remembers it: the sequence that the journal
+expects next is the mark. A batch that lies below the mark is compared with what is there, and not written again; one that begins behind
+it is refused, unless the client declares that what lies between is lost for ever: then those sequences are left out, which every reader
+gets as a Gap.
+
+**Generations.** A client whose log was made anew begins at sequence 0 again, under another log id. Its records go on in the same journal,
+behind those of the log before: a generation has a `base`, the sequence of the journal that its record 0 has. The first one has base 0, so
+that the journal has the client's own sequences. See docs/decisions/0023-generations.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import msgspec
+
+import kvspool
+from hub.client_ids import check_client
+from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
+from hub.protocol.ingest import LAST
+from hub.protocol.reading import Generation
+from hub.root import columns
+from hub.root.columns import Rows
+from hub.security import private
+from kvspool import disk, documents, logs, system
+from kvspool.arrow import Records
+from kvspool.descriptor import Descriptor
+from kvspool.errors import Corruption, KvspoolError, LockTimeout, LogExists, OutOfRange
+from kvspool.handles import Handle
+from kvspool.journal import Journal
+from kvspool.spool.spool import TIMEOUT
+from shard import descriptors, route
+from shard.errors import ShardError
+from shard.shardset import Log, open_shard
+
+GENERATIONS = "generations.json"
+MIRRORED = "mirror.json"  # lies in a shard that is pulled from another hub; see `mirror`
+PRIVATE = ".hub"  # directory of what is the hub's own, beside the shards
+MOST_OPEN = 1024  # shards that are kept open, if half of the descriptors are enough for them
+MOST_GENERATIONS = 8192
+_ID = re.compile("[0-9a-f]{32}")
+_LARGEST_FILE = 1 << 20  # bytes of a table of generations
+
+
+class Outcome(NamedTuple):
+    """What became of a batch. expected: the sequence of the log that comes next; stored, duplicates: records that were written, and those
+    that were there already; lost: sequences that were left out."""
+
+    expected: int
+    stored: int = 0
+    duplicates: int = 0
+    lost: int = 0
+
+
+class Figures(NamedTuple):
+    """What a shard holds. used: bytes on disk; generation: how often its log was made anew; last_timestamp: ns since 1970, 0 for none;
+    bits: its client has 2^bits shards."""
+
+    first: int = 0
+    next: int = 0
+    used: int = 0
+    last_timestamp: int = 0
+    generation: int = 0
+    bits: int = 0
+
+
+class Shard(Handle):
+    """One client's shard. Its methods may be called by several threads."""
+
+    def __init__(self, path: Path, changed: Callable[[], None] = lambda: None) -> None:
+        """Open it. changed: called when it has something new. Raises what opening a journal does, and Corruption for a table of generations
+        that can't be."""
+        self.path = path
+        self._changed = changed
+        self.lock = threading.RLock()
+        self._place = _place(path)
+        self._end: int | None = None  # of the journal, behind what was appended last: the next append finds out whether it is so still
+        self.journal: Journal = kvspool.open(path, format="kvj")
+        try:
+            self.generations = load_generations(path / GENERATIONS)
+            if not self.generations and self.journal.end():
+                # Without it nobody can say whose the records are; to begin at sequence 0 again would store all of them twice.
+                raise Corruption(f"{path} has records, but no {GENERATIONS}; bring it back from a copy of the shard")
+            self.figures = Figures()
+            self.count()
+        except BaseException:
+            self.journal.close()
+            raise
+
+    def is_stale(self) -> bool:
+        """Return whether another shard lies under the path now, or none. Raises Corruption for a table of generations that can't be."""
+        return _place(self.path) != self._place or load_generations(self.path / GENERATIONS) != self.generations
+
+    def enter(self, log: bytes, end: int) -> tuple[int, bool]:
+        """Begin to take in a log that goes up to sequence `end`. Return the sequence that is expected next, and whether the log was known.
+
+        One that is new begins a generation, on disk when the call returns. Raises Fenced, Restored, Conflict, HubFull.
+        """
+        with self.lock, self._writing():
+            if self.generations and self.generations[-1].log == log.hex():
+                expected = self.next(log)
+                if end < expected:
+                    raise Restored(
+                        f"the log of {self.path.name} ends at sequence {end}, but the hub has it up to {expected}: it was restored from an "
+                        "older state. Copy it to a new log (kvspool copy) and ship that one"
+                    )
+                return expected, True
+            self._refuse_fenced(log)
+            if len(self.generations) >= MOST_GENERATIONS:
+                raise Conflict(f"{self.path.name}: {MOST_GENERATIONS} logs were shipped to it already, one after the other; no more can be")
+            base = self.journal.sync() if self.generations else 0  # a Gap, if the machine dies, would be blamed on the wrong log
+            self._store([*self.generations, Generation(log.hex(), max(base, self.journal.end()))])
+            self._changed()
+            return 0, False
+
+    def next(self, log: bytes) -> int:
+        """Return the sequence of a log that is expected next: every one below is stored, or lost. Raises Fenced."""
+        with self.lock:
+            base = self._base(log)
+            return max(0, self.journal.end() - base)
+
+    def put(self, log: bytes, rows: Rows, after: int) -> Outcome:
+        """Store records; they survive the death of this process when the call returns.
+
+        after: the log's sequences from there up to the first of these are lost for ever. What is stored already is compared, not written
+        again. Raises Unexpected, Conflict, Fenced, HubFull, and Corruption or Poisoned for what a person has to repair.
+        """
+        with self.lock, self._writing():
+            base = self._base(log)
+            if rows.end + base >= LAST:
+                raise Malformed(f"sequence {rows.end} is beyond what a hub can number")
+            rows = Rows(rows.first + base, rows.batch, rows.laid_out)
+            is_next = rows.first == after + base == self._end
+            journal_end = rows.first if is_next else self.journal.end()
+            end = max(base, journal_end)
+            if end < after + base:
+                raise Unexpected(f"{self.path.name}: sequence {end - base} comes next, not {after}", end - base)
+            new = rows if rows.first >= end else self._without_known(rows, end)
+            if new.batch.num_rows:
+                self._append(new, journal_end)
+                self._changed()
+            stored, expected = new.batch.num_rows, max(end, new.end)
+            return Outcome(expected - base, stored, rows.batch.num_rows - stored, expected - end - stored)
+
+    def count(self) -> Figures:
+        """Look at what the shard holds; between two such looks the figures are reckoned from what comes in."""
+        with self.lock:
+            self.figures = count(self.path, self.journal, self.generations)
+            return self.figures
+
+    def _note(self, rows: Rows, records: Records) -> None:
+        last, used = records.time_of(records.rows - 1), self.figures.used + records.size
+        self.figures = self.figures._replace(next=rows.end, used=used, last_timestamp=max(0, last, self.figures.last_timestamp))
+
+    def sync(self) -> None:
+        """Put everything that was stored so far on disk. Raises Poisoned if the disk fails, and from then on."""
+        with self._writing():
+            self.journal.sync()
+
+    def close(self) -> None:
+        """Give the files back."""
+        self.journal.close()
+
+    def _without_known(self, rows: Rows, expected: int) -> Rows:
+        """Return the part of the records that is not stored yet. Raises Conflict if the part that is stored is another one there."""
+        known = rows.part(rows.first, min(rows.end, expected))
+        at = columns.first_difference(self.journal, known)
+        if at is not None:
+            raise Conflict(
+                f"{self.path.name}: record {at} came again with other bytes than those that are stored; two logs have the same id, or one "
+                "was restored from an older state. Copy it to a new log (kvspool copy) and ship that one"
+            )
+        return rows.part(min(rows.end, expected), rows.end)
+
+    def _append(self, rows: Rows, journal_end: int) -> None:
+        """Append records, if the journal ends where it should: that is looked at under its own lock."""
+        self._end = None
+        with rows.laid_out or Records(rows.batch) as records:
+            try:
+                self.journal.append_records(records, rows.first, journal_end)
+            except OutOfRange:
+                raise Conflict(f"{self.path.name}: somebody else appends to the hub's shard") from None
+            self._note(rows, records)
+        self._end = rows.end
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise HubFull for what may pass by itself: no room, no descriptors, a lock that others hold."""
+        try:
+            yield
+        except LockTimeout as error:
+            raise HubFull(f"{self.path.name}: {error}") from error
+        except KvspoolError:
+            raise
+        except OSError as error:
+            raise HubFull(f"{self.path.name}: {error}") from error
+
+    def _base(self, log: bytes) -> int:
+        if not self.generations or self.generations[-1].log != log.hex():
+            self._refuse_fenced(log)
+            raise Fenced(f"{self.path.name}: that log was never begun here")
+        return self.generations[-1].base
+
+    def _refuse_fenced(self, log: bytes) -> None:
+        if any(generation.log == log.hex() for generation in self.generations):
+            raise Fenced(
+                f"{self.path.name}: another log has taken this one's place. Two clients have the same id, or a log came back that had been "
+                "replaced"
+            )
+
+    def _store(self, generations: list[Generation]) -> None:
+        disk.replace(self.path / GENERATIONS, msgspec.json.encode(generations), 0o600)
+        self.generations = generations
+
+
+def count(path: Path, log: Log, generations: list[Generation]) -> Figures:
+    """Return what a shard holds."""
+    stats = log.stats()
+    generation = max(0, len(generations) - 1)
+    return Figures(stats.first_sequence, stats.next_sequence, stats.used, stats.last_timestamp, generation, _bits(path))
+
+
+class Store(Handle):
+    """All shards under a hub root. One process at a time has it; threads may use it. Raises RootInUse."""
+
+    def __init__(self, root: Path, changed: Callable[[str, int], None] = lambda client, index: None) -> None:
+        """Take a root. changed: called with a client and the index of its shard when something new was stored there; must be quick.
+
+        Raises AccessError for a root that others may write, before anything is made there."""
+        private.check_directory(root)
+        self.root = root
+        self._changed = changed
+        folder = root / PRIVATE
+        with suppress(FileExistsError):
+            system.port.make_directory(folder)
+        self._lock_file = Descriptor(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        if not system.port.try_lock_file(self._lock_file.number, shared=False):
+            self._lock_file.close()
+            raise RootInUse(f"another hub serves {root}; stop it first")
+        self._most_open = descriptors.affordable(MOST_OPEN, 2)
+        self._lock = threading.Lock()
+        self._making: dict[str, threading.Lock] = {}  # by client
+        self._open: OrderedDict[tuple[str, int], Shard] = OrderedDict()
+        self._used: dict[tuple[str, int], int] = {}
+        self._figures: dict[tuple[str, int], Figures] = {}
+        self._to_count: list[tuple[tuple[str, int], Path]] = []
+
+    def enter(self, client: str, bits: int) -> None:
+        """Make a client's shards where they are missing. Raises Malformed for an id that can't be, Conflict for another number, HubFull."""
+        try:
+            check_client(client)
+            names = [route.directory_name(client, bits, index) for index in range(1 << route.check_bits(bits))]
+        except ValueError as error:
+            raise Malformed(str(error)) from None
+        with self._making_of(client):
+            try:
+                found = route.scan(self.root).get(client)
+                if found is not None and found.bits != bits:
+                    raise Conflict(f"client {client} has {1 << found.bits} shards here, not {1 << bits}")
+            except ShardError as error:
+                raise Conflict(str(error)) from None
+            if found is not None and any(os.path.lexists(path / MIRRORED) for _, path in found.paths(self.root)):
+                raise Fenced(f"client {client} is mirrored here from another hub; ship to that one")
+            try:
+                for name in names:
+                    if found is None or _is_unmade(self.root / name):
+                        with suppress(LogExists):
+                            kvspool.create(self.root / name, format="kvj").close()
+            except KvspoolError:
+                raise
+            except OSError as error:
+                raise HubFull(f"no shards can be made for {client}: {error}") from error
+            with self._lock:  # they count from now on, not when their turn comes to be looked at
+                for index in range(1 << bits):
+                    self._figures.setdefault((client, index), Figures(bits=bits))
+
+    def _making_of(self, client: str) -> threading.Lock:
+        """Return what is held while a client's shards are made: a thousand take seconds, in which the others go on."""
+        with self._lock:
+            return self._making.setdefault(client, threading.Lock())
+
+    def take(self, client: str, bits: int, index: int) -> Shard:
+        """Return a shard, open until it is given back. Raises LogNotFound."""
+        key = client, index
+        with self._lock:
+            shard = self._open.pop(key, None)
+            if shard is not None and shard.is_stale():
+                shard = None  # somebody took it away, or put a copy in its place; who uses it still is told so
+            if shard is None:
+                shard = Shard(self.root / route.directory_name(client, bits, index), partial(self._changed, client, index))
+            self._open[key] = shard
+            self._used[key] = self._used.get(key, 0) + 1
+            self._close_idle(self._most_open)
+            return shard
+
+    def give_back(self, client: str, index: int) -> None:
+        """Say that a shard is of no more use to who took it."""
+        with self._lock:
+            self._used[client, index] -= 1
+            if not self._used[client, index]:
+                del self._used[client, index]
+
+    # Figures.
+
+    def count(self, most: int | None = None) -> int:
+        """Look at what some shards hold, `most` at once, each in turn, and return how many are left of this turn; None: at all.
+
+        Those that were never looked at count as empty, but they are there. Shards of local clients are no journals of ours.
+        """
+        if not self._to_count:
+            before = set(self._figures)
+            self._to_count = list(self._paths())
+            with self._lock:
+                new = {key: figures for key, figures in self._figures.items() if key not in before}  # made meanwhile
+                self._figures = {key: self._figures.get(key, Figures(bits=_bits(path))) for key, path in self._to_count} | new
+        for _ in range(len(self._to_count) if most is None else min(most, len(self._to_count))):
+            key, path = self._to_count.pop()
+            with suppress(KvspoolError, OSError):  # it is being made or removed, or damaged, which others say
+                with self._lock:
+                    shard = self._open.get(key)
+                if shard is not None:
+                    shard.count()
+                else:
+                    with open_shard(path, TIMEOUT) as log:
+                        self._figures[key] = count(path, log, load_generations(path / GENERATIONS))
+        return len(self._to_count)
+
+    def figures(self) -> dict[str, dict[int, Figures]]:
+        """Return what the shards of each client hold, as far as it was counted."""
+        with self._lock:
+            known = self._figures | {key: shard.figures for key, shard in self._open.items()}
+        found: dict[str, dict[int, Figures]] = {}
+        for (client, index), figures in sorted(known.items()):
+            found.setdefault(client, {})[index] = figures
+        return found
+
+    def _paths(self) -> Iterator[tuple[tuple[str, int], Path]]:
+        """Yield each shard under the root, and where it lies."""
+        for client, found in route.scan(self.root).items():
+            if client:
+                with suppress(ShardError):
+                    yield from (((client, index), path) for index, path in found.paths(self.root))
+
+    def close(self) -> None:
+        """Close all shards, and let another hub have the root."""
+        with self._lock:
+            self._used.clear()
+            try:
+                self._close_idle(0)
+            finally:
+                if not self._lock_file.is_closed:
+                    with self._lock_file as fd:
+                        system.port.unlock_file(fd)
+
+    def _close_idle(self, most: int) -> None:
+        """Close shards that nobody uses until no more than `most` are open, those first that were used longest ago."""
+        for key in list(self._open):
+            if len(self._open) <= most:
+                break
+            if key not in self._used:
+                shard = self._open.pop(key)
+                self._figures[key] = shard.figures
+                shard.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _is_unmade(path: Path) -> bool:
+    """Return whether a shard isn't there, or a hub was killed while it made it; one that is damaged is there."""
+    try:
+        return not logs.lies_at(path)
+    except (KvspoolError, ValueError):
+        return False
+
+
+def root_id(root: Path) -> str:
+    """Return the 32 hex digits that tell a hub root from every other one; on disk when the call returns, if they are new.
+
+    A copy of the root has them too. Raises Corruption.
+    """
+    path = root / PRIVATE / "id"
+    with suppress(FileExistsError):
+        system.port.make_directory(path.parent)
+    with suppress(FileNotFoundError):
+        found = disk.read(path, 64).strip()
+        if re.fullmatch(b"[0-9a-f]{32}", found):
+            return found.decode()
+        raise Corruption(f"{path} is no id of a hub root; bring it back from a copy, or remove it: then mirrors take this for another hub")
+    disk.replace(path, system.port.random(16).hex().encode(), 0o600)
+    return root_id(root)
+
+
+def _bits(path: Path) -> int:
+    return (route.parse_name(path.name) or ("", 0, 0))[1]
+
+
+def load_generations(path: Path) -> list[Generation]:
+    """Return the table of generations that lies at a path; empty if there is none. Raises Corruption."""
+    try:
+        found = documents.load(
+            path, list[Generation], _LARGEST_FILE, "is no table of generations", "bring it back from a copy of the shard"
+        )
+    except FileNotFoundError:
+        return []
+    bases, logs = [one.base for one in found], [one.log for one in found]
+    if not found or bases != sorted(bases) or bases[0] < 0 or bases[-1] >= LAST:
+        raise Corruption(f"{path} is no table of generations: the bases are out of order; bring it back from a copy of the shard")
+    if len(set(logs)) < len(logs) or not all(_ID.fullmatch(log) for log in logs):
+        raise Corruption(f"{path} is no table of generations: an id of a log is none, or stands there twice; bring it back from a copy")
+    return found
+
+
+def generations(log: Log, path: Path, end: int) -> list[Generation]:
+    """Return the logs that the records of a shard below `end` came from: itself, if it was written here. Raises Corruption."""
+    known = load_generations(path / GENERATIONS)
+    if known or not end or not log.log_id:
+        return known
+    return [Generation(log.log_id.hex(), 0)]
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    found = system.port.look_up(path)
+    return None if found is None else (found.st_dev, found.st_ino)

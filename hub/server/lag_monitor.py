@@ -1,0 +1,40 @@
+"""How far the durable readers of a hub root are behind, as a server that serves the root can tell without opening a shard again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hub.protocol.status import ReaderStatus
+from hub.root.holds import Held
+from hub.root.store import Figures
+from kvspool import system
+
+INTERVAL = 10.0  # seconds between two looks
+
+
+class Lags:
+    """`statuses` is what the last look found. `look` is called by one thread."""
+
+    def __init__(self, root: Path) -> None:
+        self.statuses: list[ReaderStatus] = []
+        self._held = Held(root)
+        self._looks_at = 0.0
+
+    def look(self, figures: dict[str, dict[int, Figures]]) -> None:
+        """Compare what the readers have committed with what the shards hold, unless that was done a moment ago.
+
+        One that has no place in a shard, or whose places can't be read, has read nothing of it; one with an owner doesn't read it.
+        """
+        now = system.port.monotonic()
+        if now < self._looks_at:
+            return
+        self._looks_at = now + INTERVAL
+        readers = self._held.readers()
+        lags = dict.fromkeys(readers, 0)
+        for client, shards in figures.items():
+            for index, one in shards.items():
+                for name, (places, owner) in readers.items():
+                    place = places.get((client, index))
+                    if place is not None or not owner:
+                        lags[name] += max(0, one.next - max(one.first, 0 if place is None else place.sequence))
+        self.statuses = [ReaderStatus(name=name, lag=lag) for name, lag in lags.items()]

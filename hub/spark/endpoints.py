@@ -1,0 +1,104 @@
+"""How a process of a query reaches a hub: with which secrets, and for how long it may be out of reach.
+
+A worker keeps its connections for the next task. They are made in the process that uses them: one isn't inherited by a fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hub.errors import HubFull, QuotaExceeded, Unreachable
+from hub.spark.options import Credentials
+from kvspool import system
+
+if TYPE_CHECKING:
+    from hub.client.remote import RemoteHub
+
+TIMEOUT = 60.0  # seconds for which a hub may be down
+CALL = 5.0  # seconds for an answer that isn't a stream
+STREAM = 30.0  # seconds after which a stream is cut, and goes on with another one: nobody tells us that a network has gone
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 5.0  # seconds
+LATER = (Unreachable, HubFull, QuotaExceeded)  # may be over in a moment
+_logger = logging.getLogger("kvspool")
+
+
+@dataclass(frozen=True)
+class Line:
+    """How a hub is reached, from the driver or a task. timeout: seconds for which it may be down."""
+
+    location: str
+    credentials: Credentials = Credentials()
+    timeout: float = TIMEOUT
+
+    def connect(self) -> RemoteHub:
+        """Return the hub, with the secrets as their files are now. Raises AccessError, OSError, Unreachable."""
+        from hub.client.remote import RemoteHub
+
+        return RemoteHub(self.location, security=self.credentials.load(), timeout=CALL)
+
+
+class Patience:
+    """Pauses between attempts, until there were too many of them."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self.succeeded()
+
+    def succeeded(self) -> None:
+        """Begin anew: the hub has said something."""
+        self._backoff = FIRST_BACKOFF
+        self._since: float | None = None
+        self.retry_at = 0.0
+
+    def failed(self, error: Exception) -> None:
+        """Note an attempt; `retry_at` says when to make the next one. Raises Unreachable if the hub has been down for too long, and the
+        error again if it has answered with it for as long."""
+        from hub.client.connection import jittered
+
+        now = system.port.monotonic()
+        if self._since is None:
+            self._since = now
+        elif self._backoff == 2 * FIRST_BACKOFF:  # the first attempt may have met an old connection
+            _logger.warning("%s doesn't answer, and is asked again for %g s: %s", self._line.location, self._line.timeout, error)
+        if now - self._since >= self._line.timeout:
+            raise self._given_up(error, now - self._since) from None
+        self.retry_at = now + min(max(jittered(self._backoff), getattr(error, "retry_after", None) or 0.0), LONGEST_BACKOFF)
+        self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
+
+    def _given_up(self, error: Exception, seconds: float) -> Exception:
+        if isinstance(error, HubFull | QuotaExceeded):
+            return type(error)(f"[KVSPOOL_HUB_REFUSES] {self._line.location} has answered for {seconds:.0f} s: {error}")
+        told = f"[KVSPOOL_HUB_UNREACHABLE] {self._line.location} has been out of reach for {seconds:.0f} s: {error}"
+        return Unreachable(f"{told}; start it, look at the network, or raise the option hubTimeout")
+
+    def pause(self) -> None:
+        """Wait until the next attempt is due."""
+        system.port.sleep(max(0.0, self.retry_at - system.port.monotonic()))
+
+
+_lines: dict[Line, tuple[int, RemoteHub]] = {}  # with the process that made it
+
+
+def connected(line: Line) -> tuple[RemoteHub, bool]:
+    """Return the hub, and whether the connection is of this moment; a worker process keeps it for its next task."""
+    process, hub = _lines.get(line, (0, None))
+    if hub is not None and process == os.getpid():
+        return hub, False
+    _lines[line] = os.getpid(), line.connect()
+    return _lines[line][1], True
+
+
+def let_go(line: Line) -> None:
+    """Close the connection to a hub, if there is one: gRPC would wait for as long as the last attempts have failed."""
+    process, hub = _lines.pop(line, (0, None))
+    if hub is not None and process == os.getpid():
+        hub.close()
+
+
+def close_lines() -> None:
+    """Close the connections that this process keeps for its next task."""
+    for line in list(_lines):
+        let_go(line)
