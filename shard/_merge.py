@@ -8,7 +8,7 @@ from kvspool._frames import TWIN
 from kvspool._twins import choose
 
 if TYPE_CHECKING:
-    from shard._merge_py import FollowingLoops, Merging, Source, placed
+    from shard._merge_py import FollowingLoops, MergeSource, Merging, placed
 
-__all__ = ["FollowingLoops", "Merging", "Source", "placed"]
+__all__ = ["FollowingLoops", "MergeSource", "Merging", "placed"]
 choose(globals(), __all__, TWIN)

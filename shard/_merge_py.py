@@ -65,7 +65,7 @@ def placed(kind: Callable[..., Any], *place: Any) -> Callable[..., Any]:
     return of_two
 
 
-class Source:
+class MergeSource:
     """One log of a merge: what was copied out of it, and what comes next."""
 
     def __init__(self, key: Hashable, order: int, cursor: Cursor, make: Callable[..., Any]) -> None:
@@ -173,14 +173,14 @@ class Merging:
     """Hands out the items of several logs that are bounded; see `merge`."""
 
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise") -> None:
-        self.sources: dict[Hashable, Source] = {}
+        self.sources: dict[Hashable, MergeSource] = {}
         self.lost = 0
         self.last: Any = None  # the key of the log whose item was handed out last
         self._left = check(limit, on_gap)
         self._next: Any = None  # the item that is handed out just now
         self._on_gap = on_gap
-        self._ready: list[Source] = []  # a heap, by timestamp and order of what each has next
-        self._new: list[Source] = []  # silent, as far as we know: they are to be looked at before we sleep
+        self._ready: list[MergeSource] = []  # a heap, by timestamp and order of what each has next
+        self._new: list[MergeSource] = []  # silent, as far as we know: they are to be looked at before we sleep
         self._is_torn = False  # an exception may have come during a change of these lists
         self._most = MOST_AHEAD
         self._taken = 0
@@ -195,7 +195,7 @@ class Merging:
 
     def add(self, key: Hashable, cursor: Cursor, make: Callable[..., Any]) -> None:
         """Read one more log; `make` makes its records, and `key` tells it from the others."""
-        source = Source(key, self._orders, cursor, make)
+        source = MergeSource(key, self._orders, cursor, make)
         self._refused.pop(key, None)
         self._orders += 1
         self.sources[key] = source
@@ -221,7 +221,7 @@ class Merging:
         source.is_silent = False  # whoever has it in a list passes it over
         self._refused.pop(key, None)
 
-    def _is_to_be_looked_at(self, source: Source) -> None:
+    def _is_to_be_looked_at(self, source: MergeSource) -> None:
         if not source.is_new:
             source.is_new = True
             self._new.append(source)
@@ -297,7 +297,7 @@ class Merging:
         if source.item is None:
             sink(self._ready, source if self._advance(source) else self._ready.pop())
 
-    def _advance(self, source: Source) -> bool:
+    def _advance(self, source: MergeSource) -> bool:
         """Have the next item of a source; False if it has none, and is silent now."""
         try:
             if source.step(self._most):
@@ -309,7 +309,7 @@ class Merging:
         self.fall_silent(source)
         return False
 
-    def fall_silent(self, source: Source) -> None:
+    def fall_silent(self, source: MergeSource) -> None:
         """Nothing is left of a log now: of one that is bounded, for good."""
         source.is_silent = True
 
@@ -326,7 +326,7 @@ class Merging:
         finally:
             self._new = [source for source in self._new if source.is_new]
 
-    def look_at(self, sources: list[Source]) -> bool:
+    def look_at(self, sources: list[MergeSource]) -> bool:
         """Look at logs, those of them that are silent; return whether there is something to hand out or to raise.
 
         The error of a log that is damaged is left to the next call; any other error is raised when all logs were looked at.
@@ -357,7 +357,7 @@ class Merging:
             raise failure
         return spoke or len(self._failures) > 0
 
-    def listen(self, source: Source) -> bool:
+    def listen(self, source: MergeSource) -> bool:
         """Return whether a log has something now."""
         return source.step(self._most)
 
@@ -379,12 +379,12 @@ class Merging:
             self.close()
 
 
-def is_before(one: Source, other: Source) -> bool:
+def is_before(one: MergeSource, other: MergeSource) -> bool:
     """Return whether the next item of one log comes out before that of another one."""
     return one.timestamp < other.timestamp or (one.timestamp == other.timestamp and one.order < other.order)
 
 
-def push(heap: list[Source], source: Source) -> None:
+def push(heap: list[MergeSource], source: MergeSource) -> None:
     """Put one more into a heap."""
     at = len(heap)
     heap.append(source)
@@ -398,7 +398,7 @@ def push(heap: list[Source], source: Source) -> None:
     heap[at] = source
 
 
-def sink(heap: list[Source], source: Source) -> None:
+def sink(heap: list[MergeSource], source: MergeSource) -> None:
     """Put this one in the place of the first one of a heap; of an empty one, nothing is left to do."""
     at = 0
     end = len(heap)
@@ -427,7 +427,7 @@ class FollowingLoops(Merging):
         self.timeout = check_timeout(timeout)
         self._watcher: Any = None
         self._has_mute = False  # there are silent logs for which nobody will ring
-        self._turns: list[Source] = []  # those that are still to be looked after before all were
+        self._turns: list[MergeSource] = []  # those that are still to be looked after before all were
         self._is_lost = False  # something happened, and we don't know where
         self._must_look = 0.0  # when we look for what should have woken us, whatever happens
         self._may_look = 0.0  # not before that, where no wake-up will come
@@ -440,7 +440,7 @@ class FollowingLoops(Merging):
         if self._watcher is not None:
             self._watcher.unwatch(source)
 
-    def fall_silent(self, source: Source) -> None:
+    def fall_silent(self, source: MergeSource) -> None:
         source.is_silent = True
         if source.frames is not None or not source.will_wake():  # every write to a journal that is watched wakes us
             self._is_to_be_looked_at(source)
@@ -455,7 +455,7 @@ class FollowingLoops(Merging):
     def seek(self) -> None:
         """Look for logs that are new."""
 
-    def look_after(self, source: Source) -> None:
+    def look_after(self, source: MergeSource) -> None:
         """Raise LogVanished if the files of a log are gone."""
         source.cursor.refuse_vanished()
 
@@ -470,10 +470,10 @@ class FollowingLoops(Merging):
     def _are_few(self) -> bool:
         return len(self.sources) <= FEW
 
-    def _silent(self) -> list[Source]:
+    def _silent(self) -> list[MergeSource]:
         return [source for source in self.sources.values() if source.is_silent]
 
-    def listen(self, source: Source) -> bool:
+    def listen(self, source: MergeSource) -> bool:
         """Return whether a log has something now; otherwise it will wake us."""
         if not source.ask():
             return False
@@ -490,7 +490,7 @@ class FollowingLoops(Merging):
         self._has_mute |= source.is_mute
         return False
 
-    def _watch(self, source: Source) -> None:
+    def _watch(self, source: MergeSource) -> None:
         watcher = self._armed()
         try:
             source.watch(watcher)
@@ -566,11 +566,11 @@ class FollowingLoops(Merging):
         """Look at the logs that woke us, and after what else did."""
         unlinked = self._watcher.unlinked
         for key in keys:
-            if type(key) is Source:
+            if type(key) is MergeSource:
                 self._is_to_be_looked_at(key)
         self.look_at_new()
         for key in keys:
-            if type(key) is not Source:
+            if type(key) is not MergeSource:
                 self.notice(key)
             elif unlinked and key in unlinked and key.is_silent:
                 self.look_after(key)
@@ -599,7 +599,7 @@ class FollowingLoops(Merging):
         finally:
             self._rest(now)
 
-    def look_at_each(self, sources: list[Source]) -> None:
+    def look_at_each(self, sources: list[MergeSource]) -> None:
         """Look at logs for which no wake-up will come: at those whose memory shows more, and those without memory to look at."""
         self.look_at([source for source in sources if source.frames is None or source.has_more()])
 

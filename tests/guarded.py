@@ -11,7 +11,7 @@ import pyarrow
 from pyarrow import flight
 
 from hub.security.access import Access
-from hub.security.certificates import Pair
+from hub.security.certificates import KeyPair
 from hub.security.tokens import Token
 from hub.server.authentication import KEY, Authentication
 
@@ -43,7 +43,7 @@ class GuardedServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 @contextmanager
-def served(access: Access, pair: Pair | None = None, authority: bytes | None = None) -> Iterator[GuardedServer]:
+def served(access: Access, pair: KeyPair | None = None, authority: bytes | None = None) -> Iterator[GuardedServer]:
     """Run a server on a loopback address: with TLS if there is a pair, for clients with certificates if there is an authority."""
     options: dict[str, Any] = {} if pair is None else {"tls_certificates": [(pair.chain, pair.key)]}
     if authority is not None:

@@ -40,7 +40,7 @@ PUBLIC = [
     "shard.merge.Merge",
     "shard.producers.ShardProducer",
     "shard.shardset.ShardSet",
-    "hub.root.lease.Lease",
+    "hub.root.lease.ReaderLease",
     "hub.client.mirror.Mirror",
     "hub.root.reader.HubReader",
     "hub.client.remote.RemoteHub",
@@ -58,7 +58,7 @@ def classes() -> list[Any]:
         module, _, stem = name.rpartition(".")
         found.append(getattr(importlib.import_module(module), stem))
     frames = ("Ring", "FrameReader", "FrameWriter", "FrameSurvey", "Batch", "Items")
-    merges = ("FollowingLoops", "Merging", "Source")
+    merges = ("FollowingLoops", "MergeSource", "Merging")
     stems = (
         ("kvspool._frames", frames),
         ("kvspool._group", ("FlushGroup",)),
@@ -97,7 +97,7 @@ def name_of(kind: Any) -> str:
 
 def test_the_walk_finds_the_handles_that_are_known() -> None:
     assert len(HOLDERS) > 60
-    assert {"kvspool.spool.pair.Pair", "kvspool.queue.chunk.Chunk", "hub.root.lease.Lease", "kvspool.wakeups.Watcher"} <= set(HOLDERS)
+    assert {"kvspool.spool.pair.Pair", "kvspool.queue.chunk.Chunk", "hub.root.lease.ReaderLease", "kvspool.wakeups.Watcher"} <= set(HOLDERS)
     assert isinstance(HOLDERS["kvspool.spool.pair.Pair"], Found)
 
 

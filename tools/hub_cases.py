@@ -194,16 +194,16 @@ def _put(source: Path, location: str, authorities: bytes | None, gate: Any, spen
 def _batches(source: Path) -> Iterator[Any]:
     """Yield the batches that a shipper sends of a log."""
     import kvspool
-    from hub.client.log_sender import Lane
+    from hub.client.log_sender import LogSender
     from hub.client.shipper import MOST_ROWS
-    from hub.protocol.ingest import BATCH_BYTES, Place
+    from hub.protocol.ingest import BATCH_BYTES, ResumePoint
 
     with kvspool.open(source) as log:
-        lane = Lane(0, log, "bench")
-        lane.open(Place(0, 0, False), "appended")
-        while (rows := lane.next_rows(MOST_ROWS, BATCH_BYTES)) is not None:
+        sender = LogSender(0, log, "bench")
+        sender.open(ResumePoint(0, 0, False), "appended")
+        while (rows := sender.next_rows(MOST_ROWS, BATCH_BYTES)) is not None:
             yield rows.batch
-        lane.close()
+        sender.close()
 
 
 def together(targets: list[tuple[Callable[..., None], tuple[object, ...]]], records: int, server: Server) -> Run:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from hub.pipeline.job import Job
-    from hub.root.pipeline_progress import Progress
+    from hub.root.pipeline_progress import PipelineProgress
 
 SAY = 10.0  # seconds between two lines about it, where there is no terminal
 
@@ -123,11 +123,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.checkpoint is not None:
         job = msgspec.structs.replace(job, sink=msgspec.structs.replace(job.sink, checkpoint=str(arguments.checkpoint.absolute())))
     from hub.pipeline.errors import PipelineFailed
-    from hub.pipeline.run import Run
+    from hub.pipeline.run import PipelineRun
 
     warnings.filterwarnings("ignore", ".*pandas", FutureWarning)  # said by PySpark of a package that nothing here uses
     with _shown(job, arguments.json) as report:
-        running = Run(job, once=arguments.once, report=report)
+        running = PipelineRun(job, once=arguments.once, report=report)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: running.stop())
         try:
@@ -139,7 +139,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _shown(job: Job, is_json: bool) -> Iterator[Callable[[Progress], None]]:
+def _shown(job: Job, is_json: bool) -> Iterator[Callable[[PipelineProgress], None]]:
     """Yield what shows progress: JSON lines, a line that changes on a terminal, or a line now and then."""
     if is_json:
         yield _JsonLines()
@@ -160,7 +160,7 @@ class _Status:
     def __init__(self, status: Any) -> None:
         self.status, self.sentence = status, ""
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: PipelineProgress) -> None:
         self.sentence = output.escape(_sentence(progress))
         self.status.update(self.sentence)
 
@@ -171,7 +171,7 @@ class _JsonLines:
     def __init__(self) -> None:
         self._said: tuple[str, int] | None = None
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: PipelineProgress) -> None:
         if (progress.state, progress.batch) != self._said:
             self._said = progress.state, progress.batch
             output.print_json(progress)
@@ -184,14 +184,14 @@ class _Lines:
     def __init__(self) -> None:
         self._state, self._said_at = "", 0.0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: PipelineProgress) -> None:
         now = system.port.monotonic()
         if progress.state != self._state or now - self._said_at >= SAY:
             self._state, self._said_at = progress.state, now
             print(output.escape(_sentence(progress)), file=sys.stderr, flush=True)
 
 
-def _sentence(progress: Progress) -> str:
+def _sentence(progress: PipelineProgress) -> str:
     """Return how far it is, in a line."""
     words = [f"{progress.name}: {progress.state}"]
     if progress.batch >= 0:
@@ -344,14 +344,14 @@ def _status(arguments: argparse.Namespace) -> int:
     return 1 if is_silent or found.state == "failed" else 0
 
 
-def _members(progress: Progress) -> dict[str, Any]:
+def _members(progress: PipelineProgress) -> dict[str, Any]:
     import msgspec
 
     members: dict[str, Any] = msgspec.to_builtins(progress)
     return members
 
 
-def _show(progress: Progress, is_silent: bool) -> None:
+def _show(progress: PipelineProgress, is_silent: bool) -> None:
     print(output.escape(_sentence(progress)))
     said = "silent since" if is_silent else "last said anything"
     print(output.escape(f"  {said} {when(progress.updated)}, started {when(progress.started)}, process {progress.pid}"))
@@ -363,7 +363,7 @@ def _show(progress: Progress, is_silent: bool) -> None:
         output.console().print(_shards(progress))
 
 
-def _shards(progress: Progress) -> RichTable:
+def _shards(progress: PipelineProgress) -> RichTable:
     from rich.table import Table
     from rich.text import Text
 

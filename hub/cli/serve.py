@@ -169,9 +169,9 @@ def _server(arguments: argparse.Namespace, size: int) -> HubServer:
 
 def _page(hub: HubServer, arguments: argparse.Namespace, stack: ExitStack) -> str:
     """Serve the page, and return where."""
-    from hub.web.page import Page
+    from hub.web.page import HubPage
 
-    page = stack.enter_context(Page(hub.status, listen=arguments.page, names=arguments.page_name))
+    page = stack.enter_context(HubPage(hub.status, listen=arguments.page, names=arguments.page_name))
     return page.url
 
 

@@ -29,7 +29,7 @@ from kvspool.record import Gap
 from shard.shardset import Log
 
 if TYPE_CHECKING:
-    from hub.root.columns import Cursor, Rows
+    from hub.root.columns import Cursor, SequencedBatch
 
 PREFIX = "ship."  # of the durable readers' names; behind it comes the hub's
 LOOK_AGAIN = 1.0  # seconds between two looks whether a log that was deleted was made anew
@@ -40,7 +40,7 @@ ASK_AGAIN = 60.0  # seconds after which a shard that is damaged at the hub may h
 _PASSING = (LockTimeout, ReaderBusy, TooManyReaders)  # and each OSError that is the system's own
 
 
-class Lane(Handle):
+class LogSender(Handle):
     """The way of one log to the hub. Its durable reader stands where the hub has acknowledged.
 
     `keep_alive` and what only tells may be called by another thread.
@@ -65,7 +65,7 @@ class Lane(Handle):
         self.acked = 0
         self._synced = 0  # every sequence below was on disk when this was looked at last
         self.cursor: Cursor | None = None
-        self._surplus: Rows | None = None  # read, and more than goes into one batch
+        self._surplus: SequencedBatch | None = None  # read, and more than goes into one batch
         self._gaps: deque[tuple[int, int]] = deque()  # that the hub was told of, not acknowledged yet: from a sequence up to another
         places = {reader.name: reader.sequence for reader in log.readers() if reader.sequence is not None}
         ours = places.pop(self._name, None)
@@ -79,7 +79,7 @@ class Lane(Handle):
 
     # On a connection.
 
-    def open(self, place: ingest.Place, isolation: Isolation) -> None:
+    def open(self, place: ingest.ResumePoint, isolation: Isolation) -> None:
         """Begin to read where the hub goes on. Raises Conflict if that can't be.
 
         The last record that the hub has is sent once more, if it is there still: the hub compares it. It alone says what it has, wherever
@@ -105,10 +105,10 @@ class Lane(Handle):
         if self._synced <= reached < self.log.end():
             self._synced = self.log.sync()
 
-    def next_rows(self, most: int, size: int) -> Rows | None:
+    def next_rows(self, most: int, size: int) -> SequencedBatch | None:
         """Return the next records that are there now, up to `size` bytes of them, or one that is larger; None if nothing is there."""
         assert self.cursor is not None
-        found: Rows | Gap | None = self._surplus
+        found: SequencedBatch | Gap | None = self._surplus
         while found is None or isinstance(found, Gap):
             found = columns.next_rows(self.cursor, most, max(1, size * 3 // 4))  # the rest is for sequences, times and keys
             if found is None:
@@ -116,7 +116,7 @@ class Lane(Handle):
         rows, self._surplus = found.cut(size)
         return rows
 
-    def put(self, rows: Rows, ask: bool, largest: int) -> Put:
+    def put(self, rows: SequencedBatch, ask: bool, largest: int) -> Put:
         """Return the message beside some records, which are taken as sent. Raises TooLarge for more bytes than the hub takes at once."""
         if rows.size > largest:
             raise TooLarge(f"{self.path}: record {rows.first} has {rows.size} bytes with its key; the hub takes {largest}")

@@ -24,7 +24,7 @@ from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, ShardDama
 from hub.protocol.ingest import LAST
 from hub.protocol.reading import ShardState
 from hub.root import columns
-from hub.root.columns import Rows
+from hub.root.columns import SequencedBatch
 from hub.root.store import GENERATIONS, MIRRORED, PRIVATE, load_generations
 from kvspool import arrow, disk, documents, system
 from kvspool.errors import Corruption, KvspoolError, NotAFile, OutOfRange, Poisoned
@@ -60,7 +60,7 @@ class MirroredShard:
         self._root = root
         self._source = source
         self._journal: Journal | None = None
-        self._last: Rows | None = None  # the last record that is stored here
+        self._last: SequencedBatch | None = None  # the last record that is stored here
         self._next = 0
         self._row_bytes = 100.0  # of a record, so far
 
@@ -171,7 +171,7 @@ class MirroredShard:
                 "up anew. Nothing was changed; move the shard away if it is to be pulled from there"
             )
 
-    def _last_row(self, journal: Journal) -> Rows | None:
+    def _last_row(self, journal: Journal) -> SequencedBatch | None:
         """Return the last record; None if there is none that can be read."""
         end = journal.end()
         if end <= journal.first():
@@ -180,7 +180,7 @@ class MirroredShard:
             found = arrow.next_batch(cursor, 1, coded=True, bytes=1 << 16)
         if isinstance(found, Gap) or not found.num_rows:
             return None
-        return Rows(end - 1, found.select(columns.SCHEMA.names))
+        return SequencedBatch(end - 1, found.select(columns.SCHEMA.names))
 
     def _agree(self) -> None:
         """Take over the source's generations; those that are here already must be the first of them. Raises Restored, Fenced, HubFull."""
@@ -217,7 +217,7 @@ class MirroredShard:
             place = rows.end
             self._store(self._without_last(rows), journal)
 
-    def _without_last(self, rows: Rows) -> Rows:
+    def _without_last(self, rows: SequencedBatch) -> SequencedBatch:
         """Return the records without the one that is here already. Raises Conflict if it is another one."""
         last = self._last
         if last is None or rows.first >= last.end:
@@ -229,7 +229,7 @@ class MirroredShard:
             )
         return rows.part(last.end, rows.end)
 
-    def _store(self, rows: Rows, journal: Journal) -> None:
+    def _store(self, rows: SequencedBatch, journal: Journal) -> None:
         count, size = rows.batch.num_rows, rows.size
         if not count:
             return
@@ -243,7 +243,7 @@ class MirroredShard:
             self.close()  # what is there of it is seen when it is opened again
             raise HubFull(f"{self.path.name} takes no records: {error}") from error
         self._next = rows.end
-        self._last = Rows(rows.end - 1, rows.batch.take(pa.array([count - 1])))  # a copy: the batch's memory goes
+        self._last = SequencedBatch(rows.end - 1, rows.batch.take(pa.array([count - 1])))  # a copy: the batch's memory goes
         self.pulled += count
         self.bytes += size
         self._row_bytes = max(1.0, size / count)
@@ -263,7 +263,7 @@ def check_state(state: ShardState) -> ShardState:
     return state
 
 
-def _rows(batch: pa.RecordBatch) -> Rows:
+def _rows(batch: pa.RecordBatch) -> SequencedBatch:
     """Return a coded batch that came from a hub, checked. Raises Malformed."""
     if not batch.schema.equals(arrow.CODED_SCHEMA) or not batch.num_rows:
         raise Malformed(f"a batch has rows and the columns {arrow.CODED_SCHEMA.names} and their types, not {str(batch.schema)[:500]!r}")
@@ -273,4 +273,4 @@ def _rows(batch: pa.RecordBatch) -> Rows:
     first = sequences[0].as_py()
     if first is None or first < 0 or not sequences.equals(pa.array(range(first, first + batch.num_rows), pa.int64())):
         raise Malformed("a batch's sequences have to go up by one")
-    return Rows(first, records)
+    return SequencedBatch(first, records)

@@ -30,7 +30,7 @@ from hub.protocol.reading import (
     Beside,
     Changes,
     ClientState,
-    Commit,
+    CommitPositions,
     Committed,
     ReaderName,
     ReaderPlace,
@@ -43,7 +43,7 @@ from hub.protocol.reading import (
     Time,
 )
 from hub.root import columns
-from hub.root.columns import Rows
+from hub.root.columns import SequencedBatch
 from kvspool import arrow
 from kvspool.errors import Closed
 from kvspool.handles import Handle
@@ -112,7 +112,7 @@ class RemoteHub(Handle):
         wanted = [ReaderPlace(client, shard, next) for (client, shard), next in sorted(places.items())]
         answer = Committed(0)
         for begin in range(0, max(1, len(wanted)), MOST_PLACES):
-            body = msgspec.json.encode(Commit(reader, wanted[begin : begin + MOST_PLACES]))
+            body = msgspec.json.encode(CommitPositions(reader, wanted[begin : begin + MOST_PLACES]))
             found = self._act("commit-positions", body, Committed)
             answer = Committed(found.places, answer.missing + found.missing)
         return answer
@@ -176,10 +176,10 @@ class RemoteHub(Handle):
         for item in self.items(ticket, timeout):
             if isinstance(item, Gap):
                 yield item
-            elif isinstance(item, Rows):
+            elif isinstance(item, SequencedBatch):
                 yield item.batch
 
-    def items(self, ticket: Ticket, timeout: float | None = None) -> Iterator[Rows | Gap | int]:
+    def items(self, ticket: Ticket, timeout: float | None = None) -> Iterator[SequencedBatch | Gap | int]:
         """Yield what a ticket asks for: rows, Gaps between them, and last the sequence at which the hub ended the stream.
 
         timeout: seconds after which the stream is cut. Raises as `read_arrow`, Fenced for another log than the ticket names, and Closed as
@@ -201,7 +201,7 @@ class RemoteHub(Handle):
                 raise Closed(stream.why) from None
             raise connection.error_of(self.location, error) from None
 
-    def _items(self, reader: Any, where: str) -> Iterator[Rows | Gap | int]:
+    def _items(self, reader: Any, where: str) -> Iterator[SequencedBatch | Gap | int]:
         """Yield what comes, up to the hub's word that this is all. Raises Unreachable if that doesn't come."""
         while True:
             try:
@@ -217,7 +217,7 @@ class RemoteHub(Handle):
                     raise Malformed(f"{where}: a gap from {gap.first} to {gap.last}")
                 yield Gap(gap.first, gap.last, gap.reason, where)
             if chunk.data is not None and chunk.data.num_rows:
-                yield Rows(_first(chunk.data, beside, where), chunk.data)
+                yield SequencedBatch(_first(chunk.data, beside, where), chunk.data)
             if beside.next is not None:
                 yield beside.next
                 return

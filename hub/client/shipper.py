@@ -26,12 +26,11 @@ import msgspec
 import shard
 from hub.client import hubs
 from hub.client.connection import SILENCE, Connection, Security, jittered
-from hub.client.log_sender import ASK_AGAIN, LOOK_AGAIN, Lane
+from hub.client.log_sender import ASK_AGAIN, LOOK_AGAIN, LogSender
 from hub.client_ids import check_client
 from hub.errors import HubError, HubFull, NotAllowed, QuotaExceeded, ShardDamaged, Silent, Unexpected, Unreachable
-from hub.protocol.ingest import BATCH_BYTES, VERSION, Opening
-from hub.protocol.ingest import Log as LogOnWire
-from hub.root.columns import Rows
+from hub.protocol.ingest import BATCH_BYTES, VERSION, Opening, ShippedLog
+from hub.root.columns import SequencedBatch
 from kvspool import logs, system
 from kvspool.errors import KvspoolError, NotALog
 from kvspool.handles import Handle, close_all
@@ -56,7 +55,7 @@ logger = logging.getLogger("kvspool.ship")
 State = Literal["connecting", "connected", "waiting", "stopped", "failed"]
 
 
-class LaneStatus(msgspec.Struct, frozen=True):
+class SenderStatus(msgspec.Struct, frozen=True):
     """One log on its way. sent: records, those that went twice counted twice; acknowledged: sequence below which the hub has all; behind:
     records that it hasn't; lost: sequences that were overwritten before they could be sent; error: why it is not shipped now."""
 
@@ -82,7 +81,7 @@ class ShipStatus(msgspec.Struct, frozen=True):
     outages: int
     retry_in: float
     error: str
-    lanes: list[LaneStatus]
+    lanes: list[SenderStatus]
 
 
 class Shipper(Handle):
@@ -118,13 +117,13 @@ class Shipper(Handle):
         self.window = window
         self._silence = silence
         logs = open_source(Path(os.path.abspath(source)))
-        self.lanes: list[Lane] = []
+        self.senders: list[LogSender] = []
         try:
             for index, log in enumerate(logs):
-                self.lanes.append(Lane(index, log, hubs.name(self.hub)))
+                self.senders.append(LogSender(index, log, hubs.name(self.hub)))
         except BaseException:
             self.close()
-            for log in logs[len(self.lanes) :]:
+            for log in logs[len(self.senders) :]:
                 log.close()
             raise
         self._stop = threading.Event()
@@ -161,17 +160,17 @@ class Shipper(Handle):
     def _run(self, until_empty: bool) -> None:
         failures, patience = 0, 1
         while not self._stop.is_set():
-            lanes = self._live(until_empty)
-            before = sum(lane.acked for lane in self.lanes)
+            senders = self._live(until_empty)
+            before = sum(sender.acked for sender in self.senders)
             try:
-                if not lanes:
+                if not senders:
                     self._rest(LOOK_AGAIN)
                     continue
-                self._call(lanes, until_empty, self._silence * patience)
+                self._call(senders, until_empty, self._silence * patience)
                 if until_empty:
                     break
             except HubError as error:
-                has_progressed = sum(lane.acked for lane in self.lanes) > before
+                has_progressed = sum(sender.acked for sender in self.senders) > before
                 failures = 1 if has_progressed else failures + 1
                 if has_progressed or self._state == "connecting":
                     patience = max(1, patience // 2)
@@ -179,28 +178,28 @@ class Shipper(Handle):
                     patience = min(2 * patience, MOST_PATIENCE)
                 backoff = min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF)
                 self._rest(max(self._note(error, until_empty), jittered(backoff)))
-        errors = [lane.error for lane in self.lanes if lane.error is not None]
+        errors = [sender.error for sender in self.senders if sender.error is not None]
         if until_empty and errors and not self._stop.is_set():
             raise errors[0]
 
-    def _call(self, lanes: list[Lane], until_empty: bool, silence: float) -> None:
+    def _call(self, senders: list[LogSender], until_empty: bool, silence: float) -> None:
         """Ship over one connection, until it is over or breaks, or some lane that was left aside may be tried again."""
         self._state = "connecting"
         logs = []
-        for lane in lanes:
-            with self.leaving_aside(lane):
-                logs.append(LogOnWire(lane.index, lane.id, lane.log.end()))
+        for sender in senders:
+            with self.quarantining(sender):
+                logs.append(ShippedLog(sender.index, sender.id, sender.log.end()))
         if not logs:
             return
-        opening = Opening(VERSION, self.client, len(self.lanes).bit_length() - 1, logs)
+        opening = Opening(VERSION, self.client, len(self.senders).bit_length() - 1, logs)
         with Connection(self.hub, self._security(), opening, silence) as connection:
             self._state, self._error = "connected", ""
-            call = _Call(self, connection, {log.index for log in logs}, until_empty)
+            session = ShipSession(self, connection, {log.index for log in logs}, until_empty)
             try:
-                call.run()
+                session.run()
                 connection.finish()
             finally:
-                call.close()
+                session.close()
 
     def stop(self) -> None:
         """Let `run` come to its end."""
@@ -211,35 +210,35 @@ class Shipper(Handle):
         """Return whether `stop` was called."""
         return self._stop.is_set()
 
-    def _live(self, until_empty: bool) -> list[Lane]:
+    def _live(self, until_empty: bool) -> list[LogSender]:
         """Return the lanes that can be shipped now. Raises the error of the first one if none can be, nor will be."""
         self.is_any_due()
-        lanes = [lane for lane in self.lanes if lane.error is None]
-        if not lanes and (until_empty or all(lane.retry_at is None for lane in self.lanes)):
-            error = self.lanes[0].error
+        senders = [sender for sender in self.senders if sender.error is None]
+        if not senders and (until_empty or all(sender.retry_at is None for sender in self.senders)):
+            error = self.senders[0].error
             assert error is not None
             raise error
-        return lanes
+        return senders
 
     def is_any_due(self) -> bool:
         """Return whether some lane that was left aside is to be tried again from now on."""
-        return any([self._is_due(lane) for lane in self.lanes])
+        return any([self._is_due(sender) for sender in self.senders])
 
-    def _is_due(self, lane: Lane) -> bool:
-        with self.leaving_aside(lane):
-            return lane.is_due()
+    def _is_due(self, sender: LogSender) -> bool:
+        with self.quarantining(sender):
+            return sender.is_due()
         return False
 
     @contextmanager
-    def leaving_aside(self, lane: Lane) -> Iterator[None]:
+    def quarantining(self, sender: LogSender) -> Iterator[None]:
         """Leave a lane aside whose own log, or place at the hub, raises an error; what concerns all is raised."""
         try:
             yield
         except (HubFull, QuotaExceeded, Unexpected, Unreachable, NotAllowed):
             raise
         except (KvspoolError, OSError) as error:
-            lane.fail(error)
-            logger.error("shard %d of %s is left aside %s: %s", lane.index, self.client, lane.until, lane.error)
+            sender.fail(error)
+            logger.error("shard %d of %s is left aside %s: %s", sender.index, self.client, sender.until, sender.error)
 
     def _note(self, error: HubError, until_empty: bool) -> float:
         """Note why a connection ended. Return how long to wait at least. Raises the error if trying again is of no use."""
@@ -263,8 +262,8 @@ class Shipper(Handle):
     def _keep_alive(self) -> None:
         """Say that the durable readers are alive, whatever the shipper waits for: a hub that hangs must not cost what they hold."""
         while not self._has_ended.wait(KEEP_ALIVE):
-            for lane in self.lanes:
-                lane.keep_alive()
+            for sender in self.senders:
+                sender.keep_alive()
 
     def counted(self, size: int) -> None:
         """Count a batch that was sent."""
@@ -274,27 +273,27 @@ class Shipper(Handle):
 
     def status(self) -> ShipStatus:
         """Return what the shipper does at this moment; for other threads too."""
-        lanes = [
-            LaneStatus(lane.index, str(lane.path), lane.records, lane.acked, lane.behind, lane.lost, str(lane.error or ""))
-            for lane in self.lanes
+        senders = [
+            SenderStatus(sender.index, str(sender.path), sender.records, sender.acked, sender.behind, sender.lost, str(sender.error or ""))
+            for sender in self.senders
         ]
         return ShipStatus(
             client=self.client,
             hub=self.hub,
             state=self._state,
-            behind=sum(lane.behind for lane in lanes),
-            sent=sum(lane.sent for lane in lanes),
+            behind=sum(sender.behind for sender in senders),
+            sent=sum(sender.sent for sender in senders),
             bytes=self._bytes,
-            lost=sum(lane.lost for lane in lanes),
+            lost=sum(sender.lost for sender in senders),
             outages=self._outages,
             retry_in=max(0.0, self._retry_at - system.port.monotonic()) if self._state == "waiting" else 0.0,
             error=self._error,
-            lanes=lanes,
+            lanes=senders,
         )
 
     def close(self) -> None:
         """Give the durable readers and the logs back."""
-        close_all(self.lanes)
+        close_all(self.senders)
 
     def __enter__(self) -> Shipper:
         return self
@@ -303,7 +302,7 @@ class Shipper(Handle):
         self.close()
 
 
-class _Call(Handle):
+class ShipSession(Handle):
     """One connection of a shipper, from its opening until it is stopped or breaks."""
 
     def __init__(self, shipper: Shipper, connection: Connection, indexes: set[int], until_empty: bool) -> None:
@@ -315,26 +314,26 @@ class _Call(Handle):
         self._isolation: Isolation = shipper.isolation or ("synced" if opened.level == "disk" else "appended")
         self._largest = opened.batch_bytes
         self._batch_bytes = min(shipper.batch_bytes, self._largest)
-        self._lanes: list[Lane] = []
+        self._senders: list[LogSender] = []
         # Bytes that one covers, while more is there: never more than a window, in which an answer is waited for.
         self._question = min(shipper.window, max(self._batch_bytes, shipper.window // QUESTIONS))
-        self._held: tuple[Lane, Rows] | None = None  # the batch that is to be sent next: it asks if it is the last one for now
+        self._held: tuple[LogSender, SequencedBatch] | None = None  # the batch to be sent next: it asks if it is the last one for now
         self._unanswered: deque[int] = deque()  # bytes that each question without an answer covers
         self._unasked = 0
         self._committed = self._pinged = self._looked = system.port.monotonic()
         for place in opened.places:
-            lane = shipper.lanes[place.index]
-            with shipper.leaving_aside(lane):
-                lane.open(place, self._isolation)
-                self._lanes.append(lane)
+            sender = shipper.senders[place.index]
+            with shipper.quarantining(sender):
+                sender.open(place, self._isolation)
+                self._senders.append(sender)
         self._to_refuse = indexes - {place.index for place in opened.places}  # the hub has yet to say why they have no place
-        self._bed = _Bed()
+        self._waiter = _Waiter()
 
     def run(self) -> None:
         """Send what comes, and note what was stored. Raises what the connection breaks with."""
         while self._to_refuse:
             self._hear()
-        while self._lanes and not self._shipper.is_stopping and not self._is_time_for_others():
+        while self._senders and not self._shipper.is_stopping and not self._is_time_for_others():
             size, has_more = self._round()
             if not has_more and self._unanswered:
                 self._hear()
@@ -349,11 +348,11 @@ class _Call(Handle):
         """Let go of what was read ahead, and commit what is acknowledged."""
         with suppress(HubError):
             self._take_answers()
-        self._bed.close()
-        for lane in self._lanes:
-            lane.close_cursor()
-            with self._shipper.leaving_aside(lane):
-                lane.commit()
+        self._waiter.close()
+        for sender in self._senders:
+            sender.close_cursor()
+            with self._shipper.quarantining(sender):
+                sender.commit()
 
     def _round(self) -> tuple[int, bool]:
         """Send a batch of each lane that has one; return their bytes, and whether more is likely to be there, since a batch was full.
@@ -361,19 +360,19 @@ class _Call(Handle):
         Where no more is, the last one asks for an acknowledgement of all.
         """
         size, has_more = 0, False
-        for lane in self._lanes:
-            if lane.error is not None:
+        for sender in self._senders:
+            if sender.error is not None:
                 continue  # since the round began
             rows = None
-            with self._shipper.leaving_aside(lane):
+            with self._shipper.quarantining(sender):
                 if self._isolation == "synced":
-                    lane.sync()
-                rows = lane.next_rows(MOST_ROWS, self._batch_bytes)
+                    sender.sync()
+                rows = sender.next_rows(MOST_ROWS, self._batch_bytes)
             if rows is not None:
                 size += rows.size
                 has_more = has_more or rows.batch.num_rows == MOST_ROWS or rows.size > self._batch_bytes // 2
                 self._send_held(is_last=False)
-                self._held = lane, rows
+                self._held = sender, rows
         self._send_held(is_last=not has_more)
         if not has_more and self._unasked:
             self._ask()  # what ended a backlog was taken for more than it was, or the last lane was left aside
@@ -384,15 +383,15 @@ class _Call(Handle):
         """Send the batch that was held. It asks what is stored if it is the last for now, or enough was sent since the last question."""
         if self._held is None:
             return
-        (lane, rows), self._held = self._held, None
+        (sender, rows), self._held = self._held, None
         self._make_room()
-        if lane.error is not None:
+        if sender.error is not None:
             return  # the hub refused it meanwhile
         size = rows.size
         ask = is_last or self._unasked + size >= self._question
         put = None
-        with self._shipper.leaving_aside(lane):
-            put = lane.put(rows, ask, self._largest)
+        with self._shipper.quarantining(sender):
+            put = sender.put(rows, ask, self._largest)
         if put is None:
             return
         self._unasked += size
@@ -409,7 +408,7 @@ class _Call(Handle):
     def _ask(self) -> None:
         """Ask what is stored, and say how far the logs go."""
         self._note_question()
-        self._connection.ping({lane.index: lane.sent + lane.behind for lane in self._lanes})
+        self._connection.ping({sender.index: sender.sent + sender.behind for sender in self._senders})
 
     def _note_question(self) -> None:
         self._unanswered.append(self._unasked)
@@ -427,13 +426,13 @@ class _Call(Handle):
         connection = self._connection
         while len(self._unanswered) > connection.asked - connection.answered:
             self._unanswered.popleft()
-        for lane in self._lanes:
-            lane.acknowledge(connection.stored.pop(lane.index, 0))
+        for sender in self._senders:
+            sender.acknowledge(connection.stored.pop(sender.index, 0))
         while connection.refused:
             index, error = connection.refused.popitem()
             self._to_refuse.discard(index)
-            if self._shipper.lanes[index].error is None:
-                with self._shipper.leaving_aside(self._shipper.lanes[index]):
+            if self._shipper.senders[index].error is None:
+                with self._shipper.quarantining(self._shipper.senders[index]):
                     raise error
         self._drop_failed()
 
@@ -441,13 +440,13 @@ class _Call(Handle):
         now = system.port.monotonic()
         if now >= self._committed + COMMIT_INTERVAL:
             self._committed = now
-            for lane in self._lanes:
-                with self._shipper.leaving_aside(lane):
-                    lane.commit()
+            for sender in self._senders:
+                with self._shipper.quarantining(sender):
+                    sender.commit()
             self._drop_failed()
 
     def _drop_failed(self) -> None:
-        self._lanes = [lane for lane in self._lanes if lane.error is None]
+        self._senders = [sender for sender in self._senders if sender.error is None]
 
     def _is_time_for_others(self) -> bool:
         """Return whether a lane that was left aside is to be tried again, which takes another call."""
@@ -455,7 +454,7 @@ class _Call(Handle):
 
     def _is_finished(self) -> bool:
         """Return whether all is acknowledged that there was to ship, for who waits for that."""
-        return self._until_empty and not self._unanswered and all(lane.is_sent for lane in self._lanes)
+        return self._until_empty and not self._unanswered and all(sender.is_sent for sender in self._senders)
 
     def _rest(self, *, is_idle: bool) -> None:
         """Little or nothing is there: wait until more comes, and then a moment for what comes with it."""
@@ -466,52 +465,52 @@ class _Call(Handle):
             if now >= self._looked + POLL:
                 self._looked = now
                 self._look_for_vanished()
-            self._bed.sleep(self._lanes, IMPATIENT_POLL if self._until_empty else POLL)
+            self._waiter.sleep(self._senders, IMPATIENT_POLL if self._until_empty else POLL)
         if self._shipper.linger:
             system.port.sleep(self._shipper.linger)
 
     def _look_for_vanished(self) -> None:
-        for lane in self._lanes:
-            with self._shipper.leaving_aside(lane):
-                if lane.is_sent:  # otherwise it can still be read
-                    lane.refuse_vanished()
+        for sender in self._senders:
+            with self._shipper.quarantining(sender):
+                if sender.is_sent:  # otherwise it can still be read
+                    sender.refuse_vanished()
         self._drop_failed()
 
 
-class _Bed(Handle):
+class _Waiter(Handle):
     """Sleeps until one of several logs has more: on one inotify descriptor for all."""
 
     def __init__(self) -> None:
         self._watcher = Watcher()
         self._watched: dict[int, object] = {}
 
-    def sleep(self, lanes: list[Lane], timeout: float) -> None:
+    def sleep(self, senders: list[LogSender], timeout: float) -> None:
         """Sleep up to `timeout` seconds; may end early, or for nothing."""
         is_rung = True
-        for lane in lanes:
-            cursor = lane.cursor
+        for sender in senders:
+            cursor = sender.cursor
             assert cursor is not None
-            if lane.index not in self._watched or self._watched[lane.index] != cursor.files:
-                self._watched[lane.index] = cursor.files
+            if sender.index not in self._watched or self._watched[sender.index] != cursor.files:
+                self._watched[sender.index] = cursor.files
                 with suppress(OSError):  # it was deleted at this moment
-                    cursor.watch(self._watcher, lane.index)
+                    cursor.watch(self._watcher, sender.index)
                 timeout = 0  # what came before is not reported
             cursor.ask()
             is_rung = is_rung and cursor.is_rung
-        if timeout and any(not lane.is_sent for lane in lanes):
+        if timeout and any(not sender.is_sent for sender in senders):
             return
         if is_rung and not self._watcher.is_blind:
             self._watcher.wait(timeout)
         else:
-            self._doze(lanes, timeout)
+            self._doze(senders, timeout)
 
-    def _doze(self, lanes: list[Lane], timeout: float) -> None:
+    def _doze(self, senders: list[LogSender], timeout: float) -> None:
         """Sleep where nobody wakes us, since the system has no watch left: only the ends are looked at, and more seldom as time goes by.
 
         A process with many shippers would use a processor up by looking at everything every few milliseconds.
         """
         left, pause = timeout, BLIND_POLL
-        while left > 0 and all(lane.is_sent for lane in lanes):
+        while left > 0 and all(sender.is_sent for sender in senders):
             system.port.sleep(min(left, pause))
             left -= pause
             pause = min(2 * pause, LONGEST_BLIND_POLL)

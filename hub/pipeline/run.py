@@ -21,10 +21,10 @@ from hub.pipeline import failures, query, session
 from hub.pipeline.decode import clear_bad, count_bad
 from hub.pipeline.errors import PipelineFailed, SchemaError
 from hub.pipeline.job import Job, check_time
-from hub.pipeline.schema import Field, ddl, parse_schema
+from hub.pipeline.schema import SchemaField, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
 from hub.root import pipeline_progress as progresses
-from hub.root.pipeline_progress import Progress, ShardProgress
+from hub.root.pipeline_progress import PipelineProgress, ShardProgress
 from kvspool import disk, documents, logs, system
 from kvspool.errors import KvspoolError
 from kvspool.handles import Handle
@@ -38,10 +38,10 @@ SAY = 1.0  # seconds between two words in the progress files
 PATIENCE = 60.0  # seconds that a stop waits for the batch under way
 LONGEST_SCHEMA = 1 << 20  # bytes of the file beside the checkpoint
 
-Report = Callable[[Progress], None]
+Report = Callable[[PipelineProgress], None]
 
 
-class Run(Handle):
+class PipelineRun(Handle):
     """One run of a job. `run` it once; `stop` may be called from a signal's handler."""
 
     def __init__(self, job: Job, *, once: bool = False, report: Report = lambda progress: None) -> None:
@@ -54,7 +54,7 @@ class Run(Handle):
         self._started = threading.Event()  # the query has an id
         self._query: StreamingQuery | None = None
         now = system.port.now()
-        self._progress = Progress(
+        self._progress = PipelineProgress(
             name=job.name, job=str(job.path), sink=job.sink.path, state="starting", pid=os.getpid(), started=now, updated=now
         )
         self._said_at = 0.0
@@ -64,7 +64,7 @@ class Run(Handle):
         """Let `run` return after the batch that is under way."""
         self._stop.set()
 
-    def run(self, spark: SparkSession | None = None) -> Progress:
+    def run(self, spark: SparkSession | None = None) -> PipelineProgress:
         """Run until all is read (`once`), or until told to stop; return how far it came.
 
         spark: a session to run in, which stays, and in which the settings of `session.RUNTIME` are set; without one a session is started
@@ -97,7 +97,7 @@ class Run(Handle):
         except failures.of_spark() as error:
             raise self._failed(error) from error
 
-    def _start(self, spark: SparkSession, sink: Sink, fields: tuple[Field, ...]) -> None:
+    def _start(self, spark: SparkSession, sink: Sink, fields: tuple[SchemaField, ...]) -> None:
         job = self.job
         try:
             for name, value in session.RUNTIME.items():
@@ -258,7 +258,7 @@ def late_of(told: dict[str, Any]) -> int:
     return sum(max(0, int(operator.get("numRowsDroppedByWatermark", 0))) for operator in told.get("stateOperators", ()))
 
 
-def pinned_fields(job: Job) -> tuple[Field, ...]:
+def pinned_fields(job: Job) -> tuple[SchemaField, ...]:
     """Return the fields to decode to. What is inferred is written down beside the checkpoint, and is the same ever after.
 
     Raises SchemaError, JobError if the job needs a time that no field has, and KvspoolError for a source that can't be read.
@@ -279,7 +279,7 @@ def pinned_fields(job: Job) -> tuple[Field, ...]:
     return found.fields
 
 
-def _pinned(path: Path) -> tuple[Field, ...]:
+def _pinned(path: Path) -> tuple[SchemaField, ...]:
     """Return the fields that were written down. Raises SchemaError, and the system's OSError."""
     try:
         return parse_schema(documents.text(documents.read(path, LONGEST_SCHEMA)))

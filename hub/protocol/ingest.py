@@ -44,7 +44,7 @@ Level = Literal["process", "disk"]
 M = TypeVar("M")
 
 
-class Log(msgspec.Struct, frozen=True, array_like=True):
+class ShippedLog(msgspec.Struct, frozen=True, array_like=True):
     """One log that is to be shipped. index: its shard; id: 16 bytes that no other log has; end: the sequence that its next record gets."""
 
     index: int
@@ -58,7 +58,7 @@ class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     client: str
     bits: int
-    logs: list[Log]
+    logs: list[ShippedLog]
 
 
 class Put(msgspec.Struct, frozen=True, tag="put", array_like=True):
@@ -85,7 +85,7 @@ class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
     """The client ends the call on purpose: one that ends without this was cut."""
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
     """Where a shard goes on. next: the sequence that the hub expects; is_known: whether it has seen this log before."""
 
     index: int
@@ -99,10 +99,10 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", array_like=True):
     version: int
     level: Level
     batch_bytes: int
-    places: list[Place]
+    places: list[ResumePoint]
 
 
-class Stored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
+class Acknowledged(msgspec.Struct, frozen=True, tag="stored", array_like=True):
     """Every record of shard `index` below `next` is stored, for each pair. asked: how many times the client had asked by then."""
 
     places: list[tuple[int, int]]
@@ -126,7 +126,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True):
 
 
 FromClient = Put | Ping | Done
-FromHub = Opened | Stored | Refused
+FromHub = Opened | Acknowledged | Refused
 
 _REASONS: dict[Reason, type[HubError]] = {
     "malformed": Malformed,
@@ -198,7 +198,7 @@ def decode_from_hub(data: bytes) -> FromHub:
             _check_sequence(place.next)
         if message.version != VERSION or message.batch_bytes < 1:
             raise Malformed(f"a hub that speaks version {message.version} of the protocol, not {VERSION}, or takes no batch")
-    elif isinstance(message, Stored):
+    elif isinstance(message, Acknowledged):
         _check_indexes([index for index, _ in message.places])
         for _, sequence in message.places:
             _check_sequence(sequence)

@@ -166,7 +166,7 @@ class ReaderPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     next: int
 
 
-class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CommitPositions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of the action "commit-positions". reader: its name; places: of the shards in which it moves, in the others it stays."""
 
     reader: str

@@ -86,7 +86,7 @@ class Audit:
         except (KvspoolError, OSError) as error:
             return ShardReport(client, index, None, [str(error)]) if os.path.lexists(path) else None
 
-    def _found(self) -> Iterator[tuple[str, route.Found]]:
+    def _found(self) -> Iterator[tuple[str, route.ShardDirectories]]:
         for client, found in route.scan(self.root).items():
             try:
                 check_client(client)

@@ -35,7 +35,7 @@ def schema_of(ticket: Ticket) -> pa.Schema:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class SequencedBatch:
     """Records without a gap between them, the first of which has the sequence `first`."""
 
     first: int
@@ -52,11 +52,11 @@ class Rows:
         """Return the sequence behind the last one."""
         return self.first + int(self.batch.num_rows)
 
-    def part(self, begin: int, end: int) -> Rows:
+    def part(self, begin: int, end: int) -> SequencedBatch:
         """Return the records with the sequences from `begin` up to `end`; they share the memory."""
-        return Rows(begin, self.batch.slice(begin - self.first, end - begin))
+        return SequencedBatch(begin, self.batch.slice(begin - self.first, end - begin))
 
-    def cut(self, size: int) -> tuple[Rows, Rows | None]:
+    def cut(self, size: int) -> tuple[SequencedBatch, SequencedBatch | None]:
         """Return as many of the first records as take up to `size` bytes, at least one, and the rest, if any are left."""
         some = self
         while some.batch.num_rows > 1 and some.size > size:
@@ -85,21 +85,21 @@ def check(batch: pa.RecordBatch, largest: int = LARGEST_BATCH) -> arrow.Records:
     return records
 
 
-def append(journal: Journal, rows: Rows) -> None:
+def append(journal: Journal, rows: SequencedBatch) -> None:
     """Append records with the sequences that they have. Raises OutOfRange if the journal is beyond the first, or the system's OSError."""
     with rows.laid_out or arrow.Records(rows.batch) as records:
         journal.append_records(records, rows.first)
 
 
-def next_rows(cursor: Cursor, most: int, size: int = BATCH_BYTES) -> Rows | Gap | None:
+def next_rows(cursor: Cursor, most: int, size: int = BATCH_BYTES) -> SequencedBatch | Gap | None:
     """Return the next records that are there now, up to `most` and `size` bytes; a Gap in their place; None where nothing is there."""
     found = arrow.next_batch(cursor, most, coded=True, bytes=size)
     if isinstance(found, Gap):
         return found
-    return Rows(found.column("sequence")[0].as_py(), found.select(SCHEMA.names)) if found.num_rows else None
+    return SequencedBatch(found.column("sequence")[0].as_py(), found.select(SCHEMA.names)) if found.num_rows else None
 
 
-def first_difference(journal: Journal, rows: Rows) -> int | None:
+def first_difference(journal: Journal, rows: SequencedBatch) -> int | None:
     """Return the sequence of the first record that the journal holds otherwise, or has left out; None if they agree.
 
     What the journal has trimmed, or what is damaged there, can't be compared, and counts as equal.

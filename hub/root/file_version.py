@@ -10,7 +10,7 @@ from kvspool import system
 SETTLED = 100_000_000  # ns; what was written later may have been replaced again with the same time: the kernel's clock ticks coarsely
 
 
-class Stamp(NamedTuple):
+class FileVersion(NamedTuple):
     """What changes about a file or directory when its content does."""
 
     inode: int
@@ -18,7 +18,7 @@ class Stamp(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, path: Path) -> Stamp | None:
+    def of(cls, path: Path) -> FileVersion | None:
         """Return the stamp of what lies at a path now; None if nothing does."""
         status = system.port.look_up(path)
         return None if status is None else cls(status.st_ino, status.st_mtime_ns, status.st_size)
@@ -29,4 +29,4 @@ class Stamp(NamedTuple):
         return system.port.now() - self.changed >= SETTLED
 
 
-UNSETTLED = Stamp(-1, -1, -1)  # equal to no file's
+UNSETTLED = FileVersion(-1, -1, -1)  # equal to no file's

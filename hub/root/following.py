@@ -11,7 +11,7 @@ from kvspool.wakeups import ENTERED, Watcher
 from shard.merge import FollowingMerge
 
 if TYPE_CHECKING:
-    from shard._merge_py import Source
+    from shard._merge_py import MergeSource
 
 _ROOT = "the root itself"  # the key of its watch; the others are (client, shard)
 
@@ -41,7 +41,7 @@ class FollowingRoot(FollowingMerge):
     def seek(self) -> None:
         self.add_new()
 
-    def look_after(self, source: Source) -> None:
+    def look_after(self, source: MergeSource) -> None:
         try:
             source.cursor.refuse_vanished()
         except LogVanished:

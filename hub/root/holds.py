@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hub.root import positions
-from hub.root.file_version import Stamp
-from hub.root.positions import Position, Stored
+from hub.root.file_version import FileVersion
+from hub.root.positions import Position, StoredPositions
 from kvspool import system
 from kvspool.errors import Corruption, UnknownVersion
 from shard import route
@@ -17,11 +17,11 @@ from shard.shardset import Log
 class _Seen(NamedTuple):
     """A file of positions as it was read. stored: None if that can't be known."""
 
-    stamp: Stamp
-    stored: Stored | None
+    version: FileVersion
+    stored: StoredPositions | None
 
 
-class Held:
+class RetentionHolds:
     """Remembers the files of positions, and reads one again only when it was replaced. Use it in one thread at a time."""
 
     def __init__(self, root: Path) -> None:
@@ -52,13 +52,13 @@ class Held:
                     found[name] = sequence
         return found
 
-    def readers(self) -> dict[str, Stored]:
+    def readers(self) -> dict[str, StoredPositions]:
         """Return where each reader stands, by its name; without a place where that can't be known."""
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredPositions] = {}
         for name in positions.names(self._root):
             seen = self._look(name)
             if seen is not None:
-                found[name] = seen.stored or Stored({})
+                found[name] = seen.stored or StoredPositions({})
         return found
 
     def _sequence(self, position: Position | None, client: str, index: int, log: Log | None) -> int:
@@ -69,15 +69,15 @@ class Held:
 
     def _look(self, name: str) -> _Seen | None:
         path = positions.path_of(self._root, name)
-        stamp = Stamp.of(path)
-        if stamp is None:
+        version = FileVersion.of(path)
+        if version is None:
             self._seen.pop(name, None)
             return None
         seen = self._seen.get(name)
-        if seen is None or seen.stamp != stamp or not stamp.is_settled:
+        if seen is None or seen.version != version or not version.is_settled:
             try:
                 stored = positions.load(path)
             except (Corruption, UnknownVersion):
                 stored = None
-            seen = self._seen[name] = _Seen(stamp, stored)  # of a file replaced since the look: its stamp will be another one
+            seen = self._seen[name] = _Seen(version, stored)  # of a file replaced since the look: its stamp will be another one
         return seen

@@ -20,7 +20,7 @@ _BYTE = 1 << 20  # that is locked: behind the words
 _AFTER_DEATH, _PAUSE = 50, 0.002  # looks, and seconds between them, at a lock whose holder has ended
 
 
-class Lease(Handle):
+class ReaderLease(Handle):
     """Get it by the name's lock file; `close` gives it back."""
 
     def __init__(self, path: Path, name: str) -> None:

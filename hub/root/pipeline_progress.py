@@ -42,7 +42,7 @@ class ShardProgress(msgspec.Struct, frozen=True):
         return max(0, self.end - self.next) if self.end >= 0 else -1
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineProgress(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline at a moment. Times are ns since 1970, durations ms; rate is records a second of the last batch that had any."""
 
     name: str
@@ -74,20 +74,20 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_live and now - self.updated > SILENT * 1e9
 
 
-def write(path: Path, progress: Progress) -> None:
+def write(path: Path, progress: PipelineProgress) -> None:
     """Replace the file: who reads it finds the old words or the new ones. Raises the system's OSError."""
     disk.replace(path, msgspec.json.encode(progress), 0o600)
 
 
-def read(path: Path) -> Progress:
+def read(path: Path) -> PipelineProgress:
     """Return what a file says. Raises ValueError for what no pipeline wrote, and the system's OSError."""
     try:
-        return check(documents.from_json(documents.read(path, LARGEST), Progress))
+        return check(documents.from_json(documents.read(path, LARGEST), PipelineProgress))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def check(progress: Progress) -> Progress:
+def check(progress: PipelineProgress) -> PipelineProgress:
     """Return it, or raise ValueError for figures that can't be."""
     numbers = [progress.started, progress.updated, progress.batch_ended, progress.records, progress.batch_records]
     numbers += [progress.bad, progress.late]
@@ -121,7 +121,7 @@ def make_directory(root: Path) -> None:
             system.port.make_directory(part)
 
 
-def all_of(root: Path) -> list[Progress]:
+def all_of(root: Path) -> list[PipelineProgress]:
     """Return the progress of the pipelines that read a hub root, up to `MOST`, by their names; what no pipeline wrote is left out.
 
     Of so many files as no root has, some are not looked at.
@@ -131,7 +131,7 @@ def all_of(root: Path) -> list[Progress]:
     except OSError:
         return []
     stems = sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
-    found: list[Progress] = []
+    found: list[PipelineProgress] = []
     for stem in [stem for stem in stems if NAME.fullmatch(stem)][:MOST_LOOKED_AT]:
         with suppress(OSError, ValueError):
             progress = read(path_in(root, stem))

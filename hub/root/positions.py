@@ -52,7 +52,7 @@ class Position(NamedTuple):
     time: int = 0
 
 
-class Stored(NamedTuple):
+class StoredPositions(NamedTuple):
     """What a file says. owner: the principal of the hub who alone moves the reader; "" for one of this host."""
 
     places: dict[Key, Position]
@@ -82,7 +82,7 @@ def pack(positions: dict[Key, Position], owner: str = "") -> bytes:
     return b"%s%d %08x\n" % (_MAGIC, 2 if owner else 1, checksum(body)) + body
 
 
-def parse(data: bytes) -> Stored:
+def parse(data: bytes) -> StoredPositions:
     """Return what the bytes of a file say. Raises ValueError, saying what is wrong; UnknownVersion."""
     header = _HEADER.match(data)
     if header is None:
@@ -100,10 +100,10 @@ def parse(data: bytes) -> Stored:
         if route.directory_name(check_client(prefix), bits, index) != entry.directory or (prefix, index) in positions:
             raise ValueError(f"{entry.directory!r} is no shard, or is there twice")
         positions[prefix, index] = Position(bits, entry.sequence, entry.log, entry.time)
-    return Stored(positions, owned.owner)
+    return StoredPositions(positions, owned.owner)
 
 
-def load(path: Path) -> Stored | None:
+def load(path: Path) -> StoredPositions | None:
     """Return what a file says; None if there is none. Raises Corruption, UnknownVersion."""
     try:
         return parse(documents.read(path, LARGEST))

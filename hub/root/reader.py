@@ -25,7 +25,7 @@ import msgspec
 from hub.errors import ShardReplaced
 from hub.root import lease, positions
 from hub.root.following import FollowingRoot
-from hub.root.lease import Lease
+from hub.root.lease import ReaderLease
 from hub.root.positions import Key, Position
 from hub.root.shards import RootShards
 from kvspool import Gap, Record, Spool, forks, system
@@ -87,7 +87,7 @@ class HubReader(Handle):
         self._passed: dict[Key, tuple[int, int]] = {}  # what was handed out since: the sequence behind it, and its time
         self._committed: dict[Key, Position] = {}
         self._turn: HubReading | None = None  # the iterator that begins where we stand
-        self._lease: Lease | None = None
+        self._lease: ReaderLease | None = None
         self._is_closed = False
         self._iterations = Iterations()
         self._attach()
@@ -96,7 +96,7 @@ class HubReader(Handle):
     def _attach(self) -> None:
         """Take the name, and stand where the last commit was; a new reader is stored at once, so that it holds back what it will read."""
         positions.make_directory(self.root.path)
-        taken = Lease(self._path.with_suffix(lease.SUFFIX), self.name)
+        taken = ReaderLease(self._path.with_suffix(lease.SUFFIX), self.name)
         try:
             stored = positions.load(self._path)
             self._passed.clear()
@@ -476,7 +476,7 @@ def delete(root: Path, name: str) -> None:
     if system.port.look_up(path) is None:
         raise NoSuchReader(f"{root} has no reader {name!r}")
     lock = path.with_suffix(lease.SUFFIX)
-    taken = Lease(lock, name)
+    taken = ReaderLease(lock, name)
     try:
         for gone in (path, path.with_name(f"{path.name}.tmp"), lock):
             if system.port.look_up(gone) is not None:

@@ -23,7 +23,7 @@ import msgspec
 
 from hub.client_ids import check_client
 from hub.root.following import FollowingRoot
-from hub.root.holds import Held
+from hub.root.holds import RetentionHolds
 from hub.root.positions import Key
 from hub.root.reader import HubReader, HubReaderStats, delete, listing
 from hub.root.shards import OpenCursor
@@ -79,7 +79,7 @@ class HubRoot(Handle):
         self.path = path
         self._timeout = timeout
         self._logs: dict[tuple[str, int], Log] = {}
-        self._held = Held(path)
+        self._holds = RetentionHolds(path)
         self._most = 1  # shards that were there at one time
         self._is_closed = False
         self._iterations = Iterations()
@@ -218,7 +218,7 @@ class HubRoot(Handle):
                 if log is not None:
                     yield key, path, log
 
-    def _found(self, following: FollowingRoot | None) -> dict[str, route.Found]:
+    def _found(self, following: FollowingRoot | None) -> dict[str, route.ShardDirectories]:
         """Return what lies under the root; for a follower, who looks often, only clients of whom there is a name that it doesn't read."""
         names = system.port.names(self.path)
         if following is not None:
@@ -276,7 +276,7 @@ class HubRoot(Handle):
         or whose positions can't be read, holds back all of it: 0.
         """
         self._check_open()
-        return self._held.lowest(check_client(client), index)
+        return self._holds.lowest(check_client(client), index)
 
     # Looking after it.
 

@@ -34,7 +34,7 @@ from hub.errors import Conflict, Fenced, HubFull, Malformed, Restored, RootInUse
 from hub.protocol.ingest import LAST
 from hub.protocol.reading import Generation
 from hub.root import columns
-from hub.root.columns import Rows
+from hub.root.columns import SequencedBatch
 from hub.security import private
 from kvspool import disk, documents, logs, system
 from kvspool.arrow import Records
@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
     lost: int = 0
 
 
-class Figures(NamedTuple):
+class ShardSizes(NamedTuple):
     """What a shard holds. used: bytes on disk; generation: how often its log was made anew; last_timestamp: ns since 1970, 0 for none;
     bits: its client has 2^bits shards."""
 
@@ -95,7 +95,7 @@ class Shard(Handle):
             if not self.generations and self.journal.end():
                 # Without it nobody can say whose the records are; to begin at sequence 0 again would store all of them twice.
                 raise Corruption(f"{path} has records, but no {GENERATIONS}; bring it back from a copy of the shard")
-            self.figures = Figures()
+            self.figures = ShardSizes()
             self.count()
         except BaseException:
             self.journal.close()
@@ -133,7 +133,7 @@ class Shard(Handle):
             base = self._base(log)
             return max(0, self.journal.end() - base)
 
-    def put(self, log: bytes, rows: Rows, after: int) -> Outcome:
+    def put(self, log: bytes, rows: SequencedBatch, after: int) -> Outcome:
         """Store records; they survive the death of this process when the call returns.
 
         after: the log's sequences from there up to the first of these are lost for ever. What is stored already is compared, not written
@@ -143,7 +143,7 @@ class Shard(Handle):
             base = self._base(log)
             if rows.end + base >= LAST:
                 raise Malformed(f"sequence {rows.end} is beyond what a hub can number")
-            rows = Rows(rows.first + base, rows.batch, rows.laid_out)
+            rows = SequencedBatch(rows.first + base, rows.batch, rows.laid_out)
             is_next = rows.first == after + base == self._end
             journal_end = rows.first if is_next else self.journal.end()
             end = max(base, journal_end)
@@ -156,13 +156,13 @@ class Shard(Handle):
             stored, expected = new.batch.num_rows, max(end, new.end)
             return Outcome(expected - base, stored, rows.batch.num_rows - stored, expected - end - stored)
 
-    def count(self) -> Figures:
+    def count(self) -> ShardSizes:
         """Look at what the shard holds; between two such looks the figures are reckoned from what comes in."""
         with self.lock:
             self.figures = count(self.path, self.journal, self.generations)
             return self.figures
 
-    def _note(self, rows: Rows, records: Records) -> None:
+    def _note(self, rows: SequencedBatch, records: Records) -> None:
         last, used = records.time_of(records.rows - 1), self.figures.used + records.size
         self.figures = self.figures._replace(next=rows.end, used=used, last_timestamp=max(0, last, self.figures.last_timestamp))
 
@@ -175,7 +175,7 @@ class Shard(Handle):
         """Give the files back."""
         self.journal.close()
 
-    def _without_known(self, rows: Rows, expected: int) -> Rows:
+    def _without_known(self, rows: SequencedBatch, expected: int) -> SequencedBatch:
         """Return the part of the records that is not stored yet. Raises Conflict if the part that is stored is another one there."""
         known = rows.part(rows.first, min(rows.end, expected))
         at = columns.first_difference(self.journal, known)
@@ -186,7 +186,7 @@ class Shard(Handle):
             )
         return rows.part(min(rows.end, expected), rows.end)
 
-    def _append(self, rows: Rows, journal_end: int) -> None:
+    def _append(self, rows: SequencedBatch, journal_end: int) -> None:
         """Append records, if the journal ends where it should: that is looked at under its own lock."""
         self._end = None
         with rows.laid_out or Records(rows.batch) as records:
@@ -227,11 +227,11 @@ class Shard(Handle):
         self.generations = generations
 
 
-def count(path: Path, log: Log, generations: list[Generation]) -> Figures:
+def count(path: Path, log: Log, generations: list[Generation]) -> ShardSizes:
     """Return what a shard holds."""
     stats = log.stats()
     generation = max(0, len(generations) - 1)
-    return Figures(stats.first_sequence, stats.next_sequence, stats.used, stats.last_timestamp, generation, _bits(path))
+    return ShardSizes(stats.first_sequence, stats.next_sequence, stats.used, stats.last_timestamp, generation, _bits(path))
 
 
 class Store(Handle):
@@ -256,7 +256,7 @@ class Store(Handle):
         self._making: dict[str, threading.Lock] = {}  # by client
         self._open: OrderedDict[tuple[str, int], Shard] = OrderedDict()
         self._used: dict[tuple[str, int], int] = {}
-        self._figures: dict[tuple[str, int], Figures] = {}
+        self._figures: dict[tuple[str, int], ShardSizes] = {}
         self._to_count: list[tuple[tuple[str, int], Path]] = []
 
     def enter(self, client: str, bits: int) -> None:
@@ -286,7 +286,7 @@ class Store(Handle):
                 raise HubFull(f"no shards can be made for {client}: {error}") from error
             with self._lock:  # they count from now on, not when their turn comes to be looked at
                 for index in range(1 << bits):
-                    self._figures.setdefault((client, index), Figures(bits=bits))
+                    self._figures.setdefault((client, index), ShardSizes(bits=bits))
 
     def _making_of(self, client: str) -> threading.Lock:
         """Return what is held while a client's shards are made: a thousand take seconds, in which the others go on."""
@@ -326,7 +326,7 @@ class Store(Handle):
             self._to_count = list(self._paths())
             with self._lock:
                 new = {key: figures for key, figures in self._figures.items() if key not in before}  # made meanwhile
-                self._figures = {key: self._figures.get(key, Figures(bits=_bits(path))) for key, path in self._to_count} | new
+                self._figures = {key: self._figures.get(key, ShardSizes(bits=_bits(path))) for key, path in self._to_count} | new
         for _ in range(len(self._to_count) if most is None else min(most, len(self._to_count))):
             key, path = self._to_count.pop()
             with suppress(KvspoolError, OSError):  # it is being made or removed, or damaged, which others say
@@ -339,11 +339,11 @@ class Store(Handle):
                         self._figures[key] = count(path, log, load_generations(path / GENERATIONS))
         return len(self._to_count)
 
-    def figures(self) -> dict[str, dict[int, Figures]]:
+    def figures(self) -> dict[str, dict[int, ShardSizes]]:
         """Return what the shards of each client hold, as far as it was counted."""
         with self._lock:
             known = self._figures | {key: shard.figures for key, shard in self._open.items()}
-        found: dict[str, dict[int, Figures]] = {}
+        found: dict[str, dict[int, ShardSizes]] = {}
         for (client, index), figures in sorted(known.items()):
             found.setdefault(client, {})[index] = figures
         return found

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from hub.root.holds import Held
+from hub.root.holds import RetentionHolds
 from hub.root.retention import HubRetention, RetentionFile
 from kvspool import sizes, system
 from kvspool.errors import KvspoolError, LogNotFound
@@ -48,7 +48,7 @@ class Trimmer:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._held = Held(root)
+        self._holds = RetentionHolds(root)
 
     def trim(self, client: str, rules: Retention, *, dry_run: bool = False, most: int | None = None) -> list[ShardTrim]:
         """Apply rules to a client's shards; on disk when it returns. A shard that is a spool makes room by itself, and isn't looked at.
@@ -82,7 +82,7 @@ class Trimmer:
             return trim() if would.removed_segments and not dry_run else msgspec.structs.replace(would, dry_run=dry_run)
 
     def _readers(self, client: str, index: int, journal: Journal) -> dict[str, int]:
-        return {f"hub:{name}": sequence for name, sequence in self._held.places(client, index, journal).items()}
+        return {f"hub:{name}": sequence for name, sequence in self._holds.places(client, index, journal).items()}
 
 
 def _plan(path: Path) -> TrimPlan | None:

@@ -14,18 +14,18 @@ from kvspool.handles import Handle
 if TYPE_CHECKING:
     from hub.root.store import Store
     from hub.server.authentication import Standing
-    from hub.server.proxy import Connection
+    from hub.server.proxy import ProxiedConnection
 
 POLL = 0.5  # seconds between two looks whether a caller that has to wait is still there
 
 
 class Admission(Handle):
-    """The guard of one call; see `intake.Guard`. Close it when the call ends."""
+    """The guard of one call; see `ingest.IngestGuard`. Close it when the call ends."""
 
     def __init__(
         self,
         caller: Standing,
-        connection: Connection,
+        connection: ProxiedConnection,
         meters: Meters,
         space: Space,
         store: Store,

@@ -33,7 +33,7 @@ from hub.errors import HubError, NotAuthenticated
 from hub.protocol import reading
 from hub.security.access import Access, Principal
 from hub.server.calls import Call, Calls
-from hub.server.event_log import Log
+from hub.server.event_log import EventLog
 from kvspool import system
 from kvspool.errors import MissingExtra
 
@@ -66,8 +66,8 @@ class Authentication(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         super().__init__()
         self.access = access
         self.calls = Calls() if calls is None else calls
-        self.log = Log("refused calls")
-        self.excess = Log("calls beyond a bound")
+        self.log = EventLog("refused calls")
+        self.excess = EventLog("calls beyond a bound")
         self.failures = 0  # calls by somebody who wasn't recognised
         self.denials = 0  # calls by somebody who may not make them
         self._uses_certificates = uses_certificates

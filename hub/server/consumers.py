@@ -21,12 +21,12 @@ from hub.client_ids import check_client
 from hub.errors import Conflict, Malformed, NotAllowed, NotFound, QuotaExceeded, Unexpected
 from hub.protocol import reading
 from hub.protocol.ingest import LAST
-from hub.protocol.reading import LARGEST_COMMIT, MOST_PLACES, Commit, Committed, ReaderName, ReaderPlace, Readers, ReaderState
+from hub.protocol.reading import LARGEST_COMMIT, MOST_PLACES, CommitPositions, Committed, ReaderName, ReaderPlace, Readers, ReaderState
 from hub.root import lease, positions, reader
-from hub.root.lease import Lease
-from hub.root.positions import Key, Position, Stored
+from hub.root.lease import ReaderLease
+from hub.root.positions import Key, Position, StoredPositions
 from hub.security.access import Principal
-from hub.server.shard_index import MayRead, Survey
+from hub.server.shard_index import MayRead, ShardIndex
 from kvspool import Spool, system
 from kvspool.errors import KvspoolError, NoSuchReader, ReaderBusy
 from kvspool.handles import Handle
@@ -49,20 +49,20 @@ ACTIONS = [
 class Consumers(Handle):
     """Serves the actions. Its methods are called on Flight's threads."""
 
-    def __init__(self, survey: Survey) -> None:
-        self._survey = survey
-        self._root: Path = survey.root
+    def __init__(self, index: ShardIndex) -> None:
+        self._index = index
+        self._root: Path = index.root
         self._moving = threading.Lock()  # one reader after the other is moved, once what lies below its places is on disk
 
     def act(self, kind: str, body: bytes, principal: Principal, may_read: MayRead) -> bytes:
         """Return what an action answers. Raises HubError."""
         if kind == "commit-positions":
-            return _encode(self.commit(reading.decode(Commit, body, LARGEST_COMMIT), principal, may_read))
+            return _encode(self.commit(reading.decode(CommitPositions, body, LARGEST_COMMIT), principal, may_read))
         if kind == "readers":
             return _encode(self.readers(principal))
         return _encode(self.delete(reading.decode(ReaderName, body).reader, principal))
 
-    def commit(self, asked: Commit, principal: Principal, may_read: MayRead) -> Committed:
+    def commit(self, asked: CommitPositions, principal: Principal, may_read: MayRead) -> Committed:
         """Move a reader in the shards that are named, on disk when it returns; nothing has moved if it raises.
 
         A shard that isn't there is passed over. Raises Malformed, NotAllowed, Unexpected for a sequence that isn't written, QuotaExceeded
@@ -71,7 +71,7 @@ class Consumers(Handle):
         wanted = _checked(asked, may_read)
         path = positions.path_of(self._root, asked.reader)
         self._before(path, asked.reader, principal)  # nothing is left behind by what he may not
-        moved = {key: self._place(key, where, wanted[key]) for key, where in self._survey.paths(wanted).items()}
+        moved = {key: self._place(key, where, wanted[key]) for key, where in self._index.paths(wanted).items()}
         with self._moving, _taken(self._root, asked.reader):
             before = self._before(path, asked.reader, principal)
             places = {key: one for key, one in {**before.places, **moved}.items() if self._is_there(key, one)}
@@ -79,12 +79,12 @@ class Consumers(Handle):
                 positions.store(path, places, principal.name)
         return Committed(len(places), len(wanted) - len(moved))
 
-    def _before(self, path: Path, name: str, principal: Principal) -> Stored:
+    def _before(self, path: Path, name: str, principal: Principal) -> StoredPositions:
         """Return where a reader stands, which must be the principal's; nowhere for a new one, which he may have."""
         stored = positions.load(path)
         if stored is None:
             self._check_room(principal)
-            return Stored({})
+            return StoredPositions({})
         if stored.owner != principal.name:
             whose = f"{stored.owner}'s" if stored.owner else "one of the hub's own host"
             raise NotAllowed(f"the reader {name!r} is {whose}; take another name")
@@ -146,14 +146,14 @@ def _taken(root: Path, name: str) -> Iterator[None]:
     """Take a reader's name inside the `with` block. Raises Conflict if it is open elsewhere."""
     positions.make_directory(root)
     try:
-        taken = Lease(positions.path_of(root, name).with_suffix(lease.SUFFIX), name)
+        taken = ReaderLease(positions.path_of(root, name).with_suffix(lease.SUFFIX), name)
     except ReaderBusy as error:
         raise Conflict(str(error)) from None
     with closing(taken):
         yield
 
 
-def _checked(asked: Commit, may_read: MayRead) -> dict[Key, int]:
+def _checked(asked: CommitPositions, may_read: MayRead) -> dict[Key, int]:
     """Return where a reader is to stand, by shard. Raises Malformed for what can't be, and NotAllowed."""
     try:
         check_name(asked.reader)

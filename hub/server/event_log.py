@@ -11,7 +11,7 @@ LONGEST = 500  # characters of what somebody else said
 _logger = logging.getLogger("kvspool.hub")
 
 
-class Log:
+class EventLog:
     """The warnings of one kind. Used by all threads."""
 
     def __init__(self, kind: str) -> None:

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from hub.errors import HubError, HubFull, Malformed, ShardDamaged
 from hub.protocol import ingest
-from hub.protocol.ingest import Done, Level, Log, Opened, Opening, Ping, Place, Put, Stored
+from hub.protocol.ingest import Acknowledged, Done, Level, Opened, Opening, Ping, Put, ResumePoint, ShippedLog
 from hub.root import columns
-from hub.root.columns import Rows
+from hub.root.columns import SequencedBatch
 from hub.root.store import Outcome, Shard, Store
 from hub.server.clients import Client
 from hub.server.event_log import escape
@@ -34,7 +34,7 @@ UNASKED = 8 << 20  # bytes of batches after which is acknowledged what nobody as
 logger = logging.getLogger("kvspool.hub")
 
 
-class Guard(Protocol):
+class IngestGuard(Protocol):
     """Who says, for one call, what may come in. Each method raises a HubError for what may not."""
 
     def begin(self, client: str, bits: int) -> None:
@@ -47,22 +47,22 @@ class Guard(Protocol):
         """A batch that came in as so many bytes was dealt with."""
 
 
-class Intake:
+class IngestSession:
     """One call of one client."""
 
-    def __init__(self, store: Store, level: Level, guard: Guard, opening: Opening, client: Client, largest: int) -> None:
+    def __init__(self, store: Store, level: Level, guard: IngestGuard, opening: Opening, client: Client, largest: int) -> None:
         self._store = store
         self._level = level
         self._guard = guard
         self._opening = opening
         self._client = client
         self._largest = largest
-        self._logs: dict[int, Log] = {}  # by shard; without those that were refused
+        self._logs: dict[int, ShippedLog] = {}  # by shard; without those that were refused
         self._shards: dict[int, Shard] = {}
         self._pending: dict[int, int] = {}  # shard: the sequence below which all is stored, not acknowledged yet
         self._unasked = 0
         self._asked = 0
-        self._flushes: Flushes | None = None
+        self._flushes: FlushWorker | None = None
         self.is_done = False
 
     def run(self, reader: flight.MetadataRecordBatchReader, writer: flight.MetadataRecordBatchWriter) -> None:
@@ -71,7 +71,7 @@ class Intake:
         with ExitStack() as taken:
             self._open(writer, taken)
             if self._level == "disk":
-                self._flushes = taken.enter_context(Flushes(lambda places, asked: self._flush(places, asked, writer)))
+                self._flushes = taken.enter_context(FlushWorker(lambda places, asked: self._flush(places, asked, writer)))
             for message, batch in self._messages(reader) if self._has_schema(reader) else ():
                 if isinstance(message, Done):
                     self.is_done = True
@@ -97,7 +97,7 @@ class Intake:
                 refusals.append((self._refusal(log.index, error), log.index))
                 continue
             self._logs[log.index], self._shards[log.index] = log, shard
-            places.append(Place(log.index, expected, is_known))
+            places.append(ResumePoint(log.index, expected, is_known))
             self._client.stored(log.index, Outcome(expected), 0)
         self._client.said({log.index: log.end for log in opening.logs})
         writer.write_metadata(ingest.encode(Opened(ingest.VERSION, self._level, self._largest, places)))
@@ -138,7 +138,7 @@ class Intake:
         if log is not None:
             try:
                 self._guard.admit(size)
-                self._store_batch(put, log, Rows(put.first, batch, records), size)
+                self._store_batch(put, log, SequencedBatch(put.first, batch, records), size)
             except KvspoolError as error:
                 self._refuse(writer, self._refusal(put.index, error), put.index)
                 if isinstance(error, Malformed):
@@ -151,7 +151,7 @@ class Intake:
         if put.ask or self._unasked >= UNASKED:
             self._acknowledge(writer)
 
-    def _store_batch(self, put: Put, log: Log, rows: Rows, size: int) -> None:
+    def _store_batch(self, put: Put, log: ShippedLog, rows: SequencedBatch, size: int) -> None:
         outcome = self._shards[put.index].put(log.id, rows, put.after)
         self._client.said({put.index: put.end})
         self._client.stored(put.index, outcome, size)
@@ -181,12 +181,12 @@ class Intake:
         if self._flushes is not None:
             self._flushes.ask(places, self._asked)
         else:
-            writer.write_metadata(ingest.encode(Stored(list(places.items()), self._asked)))
+            writer.write_metadata(ingest.encode(Acknowledged(list(places.items()), self._asked)))
 
     def _flush(self, places: dict[int, int], asked: int, writer: Any) -> None:
         """Put shards on disk, and say so."""
         stored = [(index, place) for index, place in places.items() if self._is_synced(index, writer)]
-        writer.write_metadata(ingest.encode(Stored(stored, asked)))
+        writer.write_metadata(ingest.encode(Acknowledged(stored, asked)))
 
     def _is_synced(self, index: int, writer: Any) -> bool:
         try:
@@ -198,7 +198,7 @@ class Intake:
         return False
 
 
-class Flushes(Handle):
+class FlushWorker(Handle):
     """Does flushes that are asked for, one after the other, on a thread of its own; those asked for during one are done together."""
 
     def __init__(self, flush: Callable[[dict[int, int], int], None]) -> None:
@@ -229,7 +229,7 @@ class Flushes(Handle):
             except (pa.ArrowException, OSError):
                 return  # the client is gone; whoever reads from it finds out
 
-    def __enter__(self) -> Flushes:
+    def __enter__(self) -> FlushWorker:
         try:
             self._thread.start()
         except RuntimeError as error:

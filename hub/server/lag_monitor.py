@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from hub.protocol.status import ReaderStatus
-from hub.root.holds import Held
-from hub.root.store import Figures
+from hub.root.holds import RetentionHolds
+from hub.root.store import ShardSizes
 from kvspool import system
 
 INTERVAL = 10.0  # seconds between two looks
 
 
-class Lags:
+class LagMonitor:
     """`statuses` is what the last look found. `look` is called by one thread."""
 
     def __init__(self, root: Path) -> None:
         self.statuses: list[ReaderStatus] = []
-        self._held = Held(root)
+        self._holds = RetentionHolds(root)
         self._looks_at = 0.0
 
-    def look(self, figures: dict[str, dict[int, Figures]]) -> None:
+    def look(self, figures: dict[str, dict[int, ShardSizes]]) -> None:
         """Compare what the readers have committed with what the shards hold, unless that was done a moment ago.
 
         One that has no place in a shard, or whose places can't be read, has read nothing of it; one with an owner doesn't read it.
@@ -29,7 +29,7 @@ class Lags:
         if now < self._looks_at:
             return
         self._looks_at = now + INTERVAL
-        readers = self._held.readers()
+        readers = self._holds.readers()
         lags = dict.fromkeys(readers, 0)
         for client, shards in figures.items():
             for index, one in shards.items():

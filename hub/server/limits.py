@@ -53,7 +53,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ValueError(f"the limit {name} has to be above 0, not {getattr(self, name)}")
 
 
-class Visitor:
+class Peer:
     """Who came from an address, and by which name it was authenticated, if it was."""
 
     def __init__(self, remote: Address) -> None:
@@ -62,7 +62,7 @@ class Visitor:
         self.name: str | None = None
 
 
-class Census(Handle):
+class ConnectionTable(Handle):
     """Counts who is inside, in all and of each address; "" stands for all. Used by the gate's thread and by those of handlers."""
 
     def __init__(self, limits: Limits) -> None:
@@ -75,9 +75,9 @@ class Census(Handle):
     def unauthenticated(self) -> int:
         return self._unauthenticated[""]
 
-    def enter(self, visitor: Visitor) -> Reason | None:
+    def enter(self, peer: Peer) -> Reason | None:
         """Count one more, unauthenticated; or return why it may not come in."""
-        limits, origin = self._limits, visitor.origin
+        limits, origin = self._limits, peer.origin
         with self._lock:
             if self._inside[""] >= limits.connections:
                 return Reason.CONNECTIONS
@@ -92,22 +92,22 @@ class Census(Handle):
                 count[origin] += 1
         return None
 
-    def acquaint(self, visitor: Visitor, name: str) -> bool:
+    def acquaint(self, peer: Peer, name: str) -> bool:
         """Count one as authenticated from now on, under its first name; returns whether it wasn't yet."""
         with self._lock:
-            is_new = visitor.name is None
+            is_new = peer.name is None
             if is_new:
-                visitor.name = name
-                _take_one(self._unauthenticated, visitor.origin)
+                peer.name = name
+                _take_one(self._unauthenticated, peer.origin)
             return is_new
 
-    def leave(self, visitor: Visitor) -> None:
+    def leave(self, peer: Peer) -> None:
         """Count one less. If it is authenticated later, that changes nothing."""
         with self._lock:
-            _take_one(self._inside, visitor.origin)
-            if visitor.name is None:
-                visitor.name = ""
-                _take_one(self._unauthenticated, visitor.origin)
+            _take_one(self._inside, peer.origin)
+            if peer.name is None:
+                peer.name = ""
+                _take_one(self._unauthenticated, peer.origin)
 
 
 def _take_one(count: Counter[str], origin: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hub.protocol.status import PipelineStatus
 from hub.root import pipeline_progress
-from hub.root.pipeline_progress import Progress
+from hub.root.pipeline_progress import PipelineProgress
 from kvspool import system
 
 INTERVAL = 1.0  # seconds between two looks
@@ -30,7 +30,7 @@ class Pipelines:
         self.statuses = [_status(one, now) for one in pipeline_progress.all_of(self._root)]
 
 
-def _status(found: Progress, now: int) -> PipelineStatus:
+def _status(found: PipelineProgress, now: int) -> PipelineStatus:
     return PipelineStatus(
         name=found.name,
         state="silent" if found.is_silent(now) else found.state,

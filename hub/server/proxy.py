@@ -16,7 +16,7 @@ One thread does all of this; a connection that stands still costs two descriptor
 so the server's back-pressure reaches the client, and one that reads slowly stops its own connection alone. An end of stream in one
 direction is passed on as such, and a reset as a reset: bytes that were cut off never look like an end.
 
-A handler finds its connection by `gate.connection(context.peer())`: the peer that the server sees is the gate's own address, which is
+A handler finds its connection by `proxy.connection(context.peer())`: the peer that the server sees is the gate's own address, which is
 another one for each connection. That works for both kinds of target (on a unix socket the gate gives each of its ends a name, since a
 nameless one would show as "unix:" alone), but Flight speaks TLS on TCP only. None means that the call came by another way than through
 the gate, as any local user's may on a loopback port: refuse it.
@@ -43,8 +43,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import msgspec
 
-from hub.server.limits import Address, Census, Limits, Reason, Visitor
-from hub.server.relay import CHUNK, EXHAUSTED, Carriers, Flow
+from hub.server.limits import Address, ConnectionTable, Limits, Peer, Reason
+from hub.server.relay import CHUNK, EXHAUSTED, Carriers, Relay
 from kvspool import system
 from kvspool.errors import Closed
 from kvspool.handles import Handle
@@ -66,7 +66,7 @@ _OUTGOING = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
 _logger = logging.getLogger("kvspool")
 
 
-class GateStats(msgspec.Struct, frozen=True):
+class ProxyStats(msgspec.Struct, frozen=True):
     """What went through a gate since it was started. Bytes in are those that clients sent."""
 
     open: int
@@ -78,37 +78,37 @@ class GateStats(msgspec.Struct, frozen=True):
     bytes_out: int
 
 
-class Connection(Handle):
-    """A client's connection to the server behind the gate. Handlers get it from `Gate.connection`, and may use it in any thread."""
+class ProxiedConnection(Handle):
+    """A client's connection to the server behind the gate. Handlers get it from `TcpProxy.connection`, and may use it in any thread."""
 
-    def __init__(self, gate: Gate, visitor: Visitor, client: socket.socket, server: socket.socket, peer: str) -> None:
+    def __init__(self, proxy: TcpProxy, remote_peer: Peer, client: socket.socket, server: socket.socket, peer: str) -> None:
         """Made by the gate alone."""
         self.peer = peer  # what the server sees
-        self.visitor = visitor
+        self.remote_peer = remote_peer
         self.client, self.server = client, server
-        self.inward = Flow(client, server, gate._carriers)
-        self.outward = Flow(server, client, gate._carriers)
+        self.inward = Relay(client, server, proxy._carriers)
+        self.outward = Relay(server, client, proxy._carriers)
         self.is_reached = False  # the server has accepted
-        self.opened = self.heard = gate._now
+        self.opened = self.heard = proxy._now
         self._dealt_with = 0  # bytes that came in, and that no message on its way can be made of any more
         self._streams = 0  # that are being sent
         self._lock = threading.Lock()  # handlers of several calls use it
-        self._gate = gate
+        self._proxy = proxy
 
     @property
     def remote(self) -> Address:
         """Return the address that the client comes from."""
-        return self.visitor.remote
+        return self.remote_peer.remote
 
     @property
     def name(self) -> str | None:
         """Return by which name the client was authenticated; None: it was not."""
-        return self.visitor.name
+        return self.remote_peer.name
 
     def authenticated(self, name: str) -> None:
         """Lift the limits of those who are not authenticated. Call it for each call that was let in; the first name stays."""
-        if self._gate._census.acquaint(self.visitor, name):
-            self._gate._do_soon(self, None)
+        if self._proxy._table.acquaint(self.remote_peer, name):
+            self._proxy._do_soon(self, None)
 
     def progress(self, size: int = 0) -> None:
         """Make room for as many bytes as a message had that was dealt with: a batch that was stored, a request that was answered.
@@ -128,11 +128,11 @@ class Connection(Handle):
         finally:
             with self._lock:
                 self._streams -= 1
-                self.heard = max(self.heard, self._gate._now)
+                self.heard = max(self.heard, self._proxy._now)
 
     def close(self) -> None:
         """Cut the connection, soon. It may have ended already."""
-        self._gate._do_soon(self, Reason.BY_HANDLER)
+        self._proxy._do_soon(self, Reason.BY_HANDLER)
 
     def allowance(self, limits: Limits) -> int:
         """Return how many bytes of the client may be passed on at once.
@@ -142,7 +142,7 @@ class Connection(Handle):
         """
         if self.name is not None:
             return CHUNK
-        so_far = _FIRST_BYTES + int((self._gate._now - self.opened) * _FIRST_RATE)
+        so_far = _FIRST_BYTES + int((self._proxy._now - self.opened) * _FIRST_RATE)
         return max(0, min(CHUNK, min(limits.authentication_bytes, so_far) - self.inward.count))
 
     def is_excessive(self, limits: Limits) -> bool:
@@ -160,10 +160,10 @@ class Connection(Handle):
         return None
 
     def __repr__(self) -> str:
-        return f"<Connection of {self.name or 'nobody known'} from {self.remote[0]} port {self.remote[1]}>"
+        return f"<ProxiedConnection of {self.name or 'nobody known'} from {self.remote[0]} port {self.remote[1]}>"
 
 
-class Gate(Handle):
+class TcpProxy(Handle):
     """Listens, and passes connections on to a server. See the module's docstring."""
 
     def __init__(
@@ -183,21 +183,21 @@ class Gate(Handle):
         self._target = _checked(target)
         _checked(listen)
         self._on_event = on_event
-        self._census = Census(self.limits)
-        self._connections: dict[str, Connection] = {}  # by what the server sees
-        self._sockets: dict[int, Connection] = {}
-        self._ready: dict[Flow, Connection] = {}  # may have something to pass on, in the order of their turns
-        self._to_do: deque[tuple[Connection, Reason | None]] = deque()  # for handlers
+        self._table = ConnectionTable(self.limits)
+        self._connections: dict[str, ProxiedConnection] = {}  # by what the server sees
+        self._sockets: dict[int, ProxiedConnection] = {}
+        self._ready: dict[Relay, ProxiedConnection] = {}  # may have something to pass on, in the order of their turns
+        self._to_do: deque[tuple[ProxiedConnection, Reason | None]] = deque()  # for handlers
         self._accepted = self._bytes_in = self._bytes_out = 0
         self._refused = dict.fromkeys(Reason, 0)
         self._cut = dict.fromkeys(Reason, 0)
         self._tick = max(0.01, min(_LONGEST_TICK, self.limits.authentication_seconds / 4, self.limits.idle_seconds / 4))
         self._is_resting = False  # accepts nothing until the next tick
         self._ends_at: float | None = None  # no more are accepted, and at this time the rest is cut
-        self._bell = _Bell()
+        self._wakeup = _Wakeup()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> Gate:
+    def start(self) -> TcpProxy:
         """Listen at what is `address` from then on, and begin to pass on; a second call changes nothing.
 
         Raises OSError, with the address, where nobody may listen; Closed if the gate was closed.
@@ -211,8 +211,8 @@ class Gate(Handle):
             self._listener = undo.enter_context(_listen(self._listen_at))
             self._epoll = undo.enter_context(select.epoll())
             self._epoll.register(self._listener, select.EPOLLIN)
-            self._epoll.register(self._bell.hang(), select.EPOLLIN)
-            undo.callback(self._bell.close)
+            self._epoll.register(self._wakeup.hang(), select.EPOLLIN)
+            undo.callback(self._wakeup.close)
             self._carriers = Carriers()
             undo.pop_all()
         self.address: Address = self._listener.getsockname()[:2]
@@ -224,7 +224,7 @@ class Gate(Handle):
         """Pass new connections on to another server; those that are there stay where they are. ValueError as for the constructor."""
         self._target = _checked(target)
 
-    def connection(self, peer: str) -> Connection | None:
+    def connection(self, peer: str) -> ProxiedConnection | None:
         """Return the connection that a call came by, by its `context.peer()`; None if it didn't come through here, or has ended."""
         return self._connections.get(peer)
 
@@ -235,11 +235,11 @@ class Gate(Handle):
             if connection.name == name or (connection.name is None and connection.inward.count > _FIRST_BYTES // 2):
                 self._do_soon(connection, reason)
 
-    def stats(self) -> GateStats:
+    def stats(self) -> ProxyStats:
         """Return what went through so far."""
-        return GateStats(
+        return ProxyStats(
             open=len(self._connections),
-            unauthenticated=self._census.unauthenticated,
+            unauthenticated=self._table.unauthenticated,
             accepted=self._accepted,
             refused={reason: count for reason, count in self._refused.items() if count},
             cut={reason: count for reason, count in self._cut.items() if count},
@@ -250,11 +250,11 @@ class Gate(Handle):
     def close(self, grace: float = 0.0) -> None:
         """Listen no more, wait up to `grace` seconds until the last connection has ended, cut those that are left, and return."""
         self._ends_at = system.port.monotonic() + grace
-        self._bell.ring()
+        self._wakeup.ring()
         if self._thread is not None:
             self._thread.join()
 
-    def __enter__(self) -> Gate:
+    def __enter__(self) -> TcpProxy:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
@@ -271,8 +271,8 @@ class Gate(Handle):
                 self._now = system.port.monotonic()
                 for fd, mask in events:
                     self._notice(fd, mask)
-                for flow, connection in list(self._ready.items()):
-                    self._take_turn(flow, connection)
+                for relay, connection in list(self._ready.items()):
+                    self._take_turn(relay, connection)
                 while self._to_do:
                     self._do(*self._to_do.popleft())
                 if self._now >= self._next_tick:
@@ -304,7 +304,7 @@ class Gate(Handle):
         for connection in list(self._connections.values()):
             self._end(connection, Reason.SHUTDOWN)
         self._stop_listening()
-        self._bell.close()
+        self._wakeup.close()
         self._epoll.close()
         self._carriers.close()
 
@@ -315,7 +315,7 @@ class Gate(Handle):
             if fd == self._listener.fileno():
                 self._accept()
             else:
-                self._bell.hush()
+                self._wakeup.hush()
             return
         if fd == connection.server.fileno() and mask & select.EPOLLOUT and not mask & select.EPOLLERR:
             connection.is_reached = True
@@ -355,19 +355,19 @@ class Gate(Handle):
             self._epoll.unregister(self._listener)
 
     def _admit(self, client: socket.socket, remote: Address) -> None:
-        visitor = Visitor(remote)
-        reason = self._census.enter(visitor)
+        remote_peer = Peer(remote)
+        reason = self._table.enter(remote_peer)
         if reason is None:
             try:
-                self._connect(client, visitor)
+                self._connect(client, remote_peer)
             except OSError as error:
-                self._census.leave(visitor)
+                self._table.leave(remote_peer)
                 reason = Reason.EXHAUSTED if error.errno in EXHAUSTED else Reason.UNREACHABLE
         if reason is not None:
             self._count(self._refused, reason, remote)
             _reset(client)
 
-    def _connect(self, client: socket.socket, visitor: Visitor) -> None:
+    def _connect(self, client: socket.socket, remote_peer: Peer) -> None:
         """Make a connection for a client that may come in. Raises OSError, and leaves nothing then."""
         target = self._target
         with ExitStack() as undo:
@@ -380,7 +380,7 @@ class Gate(Handle):
             else:
                 raise OSError(errno.EADDRINUSE, "no port is free to reach the server from")
             _prepare(client)
-            self._register(Connection(self, visitor, client, server, peer))
+            self._register(ProxiedConnection(self, remote_peer, client, server, peer))
             undo.pop_all()
 
     def _reach_path(self, path: str) -> tuple[socket.socket, str]:
@@ -394,7 +394,7 @@ class Gate(Handle):
             raise
         return server, f"unix-abstract:{name}"
 
-    def _register(self, connection: Connection) -> None:
+    def _register(self, connection: ProxiedConnection) -> None:
         everything = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
         self._epoll.register(connection.client, everything)
         try:
@@ -408,31 +408,31 @@ class Gate(Handle):
 
     # What passes through.
 
-    def _take_turn(self, flow: Flow, connection: Connection) -> None:
+    def _take_turn(self, relay: Relay, connection: ProxiedConnection) -> None:
         """Let a flow pass on one chunk; then it is the next one's turn."""
-        if self._ready.pop(flow, None) is None:
+        if self._ready.pop(relay, None) is None:
             return  # its connection ended a moment ago
         try:
-            if self._pass_on(flow, connection):
-                self._ready[flow] = connection
+            if self._pass_on(relay, connection):
+                self._ready[relay] = connection
         except OSError:
             self._fail(connection)
 
-    def _pass_on(self, flow: Flow, connection: Connection) -> bool:
+    def _pass_on(self, relay: Relay, connection: ProxiedConnection) -> bool:
         """Pass on what a flow has, a chunk at most; returns whether there may be more."""
-        if not flow.send():
+        if not relay.send():
             return False
-        limit = connection.allowance(self.limits) if flow is connection.inward else CHUNK
-        received = flow.receive(limit) if limit else None
+        limit = connection.allowance(self.limits) if relay is connection.inward else CHUNK
+        received = relay.receive(limit) if limit else None
         if received is None:
             return False
         if received == 0:
-            if not flow.has_ended:
-                flow.end()
+            if not relay.has_ended:
+                relay.end()
             if connection.inward.has_ended and connection.outward.has_ended:
                 self._end(connection, None)
             return False
-        if flow is connection.inward:
+        if relay is connection.inward:
             self._bytes_in += received
             connection.heard = self._now
             if connection.is_excessive(self.limits):
@@ -440,9 +440,9 @@ class Gate(Handle):
                 return False
         else:
             self._bytes_out += received
-        return flow.send()
+        return relay.send()
 
-    def _fail(self, connection: Connection) -> None:
+    def _fail(self, connection: ProxiedConnection) -> None:
         """End a connection one end of which is broken."""
         if connection.is_reached:
             self._end(connection, Reason.RESET)
@@ -451,12 +451,12 @@ class Gate(Handle):
 
     # Who goes.
 
-    def _do_soon(self, connection: Connection, reason: Reason | None) -> None:
+    def _do_soon(self, connection: ProxiedConnection, reason: Reason | None) -> None:
         """In any thread: let the gate's thread cut a connection; without a reason, read again from the client that had to wait."""
         self._to_do.append((connection, reason))
-        self._bell.ring()
+        self._wakeup.ring()
 
-    def _do(self, connection: Connection, reason: Reason | None) -> None:
+    def _do(self, connection: ProxiedConnection, reason: Reason | None) -> None:
         if reason is not None:
             self._end(connection, reason)
         elif self._connections.get(connection.peer) is connection:
@@ -475,17 +475,17 @@ class Gate(Handle):
             self._epoll.register(self._listener, select.EPOLLIN)
             self._is_resting = False
 
-    def _end(self, connection: Connection, reason: Reason | None, tally: dict[Reason, int] | None = None) -> None:
+    def _end(self, connection: ProxiedConnection, reason: Reason | None, tally: dict[Reason, int] | None = None) -> None:
         """Let go of a connection, if it wasn't yet: without a reason both sides have ended, otherwise both are reset."""
         if self._connections.get(connection.peer) is not connection:
             return
         del self._connections[connection.peer]
-        self._census.leave(connection.visitor)
+        self._table.leave(connection.remote_peer)
         if reason is not None:
             self._count(self._cut if tally is None else tally, reason, connection.remote)
-        for flow in (connection.inward, connection.outward):
-            self._ready.pop(flow, None)
-            flow.drop()
+        for relay in (connection.inward, connection.outward):
+            self._ready.pop(relay, None)
+            relay.drop()
         for end in (connection.client, connection.server):
             del self._sockets[end.fileno()]
             self._epoll.unregister(end)
@@ -500,7 +500,7 @@ class Gate(Handle):
                 _logger.exception("what was to hear of refused and cut connections failed")
 
 
-class _Bell(Handle):
+class _Wakeup(Handle):
     """Wakes the gate's thread; rung by any thread, at any time."""
 
     def __init__(self) -> None:

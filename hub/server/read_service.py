@@ -25,7 +25,7 @@ from hub.protocol.reading import LONGEST_WAIT, Beside, ClientState, Query, Serve
 from hub.root import columns
 from hub.root.store import generations
 from hub.server.reads import Reads, Stream, gone
-from hub.server.shard_index import IsOver, MayRead, Survey, is_scarce, shown
+from hub.server.shard_index import IsOver, MayRead, ShardIndex, is_scarce, shown
 from kvspool import arrow, system
 from kvspool.errors import KvspoolError, OutOfRange
 from kvspool.handles import Handle
@@ -45,7 +45,7 @@ ACTIONS = [
 ]
 
 
-class Outlet(Handle):
+class ReadService(Handle):
     """The reading side of a hub. Its methods are called on Flight's threads; each is told which clients the caller may read, and asks again
     for each batch: a right may be taken away meanwhile.
 
@@ -55,21 +55,21 @@ class Outlet(Handle):
     def __init__(self, root: Path, level: Level, reads: Reads | None = None) -> None:
         self.root = root
         self.reads = Reads() if reads is None else reads
-        self.survey = Survey(root)
+        self.index = ShardIndex(root)
         self._level: Level = level
         self._is_closing = False
 
     def close(self) -> None:
         """End what is being read and waited for."""
         self._is_closing = True
-        self.survey.close()
+        self.index.close()
 
     def flights(self, criteria: bytes, may_list: MayRead, is_over: IsOver = lambda: False) -> Iterator[flight.FlightInfo]:
         """Yield a flight for each client that may be listed. criteria: the beginning of its id, or a pattern with `*`, `?` and `[...]`.
         is_over: whether the caller is gone."""
         with refusing(self.root):
             wanted = _pattern(criteria)
-            for client, states in self.survey.states(lambda client: wanted(client) and may_list(client), is_over).items():
+            for client, states in self.index.states(lambda client: wanted(client) and may_list(client), is_over).items():
                 if is_over():
                     raise gone()
                 yield self._info(Query(client), states)
@@ -79,7 +79,7 @@ class Outlet(Handle):
         with refusing(self.root):
             query = reading.decode_query(descriptor.path or [], descriptor.command)
             _check_right(query.client, may_read)
-            states = self.survey.states(lambda client: client == query.client, is_over).get(query.client, [])
+            states = self.index.states(lambda client: client == query.client, is_over).get(query.client, [])
             wanted = [state for state in states if query.shard in (None, state.shard)]
             if not wanted:
                 raise NotFound(f"there is no client {query.client} here, or not that shard of it")
@@ -100,7 +100,7 @@ class Outlet(Handle):
         with refusing(self.root):
             wanted = reading.decode_ticket(ticket)
             _check_right(wanted.client, may_read)
-            path = self.survey.path(wanted.client, wanted.shard)
+            path = self.index.path(wanted.client, wanted.shard)
             schema = columns.schema_of(wanted)
             return flight.GeneratorStream(schema, self._stream(path, wanted, schema, may_read, sent, self.reads.stream(is_over, cut)))
 
@@ -108,12 +108,12 @@ class Outlet(Handle):
         """Yield what an action answers. is_over: whether its caller is gone."""
         with refusing(self.root):
             if kind == "server":
-                yield _encode(ServerInfo(VERSION, self._level, self.survey.root_id, system.port.now()))
+                yield _encode(ServerInfo(VERSION, self._level, self.index.root_id, system.port.now()))
             elif kind == "changes":
                 asked = reading.decode(Since, body or b"{}")
                 if not 0 <= asked.wait <= LONGEST_WAIT:
                     raise Malformed(f"wait is 0 to {LONGEST_WAIT:.0f} seconds, not {asked.wait}")
-                yield _encode(self.survey.changes(asked.since, asked.wait, may_read, is_over))
+                yield _encode(self.index.changes(asked.since, asked.wait, may_read, is_over))
             else:
                 raise Malformed(f"there is no action {kind[:50]!r}; ListActions says which there are")
 
@@ -136,7 +136,7 @@ class Outlet(Handle):
     def _used(self, state: ShardState) -> int:
         """Return the bytes that a shard's records take; 0 of one that can't be read."""
         try:
-            with closing(open_shard(self.survey.path(state.client, state.shard), TIMEOUT)) as log:
+            with closing(open_shard(self.index.path(state.client, state.shard), TIMEOUT)) as log:
                 return int(log.stats().used)
         except (KvspoolError, OSError):
             return 0  # its state says so

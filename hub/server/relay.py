@@ -106,7 +106,7 @@ class Carriers:
             self._spare.pop().close()
 
 
-class Flow:
+class Relay:
     """Passes on what comes from `source` to `sink`, both of which never block; `count` is how many bytes came so far."""
 
     __slots__ = ("_carrier", "_carriers", "count", "has_ended", "sink", "source")

@@ -36,14 +36,14 @@ from hub.server.authentication import KEY, Authentication, Standing
 from hub.server.calls import Calls
 from hub.server.clients import Clients
 from hub.server.consumers import Consumers
-from hub.server.event_log import Log
-from hub.server.ingest import Intake
-from hub.server.lag_monitor import Lags
+from hub.server.event_log import EventLog
+from hub.server.ingest import IngestSession
+from hub.server.lag_monitor import LagMonitor
 from hub.server.limits import Address, Limits, Reason
 from hub.server.owners import Owners
 from hub.server.pipelines import Pipelines
-from hub.server.proxy import Connection, Gate, Target
-from hub.server.read_service import Outlet
+from hub.server.proxy import ProxiedConnection, Target, TcpProxy
+from hub.server.read_service import ReadService
 from hub.server.reads import Reads
 from hub.server.shard_index import MayRead
 from hub.server.threads import Threads
@@ -118,7 +118,7 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         """Take in what a shipper sends."""
         self._answer(context, lambda caller, connection: self._take_in(context, caller, connection, descriptor, reader, writer))
 
-    def _take_in(self, context: Any, caller: Standing, connection: Connection, descriptor: Any, reader: Any, writer: Any) -> None:
+    def _take_in(self, context: Any, caller: Standing, connection: ProxiedConnection, descriptor: Any, reader: Any, writer: Any) -> None:
         try:
             opening = ingest.decode_opening(descriptor.command or b"")
             self._hub.take_in(caller, connection, opening, reader, writer, context.is_cancelled)
@@ -130,8 +130,8 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
     def list_flights(self, context: Any, criteria: bytes) -> Any:
         """Say which clients there are."""
 
-        def list_them(caller: Standing, _: Connection) -> Iterator[flight.FlightInfo]:
-            return self._hub.outlet.flights(criteria, self._hub.listing_right(caller), context.is_cancelled)
+        def list_them(caller: Standing, _: ProxiedConnection) -> Iterator[flight.FlightInfo]:
+            return self._hub.read_service.flights(criteria, self._hub.listing_right(caller), context.is_cancelled)
 
         return self._tell(context, len(criteria), list_them)
 
@@ -139,19 +139,19 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         """Say what there is of a client."""
         size = len(descriptor.command or b"") + sum(map(len, descriptor.path or []))
 
-        def say(caller: Standing, _: Connection) -> flight.FlightInfo:
-            return self._hub.outlet.info(descriptor, self._hub.reading_right(caller), context.is_cancelled)
+        def say(caller: Standing, _: ProxiedConnection) -> flight.FlightInfo:
+            return self._hub.read_service.info(descriptor, self._hub.reading_right(caller), context.is_cancelled)
 
         return self._tell(context, size, say)
 
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
         """Hand out the records of a shard."""
 
-        def read(caller: Standing, connection: Connection) -> flight.FlightDataStream:
+        def read(caller: Standing, connection: ProxiedConnection) -> flight.FlightDataStream:
             self._hub.authentication.held(context).enter_context(connection.streaming())
             # To take a batch, a client sends some bytes; more than one for each 256 would be strange.
             right = self._hub.reading_right(caller)
-            return self._hub.outlet.read(
+            return self._hub.read_service.read(
                 ticket.ticket, right, lambda size: connection.progress(size >> 8), context.is_cancelled, connection.close
             )
 
@@ -166,10 +166,10 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
         asked = action.type, action.body.to_pybytes()
         return self._tell(context, len(asked[1]), lambda caller, _: self._hub.act(caller, *asked, context.is_cancelled))
 
-    def _tell(self, context: Any, size: int, tell: Callable[[Standing, Connection], Any]) -> Any:
+    def _tell(self, context: Any, size: int, tell: Callable[[Standing, ProxiedConnection], Any]) -> Any:
         """Answer a reading call, whose request has so many bytes; it counts as one of its caller's until the last answer is sent."""
 
-        def answer(caller: Standing, connection: Connection) -> Any:
+        def answer(caller: Standing, connection: ProxiedConnection) -> Any:
             held = self._hub.authentication.held(context)
             held.callback(connection.progress, size)
             held.enter_context(self._hub.meters.of(caller.principal.name, caller.principal.quota).call(connection))
@@ -177,10 +177,10 @@ class _Backend(flight.FlightServerBase, Handle):  # type: ignore[misc]
 
         return self._answer(context, answer)
 
-    def _answer(self, context: Any, answer: Callable[[Standing, Connection], Any]) -> Any:
+    def _answer(self, context: Any, answer: Callable[[Standing, ProxiedConnection], Any]) -> Any:
         """Answer a call of somebody who is known, and came through the gate."""
         principal = self._hub.authentication.principal(context)
-        connection = self._hub.gate.connection(context.peer())
+        connection = self._hub.proxy.connection(context.peer())
         if connection is None:
             raise flight.FlightUnauthenticatedError("not authenticated")
         connection.authenticated(principal.name)
@@ -219,19 +219,21 @@ class HubServer(Handle):
         self.level: Level = level
         self.certificates = certificates
         self.clients = Clients()
-        self.outlet = Outlet(self.root, level, Reads(most_unread))
-        self.consumers = Consumers(self.outlet.survey)
-        self.store = Store(self.root, self.outlet.survey.note)
+        self.read_service = ReadService(self.root, level, Reads(most_unread))
+        self.consumers = Consumers(self.read_service.index)
+        self.store = Store(self.root, self.read_service.index.note)
         self.space = Space(self.root, least_free)
         self.meters = Meters()
         self.owners = Owners()
-        self.lags = Lags(self.root)
+        self.lag_monitor = LagMonitor(self.root)
         self.pipelines = Pipelines(self.root)
         self.retention = Keeper(self.root, self._stored)
-        self._cuts = Log("refused or cut connections")
-        self.gate = Gate(listen, limits=limits, on_event=self._log_cut)
+        self._cuts = EventLog("refused or cut connections")
+        self.proxy = TcpProxy(listen, limits=limits, on_event=self._log_cut)
         self._threads = threads
-        self.calls = Calls(lambda count: None if threads is None else threads.follow(count), lambda name: self.gate.cut(name, Reason.FLOOD))
+        self.calls = Calls(
+            lambda count: None if threads is None else threads.follow(count), lambda name: self.proxy.cut(name, Reason.FLOOD)
+        )
         self.authentication = Authentication(
             access,
             uses_certificates=certificates is not None and certificates.authority is not None,
@@ -251,9 +253,9 @@ class HubServer(Handle):
     def start(self) -> HubServer:
         """Begin to serve. Raises OSError where nobody may listen."""
         self._backend = _Backend(self, self.certificates)
-        self.gate.retarget(self._backend.target)
+        self.proxy.retarget(self._backend.target)
         try:
-            self.gate.start()
+            self.proxy.start()
         except BaseException:
             self._backend.end()
             raise
@@ -267,7 +269,7 @@ class HubServer(Handle):
     @property
     def location(self) -> str:
         """Return where clients on this host find it."""
-        host, port = self.gate.address
+        host, port = self.proxy.address
         scheme = "grpc" if self.certificates is None else "grpc+tls"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -284,23 +286,29 @@ class HubServer(Handle):
         may_read = self.reading_right(caller)
         if kind in (name for name, _ in consumers.ACTIONS):
             return iter([self.consumers.act(kind, body, caller.principal, may_read)])
-        return self.outlet.act(kind, body, may_read, is_over)
+        return self.read_service.act(kind, body, may_read, is_over)
 
     def take_in(
-        self, caller: Standing, connection: Connection, opening: ingest.Opening, reader: Any, writer: Any, is_over: Callable[[], bool]
+        self,
+        caller: Standing,
+        connection: ProxiedConnection,
+        opening: ingest.Opening,
+        reader: Any,
+        writer: Any,
+        is_over: Callable[[], bool],
     ) -> None:
         """Serve one call of a shipper. is_over: whether it is gone. Raises HubError for a call that is refused as a whole."""
         guard = Admission(caller, connection, self.meters, self.space, self.store, is_over)
         try:
             guard.begin(opening.client, opening.bits)
             client = self.clients.of(opening.client)
-            intake = Intake(self.store, self.level, guard, opening, client, self._largest)
+            session = IngestSession(self.store, self.level, guard, opening, client, self._largest)
             client.connected(1)
             try:
-                intake.run(reader, writer)
+                session.run(reader, writer)
             finally:
                 client.connected(-1)
-                if not intake.is_done:
+                if not session.is_done:
                     logger.info("the connection of %s was cut", opening.client)
         finally:
             guard.close()
@@ -310,18 +318,18 @@ class HubServer(Handle):
         self._is_over.set()
         if self._keeper.is_alive():
             self._keeper.join()
-        self.outlet.close()
+        self.read_service.close()
         if self._threads is not None:
             self._threads.close()
         if self._backend is not None:
-            self.gate.close(grace)
+            self.proxy.close(grace)
             self._backend.end()
         self.calls.settle(at_once=True)
         self.store.close()
 
     def _remote(self, peer: str) -> str:
         """Return the address of a client, for the log."""
-        connection = self.gate.connection(peer)
+        connection = self.proxy.connection(peer)
         return "unknown" if connection is None else f"{connection.remote[0]} port {connection.remote[1]}"
 
     def _log_cut(self, reason: Reason, remote: Address) -> None:
@@ -365,7 +373,7 @@ class HubServer(Handle):
             return
         old, self._backend = self._backend, new
         self._is_outdated, self._exchange_error = False, ""
-        self.gate.retarget(new.target)
+        self.proxy.retarget(new.target)
         assert old is not None
         threading.Thread(target=old.end, name="hub retired backend", daemon=True).start()  # waits for its last call
 
@@ -386,7 +394,7 @@ class HubServer(Handle):
             self._threads.look()
 
     def _look_at_readers(self) -> None:
-        self.lags.look(self.store.figures())
+        self.lag_monitor.look(self.store.figures())
         self.pipelines.look()
 
     def _stored(self) -> dict[str, int]:
@@ -398,7 +406,7 @@ class HubServer(Handle):
     def status(self) -> HubStatus:
         """Return what the hub is at this moment."""
         space = os.statvfs(self.root)
-        cut = self.gate.stats()
+        cut = self.proxy.stats()
         return HubStatus(
             root=str(self.root),
             version=kvspool.__version__,
@@ -414,7 +422,7 @@ class HubServer(Handle):
             connections=cut.open,
             cut={str(reason): count for reason, count in (Counter(cut.refused) + Counter(cut.cut)).items()},
             clients=self._client_statuses(),
-            readers=self.lags.statuses,
+            readers=self.lag_monitor.statuses,
             pipelines=self.pipelines.statuses,
             error="; ".join(filter(None, self._errors())),
         )

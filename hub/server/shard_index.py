@@ -38,7 +38,7 @@ Key = tuple[str, int]
 logger = logging.getLogger("kvspool.hub")
 
 
-class Survey(Handle):
+class ShardIndex(Handle):
     """What is known of all shards under a root. Its methods may be called by several threads."""
 
     def __init__(self, root: Path) -> None:

@@ -26,7 +26,7 @@ _logger = logging.getLogger("kvspool")
 
 
 @dataclass(frozen=True)
-class Line:
+class HubEndpoint:
     """How a hub is reached, from the driver or a task. timeout: seconds for which it may be down."""
 
     location: str
@@ -40,11 +40,11 @@ class Line:
         return RemoteHub(self.location, security=self.credentials.load(), timeout=CALL)
 
 
-class Patience:
+class Backoff:
     """Pauses between attempts, until there were too many of them."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, endpoint: HubEndpoint) -> None:
+        self._endpoint = endpoint
         self.succeeded()
 
     def succeeded(self) -> None:
@@ -62,16 +62,16 @@ class Patience:
         if self._since is None:
             self._since = now
         elif self._backoff == 2 * FIRST_BACKOFF:  # the first attempt may have met an old connection
-            _logger.warning("%s doesn't answer, and is asked again for %g s: %s", self._line.location, self._line.timeout, error)
-        if now - self._since >= self._line.timeout:
+            _logger.warning("%s doesn't answer, and is asked again for %g s: %s", self._endpoint.location, self._endpoint.timeout, error)
+        if now - self._since >= self._endpoint.timeout:
             raise self._given_up(error, now - self._since) from None
         self.retry_at = now + min(max(jittered(self._backoff), getattr(error, "retry_after", None) or 0.0), LONGEST_BACKOFF)
         self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
 
     def _given_up(self, error: Exception, seconds: float) -> Exception:
         if isinstance(error, HubFull | QuotaExceeded):
-            return type(error)(f"[KVSPOOL_HUB_REFUSES] {self._line.location} has answered for {seconds:.0f} s: {error}")
-        told = f"[KVSPOOL_HUB_UNREACHABLE] {self._line.location} has been out of reach for {seconds:.0f} s: {error}"
+            return type(error)(f"[KVSPOOL_HUB_REFUSES] {self._endpoint.location} has answered for {seconds:.0f} s: {error}")
+        told = f"[KVSPOOL_HUB_UNREACHABLE] {self._endpoint.location} has been out of reach for {seconds:.0f} s: {error}"
         return Unreachable(f"{told}; start it, look at the network, or raise the option hubTimeout")
 
     def pause(self) -> None:
@@ -79,26 +79,26 @@ class Patience:
         system.port.sleep(max(0.0, self.retry_at - system.port.monotonic()))
 
 
-_lines: dict[Line, tuple[int, RemoteHub]] = {}  # with the process that made it
+_connections: dict[HubEndpoint, tuple[int, RemoteHub]] = {}  # with the process that made it
 
 
-def connected(line: Line) -> tuple[RemoteHub, bool]:
+def connected(endpoint: HubEndpoint) -> tuple[RemoteHub, bool]:
     """Return the hub, and whether the connection is of this moment; a worker process keeps it for its next task."""
-    process, hub = _lines.get(line, (0, None))
+    process, hub = _connections.get(endpoint, (0, None))
     if hub is not None and process == os.getpid():
         return hub, False
-    _lines[line] = os.getpid(), line.connect()
-    return _lines[line][1], True
+    _connections[endpoint] = os.getpid(), endpoint.connect()
+    return _connections[endpoint][1], True
 
 
-def let_go(line: Line) -> None:
+def disconnect(endpoint: HubEndpoint) -> None:
     """Close the connection to a hub, if there is one: gRPC would wait for as long as the last attempts have failed."""
-    process, hub = _lines.pop(line, (0, None))
+    process, hub = _connections.pop(endpoint, (0, None))
     if hub is not None and process == os.getpid():
         hub.close()
 
 
-def close_lines() -> None:
+def close_connections() -> None:
     """Close the connections that this process keeps for its next task."""
-    for line in list(_lines):
-        let_go(line)
+    for endpoint in list(_connections):
+        disconnect(endpoint)

@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hub.root.file_version import UNSETTLED, Stamp
+from hub.root.file_version import UNSETTLED, FileVersion
 from hub.spark.errors import DataLossError
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey, ShardRange
@@ -238,7 +238,7 @@ class _Names:
     def __init__(self, root: Path, selection: Selection) -> None:
         self.selection = selection
         self._root = root
-        self._stamp: Stamp | None = None
+        self._version: FileVersion | None = None
         self._again_at = 0.0
         self._is_plain = False  # every name is a shard's
         self._complete: set[tuple[str, int]] = set()  # topics, by bits, that were there in full: what is missing of them is being removed
@@ -248,13 +248,13 @@ class _Names:
 
         is_all_there: a log lies in every one of them.
         """
-        stamp = Stamp.of(self._root)
-        if stamp is None:
+        version = FileVersion.of(self._root)
+        if version is None:
             raise LogNotFound(f"{self._root} is gone")
-        if stamp == self._stamp and (is_all_there and self._is_plain or system.port.monotonic() < self._again_at):
+        if version == self._version and (is_all_there and self._is_plain or system.port.monotonic() < self._again_at):
             return None
         found = self._found()
-        self._stamp = stamp if stamp.is_settled else None
+        self._version = version if version.is_settled else None
         self._again_at = system.port.monotonic() + AGAIN
         return found
 
@@ -283,7 +283,7 @@ class _Look:
         self.log: Log | None = None
         self._log_id = ""
         self._extent: Extent | None = None
-        self._stamps: list[Stamp | None] = []  # of a journal: its segments' directory, its lock file, its last segment
+        self._versions: list[FileVersion | None] = []  # of a journal: its segments' directory, its lock file, its last segment
         self._paths: list[Path] = []  # of these
 
     def refresh(self) -> None:
@@ -323,11 +323,11 @@ class _Look:
 
     def _of_journal(self, log: Journal, isolation: Isolation) -> Extent | None:
         """Look into the journal again only if one of its files has changed."""
-        stamps = [Stamp.of(path) for path in self._paths]
-        if stamps and stamps == self._stamps:
+        versions = [FileVersion.of(path) for path in self._paths]
+        if versions and versions == self._versions:
             return self._extent
-        directory = Stamp.of(log.segments_apart().directory)
-        if [directory] != self._stamps[:1]:  # another segment, or another journal: what we know of it may be wrong
+        directory = FileVersion.of(log.segments_apart().directory)
+        if [directory] != self._versions[:1]:  # another segment, or another journal: what we know of it may be wrong
             self.close()
             self._open()
             if not isinstance(self.log, Journal):
@@ -335,15 +335,15 @@ class _Look:
             log = self.log
         segments = log.segments_apart()
         self._paths = [segments.directory, log.format.lock_file(log.path), segments.path_of(log.bases()[-1])]
-        stamps = [directory, *map(Stamp.of, self._paths[1:])]  # from before we look: what comes meanwhile is seen the next time
-        self._stamps = [stamp if stamp is None or stamp.is_settled else UNSETTLED for stamp in stamps]
+        versions = [directory, *map(FileVersion.of, self._paths[1:])]  # from before we look: what comes meanwhile is seen the next time
+        self._versions = [version if version is None or version.is_settled else UNSETTLED for version in versions]
         return self._noted(*log.extent(isolation))
 
     def close(self) -> None:
         """Give the log back."""
         log, self.log = self.log, None
         self._extent = None
-        self._stamps, self._paths = [], []
+        self._versions, self._paths = [], []
         if log is not None:
             log.close()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hub.errors import Fenced, Malformed, NotAllowed, NotFound, ShardDamaged, Unexpected
 from hub.protocol.reading import Ticket
 from hub.root.store import PRIVATE, generations
-from hub.spark.endpoints import LATER, STREAM, Line, Patience, connected, let_go
+from hub.spark.endpoints import LATER, STREAM, Backoff, HubEndpoint, connected, disconnect
 from hub.spark.errors import DataLossError
 from hub.spark.shards import ShardRange
 from kvspool import Gap, disk
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Part(NamedTuple):
     """What a hub has of a shard: the sequences first..end-1. root: id of the hub's root; bits: the client has 2^bits shards."""
 
-    line: Line
+    endpoint: HubEndpoint
     root: str
     bits: int
     first: int
@@ -79,30 +79,30 @@ class HubRange(ShardRange):
 
     def _streamed(self, part: Part, next: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
         """Stream from a hub; what is cut goes on behind what came, and nothing comes twice."""
-        patience = Patience(part.line)
+        backoff = Backoff(part.endpoint)
         while next < end:
             try:
-                hub, is_new = connected(part.line)
+                hub, is_new = connected(part.endpoint)
                 try:
                     for item, behind in self._checked(hub, part, next, end):
-                        patience.succeeded()
+                        backoff.succeeded()
                         next = behind
                         yield item
                 except NotAllowed as error:
                     if is_new:
                         raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {self._where(part)}: {error}") from None
-                    let_go(part.line)  # the token may be another one by now
+                    disconnect(part.endpoint)  # the token may be another one by now
                     continue
             except ShardDamaged as error:
                 raise ShardDamaged(f"[KVSPOOL_SHARD_DAMAGED] {self._where(part)}, from sequence {next} on: {error}") from None
             except LATER as error:
-                let_go(part.line)
-                patience.failed(error)
-                patience.pause()
+                disconnect(part.endpoint)
+                backoff.failed(error)
+                backoff.pause()
 
     def _checked(self, hub: RemoteHub, part: Part, next: int, end: int) -> Iterator[tuple[pyarrow.RecordBatch | Gap, int]]:
         """Yield what a stream brings, each with the sequence behind it, up to the end. Raises Malformed if any is missing silently."""
-        from hub.root.columns import Rows
+        from hub.root.columns import SequencedBatch
 
         columns = None if self.columns is None else _in_order(self.columns)
         ticket = Ticket(*self.key, next, end, isolation=self.isolation, columns=columns, log=self.log_id)
@@ -111,10 +111,10 @@ class HubRange(ShardRange):
                 if isinstance(item, int):
                     is_next = item <= next or next == end  # the hub's own place may lie behind a Gap that goes on
                 else:
-                    is_next = item.first == next and (item.end if isinstance(item, Rows) else item.last + 1) <= end
+                    is_next = item.first == next and (item.end if isinstance(item, SequencedBatch) else item.last + 1) <= end
                 if not is_next:
                     raise Malformed(f"[KVSPOOL_DATA_LOSS] {self._where(part)}: sequence {next} is missing in what the hub sent")
-                if isinstance(item, Rows):
+                if isinstance(item, SequencedBatch):
                     next = item.end
                     yield item.batch, next
                 elif isinstance(item, Gap):
@@ -157,7 +157,7 @@ class HubRange(ShardRange):
         )
 
     def _where(self, part: Part) -> str:
-        return f"{part.line.location}/{self.key.topic}/{self.key.partition}"
+        return f"{part.endpoint.location}/{self.key.topic}/{self.key.partition}"
 
 
 def _in_order(columns: frozenset[str]) -> list[str]:

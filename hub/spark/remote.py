@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hub.errors import Conflict, HubError, NotAllowed, NotFound, ShardDamaged
 from hub.protocol.reading import ShardState, Ticket
-from hub.spark.endpoints import FIRST_BACKOFF, LATER, STREAM, TIMEOUT, Line, Patience
+from hub.spark.endpoints import FIRST_BACKOFF, LATER, STREAM, TIMEOUT, Backoff, HubEndpoint
 from hub.spark.options import Credentials
 from hub.spark.ranges import HubRange, Part
 from hub.spark.selection import ALL, Selection
@@ -62,7 +62,7 @@ class HubShards:
         self._selection = selection
         self._reader = reader
         self._range = {"isolation": isolation, "columns": columns, "local_root": local_root}
-        self._hubs = [_Hub(Line(location, credentials, timeout), selection, reader, isolation) for location in locations]
+        self._hubs = [_Hub(HubEndpoint(location, credentials, timeout), selection, reader, isolation) for location in locations]
         self._pool = ThreadPoolExecutor(len(self._hubs), "kvspool hubs") if len(self._hubs) > 1 else None
         self._extents: dict[ShardKey, Extent] | None = None
         self._in_vain = 0  # looks since something was new, or read
@@ -83,7 +83,7 @@ class HubShards:
             if not missing:
                 break
             system.port.sleep(FIRST_BACKOFF)
-            missing[0].patience.pause()
+            missing[0].backoff.pause()
         if self._extents is None:
             self._check_rights()
         if self._extents is None or any(have_changed):
@@ -106,7 +106,7 @@ class HubShards:
                 owners.setdefault(key, []).append(hub)
         for key, hubs in owners.items():
             if len(hubs) > 1:
-                hubs.sort(key=lambda hub: (hub.states[key].next, hub.line.location), reverse=True)
+                hubs.sort(key=lambda hub: (hub.states[key].next, hub.endpoint.location), reverse=True)
         return owners
 
     def _having(self, key: ShardKey) -> list[_Hub]:
@@ -121,7 +121,7 @@ class HubShards:
         """See `Shards.range`."""
         self._in_vain = 0
         hubs = self._having(key)
-        parts = tuple(Part(hub.line, hub.root, hub.states[key].bits, hub.states[key].first, hub.states[key].next) for hub in hubs)
+        parts = tuple(Part(hub.endpoint, hub.root, hub.states[key].bits, hub.states[key].first, hub.states[key].next) for hub in hubs)
         return HubRange(key, _log_id(hubs[0].states[key]), first, end, parts, **self._range)  # type: ignore[arg-type]
 
     def has_ordered_times(self, key: ShardKey) -> bool:
@@ -153,12 +153,12 @@ class HubShards:
 class _Hub:
     """One hub, as the driver knows it. patience: with it, if it is down."""
 
-    def __init__(self, line: Line, selection: Selection, reader: str | None, isolation: Isolation) -> None:
-        self.line = line
+    def __init__(self, endpoint: HubEndpoint, selection: Selection, reader: str | None, isolation: Isolation) -> None:
+        self.endpoint = endpoint
         self.root = ""
         self.states: dict[ShardKey, ShardState] = {}
         self.is_known = False
-        self.patience = Patience(line)
+        self.backoff = Backoff(endpoint)
         self._selection = selection
         self._isolation = isolation
         self._damaged: dict[ShardKey, tuple[float, str]] = {}  # since when a shard can't be read, and why
@@ -166,12 +166,12 @@ class _Hub:
         self._news = False  # something has changed that `look` hasn't told yet
         self._everything_at = 0.0
         self._hub: RemoteHub | None = None
-        self._reader = _Reader(line.location, reader) if reader is not None else None
+        self._reader = _Reader(endpoint.location, reader) if reader is not None else None
 
     def look(self, wait: float) -> bool:
         """Ask what has changed, and wait up to `wait` seconds for it; return whether anything has. While the hub is down: what was known is
         what there is."""
-        if system.port.monotonic() < self.patience.retry_at:
+        if system.port.monotonic() < self.backoff.retry_at:
             return False
         is_new = self._hub is None
         try:
@@ -188,17 +188,17 @@ class _Hub:
             return False  # the token may be another one by now
         self._check_damage()
         self.is_known = self.is_known or not self._damaged
-        self.patience.succeeded()
+        self.backoff.succeeded()
         news, self._news = self._news, False
         return news
 
     def _fail(self, error: Exception) -> None:
         self._let_go()
-        self.patience.failed(error)
+        self.backoff.failed(error)
 
     def _connected(self) -> RemoteHub:
         if self._hub is None:
-            self._hub = self.line.connect()
+            self._hub = self.endpoint.connect()
         return self._hub
 
     def _ask(self, hub: RemoteHub, wait: float) -> bool:
@@ -207,7 +207,7 @@ class _Hub:
         is_whole = now >= self._everything_at
         changes = hub.changes("") if is_whole else hub.changes(self._token, wait)
         if self.root not in ("", changes.root):
-            words = f"[KVSPOOL_HUB_REPLACED] {self.line.location} serves another hub root than before"
+            words = f"[KVSPOOL_HUB_REPLACED] {self.endpoint.location} serves another hub root than before"
             raise Conflict(f"{words}; if that is meant, run the query again, a stream from a new checkpoint")
         self.root, self._token = changes.root, changes.token
         if not is_whole and not changes.shards:
@@ -243,7 +243,7 @@ class _Hub:
         """Raise ShardDamaged for a shard that can't be read for some time; until then it may be one that is being made."""
         for key, (since, words) in self._damaged.items():
             if system.port.monotonic() - since > DAMAGE:
-                where = f"{self.line.location}: topic {key.topic}, partition {key.partition}"
+                where = f"{self.endpoint.location}: topic {key.topic}, partition {key.partition}"
                 raise ShardDamaged(f"[KVSPOOL_SHARD_DAMAGED] {where} can't be read: {words}")
 
     def may_read(self, client: str) -> bool:
@@ -258,14 +258,14 @@ class _Hub:
 
     def sequence_at(self, key: ShardKey, timestamp: int) -> int | None:
         """Return the first sequence whose record is not older than a time, None if there is none. Raises Unreachable, NotAllowed."""
-        from hub.root.columns import Rows
+        from hub.root.columns import SequencedBatch
 
         ticket = Ticket(*key, start_time=timestamp, limit=1, isolation=self._isolation, columns=["sequence"])
         while True:
-            self.patience.pause()
+            self.backoff.pause()
             try:
-                found = [item.first for item in self._connected().items(ticket, STREAM) if isinstance(item, Rows)]
-                self.patience.succeeded()
+                found = [item.first for item in self._connected().items(ticket, STREAM) if isinstance(item, SequencedBatch)]
+                self.backoff.succeeded()
                 return found[0] if found else None
             except LATER as error:
                 self._fail(error)
@@ -274,7 +274,7 @@ class _Hub:
         """Let the durable reader stand there, now or at a later look."""
         assert self._reader is not None
         self._reader.note({key: min(end, self.states[key].next) for key, end in ends.items() if key in self.states})
-        if self.is_known and not self.patience.retry_at:
+        if self.is_known and not self.backoff.retry_at:
             try:
                 self._reader.flush(self._connected())
             except LATER as error:
@@ -288,7 +288,7 @@ class _Hub:
 
     def close(self) -> None:
         """Commit what is noted, and end the connection."""
-        if self._reader is not None and self.is_known and not self.patience.retry_at:
+        if self._reader is not None and self.is_known and not self.backoff.retry_at:
             with suppress(HubError):
                 self._reader.flush(self._connected(), at_once=True)
         self._let_go()
@@ -345,8 +345,9 @@ def _extent(key: ShardKey, hubs: list[_Hub]) -> Extent:
         ours, theirs = ([(one.log, one.base) for one in which.generations] for which in (states[0], state))
         if states[0].bits != state.bits or not ours or ours[: len(theirs)] != theirs[: len(ours)]:
             raise Conflict(
-                f"[KVSPOOL_CLIENT_AT_TWO_HUBS] client {key.topic}, shard {key.partition}: {hubs[0].line.location} and {hub.line.location} "
-                "have different logs of it, so nobody can say which records come first; name one of the hubs, or other clients"
+                f"[KVSPOOL_CLIENT_AT_TWO_HUBS] client {key.topic}, shard {key.partition}: {hubs[0].endpoint.location} and "
+                f"{hub.endpoint.location} have different logs of it, so nobody can say which records come first; name one of the "
+                "hubs, or other clients"
             )
     return Extent(min(state.first for state in states), states[0].next, _log_id(states[0]))
 

@@ -40,14 +40,14 @@ _REFUSED = {
 }
 
 
-class SinkError(KvspoolError):
+class SparkSinkError(KvspoolError):
     """A row, or a whole job, can't be written. The message begins with a code in brackets: Spark keeps nothing else of an error."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
-class Target:
+class SinkTarget:
     """Where to write; get it from `parse`.
 
     path: a log, if `is_log`, or a root. topic: of all rows, in place of their column; None: the column says it, or there is only one. bits,
@@ -68,7 +68,7 @@ class Target:
     memory: int
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], schema: StructType) -> Target:
+    def parse(cls, given: Mapping[str, str], schema: StructType) -> SinkTarget:
         """Return the target that options and columns name; makes the set of a `topic` that isn't there, if `bits` says how.
 
         Raises ValueError that names the option or column which is unknown, missing or wrong; LogNotFound, ShardError, and what opening the
@@ -94,7 +94,7 @@ class Target:
         check_columns(schema)
         return target._of_log(options) if target.is_log else target._of_root(schema)
 
-    def _of_log(self, options: Mapping[str, str]) -> Target:
+    def _of_log(self, options: Mapping[str, str]) -> SinkTarget:
         if given := [name for name in ("prefix", "bits") if name in options]:
             raise ValueError(f"{self.path} is one log, not a root of shards: options prefix and bits have no meaning there ({given[0]})")
         if self.topic not in (None, self.path.name):
@@ -106,7 +106,7 @@ class Target:
         with log:
             log.producer("check")
 
-    def _of_root(self, schema: StructType) -> Target:
+    def _of_root(self, schema: StructType) -> SinkTarget:
         """Return the target with the only set's topic, if the rows have none; sets that are asked for by name are there then."""
         sets = route.scan(self.path) if self.path.is_dir() else {}
         has_column = "topic" in [name.lower() for name in schema.names]
@@ -119,7 +119,7 @@ class Target:
             if len(sets) > 1:
                 raise ValueError(f"{self.path} holds shard sets {', '.join(map(repr, sets))}: give option topic, or a column topic")
             topic = next(iter(sets), "")
-        target = Target(**{**self.__dict__, "topic": topic})
+        target = SinkTarget(**{**self.__dict__, "topic": topic})
         with target.open(topic) as shards:
             if self.bits not in (None, shards.bits):
                 raise ValueError(f"shard set {topic!r} has {shards.bits} bits, not {self.bits}: leave option bits out")
@@ -138,7 +138,7 @@ class Target:
         if found is not None and not found.missing:
             return ShardSet.open(self.path, prefix=topic)
         if self.bits is None:
-            raise SinkError(
+            raise SparkSinkError(
                 f"[KVSPOOL_UNKNOWN_TOPIC] {self.path} has no complete shard set with prefix {topic!r}; "
                 "option bits makes one, of 2^bits shards, each as large as option capacity says"
             )
@@ -148,12 +148,12 @@ class Target:
     def check_topic(self, topic: str | None) -> str:
         """Return the topic that a row names. Raises SinkError for none, for one that can't be, and for another one than the log's."""
         if topic is None:
-            raise SinkError(
+            raise SparkSinkError(
                 "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row; fill it, leave those rows out, or give option topic for all"
             )
         if self.is_log:
             if topic != self.path.name:
-                raise SinkError(
+                raise SparkSinkError(
                     f"[KVSPOOL_UNKNOWN_TOPIC] {self.path} is one log, of the topic {self.path.name!r}, and a row has {topic!r}; drop the "
                     "column topic, or give option topic"
                 )
@@ -161,9 +161,9 @@ class Target:
         try:
             route.check_prefix(topic)
         except ValueError as error:
-            raise SinkError(f"[KVSPOOL_UNKNOWN_TOPIC] column topic: {error}") from None
+            raise SparkSinkError(f"[KVSPOOL_UNKNOWN_TOPIC] column topic: {error}") from None
         if not topic:
-            raise SinkError("[KVSPOOL_UNKNOWN_TOPIC] column topic is empty in a row")
+            raise SparkSinkError("[KVSPOOL_UNKNOWN_TOPIC] column topic is empty in a row")
         return topic
 
 

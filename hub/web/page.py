@@ -1,6 +1,6 @@
 """The hub's web page: a listener of its own, in threads of its own, that shows what a hub says of itself.
 
-    with Page(server.status, ("127.0.0.1", 8816)) as page:
+    with HubPage(server.status, ("127.0.0.1", 8816)) as page:
         print(page.url)
 
 One thread asks the hub for its status each second; another serves (`hub.web.site`). A hub that fails to say how it is, or doesn't answer at
@@ -44,7 +44,7 @@ _connection_logger = logging.getLogger("kvspool.page")
 _connection_logger.addFilter(lambda line: line.levelno != logging.WARNING)  # of bad requests: strangers would fill the log
 
 
-class Page(Handle):
+class HubPage(Handle):
     """The page of one hub. `start` and `close` it, or use it in a `with` statement; closed, it stays closed."""
 
     def __init__(self, status: Callable[[], HubStatus], listen: tuple[str, int] = ("127.0.0.1", 0), names: Iterable[str] = ()) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import kvspool
 from hub.client.shipper import Shipper
 from hub.root import columns
-from hub.root.columns import Rows
+from hub.root.columns import SequencedBatch
 from hub.root.store import Shard, Store
 from kvspool import Gap, Record
 from kvspool.exchange import plain
@@ -43,9 +43,9 @@ def batch(*rows: Row) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMA)
 
 
-def numbered(first: int, end: int, text: str = "record") -> Rows:
+def numbered(first: int, end: int, text: str = "record") -> SequencedBatch:
     """Return records whose values say which ones they are."""
-    return Rows(first, batch(*(Row(b"%s %d" % (text.encode(), number), b"key", 1, number) for number in range(first, end))))
+    return SequencedBatch(first, batch(*(Row(b"%s %d" % (text.encode(), number), b"key", 1, number) for number in range(first, end))))
 
 
 def row_of(record: Record) -> Row:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from hub.server import proxy, relay
-from hub.server.limits import Visitor
-from hub.server.proxy import Address, Connection, Gate, Limits, Reason
+from hub.server.limits import Peer
+from hub.server.proxy import Address, Limits, ProxiedConnection, Reason, TcpProxy
 from kvspool import system
 from kvspool.errors import Closed
 
@@ -40,15 +40,15 @@ class Street:
         server.settimeout(GUARD)
         return server
 
-    def build(self, limits: Limits | None = None, target: Any = None) -> Gate:
-        self.gate = Gate((HERE, 0), target or self.server.getsockname(), limits, self.hear)
-        return self.stack.enter_context(self.gate)
+    def build(self, limits: Limits | None = None, target: Any = None) -> TcpProxy:
+        self.proxy = TcpProxy((HERE, 0), target or self.server.getsockname(), limits, self.hear)
+        return self.stack.enter_context(self.proxy)
 
     def hear(self, reason: Reason, remote: Address) -> None:
         self.events.append((reason, remote))
 
     def client(self, source: str = HERE) -> socket.socket:
-        return self.stack.enter_context(socket.create_connection(self.gate.address, timeout=GUARD, source_address=(source, 0)))
+        return self.stack.enter_context(socket.create_connection(self.proxy.address, timeout=GUARD, source_address=(source, 0)))
 
     def is_refused(self) -> bool:
         """Return whether a new client is reset: at once, or as soon as it reads."""
@@ -62,7 +62,7 @@ class Street:
         end.settimeout(GUARD)
         return self.stack.enter_context(end)
 
-    def pair(self, source: str = HERE) -> tuple[socket.socket, socket.socket, Connection]:
+    def pair(self, source: str = HERE) -> tuple[socket.socket, socket.socket, ProxiedConnection]:
         """Return both ends of a connection, and the connection."""
         client = self.client(source)
         server = self.accept()
@@ -70,10 +70,10 @@ class Street:
         assert connection.remote == client.getsockname()
         return client, server, connection
 
-    def connection(self, peer: str) -> Connection:
+    def connection(self, peer: str) -> ProxiedConnection:
         """Return a connection that the server's end accepted: before a byte of it has come, the gate may not know it yet."""
-        wait_until(lambda: self.gate.connection(peer) is not None)
-        connection = self.gate.connection(peer)
+        wait_until(lambda: self.proxy.connection(peer) is not None)
+        connection = self.proxy.connection(peer)
         assert connection is not None
         return connection
 
@@ -196,7 +196,7 @@ def test_an_end_of_one_direction_is_passed_on_and_the_other_goes_on(street: Stre
     assert read(client, 6) == b"answer"
     server.close()
     assert client.recv(1) == b""
-    wait_until(lambda: street.gate.stats().open == 0)
+    wait_until(lambda: street.proxy.stats().open == 0)
     assert street.events == []
 
 
@@ -209,7 +209,7 @@ def test_a_server_may_end_first(street: Street) -> None:
     client.close()
     assert read(server, 10) == b"still here"
     assert server.recv(1) == b""
-    wait_until(lambda: street.gate.stats().open == 0)
+    wait_until(lambda: street.proxy.stats().open == 0)
 
 
 def test_a_server_that_takes_nothing_stops_the_client_and_loses_nothing(street: Street) -> None:
@@ -291,7 +291,7 @@ def test_a_reset_of_a_client_that_had_sent_its_end_is_noticed(street: Street) ->
     assert server.recv(1) == b""
     reset(client)
     street.wait_for(Reason.RESET)
-    wait_until(lambda: street.gate.stats().open == 0)
+    wait_until(lambda: street.proxy.stats().open == 0)
 
 
 def test_a_client_is_reset_when_nobody_listens_behind_and_served_after_a_retarget(street: Street) -> None:
@@ -300,8 +300,8 @@ def test_a_client_is_reset_when_nobody_listens_behind_and_served_after_a_retarge
     gone.close()
     assert street.is_refused()
     street.wait_for(Reason.UNREACHABLE)
-    assert street.gate.stats().refused == {Reason.UNREACHABLE: 1}
-    street.gate.retarget(street.server.getsockname())
+    assert street.proxy.stats().refused == {Reason.UNREACHABLE: 1}
+    street.proxy.retarget(street.server.getsockname())
     client, server, _ = street.pair()
     client.sendall(b"now")
     assert read(server, 3) == b"now"
@@ -324,7 +324,7 @@ def test_a_listener_of_events_that_raises_stops_nothing(street: Street) -> None:
     connection.close()
     assert is_reset(client)
     street.pair()
-    assert street.gate.stats().cut == {Reason.BY_HANDLER: 1}
+    assert street.proxy.stats().cut == {Reason.BY_HANDLER: 1}
 
 
 # Targets.
@@ -370,13 +370,13 @@ def test_who_did_not_come_through_the_gate_is_not_known(street: Street) -> None:
 @pytest.mark.parametrize("address", [("localhost", 1), ("hub.example", 1), (HERE, 65536), (HERE, -1)])
 def test_addresses_that_would_have_to_be_looked_up_are_refused(address: Address) -> None:
     with pytest.raises(ValueError):
-        Gate(listen=address)
+        TcpProxy(listen=address)
     with pytest.raises(ValueError):
-        Gate(target=address)
+        TcpProxy(target=address)
 
 
 def test_an_ipv6_address_can_be_listened_at_and_reached() -> None:
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server, Gate(("::1", 0), server.getsockname()[:2]) as proxy:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server, TcpProxy(("::1", 0), server.getsockname()[:2]) as proxy:
         with socket.create_connection(proxy.address, timeout=GUARD) as client:
             end, peer = server.accept()
             with end:
@@ -389,7 +389,7 @@ def test_an_ipv6_address_can_be_listened_at_and_reached() -> None:
 
 def test_an_address_that_is_taken_is_named(street: Street) -> None:
     with pytest.raises(OSError) as caught:
-        Gate(street.server.getsockname()).start()
+        TcpProxy(street.server.getsockname()).start()
     assert str(street.server.getsockname()[1]) in caught.value.__notes__[0]
 
 
@@ -463,7 +463,7 @@ def test_an_authentication_counts_once_and_not_after_the_end(street: Street) -> 
     ],
 )
 def test_the_addresses_of_one_network_count_as_one(remote: str, origin: str) -> None:
-    assert Visitor((remote, 1)).origin == origin
+    assert Peer((remote, 1)).origin == origin
 
 
 def test_who_is_not_authenticated_in_time_is_cut(street: Street) -> None:
@@ -670,7 +670,7 @@ def test_a_client_for_whom_there_is_no_second_descriptor_is_refused(street: Stre
     client = street.stack.enter_context(socket.socket())
     client.settimeout(GUARD)
     with few_descriptors(1), contextlib.suppress(ConnectionResetError):
-        client.connect(street.gate.address)
+        client.connect(street.proxy.address)
         assert is_reset(client)
     street.wait_for(Reason.EXHAUSTED)
     street.pair()
@@ -745,7 +745,7 @@ def test_a_second_start_changes_nothing(street: Street) -> None:
 
 
 def test_a_gate_that_was_never_started_can_be_closed() -> None:
-    Gate().close()
+    TcpProxy().close()
 
 
 def test_nothing_stays_open_whatever_became_of_the_connections(street: Street) -> None:
@@ -760,19 +760,19 @@ def test_nothing_stays_open_whatever_became_of_the_connections(street: Street) -
         stalled[1][2].close()
         stalled[2][0].close()
         street.wait_for(Reason.BY_HANDLER)
-        street.gate.close()
+        street.proxy.close()
     assert set(os.listdir("/proc/self/fd")) == before
     assert not [thread for thread in threading.enumerate() if thread.name == "gate"]
 
 
 def test_the_handlers_of_a_flight_server_find_their_connections_and_closing_the_gate_ends_its_shutdown(street: Street) -> None:
     flight = pytest.importorskip("pyarrow.flight")
-    found: list[Connection | None] = []
+    found: list[ProxiedConnection | None] = []
     is_inside = threading.Event()
 
     class Server(flight.FlightServerBase):  # type: ignore[misc,name-defined]
         def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-            found.append(street.gate.connection(context.peer()))
+            found.append(street.proxy.connection(context.peer()))
             is_inside.set()
             reader.read_chunk()  # which never comes
 

@@ -24,14 +24,14 @@ from hub.client.connection import Security
 from hub.client.remote import RemoteHub
 from hub.errors import Conflict, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
 from hub.protocol import reading
-from hub.protocol.reading import Commit, ReaderPlace
+from hub.protocol.reading import CommitPositions, ReaderPlace
 from hub.root import positions
-from hub.root.lease import Lease
-from hub.root.positions import Key, Position, Stored
+from hub.root.lease import ReaderLease
+from hub.root.positions import Key, Position, StoredPositions
 from hub.security.access import Access
 from hub.server import consumers
 from hub.server.consumers import Consumers
-from hub.server.shard_index import Survey
+from hub.server.shard_index import ShardIndex
 from kvspool import locks, system
 from kvspool.cli import main
 from kvspool.errors import ReaderBusy
@@ -187,7 +187,7 @@ def test_there_are_so_many_readers_and_no_more(
     with pytest.raises(QuotaExceeded, match="keeps 3 at most"):
         connect["b"].commit("t", {})
     assert sorted(path.name for path in root.glob(".hub/readers/*.lock")) == ["q.lock", "r.lock", "s.lock"]
-    too_many = Commit("q", [ReaderPlace("JFK", index, 0) for index in range(consumers.MOST_PLACES + 1)])
+    too_many = CommitPositions("q", [ReaderPlace("JFK", index, 0) for index in range(consumers.MOST_PLACES + 1)])
     with pytest.raises(Malformed, match="up to 8,192 shards"):
         connect["a"]._act("commit-positions", msgspec.json.encode(too_many), reading.Committed)
 
@@ -210,7 +210,7 @@ def test_a_damaged_file_is_an_error_and_is_not_replaced(connect: dict[str, Remot
 
 def test_a_reader_whose_name_is_taken_at_this_moment_is_a_conflict(connect: dict[str, RemoteHub], root: Path) -> None:
     positions.make_directory(root)
-    with closing(Lease(positions.path_of(root, "q").with_suffix(".lock"), "q")), pytest.raises(Conflict, match="is open already"):
+    with closing(ReaderLease(positions.path_of(root, "q").with_suffix(".lock"), "q")), pytest.raises(Conflict, match="is open already"):
         connect["a"].commit("q", {})
     with hub.open(root) as there, there.reader("r"), pytest.raises(NotAllowed, match="one of the hub's own host"):
         connect["a"].commit("r", {})
@@ -243,11 +243,11 @@ def test_the_command_shows_whose_it_is_and_deletes_it(
 
 
 def test_the_page_counts_only_shards_in_which_it_has_a_place(server: HubServer, connect: dict[str, RemoteHub]) -> None:
-    from hub.server.lag_monitor import Lags
+    from hub.server.lag_monitor import LagMonitor
 
     connect["a"].commit("q", {("JFK", 0): 4})
     server.store.count(0)
-    lags = Lags(server.root)
+    lags = LagMonitor(server.root)
     lags.look(server.store.figures())
     assert [(one.name, one.lag) for one in lags.statuses] == [("q", 6)]
 
@@ -256,7 +256,7 @@ def test_the_file_has_an_owner_and_any_other_byte_is_noticed() -> None:
     places = {("a", 0): Position(1, 77, "0" * 32, 5), ("b", 0): Position(0, 1)}
     content = positions.pack(places, "spark")
     assert content.startswith(b"kvspool-hub-positions 2 ")
-    assert positions.parse(content) == Stored(places, "spark")
+    assert positions.parse(content) == StoredPositions(places, "spark")
     for at in range(len(content)):
         changed = bytearray(content)
         changed[at] ^= 1
@@ -268,13 +268,13 @@ def test_a_commit_looks_at_the_root_once_whatever_it_names(
     server: HubServer, connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
-    find_paths = Survey._find_paths
+    find_paths = ShardIndex._find_paths
 
-    def find(self: Survey) -> None:
+    def find(self: ShardIndex) -> None:
         looks.append(self.root)
         find_paths(self)
 
-    monkeypatch.setattr(Survey, "_find_paths", find)
+    monkeypatch.setattr(ShardIndex, "_find_paths", find)
     answer = connect["all"].commit("r", {("JFK", 0): 5} | {("XXX", shard): 0 for shard in range(100)})
     assert (answer.places, answer.missing) == (1, 100)
     assert len(looks) == 1
@@ -304,13 +304,13 @@ def test_a_commit_that_takes_long_holds_up_no_other(
 
 
 def test_a_lease_that_is_dropped_frees_the_name_though_a_forked_child_has_the_descriptor(tmp_path: Path) -> None:
-    lease = Lease(tmp_path / "r.lock", "r")
+    lease = ReaderLease(tmp_path / "r.lock", "r")
     assert lease._file is not None
     child_s = os.dup(lease._file.number)  # what a child has until it runs a program of its own
     try:
         del lease
         gc.collect()
-        Lease(tmp_path / "r.lock", "r").close()
+        ReaderLease(tmp_path / "r.lock", "r").close()
     finally:
         os.close(child_s)
 
@@ -336,5 +336,5 @@ def test_an_exception_out_of_a_signal_handler_comes_through_a_lease_whose_file_w
 
     monkeypatch.setattr(locks, "give_back", interrupted)
     with system.replaced(Removed()), pytest.raises(Alarm):
-        Lease(tmp_path / "r.lock", "r")
+        ReaderLease(tmp_path / "r.lock", "r")
     assert calls[0].is_closed

@@ -20,7 +20,7 @@ from hub.client.remote import RemoteHub
 from hub.client.shipper import Shipper
 from hub.errors import HubFull
 from hub.protocol import ingest, reading
-from hub.protocol.ingest import Log, Opened, Opening, Put
+from hub.protocol.ingest import Opened, Opening, Put, ShippedLog
 from hub.root import columns
 from hub.server import memory
 
@@ -46,7 +46,7 @@ def bomb() -> pa.RecordBatch:
 def explode(location: str, codec: str) -> flight.FlightError:
     """Send a hub the batch, and return how the call ends."""
     with flight.FlightClient(location) as client:
-        command = ingest.encode(Opening(ingest.VERSION, "bomber", 0, [Log(0, LOG, 1)]))
+        command = ingest.encode(Opening(ingest.VERSION, "bomber", 0, [ShippedLog(0, LOG, 1)]))
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(command), flight.FlightCallOptions(timeout=60))
         writer.begin(columns.SCHEMA, options=pa.ipc.IpcWriteOptions(compression=codec))
         assert isinstance(ingest.decode_from_hub(reader.read_chunk().app_metadata.to_pybytes()), Opened)

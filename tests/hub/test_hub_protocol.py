@@ -19,10 +19,11 @@ from kvspool import arrow
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "formats" / "hub.md").read_text(encoding="utf-8")
 MESSAGES: list[type[msgspec.Struct]] = [
-    *(ingest.Opening, ingest.Log, ingest.Put, ingest.Ping, ingest.Done, ingest.Opened, ingest.Place, ingest.Stored, ingest.Refused),
+    *(ingest.Opening, ingest.ShippedLog, ingest.Put, ingest.Ping, ingest.Done),
+    *(ingest.Opened, ingest.ResumePoint, ingest.Acknowledged, ingest.Refused),
     *(reading.Query, reading.ClientState, reading.ShardState, Generation, reading.Ticket, reading.Beside, reading.GapNote),
     *(reading.Failure, reading.Since, reading.Changes, reading.ServerInfo),
-    *(reading.Commit, reading.ReaderPlace, reading.Committed, reading.Readers, reading.ReaderState, reading.ReaderName),
+    *(reading.CommitPositions, reading.ReaderPlace, reading.Committed, reading.Readers, reading.ReaderState, reading.ReaderName),
 ]
 WORDS = {int: "integer", str: "string", bytes: "bytes", bool: "boolean", float: "number", type(None): "null"}
 

@@ -29,7 +29,7 @@ from hub.root.audit import Audit
 from hub.root.positions import Position
 from hub.root.store import GENERATIONS, MIRRORED, PRIVATE, Store, load_generations, root_id
 from hub.security.access import Access
-from hub.server.shard_index import Survey
+from hub.server.shard_index import ShardIndex
 from kvspool import disk
 from kvspool.cli import main
 from kvspool.errors import Corruption, FormatError, KvspoolError, NotAFile
@@ -91,7 +91,7 @@ def test_one_bad_shard_is_reported_and_all_others_go_on(
 ) -> None:
     damage(root / "bad" / name)
     with every_log.in_time():
-        survey = Survey(root)
+        survey = ShardIndex(root)
         (bad,), (good,) = (survey.states(lambda client: True)[client] for client in ("bad", "good"))
         survey.close()
         assert words in bad.error and (good.error, good.next) == ("", 1)
@@ -223,7 +223,7 @@ def test_a_fifo_among_the_files_of_a_hub_keeps_nobody_waiting(root: Path, name: 
 
     def use() -> None:
         with Store(root):
-            Survey(root).close()
+            ShardIndex(root).close()
         with hub.open(root) as opened:
             opened.reader("place").close()
 

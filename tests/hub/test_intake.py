@@ -19,14 +19,14 @@ from serving import HubServer
 from shipping import LOG, OTHER, Row, batch, eventually, numbered, stored
 
 from hub.protocol import ingest, reading
-from hub.protocol.ingest import Done, Log, Opened, Opening, Ping, Put, Refused, Stored
+from hub.protocol.ingest import Acknowledged, Done, Opened, Opening, Ping, Put, Refused, ShippedLog
 from hub.root import columns
 from hub.root.store import Shard
 from hub.server.admission import Admission
-from hub.server.ingest import Intake
+from hub.server.ingest import IngestSession
 from kvspool.errors import Poisoned
 
-OPENING = Opening(ingest.VERSION, "client", 0, [Log(0, LOG, 0)])
+OPENING = Opening(ingest.VERSION, "client", 0, [ShippedLog(0, LOG, 0)])
 
 
 @pytest.fixture
@@ -92,12 +92,12 @@ def rows(first: int, end: int, text: str = "record") -> pa.RecordBatch:
 
 def test_a_call_from_its_opening_to_its_end(server: HubServer, root: Path) -> None:
     with Call(server) as call:
-        assert call.hear() == Opened(ingest.VERSION, "process", 1 << 20, [ingest.Place(0, 0, False)])
+        assert call.hear() == Opened(ingest.VERSION, "process", 1 << 20, [ingest.ResumePoint(0, 0, False)])
         call.put(Put(0, 0, 0, 3, False), rows(0, 2))
         call.put(Put(0, 2, 2, 3, True), rows(2, 3))
-        assert call.hear() == Stored([(0, 3)], 1)
+        assert call.hear() == Acknowledged([(0, 3)], 1)
         call.say(Ping({0: 3}))
-        assert call.hear() == Stored([], 2)
+        assert call.hear() == Acknowledged([], 2)
         call.say(Done())
         call.end()
     eventually(lambda: server.clients.of("client").connections == 0)
@@ -111,8 +111,8 @@ def test_what_came_before_a_cut_is_stored(server: HubServer, root: Path) -> None
         call.hear()
     eventually(lambda: server.clients.of("client").connections == 0)
     assert list(stored(root / "client")) == [0, 1, 2]
-    with Call(server, Opening(1, "client", 0, [Log(0, LOG, 5)])) as call:
-        assert call.hear().places == [ingest.Place(0, 3, True)]
+    with Call(server, Opening(1, "client", 0, [ShippedLog(0, LOG, 5)])) as call:
+        assert call.hear().places == [ingest.ResumePoint(0, 3, True)]
 
 
 def test_two_calls_at_once_store_everything_once(server: HubServer, root: Path) -> None:
@@ -121,14 +121,14 @@ def test_two_calls_at_once_store_everything_once(server: HubServer, root: Path) 
         old.hear()
         old.put(Put(0, 0, 0, 9, True), rows(0, 3))
         old.hear()
-        with Call(server, Opening(1, "client", 0, [Log(0, LOG, 9)])) as new:
-            assert new.hear().places == [ingest.Place(0, 3, True)]
+        with Call(server, Opening(1, "client", 0, [ShippedLog(0, LOG, 9)])) as new:
+            assert new.hear().places == [ingest.ResumePoint(0, 3, True)]
             old.put(Put(0, 3, 3, 9, True), rows(3, 6))
-            assert old.hear() == Stored([(0, 6)], 2)
+            assert old.hear() == Acknowledged([(0, 6)], 2)
             new.put(Put(0, 2, 2, 9, True), rows(2, 9))
-            assert new.hear() == Stored([(0, 9)], 1)
+            assert new.hear() == Acknowledged([(0, 9)], 1)
             old.put(Put(0, 6, 6, 9, True), rows(6, 7))
-            assert old.hear() == Stored([(0, 9)], 3)
+            assert old.hear() == Acknowledged([(0, 9)], 3)
     assert list(stored(root / "client")) == list(range(9))
 
 
@@ -137,25 +137,25 @@ def test_a_new_log_ends_the_call_of_the_old_one(server: HubServer, root: Path) -
         old.hear()
         old.put(Put(0, 0, 0, 9, True), rows(0, 3))
         old.hear()
-        with Call(server, Opening(1, "client", 0, [Log(0, OTHER, 0)])) as new:
-            assert new.hear().places == [ingest.Place(0, 0, False)]
+        with Call(server, Opening(1, "client", 0, [ShippedLog(0, OTHER, 0)])) as new:
+            assert new.hear().places == [ingest.ResumePoint(0, 0, False)]
             old.put(Put(0, 3, 3, 9, True), rows(3, 6))
             assert old.hear().reason == "fenced"
-            assert old.hear() == Stored([], 2)
+            assert old.hear() == Acknowledged([], 2)
             new.put(Put(0, 0, 0, 9, True), rows(0, 1, "new"))
-            assert new.hear() == Stored([(0, 1)], 1)
+            assert new.hear() == Acknowledged([(0, 1)], 1)
     assert len(stored(root / "client")) == 4
 
 
 def test_a_shard_that_is_refused_takes_nothing_more_and_the_others_go_on(server: HubServer, root: Path) -> None:
-    with Call(server, Opening(1, "client", 1, [Log(0, LOG, 0), Log(1, OTHER, 0)])) as call:
+    with Call(server, Opening(1, "client", 1, [ShippedLog(0, LOG, 0), ShippedLog(1, OTHER, 0)])) as call:
         call.hear()
         call.put(Put(0, 5, 5, 9, False), rows(5, 6))
         refused = call.hear()
         assert isinstance(refused, Refused) and (refused.reason, refused.index, refused.expected) == ("unexpected", 0, 0)
         call.put(Put(0, 0, 0, 9, False), rows(0, 1))
         call.put(Put(1, 0, 0, 9, True), rows(0, 1))
-        assert call.hear() == Stored([(1, 1)], 1)
+        assert call.hear() == Acknowledged([(1, 1)], 1)
     assert stored(root / "client.1.000") == {} and len(stored(root / "client.1.001")) == 1
 
 
@@ -197,10 +197,10 @@ def test_a_put_that_can_not_be_ends_the_call_and_stores_nothing(server: HubServe
     with Call(server) as call:
         call.hear()
         call.put(Put(0, 0, 0, 1, True), rows(0, 1))
-        assert call.hear() == Stored([(0, 1)], 1)
+        assert call.hear() == Acknowledged([(0, 1)], 1)
 
 
-@pytest.mark.parametrize("message", [b"garbage", ingest.encode(Put(0, 0, 0, 1, False)), ingest.encode(Stored([], 0))])
+@pytest.mark.parametrize("message", [b"garbage", ingest.encode(Put(0, 0, 0, 1, False)), ingest.encode(Acknowledged([], 0))])
 def test_a_message_that_can_not_be_ends_the_call(server: HubServer, message: bytes) -> None:
     with Call(server) as call:
         call.hear()
@@ -215,7 +215,7 @@ def test_a_batch_without_a_message_ends_the_call(server: HubServer) -> None:
         assert call.hear().reason == "malformed"
 
 
-@pytest.mark.parametrize("opening", [b"", b"garbage", b"\xff" * 100, ingest.encode(Opening(9, "client", 0, [Log(0, LOG, 0)]))])
+@pytest.mark.parametrize("opening", [b"", b"garbage", b"\xff" * 100, ingest.encode(Opening(9, "client", 0, [ShippedLog(0, LOG, 0)]))])
 def test_an_opening_that_can_not_be_is_refused(server: HubServer, root: Path, opening: bytes) -> None:
     with Call(server, opening) as call:
         refused = call.hear()
@@ -253,7 +253,7 @@ def test_only_its_own_shards_are_remembered_of_what_a_client_says(server: HubSer
         assert server.clients.of("client").ends == {0: 5}
 
 
-TWO = Opening(ingest.VERSION, "client", 1, [Log(0, LOG, 0), Log(1, OTHER, 0)])
+TWO = Opening(ingest.VERSION, "client", 1, [ShippedLog(0, LOG, 0), ShippedLog(1, OTHER, 0)])
 
 
 @pytest.mark.parametrize(("number", "reason"), [(errno.EIO, "damaged"), (errno.EMFILE, "full")])
@@ -269,11 +269,11 @@ def test_a_shard_that_can_not_be_opened_is_refused_and_the_other_one_goes_on(
 
     monkeypatch.setattr(server.store, "take", failing)
     with Call(server, TWO) as call:
-        assert call.hear().places == [ingest.Place(1, 0, False)]
+        assert call.hear().places == [ingest.ResumePoint(1, 0, False)]
         refused = call.hear()
         assert (refused.reason, refused.index) == (reason, 0)
         call.put(Put(1, 0, 0, 3, True), rows(0, 3))
-        assert call.hear() == Stored([(1, 3)], 1)
+        assert call.hear() == Acknowledged([(1, 3)], 1)
         call.say(Done())
         call.end()
     assert list(stored(root / "client.1.001")) == [0, 1, 2]
@@ -283,7 +283,7 @@ def test_a_shard_that_a_flush_refuses_while_a_batch_of_it_waits_is_refused_and_n
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_waiting, has_refused = threading.Event(), threading.Event()
-    real_admit, real_refuse = Admission.admit, Intake._refuse
+    real_admit, real_refuse = Admission.admit, IngestSession._refuse
 
     def admit(self: Admission, size: int) -> None:
         """Wait, as for a quota, until the flush of the batch before was refused."""
@@ -293,7 +293,7 @@ def test_a_shard_that_a_flush_refuses_while_a_batch_of_it_waits_is_refused_and_n
             assert has_refused.wait(30)
         waits.append(size)
 
-    def refuse(self: Intake, *arguments: Any) -> None:
+    def refuse(self: IngestSession, *arguments: Any) -> None:
         real_refuse(self, *arguments)
         has_refused.set()
 
@@ -304,7 +304,7 @@ def test_a_shard_that_a_flush_refuses_while_a_batch_of_it_waits_is_refused_and_n
 
     waits: list[int] = []
     monkeypatch.setattr(Admission, "admit", admit)
-    monkeypatch.setattr(Intake, "_refuse", refuse)
+    monkeypatch.setattr(IngestSession, "_refuse", refuse)
     monkeypatch.setattr(Shard, "sync", fail)
     with HubServer(root, level="disk") as server, Call(server, TWO) as call:
         call.hear()
@@ -312,7 +312,7 @@ def test_a_shard_that_a_flush_refuses_while_a_batch_of_it_waits_is_refused_and_n
         call.put(Put(0, 2, 2, 3, True), rows(2, 3))
         call.put(Put(1, 0, 0, 3, True), rows(0, 3))
         said = [call.hear()]
-        while not (isinstance(said[-1], Stored) and said[-1].asked == 3):
+        while not (isinstance(said[-1], Acknowledged) and said[-1].asked == 3):
             said.append(call.hear())
         assert {(one.reason, one.index) for one in said if isinstance(one, Refused)} == {("damaged", 0)}
-        assert (1, 3) in {place for one in said if isinstance(one, Stored) for place in one.places}
+        assert (1, 3) in {place for one in said if isinstance(one, Acknowledged) for place in one.places}

@@ -542,8 +542,8 @@ def test_who_waits_for_changes_is_told_at_once_what_a_shipper_sends(root: Path, 
             log.append(b"1")
             shipper.run(until_empty=True)
             token = ask_changes(client)["token"]
-            server.outlet.survey._next_look = time.monotonic() + 3600  # no look at everything will find it
-            server.outlet.survey._rest = 3600.0
+            server.read_service.index._next_look = time.monotonic() + 3600  # no look at everything will find it
+            server.read_service.index._rest = 3600.0
             answers: list[Any] = []
             waiting = threading.Thread(target=lambda: answers.append(ask_changes(client, since=token, wait=30)))
             waiting.start()
@@ -572,7 +572,7 @@ def test_the_hub_does_not_wait_for_who_is_gone(root: Path, server: HubServer, cl
     action = flight.Action("changes", json.dumps({"since": token, "wait": 30}).encode())
     with pytest.raises(flight.FlightTimedOutError):
         list(client.do_action(action, flight.FlightCallOptions(timeout=0.1)))
-    assert settled(lambda: len(server.outlet.survey._changed._waiters), 0) == 0  # type: ignore[attr-defined]
+    assert settled(lambda: len(server.read_service.index._changed._waiters), 0) == 0  # type: ignore[attr-defined]
 
 
 def test_a_hub_that_is_closed_keeps_nobody_waiting(root: Path) -> None:
@@ -583,7 +583,7 @@ def test_a_hub_that_is_closed_keeps_nobody_waiting(root: Path) -> None:
         answers: list[Any] = []
         waiting = threading.Thread(target=lambda: answers.append(ask_changes(client, since=token, wait=30)))
         waiting.start()
-        settled(lambda: server.outlet.survey._changed._waiters and True, True)  # type: ignore[attr-defined]
+        settled(lambda: server.read_service.index._changed._waiters and True, True)  # type: ignore[attr-defined]
         began = time.monotonic()
         server.close()
         waiting.join(20)

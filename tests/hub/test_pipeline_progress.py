@@ -13,7 +13,7 @@ from clocks import StoppedClock
 
 import hub
 from hub.root import pipeline_progress
-from hub.root.pipeline_progress import Progress, ShardProgress
+from hub.root.pipeline_progress import PipelineProgress, ShardProgress
 from hub.server.pipelines import Pipelines
 from kvspool import system
 
@@ -23,11 +23,11 @@ HOSTILE = [
     b"null",
     b"[" * 100_000,
     b"\xff",
-    msgspec.json.encode(Progress(**{**KNOWN, "name": "../../etc"})),
-    msgspec.json.encode(Progress(**{**KNOWN, "name": "<img src=x>"})),
-    msgspec.json.encode(Progress(**{**KNOWN, "records": -1})),
-    msgspec.json.encode(Progress(**{**KNOWN, "late": -1})),
-    msgspec.json.encode(Progress(**{**KNOWN, "batch": 1 << 63})),
+    msgspec.json.encode(PipelineProgress(**{**KNOWN, "name": "../../etc"})),
+    msgspec.json.encode(PipelineProgress(**{**KNOWN, "name": "<img src=x>"})),
+    msgspec.json.encode(PipelineProgress(**{**KNOWN, "records": -1})),
+    msgspec.json.encode(PipelineProgress(**{**KNOWN, "late": -1})),
+    msgspec.json.encode(PipelineProgress(**{**KNOWN, "batch": 1 << 63})),
     msgspec.json.encode({**KNOWN, "state": "<b>fine</b>"}),
     msgspec.json.encode({**KNOWN, "rate": "fast"}),
     msgspec.json.encode(KNOWN)[:-1] + b',"rate":1e999}',
@@ -55,7 +55,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_what_was_written_is_read(root: Path) -> None:
     shards = (ShardProgress("JFK", 0, 5, 9), ShardProgress("JFK", 1, 5, -1))
-    told = Progress(**KNOWN, lag=4, rate=2.5, durations={"addBatch": 12}, shards=shards)
+    told = PipelineProgress(**KNOWN, lag=4, rate=2.5, durations={"addBatch": 12}, shards=shards)
     pipeline_progress.write(pipeline_progress.path_in(root, "delays"), told)
     assert pipeline_progress.read(pipeline_progress.path_in(root, "delays")) == told
     assert [one.lag for one in shards] == [4, -1]
@@ -74,8 +74,8 @@ def test_what_no_pipeline_wrote_is_left_out(root: Path, content: bytes) -> None:
 
 def test_a_file_of_another_name_a_link_and_a_pipe_are_left_out(root: Path) -> None:
     folder = pipeline_progress.directory_of(root)
-    pipeline_progress.write(folder / "other.json", Progress(**KNOWN))
-    pipeline_progress.write(folder / "delays.json.tmp", Progress(**KNOWN))
+    pipeline_progress.write(folder / "other.json", PipelineProgress(**KNOWN))
+    pipeline_progress.write(folder / "delays.json.tmp", PipelineProgress(**KNOWN))
     os.symlink(folder / "other.json", folder / "delays.json")
     os.mkfifo(folder / "pipe.json")
     (folder / "folder.json").mkdir()
@@ -86,7 +86,7 @@ def test_a_hub_looks_at_so_many_and_no_more(root: Path) -> None:
     for number in range(pipeline_progress.MOST + 5):
         name = f"job{number:03}"
         path = pipeline_progress.path_in(root, name)
-        path.write_bytes(msgspec.json.encode(Progress(**{**KNOWN, "name": name})))
+        path.write_bytes(msgspec.json.encode(PipelineProgress(**{**KNOWN, "name": name})))
     assert len(pipeline_progress.all_of(root)) == pipeline_progress.MOST
 
 
@@ -94,14 +94,14 @@ def test_wrong_files_are_not_looked_at_without_end(root: Path, monkeypatch: pyte
     monkeypatch.setattr(pipeline_progress, "MOST_LOOKED_AT", 3)
     for number in range(3):
         (pipeline_progress.directory_of(root) / f"a{number}.json").touch()
-    pipeline_progress.write(pipeline_progress.path_in(root, "delays"), Progress(**KNOWN))
+    pipeline_progress.write(pipeline_progress.path_in(root, "delays"), PipelineProgress(**KNOWN))
     assert pipeline_progress.all_of(root) == []
     (pipeline_progress.directory_of(root) / "a0.json").unlink()
     assert [one.name for one in pipeline_progress.all_of(root)] == ["delays"]
 
 
 def test_a_pipeline_that_says_nothing_any_more_is_silent(root: Path, clock: StoppedClock) -> None:
-    told = Progress(**{**KNOWN, "updated": clock.now()}, error="x" * 9999, batch_ended=1 << 62, late=5)
+    told = PipelineProgress(**{**KNOWN, "updated": clock.now()}, error="x" * 9999, batch_ended=1 << 62, late=5)
     pipeline_progress.write(pipeline_progress.path_in(root, "delays"), told)
     seen = Pipelines(root)
     seen.look()
@@ -110,7 +110,7 @@ def test_a_pipeline_that_says_nothing_any_more_is_silent(root: Path, clock: Stop
     clock.pass_(pipeline_progress.SILENT + 1)
     seen.look()
     assert [one.state for one in seen.statuses] == ["silent"]
-    pipeline_progress.write(pipeline_progress.path_in(root, "delays"), Progress(**{**KNOWN, "state": "done"}))
+    pipeline_progress.write(pipeline_progress.path_in(root, "delays"), PipelineProgress(**{**KNOWN, "state": "done"}))
     clock.pass_(2)
     seen.look()
     assert [one.state for one in seen.statuses] == ["done"]

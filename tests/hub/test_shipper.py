@@ -22,10 +22,10 @@ import kvspool
 import shard
 from hub.client import hubs
 from hub.client.connection import Connection
-from hub.client.log_sender import PREFIX, Lane
+from hub.client.log_sender import PREFIX, LogSender
 from hub.client.shipper import Shipper
 from hub.errors import Conflict, Fenced, Restored, ShardDamaged, Unreachable
-from hub.protocol.ingest import Place, Put
+from hub.protocol.ingest import Put, ResumePoint
 from hub.root.store import GENERATIONS, Shard, Store
 from kvspool import Codec, _frames
 from kvspool.errors import LockTimeout, LogVanished, NotALog, ReaderBusy, TooLarge
@@ -308,19 +308,19 @@ def test_what_goes_wrong_for_a_while_stops_its_shard_for_a_while(
     error: Exception,
 ) -> None:
     monkeypatch.setattr("hub.client.log_sender.TRY_AGAIN", 0.1)
-    work, has_failed = getattr(Lane, method), False
+    work, has_failed = getattr(LogSender, method), False
 
-    def fail(lane: Lane, *arguments: Any) -> Any:
+    def fail(sender: LogSender, *arguments: Any) -> Any:
         nonlocal has_failed
-        if lane.index == 0 and not has_failed:
+        if sender.index == 0 and not has_failed:
             has_failed = True
             raise error
-        return work(lane, *arguments)
+        return work(sender, *arguments)
 
     with shard.create(tmp_path / "set", bits=1) as logs, HubServer(root, level="disk") as server:
         for log in logs.shards:
             log.append(b"one")
-        monkeypatch.setattr(Lane, method, fail)
+        monkeypatch.setattr(LogSender, method, fail)
         with shipping(tmp_path / "set", server.location) as shipper:
             eventually(lambda: has_failed and shipper.status().behind == 0)
         assert f"shard 0 of client is left aside for 0 s: {error}" in caplog.text
@@ -341,7 +341,7 @@ def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(
     with shard.create(tmp_path / "set", bits=1, format="kvj") as logs, HubServer(root, level="disk") as server:
         one, two = logs.shards
         with shipping(tmp_path / "set", server.location) as shipper, kvspool.open(one.path, format="kvj") as other:
-            shipper.lanes[0].log.timeout = 0.1  # type: ignore[union-attr]
+            shipper.senders[0].log.timeout = 0.1  # type: ignore[union-attr]
             one.append(b"one")
             with append_lock.held(other):
                 eventually(lambda: shipper.status().lanes[0].error)
@@ -387,7 +387,7 @@ def test_what_can_not_pass_stops_its_shard_for_good(root: Path, tmp_path: Path, 
         logs.shards[0].append(b"x" * 20_000)
         with shipping(tmp_path / "set", server.location) as shipper:
             eventually(lambda: shipper.status().lanes[0].error)
-            assert shipper.lanes[0].retry_at is None
+            assert shipper.senders[0].retry_at is None
         assert "shard 0 of client is left aside until the shipper is started anew: " in caplog.text
 
 
@@ -464,12 +464,12 @@ def test_a_hub_that_has_acknowledged_something_after_a_move_and_lost_it_gets_all
         log.append_many([b"x"] * 10)
         log.reader(f"{PREFIX}first", "latest").close()
         log.append_many([b"x"] * 10)
-        with closing(Lane(0, log, "second")) as lane:
-            lane.open(Place(0, 0, False), "appended")
-            assert (lane.acked, lane.behind) == (10, 10)
-            lane.acknowledge(15)
-            lane.open(Place(0, 0, False), "appended")
-            assert (lane.acked, lane.behind) == (0, 20)
+        with closing(LogSender(0, log, "second")) as sender:
+            sender.open(ResumePoint(0, 0, False), "appended")
+            assert (sender.acked, sender.behind) == (10, 10)
+            sender.acknowledge(15)
+            sender.open(ResumePoint(0, 0, False), "appended")
+            assert (sender.acked, sender.behind) == (0, 20)
 
 
 def test_what_is_overwritten_after_a_move_is_lost_and_what_lies_before_it_is_not(
@@ -501,7 +501,7 @@ def test_until_empty_says_that_the_log_vanished(server: HubServer, path: Path) -
     kvspool.create(path).close()
     with Shipper(path, server.location, client="client") as shipper:
         shutil.rmtree(path)
-        shipper.lanes[0].fail(LogVanished("gone"))
+        shipper.senders[0].fail(LogVanished("gone"))
         with pytest.raises(LogVanished):
             shipper.run(until_empty=True)
 

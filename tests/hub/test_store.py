@@ -17,7 +17,7 @@ import kvspool
 from hub.errors import AccessError, Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
 from hub.protocol.ingest import LAST
 from hub.protocol.reading import Generation
-from hub.root.columns import Rows
+from hub.root.columns import SequencedBatch
 from hub.root.store import GENERATIONS, MOST_GENERATIONS, Outcome, Shard, Store
 from kvspool import system
 from kvspool.errors import Corruption, LogNotFound, Poisoned
@@ -67,7 +67,7 @@ def test_what_comes_again_is_not_written_again(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("rows", [numbered(0, 5, "other"), numbered(4, 9, "other"), numbered(2, 3, "other")])
-def test_what_comes_again_otherwise_is_a_conflict(shard: Shard, rows: Rows) -> None:
+def test_what_comes_again_otherwise_is_a_conflict(shard: Shard, rows: SequencedBatch) -> None:
     shard.enter(LOG, 0)
     shard.put(LOG, numbered(0, 5), 0)
     before = contents(shard.journal)

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from hub.errors import Conflict, HubError, HubFull, Malformed, QuotaExceeded, Unexpected
 from hub.protocol import ingest
-from hub.protocol.ingest import Done, Log, Opened, Opening, Ping, Place, Put, Refused, Stored
+from hub.protocol.ingest import Acknowledged, Done, Opened, Opening, Ping, Put, Refused, ResumePoint, ShippedLog
 
 SEQUENCES = st.integers(0, ingest.LAST)
 INDEXES = st.integers(0, ingest.MOST_SHARDS - 1)
 FROM_CLIENT: list[Any] = [Put(3, 10, 8, 20, True), Ping({0: 5, 1023: ingest.LAST}), Done()]
 FROM_HUB: list[Any] = [
-    Opened(ingest.VERSION, "disk", 1 << 20, [Place(0, 7, True), Place(5, 0, False)]),
-    Stored([(0, 7), (1, 9)], 3),
+    Opened(ingest.VERSION, "disk", 1 << 20, [ResumePoint(0, 7, True), ResumePoint(5, 0, False)]),
+    Acknowledged([(0, 7), (1, 9)], 3),
     Refused("unexpected", "why", 2, 17, 0.5),
 ]
-OPENING = Opening(ingest.VERSION, "JFK", 1, [Log(0, b"a" * 16, 5), Log(1, b"b" * 16, 0)])
+OPENING = Opening(ingest.VERSION, "JFK", 1, [ShippedLog(0, b"a" * 16, 5), ShippedLog(1, b"b" * 16, 0)])
 
 
 def test_what_is_encoded_comes_back() -> None:
@@ -49,11 +49,11 @@ def test_every_put_that_can_be_comes_back(index: int, one: int, other: int, end:
         msgspec.structs.replace(OPENING, bits=1 << 62),
         msgspec.structs.replace(OPENING, logs=[]),
         msgspec.structs.replace(OPENING, logs=[OPENING.logs[0]] * 2),
-        msgspec.structs.replace(OPENING, logs=[Log(2, b"a" * 16, 0)]),
-        msgspec.structs.replace(OPENING, logs=[Log(-1, b"a" * 16, 0)]),
-        msgspec.structs.replace(OPENING, logs=[Log(0, b"a" * 15, 0)]),
-        msgspec.structs.replace(OPENING, logs=[Log(0, b"a" * 16, -1)]),
-        msgspec.structs.replace(OPENING, logs=[Log(0, b"a" * 16, 1 << 63)]),
+        msgspec.structs.replace(OPENING, logs=[ShippedLog(2, b"a" * 16, 0)]),
+        msgspec.structs.replace(OPENING, logs=[ShippedLog(-1, b"a" * 16, 0)]),
+        msgspec.structs.replace(OPENING, logs=[ShippedLog(0, b"a" * 15, 0)]),
+        msgspec.structs.replace(OPENING, logs=[ShippedLog(0, b"a" * 16, -1)]),
+        msgspec.structs.replace(OPENING, logs=[ShippedLog(0, b"a" * 16, 1 << 63)]),
     ],
     ids=lambda opening: str(opening)[:60],
 )
@@ -89,12 +89,12 @@ def test_a_message_that_no_client_sends_is_refused(message: Any) -> None:
         Opened(2, "disk", 1, []),
         Opened(1, "disk", 0, []),
         Opened(1, "memory", 1, []),  # type: ignore[arg-type]
-        Opened(1, "disk", 1, [Place(-1, 0, True)]),
-        Opened(1, "disk", 1, [Place(0, -1, True)]),
-        Opened(1, "disk", 1, [Place(0, 0, True), Place(0, 1, True)]),
-        Stored([(1024, 0)], 0),
-        Stored([(0, 1 << 63)], 0),
-        Stored([(0, 1), (0, 2)], 0),
+        Opened(1, "disk", 1, [ResumePoint(-1, 0, True)]),
+        Opened(1, "disk", 1, [ResumePoint(0, -1, True)]),
+        Opened(1, "disk", 1, [ResumePoint(0, 0, True), ResumePoint(0, 1, True)]),
+        Acknowledged([(1024, 0)], 0),
+        Acknowledged([(0, 1 << 63)], 0),
+        Acknowledged([(0, 1), (0, 2)], 0),
         Refused("nothing", "why"),  # type: ignore[arg-type]
         Refused("full", "why", -2),
         Refused("full", "why", 1024),
