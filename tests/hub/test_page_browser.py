@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hub_statuses import GIB, SECOND, Busy, Told, client, hub, pipeline, shard
 from playwright.sync_api import Browser, Locator, expect, sync_playwright
-from playwright.sync_api import HubPage as Tab
+from playwright.sync_api import Page as Tab
 
 from hub.protocol.status import ReaderStatus
 from hub.web.page import HubPage
