@@ -5,11 +5,22 @@
     with hub.open("root") as root:
         for record in root.follow(timeout=5):
             print(record.client, record.shard, record.sequence, record.data)
+
+`HubServer`, `Mirror`, `RemoteHub`, `Security` and `Shipper` need the extra `hub`. They are imported when they are used.
 """
 
+from typing import TYPE_CHECKING
+
 from hub.errors import HubError, ShardReplaced
-from hub.reader import HubLag, HubReader, HubReaderStats, ShardLag
-from hub.root import ClientStats, HubRecord, HubRoot, HubStats
+from hub.root.reader import HubLag, HubReader, HubReaderStats, ShardLag
+from hub.root.root import ClientStats, HubRecord, HubRoot, HubStats
+
+if TYPE_CHECKING:
+    from hub.client.connection import Security
+    from hub.client.mirror import Mirror
+    from hub.client.remote import RemoteHub
+    from hub.client.shipper import Shipper
+    from hub.server.server import HubServer
 
 open = HubRoot.open
 create = HubRoot.create
@@ -22,9 +33,35 @@ __all__ = [
     "HubReaderStats",
     "HubRecord",
     "HubRoot",
+    "HubServer",
     "HubStats",
+    "Mirror",
+    "RemoteHub",
+    "Security",
     "ShardLag",
     "ShardReplaced",
+    "Shipper",
     "create",
     "open",
 ]
+
+_PLACES = {
+    "HubServer": "hub.server.server",
+    "Mirror": "hub.client.mirror",
+    "RemoteHub": "hub.client.remote",
+    "Security": "hub.client.connection",
+    "Shipper": "hub.client.shipper",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kvspool.importing import import_whole
+
+    found = globals()[name] = getattr(import_whole(_PLACES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -64,7 +64,7 @@ def parse_name(name: str) -> tuple[str, int, int] | None:
 
 
 @dataclass
-class Found:
+class ShardDirectories:
     """The shard directories of one prefix under a root."""
 
     prefix: str
@@ -106,14 +106,14 @@ class Found:
         return [(index, root / directory_name(self.prefix, self.bits, index)) for index in sorted(self.indexes[self.bits])]
 
 
-def scan(root: Path) -> dict[str, Found]:
+def scan(root: Path) -> dict[str, ShardDirectories]:
     """Return the shards under a root, by prefix. A directory with another name that is a log is a set of one; other names are ignored."""
     return found_in(root, system.port.names(root))
 
 
-def found_in(root: Path, names: Iterable[str]) -> dict[str, Found]:
+def found_in(root: Path, names: Iterable[str]) -> dict[str, ShardDirectories]:
     """Return the shards for some of the names under a root; see `scan`."""
-    found: dict[str, Found] = {}
+    found: dict[str, ShardDirectories] = {}
     for name in names:
         parsed = parse_name(name)
         if parsed is None:
@@ -121,5 +121,5 @@ def found_in(root: Path, names: Iterable[str]) -> dict[str, Found]:
                 continue
             parsed = name, 0, 0
         prefix, bits, index = parsed
-        found.setdefault(prefix, Found(prefix)).indexes.setdefault(bits, set()).add(index)
+        found.setdefault(prefix, ShardDirectories(prefix)).indexes.setdefault(bits, set()).add(index)
     return dict(sorted(found.items()))

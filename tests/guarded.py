@@ -1,4 +1,4 @@
-"""A tiny Flight server behind `hub.serving.authentication`, and what a client sees of it."""
+"""A tiny Flight server behind `hub.server.authentication`, and what a client sees of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pyarrow
 from pyarrow import flight
 
 from hub.security.access import Access
-from hub.security.certificates import Pair
+from hub.security.certificates import KeyPair
 from hub.security.tokens import Token
-from hub.serving.authentication import KEY, Authentication
+from hub.server.authentication import KEY, Authentication
 
 
 class GuardedServer(flight.FlightServerBase):  # type: ignore[misc]
@@ -43,7 +43,7 @@ class GuardedServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 @contextmanager
-def served(access: Access, pair: Pair | None = None, authority: bytes | None = None) -> Iterator[GuardedServer]:
+def served(access: Access, pair: KeyPair | None = None, authority: bytes | None = None) -> Iterator[GuardedServer]:
     """Run a server on a loopback address: with TLS if there is a pair, for clients with certificates if there is an authority."""
     options: dict[str, Any] = {} if pair is None else {"tls_certificates": [(pair.chain, pair.key)]}
     if authority is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from faults import FILE_CALLS, FailingPort
 
-import hub.root
+import hub.root.root
 import kvspool
 import shard
 from kvspool import errors, system
@@ -112,7 +112,7 @@ class InterpretedMerge(merge_py.Merging, Iterator[Any]):
 
 @pytest.fixture
 def interpreted_merges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub.root, "Merge", InterpretedMerge)
+    monkeypatch.setattr(hub.root.root, "Merge", InterpretedMerge)
 
 
 @pytest.fixture(scope="module")

@@ -40,14 +40,14 @@ PUBLIC = [
     "shard.merge.Merge",
     "shard.producers.ShardProducer",
     "shard.shardset.ShardSet",
-    "hub.lease.Lease",
-    "hub.mirror.Mirror",
-    "hub.reader.HubReader",
-    "hub.remote.RemoteHub",
-    "hub.root.HubRoot",
-    "hub.server.HubServer",
-    "hub.shipper.Shipper",
-    "hub.store.Store",
+    "hub.root.lease.ReaderLease",
+    "hub.client.mirror.Mirror",
+    "hub.root.reader.HubReader",
+    "hub.client.remote.RemoteHub",
+    "hub.root.root.HubRoot",
+    "hub.server.server.HubServer",
+    "hub.client.shipper.Shipper",
+    "hub.root.store.Store",
 ]
 
 
@@ -58,7 +58,7 @@ def classes() -> list[Any]:
         module, _, stem = name.rpartition(".")
         found.append(getattr(importlib.import_module(module), stem))
     frames = ("Ring", "FrameReader", "FrameWriter", "FrameSurvey", "Batch", "Items")
-    merges = ("FollowingLoops", "Merging", "Source")
+    merges = ("FollowingLoops", "MergeSource", "Merging")
     stems = (
         ("kvspool.kernel.frames", frames),
         ("kvspool.kernel.group", ("FlushGroup",)),
@@ -97,7 +97,8 @@ def name_of(kind: Any) -> str:
 
 def test_the_walk_finds_the_handles_that_are_known() -> None:
     assert len(HOLDERS) > 60
-    assert {"kvspool.spool.pair.Pair", "kvspool.queue.chunk.Chunk", "hub.lease.Lease", "kvspool.engine.wakeups.Watcher"} <= set(HOLDERS)
+    known = {"kvspool.spool.pair.Pair", "kvspool.queue.chunk.Chunk", "hub.root.lease.ReaderLease", "kvspool.engine.wakeups.Watcher"}
+    assert known <= set(HOLDERS)
     assert isinstance(HOLDERS["kvspool.spool.pair.Pair"], Found)
 
 

@@ -15,7 +15,7 @@ from faults import DirectoryPort
 
 import hub
 import kvspool
-from hub import retention
+from hub.root import retention
 from hub.security import private
 from kvspool import system
 from kvspool.errors import NameNotDurable

@@ -46,9 +46,6 @@ UPWARD = {
     *(("kvspool.log", f"kvspool.spool.{name}") for name in "repair resize spool verify".split()),
 }
 CIRCULAR: set[Edge] = {
-    ("hub.columns", "hub.tickets"),
-    ("hub.following", "hub.root"),
-    ("hub.reader", "hub.root"),
     ("kvspool.journal.format", "kvspool.journal.columns"),
     ("kvspool.journal.format", "kvspool.journal.segments"),
     ("kvspool.journal.retention", "kvspool.journal.handle"),

@@ -31,8 +31,8 @@ GIVEN = {
     "table": "import pyarrow; table: pyarrow.Table",
     "token": "token: str = ''",
     "window": "from typing import Any; window: Any = None",
-    "RemoteHub": "from hub.remote import RemoteHub",
-    "Security": "from hub.shipping.connection import Security",
+    "RemoteHub": "from hub import RemoteHub",
+    "Security": "from hub import Security",
 }
 """What a page's lines use and other lines, or its text, have introduced."""
 

@@ -164,8 +164,8 @@ def bare_server(pki: Path | None, folder: Path | None) -> Iterator[Server]:
 
 
 def _ship(source: Path, location: str, authorities: bytes | None, gate: Any, spent: Any) -> None:
-    from hub.shipper import Shipper
-    from hub.shipping.connection import Security
+    from hub.client.connection import Security
+    from hub.client.shipper import Shipper
 
     with Shipper(source, location, client=source.name, security=Security(authorities=authorities)) as shipper:
         gate.wait()
@@ -177,7 +177,7 @@ def _ship(source: Path, location: str, authorities: bytes | None, gate: Any, spe
 def _put(source: Path, location: str, authorities: bytes | None, gate: Any, spent: Any) -> None:
     from pyarrow import flight
 
-    from hub.columns import SCHEMA
+    from hub.root.columns import SCHEMA
 
     batches = list(_batches(source))
     message = b"a message"
@@ -196,16 +196,16 @@ def _put(source: Path, location: str, authorities: bytes | None, gate: Any, spen
 def _batches(source: Path) -> Iterator[Any]:
     """Yield the batches that a shipper sends of a log."""
     import kvspool
-    from hub.shipper import MOST_ROWS
-    from hub.shipping.lane import Lane
-    from hub.wire import BATCH_BYTES, Place
+    from hub.client.log_sender import LogSender
+    from hub.client.shipper import MOST_ROWS
+    from hub.protocol.ingest import BATCH_BYTES, ResumePoint
 
     with kvspool.open(source) as log:
-        lane = Lane(0, log, "bench")
-        lane.open(Place(0, 0, False), "appended")
-        while (rows := lane.next_rows(MOST_ROWS, BATCH_BYTES)) is not None:
+        sender = LogSender(0, log, "bench")
+        sender.open(ResumePoint(0, 0, False), "appended")
+        while (rows := sender.next_rows(MOST_ROWS, BATCH_BYTES)) is not None:
             yield rows.batch
-        lane.close()
+        sender.close()
 
 
 def together(targets: list[tuple[Callable[..., None], tuple[object, ...]]], records: int, server: Server) -> Run:

@@ -1,9 +1,9 @@
 """Declared jobs: from logs, through Spark, to Parquet, Delta or other logs, exactly once. See docs/pipeline.md.
 
     from hub.pipeline import load
-    from hub.pipeline.run import Run
+    from hub.pipeline.run import PipelineRun
 
-    progress = Run(load(Path("delays.toml")), once=True).run()
+    progress = PipelineRun(load(Path("delays.toml")), once=True).run()
 
 A Parquet table of a pipeline can be read by any reader of Parquet; `snapshot` returns its current version.
 """

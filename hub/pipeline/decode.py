@@ -23,16 +23,16 @@ from pyarrow import parquet
 from hub.pipeline.errors import BadRecords
 from hub.pipeline.job import RECORD_TIME
 from hub.pipeline.keytables import KeyTables
-from hub.pipeline.schema import Field, Kind, ddl
+from hub.pipeline.schema import Kind, SchemaField, ddl
 from kvspool import keyed
 
 RECORD_FIELDS = (
-    Field("key", Kind("binary")),
-    Field("topic", Kind("string")),
-    Field("partition", Kind("int")),
-    Field("offset", Kind("bigint")),
-    Field("timestamp", Kind("timestamp")),
-    Field("type", Kind("int")),
+    SchemaField("key", Kind("binary")),
+    SchemaField("topic", Kind("string")),
+    SchemaField("partition", Kind("int")),
+    SchemaField("offset", Kind("bigint")),
+    SchemaField("timestamp", Kind("timestamp")),
+    SchemaField("type", Kind("int")),
 )
 RECORD = Kind("struct", RECORD_FIELDS)
 LONGEST_REASON = 300  # characters
@@ -49,7 +49,7 @@ _TIMESTAMP = next(field for field in RECORD_FIELDS if field.name == "timestamp")
 LONGEST_FOLDER = 255  # bytes of a folder's name, of Linux
 _ESCAPED = re.compile(r"""[\x01-\x1f"#%'*/:=?\\\x7f{[\]^]""")  # in the names of partitions, as %2F
 _ANY_LENGTH = ("string", "binary")
-_FIXED = {"text": (Field("text", Kind("string")),), "raw": (Field("value", Kind("binary")),)}
+_FIXED = {"text": (SchemaField("text", Kind("string")),), "raw": (SchemaField("value", Kind("binary")),)}
 _WRONG = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 Decoded = tuple[list[Any], list[int], list[str]]  # the good rows; the numbers of the bad ones, and why
@@ -64,7 +64,7 @@ class Plan(NamedTuple):
     """
 
     codec: str
-    fields: tuple[Field, ...]
+    fields: tuple[SchemaField, ...]
     time: str
     bad: str
     fails: bool
@@ -74,14 +74,14 @@ class Plan(NamedTuple):
     folders: tuple[str, ...] = ()
 
     @property
-    def values(self) -> tuple[Field, ...]:
+    def values(self) -> tuple[SchemaField, ...]:
         """The columns of a value."""
         return _FIXED.get(self.codec) or self.fields
 
     @property
-    def columns(self) -> tuple[Field, ...]:
+    def columns(self) -> tuple[SchemaField, ...]:
         """The resulting columns, `record` and `event_time` included."""
-        return (*self.values, Field("record", RECORD), Field("event_time", Kind("timestamp")))
+        return (*self.values, SchemaField("record", RECORD), SchemaField("event_time", Kind("timestamp")))
 
     @property
     def ddl(self) -> str:
@@ -354,5 +354,5 @@ def _places(mask: pa.Array) -> list[int]:
     return places
 
 
-def _column(batch: pa.RecordBatch, field: Field) -> pa.Array:
+def _column(batch: pa.RecordBatch, field: SchemaField) -> pa.Array:
     return batch.column(field.name).cast(field.kind.arrow, safe=False)

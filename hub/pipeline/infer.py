@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hub.pipeline.errors import SchemaError
-from hub.pipeline.schema import Field, Kind, check, ddl, parse_schema
+from hub.pipeline.schema import Kind, SchemaField, check, ddl, parse_schema
 
 MOST_NOTES = 20
 _SCALARS: tuple[tuple[type, str], ...] = (
@@ -33,7 +33,7 @@ _ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, TypeError)
 class Inferred(NamedTuple):
     """A schema, and notes for the user."""
 
-    fields: tuple[Field, ...]
+    fields: tuple[SchemaField, ...]
     records: int  # examined
     notes: tuple[str, ...]
 
@@ -70,7 +70,7 @@ def infer(values: Iterable[bytes], decode: Callable[[bytes], Any]) -> Inferred:
     return Inferred(check(fields), records, said)
 
 
-def _fields(rows: list[dict[Any, Any]], path: str, notes: Counter[str]) -> tuple[Field, ...]:
+def _fields(rows: list[dict[Any, Any]], path: str, notes: Counter[str]) -> tuple[SchemaField, ...]:
     values: dict[str, list[Any]] = {}
     for row in rows:
         for name, value in row.items():
@@ -79,7 +79,7 @@ def _fields(rows: list[dict[Any, Any]], path: str, notes: Counter[str]) -> tuple
             elif value is not None:
                 values.setdefault(name, []).append(value)
     found = ((name, _kind(some, f"{path}.{name}".lstrip("."), notes)) for name, some in values.items())
-    return tuple(Field(name, kind) for name, kind in found if kind is not None)
+    return tuple(SchemaField(name, kind) for name, kind in found if kind is not None)
 
 
 def _kind(values: list[Any], path: str, notes: Counter[str]) -> Kind | None:
@@ -109,7 +109,7 @@ def _name(value: Any) -> str:
     return next((name for kind, name in _SCALARS if isinstance(value, kind)), "?")
 
 
-def _check_names(fields: tuple[Field, ...]) -> None:
+def _check_names(fields: tuple[SchemaField, ...]) -> None:
     """Raise SchemaError for names that a schema can't express."""
     if parse_schema(ddl(fields)) != fields:
         raise SchemaError("[KVSPOOL_NO_SCHEMA] the fields have names that a schema can't express; give [decode] schema")

@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from hub.pipeline.errors import JobError, SchemaError
-from hub.pipeline.schema import INFER, Field, parse_schema
+from hub.pipeline.schema import INFER, SchemaField, parse_schema
+from hub.root.pipeline_progress import NAME
 from kvspool.engine import sizes
 from kvspool.errors import NotAFile
 from kvspool.system import documents
@@ -26,7 +27,6 @@ OnBad = Literal["keep", "fail"]
 Mode = Literal["append", "complete"]
 
 LARGEST = 1 << 20  # bytes of a job file
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 DURATION = re.compile(r"(\d+) (millisecond|second|minute|hour|day|week)s?")
 _SECONDS = {"millisecond": 0.001, "second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 AVAILABLE_NOW = "available-now"
@@ -36,7 +36,7 @@ TIME = "event_time"  # the column with a record's time
 RECORD_TIME = "record.timestamp"  # its default, unless a field has it
 
 
-class Source(msgspec.Struct, frozen=True):
+class JobSource(msgspec.Struct, frozen=True):
     """The source of records. options: the connector's own, as text, including `path` or `hub`."""
 
     options: dict[str, str]
@@ -87,7 +87,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     slide: str = ""
 
 
-class Sink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobSink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The destination of rows. mode "complete": each batch replaces all rows. options: of the format `delta` or `kvspool`."""
 
     path: str
@@ -130,9 +130,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     path: Path
-    source: Source
+    source: JobSource
     decode: Decode
-    sink: Sink
+    sink: JobSink
     spark: Spark
     select: Select | None = None
     watermark: Watermark | None = None
@@ -140,7 +140,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     compact: Compact | None = None
 
     @property
-    def fields(self) -> tuple[Field, ...] | None:
+    def fields(self) -> tuple[SchemaField, ...] | None:
         """The fields of the schema; None if it is inferred."""
         return None if self.decode.schema == INFER else parse_schema(self.decode.schema) if self.decode.schema else ()
 
@@ -200,7 +200,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {
     "select": Select,
     "watermark": Watermark,
     "window": Window,
-    "sink": Sink,
+    "sink": JobSink,
     "compact": Compact,
     "spark": Spark,
 }
@@ -251,7 +251,7 @@ def source_options(job: Job) -> dict[str, str]:
     return dict(options) if begins else {**options, "startingOffsets": "earliest"}
 
 
-def check_time(job: Job, fields: tuple[Field, ...]) -> None:
+def check_time(job: Job, fields: tuple[SchemaField, ...]) -> None:
     """Raise JobError if the field for the time of a record isn't a timestamp among these fields, given or inferred."""
     time = job.decode.time
     kinds = {field.name: field.kind.ddl for field in fields}
@@ -284,7 +284,7 @@ def _place(message: str) -> str:
     return f" {key}: {words}" if key else f": {words}"
 
 
-def _source(table: Any, path: Path) -> Source:
+def _source(table: Any, path: Path) -> JobSource:
     if not isinstance(table, dict):
         raise JobError(f"{path}: [source] must be a table")
     options = {}
@@ -302,10 +302,10 @@ def _source(table: Any, path: Path) -> Source:
         raise JobError(f"{path}: [source] has either path (a log, a shard set or a hub root) or hub (addresses of hub servers)")
     for key in PATHS & set(options):
         options[key] = _beside(path, options[key])
-    return Source(options)
+    return JobSource(options)
 
 
-def _sink(sink: Sink, path: Path) -> Sink:
+def _sink(sink: JobSink, path: Path) -> JobSink:
     if not sink.path:
         raise JobError(f"{path}: [sink] path: missing")
     checkpoint = _beside(path, sink.checkpoint) if sink.checkpoint else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hub.pipeline.decode import Plan
 from hub.pipeline.job import Job, Window, source_options
-from hub.pipeline.schema import Field
+from hub.pipeline.schema import SchemaField
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,7 +22,7 @@ def stream(job: Job, spark: SparkSession) -> DataFrame:
     return spark.readStream.format("kvspool").options(**source_options(job)).load()
 
 
-def plan(job: Job, fields: tuple[Field, ...]) -> Plan:
+def plan(job: Job, fields: tuple[SchemaField, ...]) -> Plan:
     """Return the description of decoding values to these fields."""
     decode = job.decode
     return Plan(
@@ -38,7 +38,7 @@ def plan(job: Job, fields: tuple[Field, ...]) -> Plan:
     )
 
 
-def rows(job: Job, fields: tuple[Field, ...], source: DataFrame) -> DataFrame:
+def rows(job: Job, fields: tuple[SchemaField, ...], source: DataFrame) -> DataFrame:
     """Return the job's rows of a source."""
     decoding = plan(job, fields)
     frame = source.select(*COLUMNS).mapInArrow(decoding, decoding.ddl)  # type: ignore[arg-type]

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hub.pipeline import failures, query, session
-from hub.pipeline import progress as progresses
 from hub.pipeline.decode import clear_bad, count_bad
 from hub.pipeline.errors import PipelineFailed, SchemaError
 from hub.pipeline.job import Job, check_time
-from hub.pipeline.progress import Progress, ShardProgress
-from hub.pipeline.schema import Field, ddl, parse_schema
+from hub.pipeline.schema import SchemaField, ddl, parse_schema
 from hub.pipeline.sinks import Sink, open_sink
+from hub.root import pipeline_progress as progresses
+from hub.root.pipeline_progress import PipelineProgress, ShardProgress
 from kvspool import system
 from kvspool.errors import KvspoolError
 from kvspool.opening import logs
@@ -40,10 +40,10 @@ SAY = 1.0  # seconds between two updates of the progress files
 PATIENCE = 60.0  # seconds that a stop waits for the current batch
 LONGEST_SCHEMA = 1 << 20  # bytes of the file next to the checkpoint
 
-Report = Callable[[Progress], None]
+Report = Callable[[PipelineProgress], None]
 
 
-class Run(Handle):
+class PipelineRun(Handle):
     """One run of a job. Call `run` once; `stop` may be called from a signal handler."""
 
     def __init__(self, job: Job, *, once: bool = False, report: Report = lambda progress: None) -> None:
@@ -56,7 +56,7 @@ class Run(Handle):
         self._started = threading.Event()  # the query has an id
         self._query: StreamingQuery | None = None
         now = system.port.now()
-        self._progress = Progress(
+        self._progress = PipelineProgress(
             name=job.name, job=str(job.path), sink=job.sink.path, state="starting", pid=os.getpid(), started=now, updated=now
         )
         self._said_at = 0.0
@@ -66,7 +66,7 @@ class Run(Handle):
         """Make `run` return after the current batch."""
         self._stop.set()
 
-    def run(self, spark: SparkSession | None = None) -> Progress:
+    def run(self, spark: SparkSession | None = None) -> PipelineProgress:
         """Run until all records are read (`once`), or until `stop`. Return the final progress.
 
         spark: a session to use; it is not stopped, and the settings of `session.RUNTIME` are set in it. Without one a session is started
@@ -99,7 +99,7 @@ class Run(Handle):
         except failures.of_spark() as error:
             raise self._failed(error) from error
 
-    def _start(self, spark: SparkSession, sink: Sink, fields: tuple[Field, ...]) -> None:
+    def _start(self, spark: SparkSession, sink: Sink, fields: tuple[SchemaField, ...]) -> None:
         job = self.job
         try:
             for name, value in session.RUNTIME.items():
@@ -260,7 +260,7 @@ def late_of(told: dict[str, Any]) -> int:
     return sum(max(0, int(operator.get("numRowsDroppedByWatermark", 0))) for operator in told.get("stateOperators", ()))
 
 
-def pinned_fields(job: Job) -> tuple[Field, ...]:
+def pinned_fields(job: Job) -> tuple[SchemaField, ...]:
     """Return the fields to decode to. An inferred schema is stored next to the checkpoint, and doesn't change later.
 
     Raises SchemaError, JobError if no field has the job's time, and KvspoolError for a source that can't be read.
@@ -281,7 +281,7 @@ def pinned_fields(job: Job) -> tuple[Field, ...]:
     return found.fields
 
 
-def _pinned(path: Path) -> tuple[Field, ...]:
+def _pinned(path: Path) -> tuple[SchemaField, ...]:
     """Return the stored fields. Raises SchemaError, and the system's OSError."""
     try:
         return parse_schema(documents.text(documents.read(path, LONGEST_SCHEMA)))

@@ -90,14 +90,14 @@ class Kind(NamedTuple):
         return pa.timestamp("us", "UTC") if self.name == "timestamp" else made[self.name]()
 
 
-class Field(NamedTuple):
+class SchemaField(NamedTuple):
     """A field of a record, or of a struct in one."""
 
     name: str
     kind: Kind
 
 
-def parse_schema(text: str) -> tuple[Field, ...]:
+def parse_schema(text: str) -> tuple[SchemaField, ...]:
     """Return the fields of a schema. Raises SchemaError with the position of the mistake."""
     parser = _Parser(text)
     fields = tuple(parser.fields(" "))
@@ -106,7 +106,7 @@ def parse_schema(text: str) -> tuple[Field, ...]:
     return check(fields)
 
 
-def check(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+def check(fields: tuple[SchemaField, ...]) -> tuple[SchemaField, ...]:
     """Return fields that can be the columns of a pipeline. Raises SchemaError."""
     seen: set[str] = set()
     for field in fields:
@@ -124,7 +124,7 @@ def check(fields: tuple[Field, ...]) -> tuple[Field, ...]:
     return fields
 
 
-def ddl(fields: tuple[Field, ...]) -> str:
+def ddl(fields: tuple[SchemaField, ...]) -> str:
     """Return fields in Spark's notation."""
     return ", ".join(f"{_quoted(field.name)} {field.kind.ddl}" for field in fields)
 
@@ -141,14 +141,14 @@ class _Parser:
         self.at = 0
         self._depth = 0
 
-    def fields(self, between: str) -> Iterator[Field]:
+    def fields(self, between: str) -> Iterator[SchemaField]:
         """Yield "NAME TYPE, NAME TYPE", or with a colon between name and type as in structs."""
         while True:
             name = self._name()
             self._skip()
             if not self._take(":") and between == ":":
                 raise self.wrong("a colon")
-            yield Field(name, self._kind())
+            yield SchemaField(name, self._kind())
             self._skip()
             if not self._take(","):
                 return

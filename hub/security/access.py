@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from hub.client import check_client
+from hub.client_ids import check_client
 from hub.errors import AccessError, NotAuthenticated
 from hub.security import access_file
 from hub.security.access_file import AccessFile, PrincipalEntry, Role, TokenEntry

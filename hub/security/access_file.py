@@ -36,7 +36,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hub.client import check_client
+from hub.client_ids import check_client
 from hub.errors import AccessError
 from hub.security import private
 from hub.security.quotas import UNLIMITED, Quota

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hub.errors import CertificateError
 from hub.security import private
-from hub.security.certificates import Pair, read_pair
+from hub.security.certificates import KeyPair, read_pair
 from kvspool import system
 from kvspool.errors import MissingExtra
 
@@ -49,7 +49,7 @@ class Signer:
     certificate: x509.Certificate | None = None
 
 
-def make_authority(directory: str | os.PathLike[str], names: Sequence[str], *, days: int = DAYS, replaces: bool = False) -> Pair:
+def make_authority(directory: str | os.PathLike[str], names: Sequence[str], *, days: int = DAYS, replaces: bool = False) -> KeyPair:
     """Create an authority and a certificate of a server with these names (hosts, addresses). Return the server's.
 
     A missing directory is created. Raises CertificateError if such files exist, unless `replaces`, which makes every certificate of the old
@@ -67,12 +67,12 @@ def make_authority(directory: str | os.PathLike[str], names: Sequence[str], *, d
     certificate = builder.sign(key, hashes.SHA256())
     signer = Signer(name, key, certificate)
     pair = _issue(signer, names[0], alternatives, _SERVER, days)
-    _store(directory / "ca", Pair.parse(_pem(certificate), _key_pem(key)), replaces)
+    _store(directory / "ca", KeyPair.parse(_pem(certificate), _key_pem(key)), replaces)
     _store(directory / "server", pair, replaces)
     return pair
 
 
-def make_server(directory: str | os.PathLike[str], names: Sequence[str], *, days: int = DAYS, replaces: bool = False) -> Pair:
+def make_server(directory: str | os.PathLike[str], names: Sequence[str], *, days: int = DAYS, replaces: bool = False) -> KeyPair:
     """Create a server's certificate, signed by the authority of the directory; raises as `make_authority` and `read_pair`."""
     directory = Path(os.path.abspath(directory))
     alternatives = _alternatives(names)
@@ -82,7 +82,7 @@ def make_server(directory: str | os.PathLike[str], names: Sequence[str], *, days
     return pair
 
 
-def make_client(directory: str | os.PathLike[str], name: str, *, days: int = DAYS, replaces: bool = False) -> Pair:
+def make_client(directory: str | os.PathLike[str], name: str, *, days: int = DAYS, replaces: bool = False) -> KeyPair:
     """Create a client's certificate, signed by the authority of the directory; raises as `make_authority` and `read_pair`."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"a client's name has up to 63 letters, digits, _, - and dots, and doesn't begin with - or a dot, not {name!r}")
@@ -96,14 +96,14 @@ def make_client(directory: str | os.PathLike[str], name: str, *, days: int = DAY
 
 def _issue(
     signer: Signer, name: str, alternatives: Sequence[x509.GeneralName], purpose: x509.ObjectIdentifier, days: int
-) -> Pair:
+) -> KeyPair:
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(signer, _common_name(name[:63]), key, days)
     builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-    return Pair.parse(_pem(builder.sign(signer.key, hashes.SHA256())), _key_pem(key))
+    return KeyPair.parse(_pem(builder.sign(signer.key, hashes.SHA256())), _key_pem(key))
 
 
 def _builder(signer: Signer, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
@@ -188,7 +188,7 @@ def _make_directory(directory: Path) -> None:
         system.port.make_directory(directory)
 
 
-def _store(path: Path, pair: Pair, replaces: bool) -> None:
+def _store(path: Path, pair: KeyPair, replaces: bool) -> None:
     """Write key and certificate; a process that watches them uses neither before it has both."""
     private.write(path.with_name(f"{path.name}.key"), pair.key, replaces=replaces)
     private.write(path.with_name(f"{path.name}.pem"), pair.chain, replaces=replaces, mode=0o644)

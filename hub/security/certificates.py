@@ -56,7 +56,7 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Pair:
+class KeyPair:
     """A certificate with its chain up to the authority, and its key, in PEM."""
 
     certificate: Certificate
@@ -64,7 +64,7 @@ class Pair:
     key: bytes = field(repr=False)
 
     @classmethod
-    def parse(cls, chain: bytes, key: bytes, where: object = "it") -> Pair:
+    def parse(cls, chain: bytes, key: bytes, where: object = "it") -> KeyPair:
         """Parse both. Raises CertificateError if one is invalid, or they don't match; `where` names the certificate in messages."""
         leaf = _chain(chain, where)[0]
         with _translated(f"the key of {where} is no private key in PEM"):
@@ -136,8 +136,8 @@ class Certificates(Handle):
             _logger.info("%s: new, valid until %s", self._certificate.path, moment(pair.certificate.not_after))
         return is_new
 
-    def _read(self) -> tuple[Pair, bytes | None]:
-        pair = Pair.parse(self._certificate.read(), self._key.read(), self._certificate.path)
+    def _read(self) -> tuple[KeyPair, bytes | None]:
+        pair = KeyPair.parse(self._certificate.read(), self._key.read(), self._certificate.path)
         if self._authority is None:
             return pair, None
         authority = self._authority.read()
@@ -150,9 +150,9 @@ def read(path: str | os.PathLike[str]) -> Certificate:
     return Certificate.parse(WatchedFile(path, is_secret=False).read(), Path(path))
 
 
-def read_pair(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Pair:
+def read_pair(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> KeyPair:
     """Return a certificate and its key. Raises CertificateError, AccessError for files that others may access, and OSError."""
-    return Pair.parse(WatchedFile(certificate, is_secret=False).read(), WatchedFile(key, is_secret=True).read(), Path(certificate))
+    return KeyPair.parse(WatchedFile(certificate, is_secret=False).read(), WatchedFile(key, is_secret=True).read(), Path(certificate))
 
 
 def read_authority(path: str | os.PathLike[str]) -> bytes:

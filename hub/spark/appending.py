@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from hub.spark.target import LEFT_OUT, SinkError, Target
+from hub.spark.target import LEFT_OUT, SinkTarget, SparkSinkError
 from hub.spark.workers import settle
 from kvspool.producers import Pieces
 from kvspool.system.handles import Handle, close_all
@@ -60,7 +60,7 @@ class Appended(WriterCommitMessage):
 
 
 def append(
-    target: Target, batches: Iterator[pyarrow.RecordBatch], producer: str, batch: int, *, began: int = 0, keep: int = 0
+    target: SinkTarget, batches: Iterator[pyarrow.RecordBatch], producer: str, batch: int, *, began: int = 0, keep: int = 0
 ) -> Appended:
     """Append the rows of a task, each once, as `batch` of `producer` in each shard; see the module.
 
@@ -130,7 +130,7 @@ class _Kept(Handle):
             os.close(self._fd)
 
 
-def _arranged(target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+def _arranged(target: SinkTarget, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     """Return the rows of a batch with columns in lower case, without ignored columns, and sorted by topic if they name it."""
     import pyarrow.compute as pc
 
@@ -143,7 +143,7 @@ def _arranged(target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     return rows if len(topics.dictionary) < 2 else rows.take(pc.array_sort_indices(topics.indices))
 
 
-def _by_topic(target: Target, rows: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBatch]]:
+def _by_topic(target: SinkTarget, rows: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBatch]]:
     """Yield topics, each with its slice of sorted rows."""
     import pyarrow.compute as pc
 
@@ -163,7 +163,7 @@ def _by_topic(target: Target, rows: pyarrow.RecordBatch) -> Iterator[tuple[str, 
 class _Topic:
     """The rows of one topic, gathered by shard."""
 
-    def __init__(self, target: Target, topic: str) -> None:
+    def __init__(self, target: SinkTarget, topic: str) -> None:
         self._target = target
         self.shards: ShardSet = target.open(topic)
         self.pieces: dict[int, Pieces] = {}
@@ -216,11 +216,11 @@ class _Topic:
             return
         where = f"partition {shard} of {self.shards.prefix or self._target.path}"
         if not stored:
-            raise SinkError(
+            raise SparkSinkError(
                 f"[KVSPOOL_BATCH_CHANGED] {where}: {producer} has appended a later batch than {batch}, so it is unknown which records "
                 "of this one are stored; nothing was written for it. If the checkpoint is an older copy, use a new one: it reads all again"
             )
-        raise SinkError(
+        raise SparkSinkError(
             f"[KVSPOOL_BATCH_CHANGED] {where}: {stored} records of batch {batch} of {producer} are stored, and now it has {count}; "
             f"nothing was written for it. {PARTITIONS_CHANGED}"
         )
@@ -248,7 +248,7 @@ def _shards_of(rows: pyarrow.RecordBatch, columns: Columns, count: int, topic: s
     bounds = pc.min_max(given).as_py()
     if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] < count:
         wrong = bounds["min"] if bounds["min"] < 0 else bounds["max"]
-        raise SinkError(
+        raise SparkSinkError(
             f"[KVSPOOL_UNKNOWN_PARTITION] column partition is {wrong} in a row; topic {topic!r} has the partitions 0 to {count - 1}"
         )
     return int32s(pc.coalesce(given, pyarrow.array(shards, pyarrow.int32())))

@@ -20,10 +20,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hub.root.file_version import UNSETTLED, FileVersion
 from hub.spark.errors import DataLossError
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey, ShardRange
-from hub.stamp import UNSETTLED, Stamp
 from kvspool import Gap, Spool, system
 from kvspool.errors import LogNotFound, NotALog
 from kvspool.journal import Journal
@@ -209,7 +209,7 @@ class LocalShards:
 
     def _commit_to_root(self, name: str, ends: Mapping[ShardKey, int]) -> None:
         """Move the reader of the root. In shards outside the query's selection it moves to the end, and holds nothing back."""
-        from hub.root import HubRoot
+        from hub.root.root import HubRoot
 
         assert self._names is not None
         with HubRoot.open(self.path) as root, root.reader(name) as reader:
@@ -241,7 +241,7 @@ class _Names:
     def __init__(self, root: Path, selection: Selection) -> None:
         self.selection = selection
         self._root = root
-        self._stamp: Stamp | None = None
+        self._version: FileVersion | None = None
         self._again_at = 0.0
         self._is_plain = False  # every name belongs to a shard
         self._complete: set[tuple[str, int]] = set()  # topics, by bits, that were complete once: missing shards of them are being removed
@@ -251,13 +251,13 @@ class _Names:
 
         is_all_there: every one of them has a log.
         """
-        stamp = Stamp.of(self._root)
-        if stamp is None:
+        version = FileVersion.of(self._root)
+        if version is None:
             raise LogNotFound(f"{self._root} is gone")
-        if stamp == self._stamp and (is_all_there and self._is_plain or system.port.monotonic() < self._again_at):
+        if version == self._version and (is_all_there and self._is_plain or system.port.monotonic() < self._again_at):
             return None
         found = self._found()
-        self._stamp = stamp if stamp.is_settled else None
+        self._version = version if version.is_settled else None
         self._again_at = system.port.monotonic() + AGAIN
         return found
 
@@ -286,7 +286,7 @@ class _Look:
         self.log: Log | None = None
         self._log_id = ""
         self._extent: Extent | None = None
-        self._stamps: list[Stamp | None] = []  # of a journal: its segments' directory, its lock file, its last segment
+        self._versions: list[FileVersion | None] = []  # of a journal: its segments' directory, its lock file, its last segment
         self._paths: list[Path] = []  # their paths
 
     def refresh(self) -> None:
@@ -326,11 +326,11 @@ class _Look:
 
     def _of_journal(self, log: Journal, isolation: Isolation) -> Extent | None:
         """Examine the journal again only if one of its files has changed."""
-        stamps = [Stamp.of(path) for path in self._paths]
-        if stamps and stamps == self._stamps:
+        versions = [FileVersion.of(path) for path in self._paths]
+        if versions and versions == self._versions:
             return self._extent
-        directory = Stamp.of(log.segments_apart().directory)
-        if [directory] != self._stamps[:1]:  # another segment, or another journal: our knowledge of it may be outdated
+        directory = FileVersion.of(log.segments_apart().directory)
+        if [directory] != self._versions[:1]:  # another segment, or another journal: our knowledge of it may be outdated
             self.close()
             self._open()
             if not isinstance(self.log, Journal):
@@ -338,15 +338,15 @@ class _Look:
             log = self.log
         segments = log.segments_apart()
         self._paths = [segments.directory, log.format.lock_file(log.path), segments.path_of(log.bases()[-1])]
-        stamps = [directory, *map(Stamp.of, self._paths[1:])]  # taken before the look, so that the next look sees changes since then
-        self._stamps = [stamp if stamp is None or stamp.is_settled else UNSETTLED for stamp in stamps]
+        versions = [directory, *map(FileVersion.of, self._paths[1:])]  # taken before the look: the next one sees later changes
+        self._versions = [version if version is None or version.is_settled else UNSETTLED for version in versions]
         return self._noted(*log.extent(isolation))
 
     def close(self) -> None:
         """Close the log."""
         log, self.log = self.log, None
         self._extent = None
-        self._stamps, self._paths = [], []
+        self._versions, self._paths = [], []
         if log is not None:
             log.close()
 

@@ -39,7 +39,7 @@ _PARTITION = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 _ID = re.compile(rf"[0-9a-f]{{{DIGITS},128}}", re.ASCII)
 
 
-class Offsets(NamedTuple):
+class ShardOffsets(NamedTuple):
     """The next sequence of each shard, and the known ids of their logs."""
 
     next: dict[ShardKey, int]
@@ -57,7 +57,7 @@ def note(ends: Mapping[ShardKey, int], extents: Mapping[ShardKey, Extent]) -> di
     return {LOGS: logs, **topics} if logs else {**topics}
 
 
-def parse(given: object, what: str, least: int = 0) -> Offsets:
+def parse(given: object, what: str, least: int = 0) -> ShardOffsets:
     """Return the offsets of a JSON object. what: its origin, for messages. least: the smallest valid number.
 
     Raises ValueError.
@@ -73,7 +73,7 @@ def parse(given: object, what: str, least: int = 0) -> Offsets:
     for key, log_id in logs.items():
         if key not in ends or not isinstance(log_id, str) or not _ID.fullmatch(log_id):
             raise ValueError(f"[KVSPOOL_INVALID_OFFSETS] {what}: {_short(log_id)} is no id of a log of these offsets")
-    return Offsets(dict(sorted(ends.items())), logs)
+    return ShardOffsets(dict(sorted(ends.items())), logs)
 
 
 def begin_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> Any:
@@ -91,7 +91,7 @@ def name(key: ShardKey) -> str:
     return f"topic {key.topic!r}, partition {key.partition}"
 
 
-def go_on(noted: Offsets, extents: Mapping[ShardKey, Extent], report: Report) -> dict[ShardKey, int]:
+def go_on(noted: ShardOffsets, extents: Mapping[ShardKey, Extent], report: Report) -> dict[ShardKey, int]:
     """Return where a query continues in each known shard. A loss is reported; if `report` returns, the query continues after it.
 
     A removed shard is omitted; a replaced log is read from its first record; a shortened one from its end.
@@ -124,14 +124,14 @@ def go_on(noted: Offsets, extents: Mapping[ShardKey, Extent], report: Report) ->
     return places
 
 
-def spans(start: Offsets, end: Offsets, extents: Mapping[ShardKey, Extent], report: Report) -> dict[ShardKey, tuple[int, int]]:
+def spans(start: ShardOffsets, end: ShardOffsets, extents: Mapping[ShardKey, Extent], report: Report) -> dict[ShardKey, tuple[int, int]]:
     """Return for each shard the first and the end sequence of a micro-batch: the offsets noted before it and for it.
 
     So a repeated batch reads the same records. Records lost since then are reported; if `report` returns, they are skipped.
 
     A shard in `end` alone was new: it is noted at its first sequence, and read from there by the next batch.
     """
-    places = go_on(Offsets({key: at for key, at in start.next.items() if key in end.next}, start.logs), extents, report)
+    places = go_on(ShardOffsets({key: at for key, at in start.next.items() if key in end.next}, start.logs), extents, report)
     found = {}
     for key, at in places.items():
         stop, extent = end.next[key], extents[key]
@@ -160,7 +160,7 @@ class Bound:
 
     timestamp: int | None = None
     timestamps: Mapping[ShardKey, int] | None = None
-    offsets: Offsets | None = None
+    offsets: ShardOffsets | None = None
     everywhere: int | None = None
 
     @property
@@ -207,7 +207,7 @@ class Bound:
             found[key] = extent.end if at is None else max(extent.first, min(at, extent.end))
         return found
 
-    def _of_offset(self, side: Side, key: ShardKey, asked: Offsets, extent: Extent, report: Report) -> int:
+    def _of_offset(self, side: Side, key: ShardKey, asked: ShardOffsets, extent: Extent, report: Report) -> int:
         at = asked.next[key]
         if at in (EARLIEST, LATEST):
             return _at_edge(at, extent)
@@ -218,7 +218,7 @@ class Bound:
         def named(loss: str) -> None:
             report(f"{loss}; option {side}Offsets asks for offset {at}")
 
-        return go_on(Offsets({key: at}, asked.logs), {key: extent}, named)[key]
+        return go_on(ShardOffsets({key: at}, asked.logs), {key: extent}, named)[key]
 
 
 def ranges(starts: Mapping[ShardKey, int], ends: Mapping[ShardKey, int]) -> dict[ShardKey, tuple[int, int]]:
@@ -248,7 +248,7 @@ def _check_shards(option: str, named: Mapping[ShardKey, int], extents: Mapping[S
         raise ValueError(f"[KVSPOOL_{code}_DO_NOT_MATCH] option {option} must name exactly the shards that are read; {found}{hint}")
 
 
-def parse_text(text: str, what: str, least: int = 0) -> Offsets:
+def parse_text(text: str, what: str, least: int = 0) -> ShardOffsets:
     """Return the offsets of a user's JSON; see `parse`. Raises ValueError, also for a repeated name."""
     try:
         given = json.loads(text, object_pairs_hook=_no_duplicates)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hub.shipping import hubs
+from hub.client import hubs
 from hub.spark.naming import named
 from hub.spark.offsets import EARLIEST, LARGEST, LATEST, Bound, parse_text
 from hub.spark.selection import ALL, Selection
@@ -25,7 +25,7 @@ from kvspool.options import Isolation
 from shard import route
 
 if TYPE_CHECKING:
-    from hub.shipping.connection import Security
+    from hub.client.connection import Security
 
 NANOSECONDS = 1_000_000  # per millisecond, the unit of times in Kafka's options
 LATEST_TIME = LARGEST // NANOSECONDS  # a time in 2262
@@ -101,9 +101,9 @@ class Credentials:
 
         Raises OSError, and AccessError for a token or key that other users may read.
         """
+        from hub.client.connection import Security
         from hub.security.private import WatchedFile
         from hub.security.tokens import Token
-        from hub.shipping.connection import Security
 
         def content(path: Path | None, is_secret: bool) -> bytes | None:
             return None if path is None else WatchedFile(path, is_secret=is_secret).read()

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hub.errors import Fenced, Malformed, NotAllowed, NotFound, ShardDamaged, Unexpected
+from hub.protocol.reading import Ticket
+from hub.root.store import PRIVATE, generations
+from hub.spark.endpoints import LATER, STREAM, Backoff, HubEndpoint, connected, disconnect
 from hub.spark.errors import DataLossError
-from hub.spark.lines import LATER, STREAM, Line, Patience, connected, let_go
 from hub.spark.shards import ShardRange
-from hub.store import PRIVATE
-from hub.tickets import Ticket
 from kvspool import Gap
 from kvspool.errors import KvspoolError
 from kvspool.options import TIMEOUT as LOCK_TIMEOUT
@@ -29,13 +29,13 @@ from shard.shardset import open_shard
 if TYPE_CHECKING:
     import pyarrow
 
-    from hub.remote import RemoteHub
+    from hub.client.remote import RemoteHub
 
 
 class Part(NamedTuple):
     """A hub's part of a shard: the sequences first..end-1. root: id of the hub's root; bits: the client has 2^bits shards."""
 
-    line: Line
+    endpoint: HubEndpoint
     root: str
     bits: int
     first: int
@@ -83,30 +83,30 @@ class HubRange(ShardRange):
 
     def _streamed(self, part: Part, next: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
         """Stream from a hub. A new stream continues after the items of a broken one, and nothing is repeated."""
-        patience = Patience(part.line)
+        backoff = Backoff(part.endpoint)
         while next < end:
             try:
-                hub, is_new = connected(part.line)
+                hub, is_new = connected(part.endpoint)
                 try:
                     for item, behind in self._checked(hub, part, next, end):
-                        patience.succeeded()
+                        backoff.succeeded()
                         next = behind
                         yield item
                 except NotAllowed as error:
                     if is_new:
                         raise NotAllowed(f"[KVSPOOL_NOT_ALLOWED] {self._where(part)}: {error}") from None
-                    let_go(part.line)  # the token may have changed
+                    disconnect(part.endpoint)  # the token may have changed
                     continue
             except ShardDamaged as error:
                 raise ShardDamaged(f"[KVSPOOL_SHARD_DAMAGED] {self._where(part)}, from sequence {next}: {error}") from None
             except LATER as error:
-                let_go(part.line)
-                patience.failed(error)
-                patience.pause()
+                disconnect(part.endpoint)
+                backoff.failed(error)
+                backoff.pause()
 
     def _checked(self, hub: RemoteHub, part: Part, next: int, end: int) -> Iterator[tuple[pyarrow.RecordBatch | Gap, int]]:
         """Yield the items of a stream up to the end, each with the sequence after it. Raises Malformed if any is silently missing."""
-        from hub.columns import Rows
+        from hub.root.columns import SequencedBatch
 
         columns = None if self.columns is None else _in_order(self.columns)
         ticket = Ticket(*self.key, next, end, isolation=self.isolation, columns=columns, log=self.log_id)
@@ -115,10 +115,10 @@ class HubRange(ShardRange):
                 if isinstance(item, int):
                     is_next = item <= next or next == end  # the hub may have stopped after the end, in a Gap
                 else:
-                    is_next = item.first == next and (item.end if isinstance(item, Rows) else item.last + 1) <= end
+                    is_next = item.first == next and (item.end if isinstance(item, SequencedBatch) else item.last + 1) <= end
                 if not is_next:
                     raise Malformed(f"[KVSPOOL_DATA_LOSS] {self._where(part)}: sequence {next} is missing in the hub's answer")
-                if isinstance(item, Rows):
+                if isinstance(item, SequencedBatch):
                     next = item.end
                     yield item.batch, next
                 elif isinstance(item, Gap):
@@ -142,7 +142,6 @@ class HubRange(ShardRange):
         return None
 
     def _directly(self, path: Path, first: int, end: int) -> Iterator[pyarrow.RecordBatch | Gap]:
-        from hub.serving.survey import generations
         from kvspool import arrow
 
         with closing(open_shard(path, LOCK_TIMEOUT)) as log:
@@ -162,7 +161,7 @@ class HubRange(ShardRange):
         )
 
     def _where(self, part: Part) -> str:
-        return f"{part.line.location}/{self.key.topic}/{self.key.partition}"
+        return f"{part.endpoint.location}/{self.key.topic}/{self.key.partition}"
 
 
 def _in_order(columns: frozenset[str]) -> list[str]:

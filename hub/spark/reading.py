@@ -68,7 +68,7 @@ def read(task: Task, schema: StructType, *, fail_on_data_loss: bool) -> Iterator
 
 
 def _batches(task: Task, schema: StructType, fail_on_data_loss: bool) -> Iterator[pyarrow.RecordBatch]:
-    rows = Rows(schema)
+    rows = BatchProjection(schema)
     for one in task.ranges:
         for batch in one.batches():
             if isinstance(batch, Gap):
@@ -107,7 +107,7 @@ def report(gap: Gap, key: ShardKey, fail_on_data_loss: bool) -> None:
     _logger.warning(message)
 
 
-class Rows:
+class BatchProjection:
     """Converts batches of `kvspool.arrow.SCHEMA` to exactly the schema that Spark asks for: any of our columns, in any order."""
 
     def __init__(self, schema: StructType) -> None:

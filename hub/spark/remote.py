@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hub.errors import Conflict, HubError, NotAllowed, NotFound, ShardDamaged
-from hub.spark.lines import FIRST_BACKOFF, LATER, STREAM, TIMEOUT, Line, Patience
+from hub.protocol.reading import ShardState, Ticket
+from hub.spark.endpoints import FIRST_BACKOFF, LATER, STREAM, TIMEOUT, Backoff, HubEndpoint
 from hub.spark.options import Credentials
 from hub.spark.ranges import HubRange, Part
 from hub.spark.selection import ALL, Selection
 from hub.spark.shards import Extent, ShardKey
-from hub.tickets import ShardState, Ticket
 from kvspool import system
 from kvspool.options import Isolation
 from kvspool.system.handles import close_all
 
 if TYPE_CHECKING:
-    from hub.remote import RemoteHub
+    from hub.client.remote import RemoteHub
 
 IDLE = 50  # looks without news before the next one waits: an idle query asks some 90 times a second
 WAIT = 0.2  # seconds of that wait, for all hubs together
@@ -63,7 +63,7 @@ class HubShards:
         self._selection = selection
         self._reader = reader
         self._range = {"isolation": isolation, "columns": columns, "local_root": local_root}
-        self._hubs = [_Hub(Line(location, credentials, timeout), selection, reader, isolation) for location in locations]
+        self._hubs = [_Hub(HubEndpoint(location, credentials, timeout), selection, reader, isolation) for location in locations]
         self._pool = ThreadPoolExecutor(len(self._hubs), "kvspool hubs") if len(self._hubs) > 1 else None
         self._extents: dict[ShardKey, Extent] | None = None
         self._in_vain = 0  # looks since the last news
@@ -84,7 +84,7 @@ class HubShards:
             if not missing:
                 break
             system.port.sleep(FIRST_BACKOFF)
-            missing[0].patience.pause()
+            missing[0].backoff.pause()
         if self._extents is None:
             self._check_rights()
         if self._extents is None or any(have_changed):
@@ -107,7 +107,7 @@ class HubShards:
                 owners.setdefault(key, []).append(hub)
         for key, hubs in owners.items():
             if len(hubs) > 1:
-                hubs.sort(key=lambda hub: (hub.states[key].next, hub.line.location), reverse=True)
+                hubs.sort(key=lambda hub: (hub.states[key].next, hub.endpoint.location), reverse=True)
         return owners
 
     def _having(self, key: ShardKey) -> list[_Hub]:
@@ -122,7 +122,7 @@ class HubShards:
         """See `Shards.range`."""
         self._in_vain = 0
         hubs = self._having(key)
-        parts = tuple(Part(hub.line, hub.root, hub.states[key].bits, hub.states[key].first, hub.states[key].next) for hub in hubs)
+        parts = tuple(Part(hub.endpoint, hub.root, hub.states[key].bits, hub.states[key].first, hub.states[key].next) for hub in hubs)
         return HubRange(key, _log_id(hubs[0].states[key]), first, end, parts, **self._range)  # type: ignore[arg-type]
 
     def has_ordered_times(self, key: ShardKey) -> bool:
@@ -154,12 +154,12 @@ class HubShards:
 class _Hub:
     """The driver's view of one hub. patience: its retries during an outage."""
 
-    def __init__(self, line: Line, selection: Selection, reader: str | None, isolation: Isolation) -> None:
-        self.line = line
+    def __init__(self, endpoint: HubEndpoint, selection: Selection, reader: str | None, isolation: Isolation) -> None:
+        self.endpoint = endpoint
         self.root = ""
         self.states: dict[ShardKey, ShardState] = {}
         self.is_known = False
-        self.patience = Patience(line)
+        self.backoff = Backoff(endpoint)
         self._selection = selection
         self._isolation = isolation
         self._damaged: dict[ShardKey, tuple[float, str]] = {}  # since when a shard is unreadable, and why
@@ -167,14 +167,14 @@ class _Hub:
         self._news = False  # a change that `look` has not reported yet
         self._everything_at = 0.0
         self._hub: RemoteHub | None = None
-        self._reader = _Reader(line.location, reader) if reader is not None else None
+        self._reader = _Reader(endpoint.location, reader) if reader is not None else None
 
     def look(self, wait: float) -> bool:
         """Ask for changes, and wait up to `wait` seconds for one. Return whether there was any.
 
         During an outage the last known state is kept.
         """
-        if system.port.monotonic() < self.patience.retry_at:
+        if system.port.monotonic() < self.backoff.retry_at:
             return False
         is_new = self._hub is None
         try:
@@ -191,17 +191,17 @@ class _Hub:
             return False  # the token may have changed
         self._check_damage()
         self.is_known = self.is_known or not self._damaged
-        self.patience.succeeded()
+        self.backoff.succeeded()
         news, self._news = self._news, False
         return news
 
     def _fail(self, error: Exception) -> None:
         self._let_go()
-        self.patience.failed(error)
+        self.backoff.failed(error)
 
     def _connected(self) -> RemoteHub:
         if self._hub is None:
-            self._hub = self.line.connect()
+            self._hub = self.endpoint.connect()
         return self._hub
 
     def _ask(self, hub: RemoteHub, wait: float) -> bool:
@@ -210,7 +210,7 @@ class _Hub:
         is_whole = now >= self._everything_at
         changes = hub.changes("") if is_whole else hub.changes(self._token, wait)
         if self.root not in ("", changes.root):
-            words = f"[KVSPOOL_HUB_REPLACED] {self.line.location} serves another hub root than before"
+            words = f"[KVSPOOL_HUB_REPLACED] {self.endpoint.location} serves another hub root than before"
             raise Conflict(f"{words}; if that is intended, run the query again, a stream from a new checkpoint")
         self.root, self._token = changes.root, changes.token
         if not is_whole and not changes.shards:
@@ -226,7 +226,7 @@ class _Hub:
 
     def _selected(self, states: list[ShardState]) -> dict[ShardKey, ShardState]:
         """Return the selected shards that have ever had a record, and note unreadable ones. Raises Malformed."""
-        from hub.shipping.mirrored import check_state
+        from hub.client.mirrored_shard import check_state
 
         found: dict[ShardKey, ShardState] = {}
         for state in states:
@@ -246,7 +246,7 @@ class _Hub:
         """Raise ShardDamaged for a shard that has been unreadable for some time; until then it may be in creation."""
         for key, (since, words) in self._damaged.items():
             if system.port.monotonic() - since > DAMAGE:
-                where = f"{self.line.location}: topic {key.topic}, partition {key.partition}"
+                where = f"{self.endpoint.location}: topic {key.topic}, partition {key.partition}"
                 raise ShardDamaged(f"[KVSPOOL_SHARD_DAMAGED] {where} can't be read: {words}")
 
     def may_read(self, client: str) -> bool:
@@ -261,14 +261,14 @@ class _Hub:
 
     def sequence_at(self, key: ShardKey, timestamp: int) -> int | None:
         """Return the first sequence whose record is not older than a time; None if there is none. Raises Unreachable, NotAllowed."""
-        from hub.columns import Rows
+        from hub.root.columns import SequencedBatch
 
         ticket = Ticket(*key, start_time=timestamp, limit=1, isolation=self._isolation, columns=["sequence"])
         while True:
-            self.patience.pause()
+            self.backoff.pause()
             try:
-                found = [item.first for item in self._connected().items(ticket, STREAM) if isinstance(item, Rows)]
-                self.patience.succeeded()
+                found = [item.first for item in self._connected().items(ticket, STREAM) if isinstance(item, SequencedBatch)]
+                self.backoff.succeeded()
                 return found[0] if found else None
             except LATER as error:
                 self._fail(error)
@@ -277,7 +277,7 @@ class _Hub:
         """Move the durable reader, now or at a later look."""
         assert self._reader is not None
         self._reader.note({key: min(end, self.states[key].next) for key, end in ends.items() if key in self.states})
-        if self.is_known and not self.patience.retry_at:
+        if self.is_known and not self.backoff.retry_at:
             try:
                 self._reader.flush(self._connected())
             except LATER as error:
@@ -291,7 +291,7 @@ class _Hub:
 
     def close(self) -> None:
         """Commit noted positions, and close the connection."""
-        if self._reader is not None and self.is_known and not self.patience.retry_at:
+        if self._reader is not None and self.is_known and not self.backoff.retry_at:
             with suppress(HubError):
                 self._reader.flush(self._connected(), at_once=True)
         self._let_go()
@@ -348,8 +348,9 @@ def _extent(key: ShardKey, hubs: list[_Hub]) -> Extent:
         ours, theirs = ([(one.log, one.base) for one in which.generations] for which in (states[0], state))
         if states[0].bits != state.bits or not ours or ours[: len(theirs)] != theirs[: len(ours)]:
             raise Conflict(
-                f"[KVSPOOL_CLIENT_AT_TWO_HUBS] client {key.topic}, shard {key.partition}: {hubs[0].line.location} and {hub.line.location} "
-                "have different logs of it, so the order of the records is unknown; name one of the hubs, or other clients"
+                f"[KVSPOOL_CLIENT_AT_TWO_HUBS] client {key.topic}, shard {key.partition}: {hubs[0].endpoint.location} and "
+                f"{hub.endpoint.location} have different logs of it, so the order of the records is unknown; "
+                "name one of the hubs, or other clients"
             )
     return Extent(min(state.first for state in states), states[0].next, _log_id(states[0]))
 

@@ -23,7 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from hub.spark.appending import PARTITIONS_CHANGED, Appended, append
-from hub.spark.target import SinkError, Target
+from hub.spark.target import SinkTarget, SparkSinkError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -34,7 +34,7 @@ _logger = logging.getLogger("kvspool")
 class ShardSink(DataSourceStreamArrowWriter):
     """Appends the rows of micro-batches to a target; see the module. Spark makes one for each batch, and another one for its commit."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: SinkTarget) -> None:
         self.target = target
         self.began = time.time_ns()
 
@@ -44,7 +44,7 @@ class ShardSink(DataSourceStreamArrowWriter):
         query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
         batch = None if context is None else context.getLocalProperty("streaming.sql.batchId")
         if context is None or not query or batch is None:
-            raise SinkError("[KVSPOOL_NO_QUERY] this task belongs to no streaming query: Spark names neither query nor batch")
+            raise SparkSinkError("[KVSPOOL_NO_QUERY] this task belongs to no streaming query: Spark names neither query nor batch")
         return append(self.target, iterator, f"{query}/{context.partitionId()}", int(batch), began=self.began)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -60,7 +60,7 @@ class ShardSink(DataSourceStreamArrowWriter):
                 f"{', '.join(strangers[:3])}: some of its records may be stored twice. {PARTITIONS_CHANGED}"
             )
             if not self.target.takes_changed:
-                raise SinkError(words)
+                raise SparkSinkError(words)
             _logger.warning(words)
         records, repeated = sum(task.records for task in tasks), sum(task.repeated for task in tasks)
         again = f", {repeated} of which were stored before" if repeated else ""

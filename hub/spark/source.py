@@ -23,7 +23,7 @@ from hub.spark.options import ReadOptions
 from hub.spark.reader import ShardReader, reader
 from hub.spark.sink import ShardSink
 from hub.spark.stream import StreamReader
-from hub.spark.target import Target
+from hub.spark.target import SinkTarget
 from hub.spark.writer import ShardWriter
 
 SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, type int"
@@ -54,12 +54,12 @@ class KvspoolDataSource(DataSource):
         """Return the batch writer. Only mode append is possible: a query can't replace a log."""
         if overwrite:
             raise ValueError('format kvspool only appends: use .mode("append")')
-        return ShardWriter(Target.parse(self.options, schema))
+        return ShardWriter(SinkTarget.parse(self.options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> ShardSink:
         """Return the sink of a micro-batch. Not for the output mode complete, which would append the whole result each time."""
         if overwrite:
             raise ValueError("format kvspool appends, so it can't replace its content with the whole result of each batch: use the output "
                              'mode "append", or foreachBatch')
-        return ShardSink(Target.parse(self.options, schema))
+        return ShardSink(SinkTarget.parse(self.options, schema))
 

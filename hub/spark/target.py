@@ -42,14 +42,14 @@ _REFUSED = {
 }
 
 
-class SinkError(KvspoolError):
+class SparkSinkError(KvspoolError):
     """A row, or a whole job, can't be written. The message begins with a code in brackets, because Spark keeps only the message."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
-class Target:
+class SinkTarget:
     """The log or root to write to; get it from `parse`.
 
     path: a log, if `is_log`, or a root. topic: of all rows, instead of their column; None: use the column, or the only topic. bits,
@@ -70,7 +70,7 @@ class Target:
     memory: int
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], schema: StructType) -> Target:
+    def parse(cls, given: Mapping[str, str], schema: StructType) -> SinkTarget:
         """Return the target of options and columns. Creates the missing set of a `topic`, if `bits` is given.
 
         Raises ValueError with the name of an option or column that is unknown, missing or wrong; LogNotFound, ShardError, and the errors of
@@ -96,7 +96,7 @@ class Target:
         check_columns(schema)
         return target._of_log(options) if target.is_log else target._of_root(schema)
 
-    def _of_log(self, options: Mapping[str, str]) -> Target:
+    def _of_log(self, options: Mapping[str, str]) -> SinkTarget:
         if given := [name for name in ("prefix", "bits") if name in options]:
             raise ValueError(f"{self.path} is one log, not a root of shards: options prefix and bits have no meaning there ({given[0]})")
         if self.topic not in (None, self.path.name):
@@ -108,7 +108,7 @@ class Target:
         with log:
             log.producer("check")
 
-    def _of_root(self, schema: StructType) -> Target:
+    def _of_root(self, schema: StructType) -> SinkTarget:
         """Return the target with the only set's topic, if the rows have none; creates sets that are requested by name."""
         sets = route.scan(self.path) if self.path.is_dir() else {}
         has_column = "topic" in [name.lower() for name in schema.names]
@@ -121,7 +121,7 @@ class Target:
             if len(sets) > 1:
                 raise ValueError(f"{self.path} holds shard sets {', '.join(map(repr, sets))}: give option topic, or a column topic")
             topic = next(iter(sets), "")
-        target = Target(**{**self.__dict__, "topic": topic})
+        target = SinkTarget(**{**self.__dict__, "topic": topic})
         with target.open(topic) as shards:
             if self.bits not in (None, shards.bits):
                 raise ValueError(f"shard set {topic!r} has {shards.bits} bits, not {self.bits}: leave option bits out")
@@ -140,7 +140,7 @@ class Target:
         if found is not None and not found.missing:
             return ShardSet.open(self.path, prefix=topic)
         if self.bits is None:
-            raise SinkError(
+            raise SparkSinkError(
                 f"[KVSPOOL_UNKNOWN_TOPIC] {self.path} has no complete shard set with prefix {topic!r}; "
                 "option bits creates one, of 2^bits shards, each of the size of option capacity"
             )
@@ -153,12 +153,12 @@ class Target:
     def check_topic(self, topic: str | None) -> str:
         """Return a row's topic. Raises SinkError for a missing or impossible one, and for another one than the log's."""
         if topic is None:
-            raise SinkError(
+            raise SparkSinkError(
                 "[KVSPOOL_NULL_TOPIC_IN_DATA] column topic is null in a row; fill it, drop those rows, or give option topic for all"
             )
         if self.is_log:
             if topic != self.path.name:
-                raise SinkError(
+                raise SparkSinkError(
                     f"[KVSPOOL_UNKNOWN_TOPIC] {self.path} is one log, of the topic {self.path.name!r}, and a row has {topic!r}; drop the "
                     "column topic, or give option topic"
                 )
@@ -166,9 +166,9 @@ class Target:
         try:
             route.check_prefix(topic)
         except ValueError as error:
-            raise SinkError(f"[KVSPOOL_UNKNOWN_TOPIC] column topic: {error}") from None
+            raise SparkSinkError(f"[KVSPOOL_UNKNOWN_TOPIC] column topic: {error}") from None
         if not topic:
-            raise SinkError("[KVSPOOL_UNKNOWN_TOPIC] column topic is empty in a row")
+            raise SparkSinkError("[KVSPOOL_UNKNOWN_TOPIC] column topic is empty in a row")
         return topic
 
 

@@ -23,7 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from hub.spark.appending import Appended, append
-from hub.spark.target import Target
+from hub.spark.target import SinkTarget
 from kvspool import KvspoolError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _logger = logging.getLogger("kvspool")
 class ShardWriter(DataSourceArrowWriter):
     """Appends rows to a target; see the module."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: SinkTarget) -> None:
         """Runs on the driver, once for a job, and is pickled for its tasks."""
         self.target = target
         self.job = uuid.uuid4().hex

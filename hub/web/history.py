@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from hub.status import ClientStatus, HubStatus
+from hub.protocol.status import ClientStatus, HubStatus
 
 SECONDS = 600  # rows of a second each
 MINUTES = 24 * 60  # rows of a minute each
@@ -22,7 +22,7 @@ MOST_CLIENTS = 512  # with a history
 RECENT = 60  # seconds covered by `recent`
 
 
-class Rates(msgspec.Struct, frozen=True):
+class TrafficRates(msgspec.Struct, frozen=True):
     """Rates of ingest, and the number of connections."""
 
     records: float  # a second
@@ -30,7 +30,7 @@ class Rates(msgspec.Struct, frozen=True):
     connections: float
 
 
-class Rows(msgspec.Struct, frozen=True):
+class RateSeries(msgspec.Struct, frozen=True):
     """Successive rates, the oldest first; NaN (null in JSON) without a sample."""
 
     step: int  # seconds from one row to the next
@@ -39,7 +39,7 @@ class Rows(msgspec.Struct, frozen=True):
     connections: list[float]
 
 
-class Ring:
+class RateBuffer:
     """Rates of the last `length` steps. Samples of the same step are averaged; steps without samples are NaN."""
 
     def __init__(self, step: int, length: int) -> None:
@@ -49,7 +49,7 @@ class Ring:
         self._first = self._last = -1  # steps, counted from the clock's zero
         self._averaged = 0  # number of samples averaged in the last row
 
-    def add(self, at: float, rates: Rates) -> None:
+    def add(self, at: float, rates: TrafficRates) -> None:
         """Add a sample; `at`: seconds of a monotonic clock."""
         step = int(at) // self._step
         if step != self._last:
@@ -69,11 +69,11 @@ class Ring:
         self._first = max(self._first, step - self._length)
         self._last, self._averaged = step, 0
 
-    def rows(self, most: int | None = None) -> Rows:
+    def rows(self, most: int | None = None) -> RateSeries:
         """Return the last rows, at most `most`, or all."""
         first = self._first if most is None else max(self._first, self._last - most)
         places = [step % self._length for step in range(first + 1, self._last + 1)]
-        return Rows(self._step, *([round(column[place], 2) for place in places] for column in self._columns))
+        return RateSeries(self._step, *([round(column[place], 2) for place in places] for column in self._columns))
 
 
 class History:
@@ -81,10 +81,10 @@ class History:
 
     def __init__(self) -> None:
         """Create an empty history."""
-        self.seconds = Ring(1, SECONDS)
-        self.minutes = Ring(60, MINUTES)
+        self.seconds = RateBuffer(1, SECONDS)
+        self.minutes = RateBuffer(60, MINUTES)
 
-    def add(self, at: float, rates: Rates) -> None:
+    def add(self, at: float, rates: TrafficRates) -> None:
         """Add a sample; `at`: seconds of a monotonic clock."""
         self.seconds.add(at, rates)
         self.minutes.add(at, rates)
@@ -96,8 +96,8 @@ class Histories:
     def __init__(self, most_clients: int = MOST_CLIENTS) -> None:
         """Create empty histories."""
         self.hub = History()
-        self.hub_rates = Rates(0.0, 0.0, 0.0)
-        self.client_rates: dict[str, Rates] = {}
+        self.hub_rates = TrafficRates(0.0, 0.0, 0.0)
+        self.client_rates: dict[str, TrafficRates] = {}
         self._clients: dict[str, History] = {}
         self._most_clients = most_clients
         self._counted: dict[str, tuple[int, int]] = {}  # records and bytes of each client at the last sample
@@ -113,10 +113,10 @@ class Histories:
             self._add_clients(at)
         self._counted = {client.client: (client.records, client.bytes) for client in status.clients}
 
-    def _rates(self, client: ClientStatus, elapsed: float) -> Rates:
+    def _rates(self, client: ClientStatus, elapsed: float) -> TrafficRates:
         """Return a client's rates since the last sample; a new client counts with all it has, a reset counter as 0."""
         records, size = self._counted.get(client.client, (0, 0))
-        return Rates(max(0, client.records - records) / elapsed, max(0, client.bytes - size) / elapsed, client.connections)
+        return TrafficRates(max(0, client.records - records) / elapsed, max(0, client.bytes - size) / elapsed, client.connections)
 
     def _add_clients(self, at: float) -> None:
         self._clients = {client: history for client, history in self._clients.items() if client in self.client_rates}
@@ -135,6 +135,6 @@ class Histories:
         return {client: history.seconds.rows(RECENT).records for client, history in self._clients.items()}
 
 
-def _total(rates: Iterable[Rates], connections: int) -> Rates:
+def _total(rates: Iterable[TrafficRates], connections: int) -> TrafficRates:
     rates = list(rates)
-    return Rates(sum(moment.records for moment in rates), sum(moment.bytes for moment in rates), connections)
+    return TrafficRates(sum(moment.records for moment in rates), sum(moment.bytes for moment in rates), connections)

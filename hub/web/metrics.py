@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hub.status import ClientStatus, HubStatus, PipelineStatus
+from hub.protocol.status import ClientStatus, HubStatus, PipelineStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_CLIENTS = 1000  # with their own series

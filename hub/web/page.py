@@ -1,6 +1,6 @@
 """The hub's web page: a separate listener, with its own threads, that shows a hub's status.
 
-    with Page(server.status, ("127.0.0.1", 8816)) as page:
+    with HubPage(server.status, ("127.0.0.1", 8816)) as page:
         print(page.url)
 
 One thread asks the hub for its status each second; another serves (`hub.web.site`). A hub whose status fails, or doesn't arrive, is shown
@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import msgspec
 
-from hub.status import HubStatus
+from hub.protocol.status import HubStatus
 from kvspool.errors import Closed, MissingExtra
 from kvspool.system.handles import Handle
 
@@ -44,7 +44,7 @@ _connection_logger = logging.getLogger("kvspool.page")
 _connection_logger.addFilter(lambda line: line.levelno != logging.WARNING)  # of bad requests: strangers could fill the log
 
 
-class Page(Handle):
+class HubPage(Handle):
     """The page of one hub. `start` and `close` it, or use it in a `with` statement; it can't be restarted."""
 
     def __init__(self, status: Callable[[], HubStatus], listen: tuple[str, int] = ("127.0.0.1", 0), names: Iterable[str] = ()) -> None:

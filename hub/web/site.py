@@ -32,9 +32,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hub.status import HubStatus
+from hub.protocol.status import HubStatus
 from hub.web import metrics
-from hub.web.history import Histories, History, Rates, Rows
+from hub.web.history import Histories, History, RateSeries, TrafficRates
 
 MOST_LISTENERS = 32  # concurrent event streams
 STALE = 10.0  # seconds after which the last status is out of date
@@ -85,15 +85,15 @@ class News(msgspec.Struct, frozen=True):
     status: msgspec.Raw  # null before the first status
     failure: str  # why the status is not the newest; empty if it is
     troubles: list[str]
-    rates: Rates
-    clients: dict[str, Rates]
+    rates: TrafficRates
+    clients: dict[str, TrafficRates]
 
 
 class HistoryRows(msgspec.Struct, frozen=True):
     """A history as rows."""
 
-    seconds: Rows
-    minutes: Rows
+    seconds: RateSeries
+    minutes: RateSeries
 
 
 class Report(News, frozen=True):
@@ -114,7 +114,7 @@ class Site:
         self._event = b""
         self._listeners: set[asyncio.Event] = set()  # each is set when there is an event to send, or at the end
         self._is_closed = False
-        self.app: ASGIApp = Guard(Starlette(routes=self._routes()), names)
+        self.app: ASGIApp = RequestGuard(Starlette(routes=self._routes()), names)
 
     def _routes(self) -> list[Route]:
         static = [Route(path, _static(name, media_type)) for path, (name, media_type) in STATIC.items()]
@@ -243,7 +243,7 @@ class EventStream(Response):
         await self._site.stream(head, receive, send)
 
 
-class Guard:
+class RequestGuard:
     """Wraps an application: refuses requests of other sites, and adds the same headers to every answer."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from kvspool.kernel.frames import TWIN
 from kvspool.kernel.twins import choose
 
 if TYPE_CHECKING:
-    from shard.kernel.merge_py import FollowingLoops, Merging, Source, placed
+    from shard.kernel.merge_py import FollowingLoops, MergeSource, Merging, placed
 
-__all__ = ["FollowingLoops", "Merging", "Source", "placed"]
+__all__ = ["FollowingLoops", "MergeSource", "Merging", "placed"]
 choose(globals(), __all__, TWIN)

@@ -11,7 +11,7 @@ cdef double NEVER
 cdef object LAST_TIME, REAL
 
 
-cdef class Source:
+cdef class MergeSource:
     cdef readonly object key
     cdef readonly int64_t order
     cdef readonly object cursor
@@ -41,11 +41,11 @@ cdef class Source:
     cdef bint ask(self) except -1
 
 
-@cython.locals(at=Py_ssize_t, above=Py_ssize_t, other=Source)
-cdef object push(list heap, Source source)
-@cython.locals(at=Py_ssize_t, end=Py_ssize_t, below=Py_ssize_t, other=Source)
-cdef object sink(list heap, Source source)
-cdef bint is_before(Source one, Source other) noexcept
+@cython.locals(at=Py_ssize_t, above=Py_ssize_t, other=MergeSource)
+cdef object push(list heap, MergeSource source)
+@cython.locals(at=Py_ssize_t, end=Py_ssize_t, below=Py_ssize_t, other=MergeSource)
+cdef object sink(list heap, MergeSource source)
+cdef bint is_before(MergeSource one, MergeSource other) noexcept
 
 
 cdef class Merging:
@@ -66,21 +66,21 @@ cdef class Merging:
     cdef bint _is_closed
     cdef str _why
 
-    cdef object _is_to_be_looked_at(self, Source source)
-    @cython.locals(source=Source, is_gap=bint)
+    cdef object _is_to_be_looked_at(self, MergeSource source)
+    @cython.locals(source=MergeSource, is_gap=bint)
     cdef object _take(self)
-    @cython.locals(source=Source)
+    @cython.locals(source=MergeSource)
     cdef object _rebuild(self)
-    @cython.locals(source=Source)
+    @cython.locals(source=MergeSource)
     cdef object _settle(self)
-    cdef bint _advance(self, Source source) except -1
-    cdef object fall_silent(self, Source source)
+    cdef bint _advance(self, MergeSource source) except -1
+    cdef object fall_silent(self, MergeSource source)
     cdef object look_around(self)
-    @cython.locals(source=Source)
+    @cython.locals(source=MergeSource)
     cdef bint look_at_new(self) except -1
-    @cython.locals(source=Source, has_item=bint, spoke=bint)
+    @cython.locals(source=MergeSource, has_item=bint, spoke=bint)
     cpdef bint look_at(self, list sources) except -1
-    cdef bint listen(self, Source source) except -1
+    cdef bint listen(self, MergeSource source) except -1
     cdef bint wait(self) except -1
 
 
@@ -97,29 +97,29 @@ cdef class FollowingLoops(Merging):
     cdef Waiting _armed(self)
     cdef double _now(self) except -1
     cdef bint _are_few(self) except -1
-    @cython.locals(source=Source)
+    @cython.locals(source=MergeSource)
     cdef list _silent(self)
     @cython.locals(deadline=double, now=double, left=double, until=double)
     cdef bint wait(self) except -1
     @cython.locals(watcher=Waiting)
-    cdef object _watch(self, Source source)
-    @cython.locals(source=Source, watcher=Waiting)
+    cdef object _watch(self, MergeSource source)
+    @cython.locals(source=MergeSource, watcher=Waiting)
     cdef object _disarm(self)
-    @cython.locals(source=Source)
+    @cython.locals(source=MergeSource)
     cpdef object look_at_each(self, list sources)
     @cython.locals(now=double, was_lost=bint, keys=set, watcher=Waiting)
     cdef bint _heed(self, double longest) except -1
-    @cython.locals(source=Source)
+    @cython.locals(source=MergeSource)
     cdef object _look_at_keys(self, set keys)
-    @cython.locals(source=Source)
+    @cython.locals(source=MergeSource)
     cdef object _look_at_all(self, double now)
-    @cython.locals(source=Source)
+    @cython.locals(source=MergeSource)
     cdef object _look_at_mute(self, double now)
     @cython.locals(now=double)
     cdef object _rest(self, double since)
-    @cython.locals(source=Source)
+    @cython.locals(source=MergeSource)
     cdef bint _look_for_missed(self, double now) except -1
     @cython.locals(began=double, ended=double)
     cdef object _seek(self)
-    @cython.locals(until=double, source=Source)
+    @cython.locals(until=double, source=MergeSource)
     cdef object _take_turns(self)

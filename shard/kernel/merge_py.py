@@ -65,7 +65,7 @@ def placed(kind: Callable[..., Any], *place: Any) -> Callable[..., Any]:
     return of_two
 
 
-class Source:
+class MergeSource:
     """One log of a merge: its copied records, and its next item."""
 
     def __init__(self, key: Hashable, order: int, cursor: Cursor, make: Callable[..., Any]) -> None:
@@ -175,14 +175,14 @@ class Merging:
     """Returns the items of several bounded logs; see `merge`."""
 
     def __init__(self, limit: int | None = None, on_gap: OnGap = "raise") -> None:
-        self.sources: dict[Hashable, Source] = {}
+        self.sources: dict[Hashable, MergeSource] = {}
         self.lost = 0
         self.last: Any = None  # the key of the log of the last returned item
         self._left = check(limit, on_gap)
         self._next: Any = None  # the item that is being returned
         self._on_gap = on_gap
-        self._ready: list[Source] = []  # a heap, by timestamp and order of the next items
-        self._new: list[Source] = []  # presumably idle: to check before we wait
+        self._ready: list[MergeSource] = []  # a heap, by timestamp and order of the next items
+        self._new: list[MergeSource] = []  # presumably idle: to check before we wait
         self._is_torn = False  # an exception may have interrupted a change of these lists
         self._most = MOST_AHEAD
         self._taken = 0
@@ -197,7 +197,7 @@ class Merging:
 
     def add(self, key: Hashable, cursor: Cursor, make: Callable[..., Any]) -> None:
         """Read one more log; `make` constructs its records, and `key` identifies it."""
-        source = Source(key, self._orders, cursor, make)
+        source = MergeSource(key, self._orders, cursor, make)
         self._refused.pop(key, None)
         self._orders += 1
         self.sources[key] = source
@@ -223,7 +223,7 @@ class Merging:
         source.is_silent = False  # lists that contain it skip it
         self._refused.pop(key, None)
 
-    def _is_to_be_looked_at(self, source: Source) -> None:
+    def _is_to_be_looked_at(self, source: MergeSource) -> None:
         if not source.is_new:
             source.is_new = True
             self._new.append(source)
@@ -299,7 +299,7 @@ class Merging:
         if source.item is None:
             sink(self._ready, source if self._advance(source) else self._ready.pop())
 
-    def _advance(self, source: Source) -> bool:
+    def _advance(self, source: MergeSource) -> bool:
         """Load the next item of a source; False if it has none, and is idle now."""
         try:
             if source.step(self._most):
@@ -311,7 +311,7 @@ class Merging:
         self.fall_silent(source)
         return False
 
-    def fall_silent(self, source: Source) -> None:
+    def fall_silent(self, source: MergeSource) -> None:
         """Mark a log as idle; a bounded one is finished."""
         source.is_silent = True
 
@@ -328,7 +328,7 @@ class Merging:
         finally:
             self._new = [source for source in self._new if source.is_new]
 
-    def look_at(self, sources: list[Source]) -> bool:
+    def look_at(self, sources: list[MergeSource]) -> bool:
         """Check the idle ones of some logs. Return whether there is an item to return or an error to raise.
 
         The error of a damaged log is left to the next call; any other error is raised after all logs were checked.
@@ -359,7 +359,7 @@ class Merging:
             raise failure
         return spoke or len(self._failures) > 0
 
-    def listen(self, source: Source) -> bool:
+    def listen(self, source: MergeSource) -> bool:
         """Return whether a log has records now."""
         return source.step(self._most)
 
@@ -381,12 +381,12 @@ class Merging:
             self.close()
 
 
-def is_before(one: Source, other: Source) -> bool:
+def is_before(one: MergeSource, other: MergeSource) -> bool:
     """Return whether the next item of one log precedes that of another one."""
     return one.timestamp < other.timestamp or (one.timestamp == other.timestamp and one.order < other.order)
 
 
-def push(heap: list[Source], source: Source) -> None:
+def push(heap: list[MergeSource], source: MergeSource) -> None:
     """Add a source to a heap."""
     at = len(heap)
     heap.append(source)
@@ -400,7 +400,7 @@ def push(heap: list[Source], source: Source) -> None:
     heap[at] = source
 
 
-def sink(heap: list[Source], source: Source) -> None:
+def sink(heap: list[MergeSource], source: MergeSource) -> None:
     """Replace the first source of a heap by this one; an empty heap stays empty."""
     at = 0
     end = len(heap)
@@ -429,7 +429,7 @@ class FollowingLoops(Merging):
         self.timeout = check_timeout(timeout)
         self._watcher: Any = None
         self._has_mute = False  # there are idle logs without wake-ups
-        self._turns: list[Source] = []  # logs left in the present turn of checks
+        self._turns: list[MergeSource] = []  # logs left in the present turn of checks
         self._is_lost = False  # events were lost, so any log may have changed
         self._must_look = 0.0  # when to check for lost wake-ups, in any case
         self._may_look = 0.0  # not to check earlier than this, without wake-ups
@@ -442,7 +442,7 @@ class FollowingLoops(Merging):
         if self._watcher is not None:
             self._watcher.unwatch(source)
 
-    def fall_silent(self, source: Source) -> None:
+    def fall_silent(self, source: MergeSource) -> None:
         source.is_silent = True
         if source.frames is not None or not source.will_wake():  # every write to a watched journal wakes us
             self._is_to_be_looked_at(source)
@@ -457,7 +457,7 @@ class FollowingLoops(Merging):
     def seek(self) -> None:
         """Search for new logs."""
 
-    def look_after(self, source: Source) -> None:
+    def look_after(self, source: MergeSource) -> None:
         """Raise LogVanished if the files of a log were removed."""
         source.cursor.refuse_vanished()
 
@@ -472,10 +472,10 @@ class FollowingLoops(Merging):
     def _are_few(self) -> bool:
         return len(self.sources) <= FEW
 
-    def _silent(self) -> list[Source]:
+    def _silent(self) -> list[MergeSource]:
         return [source for source in self.sources.values() if source.is_silent]
 
-    def listen(self, source: Source) -> bool:
+    def listen(self, source: MergeSource) -> bool:
         """Return whether a log has records now; otherwise it will wake us."""
         if not source.ask():
             return False
@@ -492,7 +492,7 @@ class FollowingLoops(Merging):
         self._has_mute |= source.is_mute
         return False
 
-    def _watch(self, source: Source) -> None:
+    def _watch(self, source: MergeSource) -> None:
         watcher = self._armed()
         try:
             source.watch(watcher)
@@ -568,11 +568,11 @@ class FollowingLoops(Merging):
         """Check the logs that woke us, and handle other wake-ups."""
         unlinked = self._watcher.unlinked
         for key in keys:
-            if type(key) is Source:
+            if type(key) is MergeSource:
                 self._is_to_be_looked_at(key)
         self.look_at_new()
         for key in keys:
-            if type(key) is not Source:
+            if type(key) is not MergeSource:
                 self.notice(key)
             elif unlinked and key in unlinked and key.is_silent:
                 self.look_after(key)
@@ -601,7 +601,7 @@ class FollowingLoops(Merging):
         finally:
             self._rest(now)
 
-    def look_at_each(self, sources: list[Source]) -> None:
+    def look_at_each(self, sources: list[MergeSource]) -> None:
         """Check logs without wake-ups: those whose memory shows more records, and those without mapped memory."""
         self.look_at([source for source in sources if source.frames is None or source.has_more()])
 

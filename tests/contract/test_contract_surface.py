@@ -221,8 +221,8 @@ def above() -> list[tuple[type, type]]:
     """Return the classes of many logs at once, each with the class whose verbs it shares."""
     pytest.importorskip("pyarrow")
     from hub import HubRoot
-    from hub.reader import HubReader
-    from hub.remote import RemoteHub
+    from hub.client.remote import RemoteHub
+    from hub.root.reader import HubReader
     from shard import ShardSet
 
     return [(ShardSet, Log), (HubRoot, Log), (RemoteHub, Log), (HubReader, Reader)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hub.status import ClientStatus, HubStatus, PipelineStatus, ReaderStatus, ShardStatus
+from hub.protocol.status import ClientStatus, HubStatus, PipelineStatus, ReaderStatus, ShardStatus
 
 AIRPORTS = ("JFK", "LGA", "EWR", "ATL", "BOS", "CLT", "DEN", "DFW", "IAH", "LAX", "MCO", "MIA", "ORD", "PHX", "SEA", "SFO")
 SECOND = 10**9

@@ -18,7 +18,7 @@ def main(folder: str, root: str, checkpoint: str) -> None:
 
     from hub.spark import session_settings
     from hub.spark.sink import ShardSink
-    from hub.spark.target import Target
+    from hub.spark.target import SinkTarget
 
     driver = os.getpid()
 
@@ -36,7 +36,7 @@ def main(folder: str, root: str, checkpoint: str) -> None:
             return "killing"
 
         def streamWriter(self, schema: Any, overwrite: bool) -> Killing:
-            return Killing(Target.parse(self.options, schema))
+            return Killing(SinkTarget.parse(self.options, schema))
 
     builder = SparkSession.builder.master("local[1]").config("spark.driver.memory", "512m")
     for name, value in {**session_settings(cores=1), "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}.items():

@@ -114,7 +114,7 @@ def main() -> None:
             print(server.location.rpartition(":")[2], flush=True)
             threading.Event().wait()
     else:
-        from hub.shipper import Shipper
+        from hub.client.shipper import Shipper
 
         with Shipper(words[0], words[1], client=words[2], silence=float(words[3]) if len(words) > 3 else 15.0) as shipper:
             shipper.run()

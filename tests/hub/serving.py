@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hub import server
 from hub.security.access import Access
+from hub.server import server
 
 
 class HubServer(server.HubServer):

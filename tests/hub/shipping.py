@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 import kvspool
-from hub import columns
-from hub.columns import Rows
-from hub.shipper import Shipper
-from hub.store import Shard, Store
+from hub.client.shipper import Shipper
+from hub.root import columns
+from hub.root.columns import SequencedBatch
+from hub.root.store import Shard, Store
 from kvspool import Gap, Record
 from kvspool.record import Codec, plain
 
@@ -42,9 +42,9 @@ def batch(*rows: Row) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMA)
 
 
-def numbered(first: int, end: int, text: str = "record") -> Rows:
+def numbered(first: int, end: int, text: str = "record") -> SequencedBatch:
     """Return records whose values say which ones they are."""
-    return Rows(first, batch(*(Row(b"%s %d" % (text.encode(), number), b"key", 1, number) for number in range(first, end))))
+    return SequencedBatch(first, batch(*(Row(b"%s %d" % (text.encode(), number), b"key", 1, number) for number in range(first, end))))
 
 
 def row_of(record: Record) -> Row:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.errors import AccessError, NotAuthenticated
-from hub.root import check_client
+from hub.root.root import check_client
 from hub.security import access_file, private
 from hub.security.access import Access, Patterns, Principal
 from hub.security.quotas import UNLIMITED, Quota

@@ -19,8 +19,8 @@ from hub.security import access_file
 from hub.security.access import Access
 from hub.security.private import WatchedFile
 from hub.security.tokens import Token
-from hub.serving.authentication import Authentication
-from hub.serving.log import LINES, LONGEST, escape
+from hub.server.authentication import Authentication
+from hub.server.event_log import LINES, LONGEST, escape
 from kvspool import system
 
 

@@ -31,9 +31,9 @@ from pyarrow import flight
 from hub.errors import AccessError, CertificateError
 from hub.security import access_file, authority, certificates
 from hub.security.access import Access
-from hub.security.certificates import Certificate, Certificates, Pair
+from hub.security.certificates import Certificate, Certificates, KeyPair
 from hub.security.tokens import Token
-from hub.serving.addresses import needs_tls
+from hub.server.addresses import needs_tls
 from kvspool import system
 from kvspool.system import Port
 
@@ -51,13 +51,13 @@ class Pki:
         return certificates.read_authority(self.directory / "ca.pem")
 
     @property
-    def server(self) -> Pair:
+    def server(self) -> KeyPair:
         return certificates.read_pair(self.directory / "server.pem", self.directory / "server.key")
 
-    def client(self, name: str) -> Pair:
+    def client(self, name: str) -> KeyPair:
         return authority.make_client(self.directory, name, replaces=True)
 
-    def shown(self, pair: Pair | None = None) -> dict[str, Any]:
+    def shown(self, pair: KeyPair | None = None) -> dict[str, Any]:
         """Return the options of a client that trusts this authority, and shows a certificate."""
         mine = {} if pair is None else {"cert_chain": pair.chain, "private_key": pair.key}
         return {"tls_root_certs": self.authority, **mine}
@@ -104,7 +104,7 @@ def location(server: GuardedServer, host: str = "localhost") -> str:
     return f"grpc+tls://{host}:{server.port}"
 
 
-def shifted(days: float, make: Callable[[], Pair]) -> Pair:
+def shifted(days: float, make: Callable[[], KeyPair]) -> KeyPair:
     """Return what is made when the clock is off by some days."""
     with system.replaced(StoppedClock()) as clock:
         assert isinstance(clock, StoppedClock)
@@ -123,7 +123,7 @@ def test_a_certificate_says_who_calls(mutual: GuardedServer, pki: Pki) -> None:
         ask(location(mutual), None, "write", b"lga", **shown)
 
 
-CLIENTS: dict[str, Callable[[Pki, Pki], Pair | None]] = {
+CLIENTS: dict[str, Callable[[Pki, Pki], KeyPair | None]] = {
     "no certificate": lambda pki, stranger: None,
     "expired": lambda pki, stranger: shifted(-400, lambda: pki.client("jfk")),
     "not yet valid": lambda pki, stranger: shifted(2, lambda: pki.client("jfk")),
@@ -134,30 +134,30 @@ CLIENTS: dict[str, Callable[[Pki, Pki], Pair | None]] = {
 }
 
 
-def signed_by(pair: Pair) -> Pair:
+def signed_by(pair: KeyPair) -> KeyPair:
     """Return a certificate that one who is no authority has signed."""
     certificate, key = x509.load_pem_x509_certificate(pair.chain), serialization.load_pem_private_key(pair.key, None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     signer = authority.Signer(certificate.subject, key, certificate)
     made = authority._issue(signer, "jfk", [x509.DNSName("jfk")], ExtendedKeyUsageOID.CLIENT_AUTH, 1)
-    return Pair.parse(made.chain + pair.chain, made.key)
+    return KeyPair.parse(made.chain + pair.chain, made.key)
 
 
-def self_signed() -> Pair:
+def self_signed() -> KeyPair:
     certificate = trustme.CA(organization_name="jfk")
-    return Pair.parse(certificate.cert_pem.bytes(), certificate.private_key_pem.bytes())
+    return KeyPair.parse(certificate.cert_pem.bytes(), certificate.private_key_pem.bytes())
 
 
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS.keys())
 def test_a_client_s_certificate_that_is_not_good_gets_no_call_through(
-    mutual: GuardedServer, pki: Pki, stranger: Pki, make: Callable[[Pki, Pki], Pair | None]
+    mutual: GuardedServer, pki: Pki, stranger: Pki, make: Callable[[Pki, Pki], KeyPair | None]
 ) -> None:
     with pytest.raises(flight.FlightUnavailableError):
         ask(location(mutual), **pki.shown(make(pki, stranger)))
     assert mutual.calls == 0
 
 
-SERVERS: dict[str, Callable[[Pki, Pki, Path], Pair]] = {
+SERVERS: dict[str, Callable[[Pki, Pki, Path], KeyPair]] = {
     "expired": lambda pki, stranger, path: shifted(-400, lambda: of_server(pki, path, "localhost")),
     "not yet valid": lambda pki, stranger, path: shifted(2, lambda: of_server(pki, path, "localhost")),
     "of another name": lambda pki, stranger, path: of_server(pki, path, "elsewhere.example.com"),
@@ -166,7 +166,7 @@ SERVERS: dict[str, Callable[[Pki, Pki, Path], Pair]] = {
 }
 
 
-def of_server(pki: Pki, path: Path, name: str) -> Pair:
+def of_server(pki: Pki, path: Path, name: str) -> KeyPair:
     """Return a certificate of a server by the same authority, made aside."""
     for file in ("ca.pem", "ca.key"):
         (path / file).write_bytes((pki.directory / file).read_bytes())
@@ -176,7 +176,7 @@ def of_server(pki: Pki, path: Path, name: str) -> Pair:
 
 @pytest.mark.parametrize("make", SERVERS.values(), ids=SERVERS.keys())
 def test_a_client_tells_no_token_to_a_server_whose_certificate_is_not_good(
-    pki: Pki, stranger: Pki, tmp_path: Path, make: Callable[[Pki, Pki, Path], Pair]
+    pki: Pki, stranger: Pki, tmp_path: Path, make: Callable[[Pki, Pki, Path], KeyPair]
 ) -> None:
     access, token = tmp_path / "access.toml", Token.make()
     access_file.add_token(access, token, "jfk")
@@ -237,7 +237,7 @@ def test_with_both_the_token_says_who_it_is_and_a_revoked_certificate_is_refused
 def test_the_identity_is_the_first_name_as_the_server_sees_it(pki: Pki, tmp_path: Path, names: tuple[str, ...]) -> None:
     ca = trustme.CA()
     leaf = ca.issue_cert(*names)
-    pair = Pair.parse(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
+    pair = KeyPair.parse(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
     assert pair.certificate.identity == names[0]
     path = tmp_path / "access.toml"
     path.write_text(f'[[principals]]\nname = "first"\ncertificates = ["{pair.certificate.identity}"]\n')
@@ -249,7 +249,7 @@ def test_the_identity_is_the_first_name_as_the_server_sees_it(pki: Pki, tmp_path
 def test_a_certificate_without_a_name_is_known_by_its_common_name(pki: Pki, tmp_path: Path) -> None:
     ca = trustme.CA()
     leaf = ca.issue_cert(common_name="lga")
-    pair = Pair.parse(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
+    pair = KeyPair.parse(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
     assert (pair.certificate.identity, pair.certificate.names) == ("lga", ())
     path = tmp_path / "access.toml"
     path.write_text('[[principals]]\nname = "lga"\ncertificates = ["lga"]\n')
@@ -454,9 +454,9 @@ def test_what_is_no_pair_is_refused_without_a_word_of_the_key(tmp_path: Path) ->
         (one.chain, encrypted, "encrypted"),
     ]:
         with pytest.raises(CertificateError, match=words) as caught:
-            Pair.parse(chain, key)
+            KeyPair.parse(chain, key)
         assert one.key.decode().splitlines()[1] not in str(caught.value)
-    with_chain = Pair.parse(one.chain + other.chain, one.key)
+    with_chain = KeyPair.parse(one.chain + other.chain, one.key)
     assert with_chain.certificate == one.certificate
 
 
@@ -468,7 +468,7 @@ def test_a_damaged_certificate_is_described_or_refused_as_such(pki: Pki, data: s
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     body = body[: data.draw(st.sampled_from([len(body), len(body) - 1, 200, 1]))]
     pem = b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(body) + b"-----END CERTIFICATE-----\n"
-    for parse in (lambda: Certificate.parse(pem), lambda: Pair.parse(pem, pair.key)):
+    for parse in (lambda: Certificate.parse(pem), lambda: KeyPair.parse(pem, pair.key)):
         with suppress(CertificateError):
             parse()
 

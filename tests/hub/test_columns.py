@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from shipping import Row, batch, contents, numbered, row_of
 
 import kvspool
-from hub import columns
-from hub.columns import Rows
 from hub.errors import Malformed
+from hub.root import columns
+from hub.root.columns import SequencedBatch
 from kvspool import Gap
 from kvspool.record import Codec
 
@@ -132,16 +132,16 @@ def test_whatever_passes_can_be_walked_over(numbers: list[int], name: str) -> No
 
 def test_records_lie_in_the_journal_as_they_came_and_come_out_so(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as journal:
-        columns.append(journal, Rows(0, GOOD))
-        columns.append(journal, Rows(10, GOOD.slice(1, 3)))
+        columns.append(journal, SequencedBatch(0, GOOD))
+        columns.append(journal, SequencedBatch(10, GOOD.slice(1, 3)))
         assert list(contents(journal).values()) == raised([*ROWS, *ROWS[1:]])
         cursor = journal.cursor(0)
         first = columns.next_rows(cursor, 100)
-        assert isinstance(first, Rows) and first.first == 0 and first.batch.equals(batch(*raised(ROWS)))
+        assert isinstance(first, SequencedBatch) and first.first == 0 and first.batch.equals(batch(*raised(ROWS)))
         gap = columns.next_rows(cursor, 100)
         assert isinstance(gap, Gap) and (gap.first, gap.last) == (4, 9)
         second = columns.next_rows(cursor, 2)
-        assert isinstance(second, Rows) and second.first == 10 and second.batch.equals(batch(*raised(ROWS)).slice(1, 2))
+        assert isinstance(second, SequencedBatch) and second.first == 10 and second.batch.equals(batch(*raised(ROWS)).slice(1, 2))
         assert columns.next_rows(cursor, 1) is not None and columns.next_rows(cursor, 1) is None
         cursor.close()
 
@@ -152,7 +152,7 @@ def test_the_values_of_a_keyed_spool_travel_as_messagepack(tmp_path: Path) -> No
         record = next(iter(log.read()))
         cursor = log.cursor(0)
         rows = columns.next_rows(cursor, 5)
-        assert isinstance(rows, Rows) and record.codec == Codec.KEYED
+        assert isinstance(rows, SequencedBatch) and record.codec == Codec.KEYED
         columns.check(rows.batch)
         with kvspool.create(tmp_path / "journal", format="kvj") as journal:
             columns.append(journal, rows)
@@ -162,8 +162,8 @@ def test_the_values_of_a_keyed_spool_travel_as_messagepack(tmp_path: Path) -> No
 
 
 def test_a_cut_takes_as_much_as_fits_and_at_least_one() -> None:
-    rows = Rows(5, batch(*(Row(b"x" * size) for size in (10, 10, 500, 10, 10))))
-    left: Rows | None = rows
+    rows = SequencedBatch(5, batch(*(Row(b"x" * size) for size in (10, 10, 500, 10, 10))))
+    left: SequencedBatch | None = rows
     parts = []
     while left is not None:
         part, left = left.cut(150)
@@ -176,23 +176,24 @@ def test_a_cut_takes_as_much_as_fits_and_at_least_one() -> None:
 
 def test_records_whose_times_the_journal_has_raised_are_the_same_when_they_come_again(tmp_path: Path) -> None:
     with kvspool.create(tmp_path / "log", format="kvj") as journal:
-        columns.append(journal, Rows(0, GOOD))
-        columns.append(journal, Rows(4, GOOD))  # all of them earlier than the latest
+        columns.append(journal, SequencedBatch(0, GOOD))
+        columns.append(journal, SequencedBatch(4, GOOD))  # all of them earlier than the latest
         for first in (0, 4):
-            assert columns.first_difference(journal, Rows(first, GOOD)) is None
+            assert columns.first_difference(journal, SequencedBatch(first, GOOD)) is None
             for at in range(4):
-                assert columns.first_difference(journal, Rows(first + at, GOOD.slice(at, 2))) is None
+                assert columns.first_difference(journal, SequencedBatch(first + at, GOOD.slice(at, 2))) is None
                 other = batch(*[row._replace(timestamp=(1 << 62) + 1) if number == at else row for number, row in enumerate(ROWS)])
-                assert columns.first_difference(journal, Rows(first, other)) == first + at
+                assert columns.first_difference(journal, SequencedBatch(first, other)) == first + at
 
 
 def test_records_that_a_crash_took_and_that_came_again_after_later_ones_are_the_same(tmp_path: Path) -> None:
     rows = [Row(b"%d" % at, None, 0, at) for at in range(6)]
     with kvspool.create(tmp_path / "log", format="kvj") as journal:
-        columns.append(journal, Rows(0, batch(*rows[:3])))
-        columns.append(journal, Rows(3, batch(*[row._replace(timestamp=9) for row in rows[3:]])))  # the latest time outlived the crash
-        assert columns.first_difference(journal, Rows(0, batch(*rows))) is None
-        assert columns.first_difference(journal, Rows(0, batch(*rows[:4], rows[4]._replace(value=b"x"), rows[5]))) == 4
+        columns.append(journal, SequencedBatch(0, batch(*rows[:3])))
+        latest = [row._replace(timestamp=9) for row in rows[3:]]  # the latest time outlived the crash
+        columns.append(journal, SequencedBatch(3, batch(*latest)))
+        assert columns.first_difference(journal, SequencedBatch(0, batch(*rows))) is None
+        assert columns.first_difference(journal, SequencedBatch(0, batch(*rows[:4], rows[4]._replace(value=b"x"), rows[5]))) == 4
 
 
 def test_the_first_difference_is_found(tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_the_first_difference_is_found(tmp_path: Path) -> None:
         for name, value in {"value": b"x", "key": None, "type": 2, "timestamp": 7, "codec": Codec.TEXT}.items():
             changed = [dict(row) for row in other]
             changed[1][name] = value
-            rows = Rows(5, pa.RecordBatch.from_pylist(changed, columns.SCHEMA))
+            rows = SequencedBatch(5, pa.RecordBatch.from_pylist(changed, columns.SCHEMA))
             assert columns.first_difference(journal, rows) == 6, name
 
 

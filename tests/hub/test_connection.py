@@ -12,14 +12,14 @@ import pytest
 from pyarrow import flight
 from shipping import LOG, numbered
 
-from hub import wire
+from hub.client.connection import Connection, Security
 from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, Silent, Unreachable
-from hub.serving import outlet
-from hub.shipping.connection import Connection, Security
-from hub.wire import Log, Opened, Opening, Place, Put, Refused, Stored
+from hub.protocol import ingest
+from hub.protocol.ingest import Acknowledged, Opened, Opening, Put, Refused, ResumePoint, ShippedLog
+from hub.server import read_service
 
-OPENING = Opening(wire.VERSION, "client", 1, [Log(1, LOG, 10)])
-OPENED = Opened(wire.VERSION, "process", 1 << 20, [Place(1, 5, True)])
+OPENING = Opening(ingest.VERSION, "client", 1, [ShippedLog(1, LOG, 10)])
+OPENED = Opened(ingest.VERSION, "process", 1 << 20, [ResumePoint(1, 5, True)])
 Play = Callable[[Any, Any, threading.Event], None]
 
 
@@ -32,7 +32,7 @@ class Actor(flight.FlightServerBase):  # type: ignore[misc]
         self.is_over = threading.Event()
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        assert wire.decode_opening(descriptor.command) == OPENING
+        assert ingest.decode_opening(descriptor.command) == OPENING
         self.play(reader, writer, self.is_over)
 
 
@@ -50,7 +50,7 @@ def playing(play: Play) -> Iterator[str]:
 
 
 def say(writer: Any, message: Any) -> None:
-    writer.write_metadata(message if isinstance(message, bytes) else wire.encode(message))
+    writer.write_metadata(message if isinstance(message, bytes) else ingest.encode(message))
 
 
 def opened(then: Play) -> Play:
@@ -92,10 +92,10 @@ def test_a_hub_that_is_not_there_is_unreachable() -> None:
     "first",
     [
         b"garbage",
-        wire.encode(Opened(2, "disk", 1, [])),
-        Opened(1, "disk", 1, [Place(0, 0, True)]),  # it was not asked about
-        Opened(1, "disk", 1, [Place(1, 0, True), Place(1, 2, True)]),
-        Stored([(7, 1)], 0),
+        ingest.encode(Opened(2, "disk", 1, [])),
+        Opened(1, "disk", 1, [ResumePoint(0, 0, True)]),  # it was not asked about
+        Opened(1, "disk", 1, [ResumePoint(1, 0, True), ResumePoint(1, 2, True)]),
+        Acknowledged([(7, 1)], 0),
     ],
     ids=repr,
 )
@@ -104,7 +104,7 @@ def test_a_hub_that_opens_a_call_wrongly_is_refused(first: Any) -> None:
         Connection(location, Security(), OPENING, 20)
 
 
-@pytest.mark.parametrize("word", [b"garbage", Stored([(0, 7)], 1), Stored([], 2), Stored([], -1)], ids=repr)
+@pytest.mark.parametrize("word", [b"garbage", Acknowledged([(0, 7)], 1), Acknowledged([], 2), Acknowledged([], -1)], ids=repr)
 def test_a_hub_that_answers_wrongly_is_refused(word: Any) -> None:
     with playing(speaking(OPENED, word)) as location:
         assert isinstance(asked(location), Malformed)
@@ -149,7 +149,7 @@ def test_what_the_hub_lets_nobody_do_is_not_allowed() -> None:
 def test_a_call_that_is_refused_says_why_although_it_ends_at_once() -> None:
     def refuse(reader: Any, writer: Any, is_over: threading.Event) -> None:
         say(writer, Refused("conflict", "another number of shards"))
-        with outlet.refusing(Path("root")):
+        with read_service.refusing(Path("root")):
             raise Conflict("another number of shards")
 
     for play in (refuse, opened(refuse)):
@@ -160,7 +160,7 @@ def test_a_call_that_is_refused_says_why_although_it_ends_at_once() -> None:
 
 
 def test_what_is_stored_and_refused_is_noted() -> None:
-    with playing(speaking(OPENED, Stored([(1, 7)], 0), Refused("full", "wait", 1, retry_after=2.5))) as location:
+    with playing(speaking(OPENED, Acknowledged([(1, 7)], 0), Refused("full", "wait", 1, retry_after=2.5))) as location:
         with Connection(location, Security(), OPENING, 20) as connection:
             connection.hear()
             connection.hear()

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from hub.serving import flow, gate
-from hub.serving.gate import Address, Connection, Gate, Limits, Reason
-from hub.serving.limits import Visitor
+from hub.server import proxy, relay
+from hub.server.limits import Peer
+from hub.server.proxy import Address, Limits, ProxiedConnection, Reason, TcpProxy
 from kvspool import system
 from kvspool.errors import Closed
 
@@ -40,15 +40,15 @@ class Street:
         server.settimeout(GUARD)
         return server
 
-    def build(self, limits: Limits | None = None, target: Any = None) -> Gate:
-        self.gate = Gate((HERE, 0), target or self.server.getsockname(), limits, self.hear)
-        return self.stack.enter_context(self.gate)
+    def build(self, limits: Limits | None = None, target: Any = None) -> TcpProxy:
+        self.proxy = TcpProxy((HERE, 0), target or self.server.getsockname(), limits, self.hear)
+        return self.stack.enter_context(self.proxy)
 
     def hear(self, reason: Reason, remote: Address) -> None:
         self.events.append((reason, remote))
 
     def client(self, source: str = HERE) -> socket.socket:
-        return self.stack.enter_context(socket.create_connection(self.gate.address, timeout=GUARD, source_address=(source, 0)))
+        return self.stack.enter_context(socket.create_connection(self.proxy.address, timeout=GUARD, source_address=(source, 0)))
 
     def is_refused(self) -> bool:
         """Return whether a new client is reset: at once, or as soon as it reads."""
@@ -62,7 +62,7 @@ class Street:
         end.settimeout(GUARD)
         return self.stack.enter_context(end)
 
-    def pair(self, source: str = HERE) -> tuple[socket.socket, socket.socket, Connection]:
+    def pair(self, source: str = HERE) -> tuple[socket.socket, socket.socket, ProxiedConnection]:
         """Return both ends of a connection, and the connection."""
         client = self.client(source)
         server = self.accept()
@@ -70,10 +70,10 @@ class Street:
         assert connection.remote == client.getsockname()
         return client, server, connection
 
-    def connection(self, peer: str) -> Connection:
+    def connection(self, peer: str) -> ProxiedConnection:
         """Return a connection that the server's end accepted: before a byte of it has come, the gate may not know it yet."""
-        wait_until(lambda: self.gate.connection(peer) is not None)
-        connection = self.gate.connection(peer)
+        wait_until(lambda: self.proxy.connection(peer) is not None)
+        connection = self.proxy.connection(peer)
         assert connection is not None
         return connection
 
@@ -154,8 +154,8 @@ def serve_echo(street: Street) -> None:
 @pytest.mark.parametrize("splices", [True, False], ids=["splice", "copy"])
 def test_bytes_pass_both_ways_unchanged(street: Street, splices: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not splices:
-        monkeypatch.setattr(flow, "sockets_can_splice", lambda: False)
-    gate = street.build(MANY)
+        monkeypatch.setattr(relay, "sockets_can_splice", lambda: False)
+    proxy = street.build(MANY)
     client, server, connection = street.pair()
     connection.authenticated("one")
     threading.Thread(target=echo, args=(server,), daemon=True).start()
@@ -164,23 +164,23 @@ def test_bytes_pass_both_ways_unchanged(street: Street, splices: bool, monkeypat
     sender.start()
     assert read(client, len(data)) == data
     sender.join()
-    assert (gate.stats().bytes_in, gate.stats().bytes_out) == (len(data), len(data))
+    assert (proxy.stats().bytes_in, proxy.stats().bytes_out) == (len(data), len(data))
 
 
 def test_sockets_can_be_spliced_here() -> None:
-    assert flow.sockets_can_splice()
+    assert relay.sockets_can_splice()
 
 
 def test_where_no_pipe_is_to_be_had_the_bytes_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_pipe(flags: int) -> tuple[int, int]:
         raise OSError(24, "too many open files")
 
-    carriers = flow.Carriers()
+    carriers = relay.Carriers()
     monkeypatch.setattr(os, "pipe2", no_pipe)
-    assert isinstance(carriers.take(), flow.Buffer)
+    assert isinstance(carriers.take(), relay.Buffer)
     monkeypatch.undo()
     pipe = carriers.take()
-    assert isinstance(pipe, flow.Pipe)
+    assert isinstance(pipe, relay.Pipe)
     carriers.give_back(pipe)
     carriers.close()
 
@@ -196,7 +196,7 @@ def test_an_end_of_one_direction_is_passed_on_and_the_other_goes_on(street: Stre
     assert read(client, 6) == b"answer"
     server.close()
     assert client.recv(1) == b""
-    wait_until(lambda: street.gate.stats().open == 0)
+    wait_until(lambda: street.proxy.stats().open == 0)
     assert street.events == []
 
 
@@ -209,7 +209,7 @@ def test_a_server_may_end_first(street: Street) -> None:
     client.close()
     assert read(server, 10) == b"still here"
     assert server.recv(1) == b""
-    wait_until(lambda: street.gate.stats().open == 0)
+    wait_until(lambda: street.proxy.stats().open == 0)
 
 
 def test_a_server_that_takes_nothing_stops_the_client_and_loses_nothing(street: Street) -> None:
@@ -250,16 +250,16 @@ def test_what_was_on_its_way_when_a_connection_was_cut_never_comes_to_another_on
 
 def test_three_hundred_clients_at_once_get_what_is_theirs(street: Street) -> None:
     serve_echo(street)
-    gate = street.build(MANY)
+    proxy = street.build(MANY)
     clients = [street.client() for _ in range(300)]
     for number, client in enumerate(clients):
         client.sendall(struct.pack("<I", number) * 2500)
-    wait_until(lambda: gate.stats().open == 300)
+    wait_until(lambda: proxy.stats().open == 300)
     for number, client in enumerate(clients):
         assert read(client, 10_000) == struct.pack("<I", number) * 2500
         client.close()
-    wait_until(lambda: gate.stats().open == 0)
-    assert gate.stats().accepted == 300
+    wait_until(lambda: proxy.stats().open == 0)
+    assert proxy.stats().accepted == 300
     assert street.events == []
 
 
@@ -291,7 +291,7 @@ def test_a_reset_of_a_client_that_had_sent_its_end_is_noticed(street: Street) ->
     assert server.recv(1) == b""
     reset(client)
     street.wait_for(Reason.RESET)
-    wait_until(lambda: street.gate.stats().open == 0)
+    wait_until(lambda: street.proxy.stats().open == 0)
 
 
 def test_a_client_is_reset_when_nobody_listens_behind_and_served_after_a_retarget(street: Street) -> None:
@@ -300,18 +300,18 @@ def test_a_client_is_reset_when_nobody_listens_behind_and_served_after_a_retarge
     gone.close()
     assert street.is_refused()
     street.wait_for(Reason.UNREACHABLE)
-    assert street.gate.stats().refused == {Reason.UNREACHABLE: 1}
-    street.gate.retarget(street.server.getsockname())
+    assert street.proxy.stats().refused == {Reason.UNREACHABLE: 1}
+    street.proxy.retarget(street.server.getsockname())
     client, server, _ = street.pair()
     client.sendall(b"now")
     assert read(server, 3) == b"now"
 
 
 def test_a_client_is_reset_when_there_is_no_unix_socket(street: Street, tmp_path: Path) -> None:
-    gate = street.build(Limits(connections=1), target=str(tmp_path / "nothing"))
+    proxy = street.build(Limits(connections=1), target=str(tmp_path / "nothing"))
     for _ in range(2):  # and takes no place
         assert street.is_refused()
-    assert gate.stats().refused == {Reason.UNREACHABLE: 2}
+    assert proxy.stats().refused == {Reason.UNREACHABLE: 2}
 
 
 def test_a_listener_of_events_that_raises_stops_nothing(street: Street) -> None:
@@ -324,7 +324,7 @@ def test_a_listener_of_events_that_raises_stops_nothing(street: Street) -> None:
     connection.close()
     assert is_reset(client)
     street.pair()
-    assert street.gate.stats().cut == {Reason.BY_HANDLER: 1}
+    assert street.proxy.stats().cut == {Reason.BY_HANDLER: 1}
 
 
 # Targets.
@@ -350,10 +350,10 @@ def test_connections_on_a_unix_socket_are_known_by_a_name_of_their_own(street: S
 
 
 def test_a_retarget_leaves_the_connections_that_are_there(street: Street) -> None:
-    gate = street.build()
+    proxy = street.build()
     before, to_before, _ = street.pair()
     street.server = street.listen()
-    gate.retarget(street.server.getsockname())
+    proxy.retarget(street.server.getsockname())
     after, to_after, _ = street.pair()
     for client, server in ((before, to_before), (after, to_after)):
         client.sendall(b"where to")
@@ -361,35 +361,35 @@ def test_a_retarget_leaves_the_connections_that_are_there(street: Street) -> Non
 
 
 def test_who_did_not_come_through_the_gate_is_not_known(street: Street) -> None:
-    gate = street.build()
+    proxy = street.build()
     direct = street.stack.enter_context(socket.create_connection(street.server.getsockname()))
-    assert gate.connection(f"ipv4:{HERE}:{direct.getsockname()[1]}") is None
-    assert gate.connection("unix:") is None
+    assert proxy.connection(f"ipv4:{HERE}:{direct.getsockname()[1]}") is None
+    assert proxy.connection("unix:") is None
 
 
 @pytest.mark.parametrize("address", [("localhost", 1), ("hub.example", 1), (HERE, 65536), (HERE, -1)])
 def test_addresses_that_would_have_to_be_looked_up_are_refused(address: Address) -> None:
     with pytest.raises(ValueError):
-        Gate(listen=address)
+        TcpProxy(listen=address)
     with pytest.raises(ValueError):
-        Gate(target=address)
+        TcpProxy(target=address)
 
 
 def test_an_ipv6_address_can_be_listened_at_and_reached() -> None:
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server, Gate(("::1", 0), server.getsockname()[:2]) as gate:
-        with socket.create_connection(gate.address, timeout=GUARD) as client:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server, TcpProxy(("::1", 0), server.getsockname()[:2]) as proxy:
+        with socket.create_connection(proxy.address, timeout=GUARD) as client:
             end, peer = server.accept()
             with end:
                 client.sendall(b"!")
                 assert read(end, 1) == b"!"
-                connection = gate.connection(f"ipv6:%5B::1%5D:{peer[1]}")
+                connection = proxy.connection(f"ipv6:%5B::1%5D:{peer[1]}")
                 assert connection is not None
                 assert connection.remote == client.getsockname()[:2]
 
 
 def test_an_address_that_is_taken_is_named(street: Street) -> None:
     with pytest.raises(OSError) as caught:
-        Gate(street.server.getsockname()).start()
+        TcpProxy(street.server.getsockname()).start()
     assert str(street.server.getsockname()[1]) in caught.value.__notes__[0]
 
 
@@ -412,7 +412,7 @@ def test_limits_are_above_zero() -> None:
     ids=lambda value: value.name if isinstance(value, Reason) else "",
 )
 def test_the_number_of_connections_is_bounded(street: Street, limits: Limits, reason: Reason, lifted: bool) -> None:
-    gate = street.build(limits)
+    proxy = street.build(limits)
     pairs = [street.pair() for _ in range(2)]
     assert street.is_refused()
     assert [(told, remote[0]) for told, remote in street.events] == [(reason, HERE)]
@@ -427,29 +427,29 @@ def test_the_number_of_connections_is_bounded(street: Street, limits: Limits, re
         assert is_reset(pairs[1][0])
         street.wait_for(Reason.BY_HANDLER)
         street.pair()
-    assert gate.stats().refused == {reason: 1 if lifted else 2}
+    assert proxy.stats().refused == {reason: 1 if lifted else 2}
 
 
 def test_an_authentication_counts_once_and_not_after_the_end(street: Street) -> None:
-    gate = street.build()
+    proxy = street.build()
     client, server, connection = street.pair()
-    assert gate.stats().unauthenticated == 1
+    assert proxy.stats().unauthenticated == 1
     for name in ("first", "second"):
         connection.authenticated(name)
     assert connection.name == "first"
-    assert gate.stats().unauthenticated == 0
+    assert proxy.stats().unauthenticated == 0
     stranger, _, late = street.pair()
     reset(stranger)
     street.wait_for(Reason.RESET)
     late.authenticated("too late")
     late.progress()
     late.close()
-    assert gate.stats().unauthenticated == 0
+    assert proxy.stats().unauthenticated == 0
     client.sendall(b"!")
     assert read(server, 1) == b"!"
     reset(client)
     street.wait_for(Reason.RESET, 2)
-    assert gate.stats().unauthenticated == 0
+    assert proxy.stats().unauthenticated == 0
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_an_authentication_counts_once_and_not_after_the_end(street: Street) -> 
     ],
 )
 def test_the_addresses_of_one_network_count_as_one(remote: str, origin: str) -> None:
-    assert Visitor((remote, 1)).origin == origin
+    assert Peer((remote, 1)).origin == origin
 
 
 def test_who_is_not_authenticated_in_time_is_cut(street: Street) -> None:
@@ -479,32 +479,32 @@ def test_who_is_not_authenticated_in_time_is_cut(street: Street) -> None:
 
 
 def test_what_a_stranger_sends_waits_until_it_is_authenticated(street: Street) -> None:
-    gate = street.build(Limits(authentication_bytes=1000))
+    proxy = street.build(Limits(authentication_bytes=1000))
     client, server, connection = street.pair()
     client.sendall(b"h" * 1000 + b"b" * 5000)
     assert read(server, 1000) == b"h" * 1000
     server.settimeout(0.1)
     with pytest.raises(TimeoutError):
         server.recv(1)
-    assert gate.stats().bytes_in == 1000
+    assert proxy.stats().bytes_in == 1000
     server.settimeout(GUARD)
     connection.authenticated("known")
     assert read(server, 5000) == b"b" * 5000
 
 
 def test_a_stranger_sends_a_little_at_once_and_the_rest_slowly(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hub.serving.gate._FIRST_BYTES", 100)
-    monkeypatch.setattr("hub.serving.gate._FIRST_RATE", 100)
-    gate = street.build(Limits(authentication_bytes=200, authentication_seconds=60))
+    monkeypatch.setattr("hub.server.proxy._FIRST_BYTES", 100)
+    monkeypatch.setattr("hub.server.proxy._FIRST_RATE", 100)
+    proxy = street.build(Limits(authentication_bytes=200, authentication_seconds=60))
     client, server, _ = street.pair()
     client.sendall(b"x" * 1000)
     assert read(server, 200) == b"x" * 200
-    assert gate.stats().bytes_in == 200
+    assert proxy.stats().bytes_in == 200
 
 
 def test_a_flood_cuts_those_of_its_name_and_strangers_that_sent_much(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hub.serving.gate._FIRST_BYTES", 100)
-    gate = street.build()
+    monkeypatch.setattr("hub.server.proxy._FIRST_BYTES", 100)
+    proxy = street.build()
     flooding, quiet, loud, stranger = (street.pair() for _ in range(4))
     for (client, server, connection), name in ((flooding, "jfk"), (quiet, "lga")):
         connection.authenticated(name)
@@ -513,7 +513,7 @@ def test_a_flood_cuts_those_of_its_name_and_strangers_that_sent_much(street: Str
     for (client, server, _), size in ((loud, 90), (stranger, 10)):
         client.sendall(b"x" * size)
         read(server, size)
-    gate.cut("jfk", Reason.FLOOD)
+    proxy.cut("jfk", Reason.FLOOD)
     assert is_reset(flooding[0])
     assert is_reset(loud[0])
     for client, server, _ in (quiet, stranger):
@@ -589,53 +589,53 @@ class Clock(system.Port):
 def test_who_sends_nothing_is_cut_and_a_byte_now_and_then_is_enough(street: Street) -> None:
     clock = Clock()
     with system.replaced(clock):
-        gate = street.build(Limits(idle_seconds=60, authentication_seconds=0.04))  # looks at the clock every 10 ms
+        proxy = street.build(Limits(idle_seconds=60, authentication_seconds=0.04))  # looks at the clock every 10 ms
         client, server, connection = street.pair()
         connection.authenticated("known")
         for _ in range(3):
             clock.time += 50
             client.sendall(b".")
             assert read(server, 1) == b"."
-        assert gate.stats().open == 1
+        assert proxy.stats().open == 1
         server.sendall(b"an answer")  # what the server sends is no sign of the client
         assert read(client, 9) == b"an answer"
         clock.time += 61
         assert is_reset(client)
         street.wait_for(Reason.IDLE)
-        gate.close()
+        proxy.close()
 
 
 def test_who_can_send_nothing_since_the_server_takes_nothing_is_not_idle(street: Street) -> None:
     clock = Clock()
     with system.replaced(clock):
-        gate = street.build(Limits(idle_seconds=60, authentication_seconds=0.04))
+        proxy = street.build(Limits(idle_seconds=60, authentication_seconds=0.04))
         client, server, connection = street.pair()
         connection.authenticated("known")
         sent = fill(client)
         for _ in range(3):
             clock.time += 50
             time.sleep(0.05)  # the gate looks at the clock several times
-        assert gate.stats().open == 1
+        assert proxy.stats().open == 1
         assert len(read(server, sent)) == sent
-        wait_until(lambda: gate.stats().bytes_in == sent)
+        wait_until(lambda: proxy.stats().bytes_in == sent)
         clock.time += 61
         assert is_reset(client)
         street.wait_for(Reason.IDLE)
-        gate.close()
+        proxy.close()
 
 
 def test_who_reads_a_stream_may_pause_for_longer(street: Street) -> None:
     clock = Clock()
     with system.replaced(clock):
-        gate = street.build(Limits(idle_seconds=60, authentication_seconds=0.04))
+        proxy = street.build(Limits(idle_seconds=60, authentication_seconds=0.04))
         client, _, connection = street.pair()
         connection.authenticated("known")
         with connection.streaming():
             clock.time += 59 * 60
             time.sleep(0.05)  # the gate looks at the clock several times
-            assert gate.stats().open == 1
+            assert proxy.stats().open == 1
         time.sleep(0.05)
-        assert gate.stats().open == 1  # the call that is over was a sign of life
+        assert proxy.stats().open == 1  # the call that is over was a sign of life
         clock.time += 61
         assert is_reset(client)
         street.wait_for(Reason.IDLE)
@@ -644,16 +644,16 @@ def test_who_reads_a_stream_may_pause_for_longer(street: Street) -> None:
         with connection.streaming():
             clock.time += 61 * 60
             assert is_reset(client)
-        gate.close()
+        proxy.close()
 
 
 def test_without_descriptors_clients_wait_and_the_gate_rests(street: Street, caplog: pytest.LogCaptureFixture) -> None:
-    gate = street.build()
+    proxy = street.build()
     old, to_old, _ = street.pair()
     waiting = street.stack.enter_context(socket.socket())
     waiting.settimeout(GUARD)
     with few_descriptors(0):
-        waiting.connect(gate.address)
+        waiting.connect(proxy.address)
         wait_until(lambda: bool(caplog.records))
         for _ in range(100):  # others go on
             old.sendall(b"?")
@@ -670,7 +670,7 @@ def test_a_client_for_whom_there_is_no_second_descriptor_is_refused(street: Stre
     client = street.stack.enter_context(socket.socket())
     client.settimeout(GUARD)
     with few_descriptors(1), contextlib.suppress(ConnectionResetError):
-        client.connect(street.gate.address)
+        client.connect(street.proxy.address)
         assert is_reset(client)
     street.wait_for(Reason.EXHAUSTED)
     street.pair()
@@ -701,11 +701,11 @@ def few_descriptors(number: int) -> Iterator[None]:
 
 
 def test_a_close_waits_for_the_connections_to_end(street: Street) -> None:
-    gate = street.build()
+    proxy = street.build()
     client, server, _ = street.pair()
-    closing = threading.Thread(target=gate.close, kwargs={"grace": GUARD * 2})
+    closing = threading.Thread(target=proxy.close, kwargs={"grace": GUARD * 2})
     closing.start()
-    wait_until(lambda: is_free(gate.address))
+    wait_until(lambda: is_free(proxy.address))
     client.sendall(b"the last one")
     client.close()
     assert read(server, 12) == b"the last one"
@@ -726,26 +726,26 @@ def is_free(address: Address) -> bool:
 
 
 def test_a_close_cuts_who_stays_longer_than_the_grace(street: Street) -> None:
-    gate = street.build()
+    proxy = street.build()
     client, server, _ = street.pair()
-    gate.close(grace=0.05)
+    proxy.close(grace=0.05)
     assert is_reset(client)
     assert is_reset(server)
     assert [reason for reason, _ in street.events] == [Reason.SHUTDOWN]
-    gate.close()  # twice is no harm
+    proxy.close()  # twice is no harm
     with pytest.raises(Closed):
-        gate.start()
+        proxy.start()
 
 
 def test_a_second_start_changes_nothing(street: Street) -> None:
-    gate = street.build()
-    address = gate.address
-    assert gate.start().address == address
+    proxy = street.build()
+    address = proxy.address
+    assert proxy.start().address == address
     street.pair()
 
 
 def test_a_gate_that_was_never_started_can_be_closed() -> None:
-    Gate().close()
+    TcpProxy().close()
 
 
 def test_nothing_stays_open_whatever_became_of_the_connections(street: Street) -> None:
@@ -760,33 +760,33 @@ def test_nothing_stays_open_whatever_became_of_the_connections(street: Street) -
         stalled[1][2].close()
         stalled[2][0].close()
         street.wait_for(Reason.BY_HANDLER)
-        street.gate.close()
+        street.proxy.close()
     assert set(os.listdir("/proc/self/fd")) == before
     assert not [thread for thread in threading.enumerate() if thread.name == "gate"]
 
 
 def test_the_handlers_of_a_flight_server_find_their_connections_and_closing_the_gate_ends_its_shutdown(street: Street) -> None:
     flight = pytest.importorskip("pyarrow.flight")
-    found: list[Connection | None] = []
+    found: list[ProxiedConnection | None] = []
     is_inside = threading.Event()
 
     class Server(flight.FlightServerBase):  # type: ignore[misc,name-defined]
         def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-            found.append(street.gate.connection(context.peer()))
+            found.append(street.proxy.connection(context.peer()))
             is_inside.set()
             reader.read_chunk()  # which never comes
 
     with Server(f"grpc://{HERE}:0") as server:
-        gate = street.build(target=(HERE, server.port))
-        client = flight.connect(f"grpc://{HERE}:{gate.address[1]}")
+        proxy = street.build(target=(HERE, server.port))
+        client = flight.connect(f"grpc://{HERE}:{proxy.address[1]}")
         writer, _ = client.do_exchange(flight.FlightDescriptor.for_path("x"))
         assert is_inside.wait(GUARD)
         (connection,) = found
         assert connection is not None
         assert connection.remote[0] == HERE
         connection.authenticated("client")
-        assert gate.stats().unauthenticated == 0
-        gate.close()
+        assert proxy.stats().unauthenticated == 0
+        proxy.close()
         server.shutdown()  # would wait for ever for a handler that still reads
         with pytest.raises(flight.FlightUnavailableError):
             writer.close()
@@ -794,4 +794,4 @@ def test_the_handlers_of_a_flight_server_find_their_connections_and_closing_the_
 
 
 def test_reasons_have_names_of_their_own() -> None:
-    assert len({reason.value for reason in Reason}) == len(Reason) == len(gate.Reason.__members__)
+    assert len({reason.value for reason in Reason}) == len(Reason) == len(proxy.Reason.__members__)

@@ -17,12 +17,12 @@ import pytest
 import hub
 import kvspool
 import shard
-from hub import retention
-from hub.commands import serve
+from hub.cli import serve
+from hub.root import retention
 from hub.security.access import Access
-from hub.server import HubServer
-from hub.serving.limits import Limits, Reason
-from hub.web.page import Page
+from hub.server.limits import Limits, Reason
+from hub.server.server import HubServer
+from hub.web.page import HubPage
 from kvspool.cli import main
 from kvspool.journal import Retention
 
@@ -81,7 +81,7 @@ def test_stats_of_a_root(root: Path, capfd: Captured) -> None:
 def test_stats_of_a_hub_that_runs_come_from_its_page(capfd: Captured) -> None:
     client = statuses.client("jfk", shards=[statuses.shard(0, lost=7, behind=-1), statuses.shard(1, behind=5)], quota_bytes=1 << 30)
     told = statuses.Told(statuses.hub([client], readers=[statuses.ReaderStatus(name="spark", lag=12)]))
-    with Page(told) as page:
+    with HubPage(told) as page:
         assert main(["hub", "stats", page.url, "--json"]) == 0
         (found,) = objects(capfd.readouterr().out)
         assert found["readers"] == [{"name": "spark", "lag": 12}]
@@ -89,7 +89,7 @@ def test_stats_of_a_hub_that_runs_come_from_its_page(capfd: Captured) -> None:
         assert main(["hub", "stats", page.url]) == 0
         assert "of 1.0 GiB" in capfd.readouterr().out
     told = statuses.Told(statuses.hub([client], error="it has a cold"))
-    with Page(told) as page:
+    with HubPage(told) as page:
         assert main(["hub", "stats", page.url]) == 1
         assert "it has a cold" in capfd.readouterr().err
         url = page.url
@@ -247,8 +247,8 @@ def test_a_server_s_status_has_readers_quotas_bits_and_every_cut(root: Path, tmp
             assert time.monotonic() < end
             time.sleep(0.01)
         both = {"refused": {Reason.SHUTDOWN: 2, Reason.IDLE: 1}, "cut": {Reason.SHUTDOWN: 3}}
-        stats = msgspec.structs.replace(server.gate.stats(), **both)
-        monkeypatch.setattr(server.gate, "stats", lambda: stats)
+        stats = msgspec.structs.replace(server.proxy.stats(), **both)
+        monkeypatch.setattr(server.proxy, "stats", lambda: stats)
         status = server.status()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(server.retention, "error", "what is to be kept can't be looked after")

@@ -16,7 +16,7 @@ from shipping import contents, eventually, shipping, stored
 
 import hub
 import kvspool
-from hub.store import PRIVATE
+from hub.root.store import PRIVATE
 
 
 @pytest.fixture

@@ -23,14 +23,15 @@ from shipping import LOG, PATIENCE
 
 import hub
 import kvspool
-from hub import columns, tickets, wire
+from hub.client.connection import Security
+from hub.client.remote import RemoteHub
 from hub.errors import HubFull, QuotaExceeded, Unreachable
-from hub.remote import RemoteHub
-from hub.serving import calls, outlet, reads, threads
-from hub.serving.calls import Calls
-from hub.serving.reads import Reads
-from hub.shipping.connection import Security
-from hub.wire import Log, Opening
+from hub.protocol import ingest, reading
+from hub.protocol.ingest import Opening, ShippedLog
+from hub.root import columns
+from hub.server import calls, read_service, reads, threads
+from hub.server.calls import Calls
+from hub.server.reads import Reads
 from kvspool import system
 
 SERVER = b"\x0a\x06server"  # the action that asks what a hub is
@@ -174,7 +175,7 @@ def test_the_kernel_bounds_the_threads_of_a_flood_of_calls(tmp_path: Path) -> No
 def test_a_call_of_a_shipper_that_waits_for_messages_ends_with_its_connection(root: Path) -> None:
     with HubServer(root) as server:
         client = flight.FlightClient(server.location)
-        opening = wire.encode(Opening(wire.VERSION, "jfk", 0, [Log(0, LOG, 1)]))
+        opening = ingest.encode(Opening(ingest.VERSION, "jfk", 0, [ShippedLog(0, LOG, 1)]))
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(opening))
         writer.write_metadata(b"")
         until(lambda: server.calls.opening == 0 and len(server.calls) == 1)
@@ -367,10 +368,10 @@ def test_streams_that_nobody_reads_hold_bounded_memory_and_end_with_their_connec
         assert isinstance(port, CountingPort)
         client.call("DoGet", ticket(b'{"client": "jfk"}'), streams)
         until(lambda: len(server.calls) == streams)
-        until(lambda: server.outlet.reads.held >= 2 * RECORD)
+        until(lambda: server.read_service.reads.held >= 2 * RECORD)
         client.close()
         until(lambda: len(server.calls) == 0)
-        assert server.outlet.reads.held == 0
+        assert server.read_service.reads.held == 0
         assert port.count < (2 + reads.AT_ONCE + 1) * 2 * RECORD, "the others were never read"
 
 
@@ -383,8 +384,8 @@ def test_a_search_through_a_log_ends_with_its_connection(root: Path) -> None:
         asked.append(1)
         return len(asked) > 3
 
-    reader, stream = outlet.Outlet(root, "process"), Reads().stream(is_over)
-    ticket_of = tickets.decode_ticket(b'{"client": "jfk", "start_time": 2}')
+    reader, stream = read_service.ReadService(root, "process"), Reads().stream(is_over)
+    ticket_of = reading.decode_ticket(b'{"client": "jfk", "start_time": 2}')
     batches = reader._stream(root / "jfk", ticket_of, columns.schema_of(ticket_of), lambda client: True, lambda size: None, stream)
     with pytest.raises(flight.FlightUnavailableError, match="gone"):
         next(batches)
@@ -393,11 +394,11 @@ def test_a_search_through_a_log_ends_with_its_connection(root: Path) -> None:
 
 def test_readers_go_on_beside_others_that_take_nothing(large: Path) -> None:
     with HubServer(large, most_unread=2 * RECORD) as server, ExitStack() as stack:
-        server.outlet.reads = Reads(2 * RECORD, patience=0.5)
+        server.read_service.reads = Reads(2 * RECORD, patience=0.5)
         clients = [stack.enter_context(RawClient(server.location)) for _ in range(8)]
         for client in clients:
             client.call("DoGet", ticket(b'{"client": "jfk"}'), 1)
-        until(lambda: server.outlet.reads.held >= 2 * RECORD)
+        until(lambda: server.read_service.reads.held >= 2 * RECORD)
         with RemoteHub(server.location) as remote:
             assert remote.read_arrow("jfk", 0).num_rows == 2
         assert server.status().cut

@@ -11,7 +11,7 @@ import pytest
 
 import hub
 import shard
-from hub.cli import open_log
+from hub.cli.hub import open_log
 from kvspool.cli import main
 
 

@@ -20,17 +20,18 @@ from serving import HubServer
 
 import hub
 import kvspool
-from hub import positions, tickets
+from hub.client.connection import Security
+from hub.client.remote import RemoteHub
 from hub.errors import Conflict, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unexpected
-from hub.lease import Lease
-from hub.positions import Key, Position, Stored
-from hub.remote import RemoteHub
+from hub.protocol import reading
+from hub.protocol.reading import CommitPositions, ReaderPlace
+from hub.root import positions
+from hub.root.lease import ReaderLease
+from hub.root.positions import Key, Position, StoredPositions
 from hub.security.access import Access
-from hub.serving import consumers
-from hub.serving.consumers import Consumers
-from hub.serving.survey import Survey
-from hub.shipping.connection import Security
-from hub.tickets import Commit, ReaderPlace
+from hub.server import consumers
+from hub.server.consumers import Consumers
+from hub.server.shard_index import ShardIndex
 from kvspool import system
 from kvspool.cli import main
 from kvspool.engine import locks
@@ -76,7 +77,7 @@ def connect(server: HubServer, secrets: Path) -> Iterator[dict[str, RemoteHub]]:
 
 def test_a_reader_is_moved_in_the_shards_that_are_named_and_stays_in_the_others(connect: dict[str, RemoteHub], root: Path) -> None:
     assert connect["all"].commit("q", {("JFK", 0): 3}).places == 1
-    assert connect["all"].commit("q", {("EWR", 0): 10, ("LGA", 0): 1}) == tickets.Committed(2, missing=1)
+    assert connect["all"].commit("q", {("EWR", 0): 10, ("LGA", 0): 1}) == reading.Committed(2, missing=1)
     assert connect["all"].commit("q", {("JFK", 0): 2}).places == 2
     (found,) = connect["all"].readers()
     assert (found.name, found.owner) == ("q", "all")
@@ -98,7 +99,7 @@ def test_it_holds_back_what_it_has_a_place_in_and_nothing_else(connect: dict[str
 
 
 def test_retention_follows_it(connect: dict[str, RemoteHub], server: HubServer, root: Path) -> None:
-    from hub.serving.trimmer import Trimmer
+    from hub.root.trimmer import Trimmer
 
     with kvspool.create(root / "LGA", format="kvj", segment_bytes=65536) as log:
         for number in range(40):
@@ -154,14 +155,14 @@ NO_COMMITS = [
     b'{"reader": "q", "places": [{"client": "JFK", "shard": 0, "next": 1.5}]}',
     b'{"reader": "q", "places": [{"client": "JFK", "shard": 0, "next": 1, "x": 1}]}',
     b'{"reader": "q", "places": [{"client": "JFK", "shard": 0, "next": 1}, {"client": "JFK", "shard": 0, "next": 2}]}',
-    b'{"reader": "q", "places": []}' + b" " * tickets.LARGEST_COMMIT,
+    b'{"reader": "q", "places": []}' + b" " * reading.LARGEST_COMMIT,
 ]
 
 
 def test_what_is_no_commit_is_refused_and_nothing_is_stored(connect: dict[str, RemoteHub], root: Path) -> None:
     for body in NO_COMMITS:
         with pytest.raises(Malformed):
-            connect["a"]._act("commit-positions", body, tickets.Committed)
+            connect["a"]._act("commit-positions", body, reading.Committed)
     assert positions.names(root) == []
 
 
@@ -187,14 +188,14 @@ def test_there_are_so_many_readers_and_no_more(
     with pytest.raises(QuotaExceeded, match="of at most 3"):
         connect["b"].commit("t", {})
     assert sorted(path.name for path in root.glob(".hub/readers/*.lock")) == ["q.lock", "r.lock", "s.lock"]
-    too_many = Commit("q", [ReaderPlace("JFK", index, 0) for index in range(consumers.MOST_PLACES + 1)])
+    too_many = CommitPositions("q", [ReaderPlace("JFK", index, 0) for index in range(consumers.MOST_PLACES + 1)])
     with pytest.raises(Malformed, match="up to 8,192 shards"):
-        connect["a"]._act("commit-positions", msgspec.json.encode(too_many), tickets.Committed)
+        connect["a"]._act("commit-positions", msgspec.json.encode(too_many), reading.Committed)
 
 
 def test_more_places_than_fit_go_in_several_calls(connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hub.remote.MOST_PLACES", 1)
-    assert connect["all"].commit("q", {("JFK", 0): 1, ("EWR", 0): 2, ("LGA", 0): 3}) == tickets.Committed(2, missing=1)
+    monkeypatch.setattr("hub.client.remote.MOST_PLACES", 1)
+    assert connect["all"].commit("q", {("JFK", 0): 1, ("EWR", 0): 2, ("LGA", 0): 3}) == reading.Committed(2, missing=1)
 
 
 def test_a_damaged_file_is_an_error_and_is_not_replaced(connect: dict[str, RemoteHub], root: Path) -> None:
@@ -210,7 +211,7 @@ def test_a_damaged_file_is_an_error_and_is_not_replaced(connect: dict[str, Remot
 
 def test_a_reader_whose_name_is_taken_at_this_moment_is_a_conflict(connect: dict[str, RemoteHub], root: Path) -> None:
     positions.make_directory(root)
-    with closing(Lease(positions.path_of(root, "q").with_suffix(".lock"), "q")), pytest.raises(Conflict, match="is already open"):
+    with closing(ReaderLease(positions.path_of(root, "q").with_suffix(".lock"), "q")), pytest.raises(Conflict, match="is already open"):
         connect["a"].commit("q", {})
     with hub.open(root) as there, there.reader("r"), pytest.raises(NotAllowed, match="belongs to the hub's own host"):
         connect["a"].commit("r", {})
@@ -243,11 +244,11 @@ def test_the_command_shows_whose_it_is_and_deletes_it(
 
 
 def test_the_page_counts_only_shards_in_which_it_has_a_place(server: HubServer, connect: dict[str, RemoteHub]) -> None:
-    from hub.serving.lags import Lags
+    from hub.server.lag_monitor import LagMonitor
 
     connect["a"].commit("q", {("JFK", 0): 4})
     server.store.count(0)
-    lags = Lags(server.root)
+    lags = LagMonitor(server.root)
     lags.look(server.store.figures())
     assert [(one.name, one.lag) for one in lags.statuses] == [("q", 6)]
 
@@ -256,7 +257,7 @@ def test_the_file_has_an_owner_and_any_other_byte_is_noticed() -> None:
     places = {("a", 0): Position(1, 77, "0" * 32, 5), ("b", 0): Position(0, 1)}
     content = positions.pack(places, "spark")
     assert content.startswith(b"kvspool-hub-positions 2 ")
-    assert positions.parse(content) == Stored(places, "spark")
+    assert positions.parse(content) == StoredPositions(places, "spark")
     for at in range(len(content)):
         changed = bytearray(content)
         changed[at] ^= 1
@@ -268,13 +269,13 @@ def test_a_commit_looks_at_the_root_once_whatever_it_names(
     server: HubServer, connect: dict[str, RemoteHub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
-    find_paths = Survey._find_paths
+    find_paths = ShardIndex._find_paths
 
-    def find(self: Survey) -> None:
+    def find(self: ShardIndex) -> None:
         looks.append(self.root)
         find_paths(self)
 
-    monkeypatch.setattr(Survey, "_find_paths", find)
+    monkeypatch.setattr(ShardIndex, "_find_paths", find)
     answer = connect["all"].commit("r", {("JFK", 0): 5} | {("XXX", shard): 0 for shard in range(100)})
     assert (answer.places, answer.missing) == (1, 100)
     assert len(looks) == 1
@@ -304,13 +305,13 @@ def test_a_commit_that_takes_long_holds_up_no_other(
 
 
 def test_a_lease_that_is_dropped_frees_the_name_though_a_forked_child_has_the_descriptor(tmp_path: Path) -> None:
-    lease = Lease(tmp_path / "r.lock", "r")
+    lease = ReaderLease(tmp_path / "r.lock", "r")
     assert lease._file is not None
     child_s = os.dup(lease._file.number)  # what a child has until it runs a program of its own
     try:
         del lease
         gc.collect()
-        Lease(tmp_path / "r.lock", "r").close()
+        ReaderLease(tmp_path / "r.lock", "r").close()
     finally:
         os.close(child_s)
 
@@ -336,5 +337,5 @@ def test_an_exception_out_of_a_signal_handler_comes_through_a_lease_whose_file_w
 
     monkeypatch.setattr(locks, "give_back", interrupted)
     with system.replaced(Removed()), pytest.raises(Alarm):
-        Lease(tmp_path / "r.lock", "r")
+        ReaderLease(tmp_path / "r.lock", "r")
     assert calls[0].is_closed

@@ -16,7 +16,7 @@ from shipping import LOG, OTHER, contents, numbered
 
 import kvspool
 from hub.errors import Fenced
-from hub.store import Shard, Store
+from hub.root.store import Shard, Store
 
 PREFIXES = 10_000 if ALL else 12  # of one write, at most
 CHOICES = 400 if ALL else 3  # ways to tear a change of what was there already

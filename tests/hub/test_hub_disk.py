@@ -11,7 +11,7 @@ from processes_of_a_hub import ServeCommand
 from shipping import contents, eventually, shipping
 
 import kvspool
-from hub.remote import RemoteHub
+from hub.client.remote import RemoteHub
 from kvspool.journal import Journal
 
 DISK = 24 << 20  # bytes

@@ -18,12 +18,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shipping import Row, contents, gaps, row_of
 
 import kvspool
-from hub import wire
-from hub.serving.clients import Client
-from hub.serving.intake import Intake
-from hub.shipping.lane import Lane
-from hub.store import Store
-from hub.wire import Log, Opened, Opening, Put, Refused, Stored
+from hub.client.log_sender import LogSender
+from hub.protocol import ingest
+from hub.protocol.ingest import Acknowledged, Opened, Opening, Put, Refused, ShippedLog
+from hub.root.store import Store
+from hub.server.clients import Client
+from hub.server.ingest import IngestSession
 from kvspool.errors import LogVanished
 
 CAPACITY = 4096
@@ -32,22 +32,22 @@ CAPACITY = 4096
 class Call:
     """A call: what the shipper sends lies in `sent` until the test lets it arrive; what the hub says is in `heard`."""
 
-    def __init__(self, store: Store, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, store: Store, sender: LogSender) -> None:
+        self.sender = sender
         self.sent: list[tuple[Put, pa.RecordBatch]] = []
         self.heard: list[Any] = []
-        opening = wire.decode_opening(wire.encode(Opening(wire.VERSION, "client", 0, [Log(0, lane.id, lane.log.end())])))
-        self._intake = Intake(store, "process", _Anybody(), opening, Client("client"), 1 << 20)
+        opening = ingest.decode_opening(ingest.encode(Opening(ingest.VERSION, "client", 0, [ShippedLog(0, sender.id, sender.log.end())])))
+        self._intake = IngestSession(store, "process", _Anybody(), opening, Client("client"), 1 << 20)
         self._taken = ExitStack()
         self._intake._open(self, self._taken)
 
     def write_metadata(self, data: bytes) -> None:
-        self.heard.append(wire.decode_from_hub(data))
+        self.heard.append(ingest.decode_from_hub(data))
 
     def arrive(self, count: int) -> None:
         """Let the first messages that are on their way come to the hub."""
         for put, rows in self.sent[:count]:
-            message = wire.decode_from_client(wire.encode(put))
+            message = ingest.decode_from_client(ingest.encode(put))
             assert isinstance(message, Put)
             self._intake._put(message, rows, self)
         del self.sent[:count]
@@ -89,7 +89,7 @@ class Hub(RuleBasedStateMachine):
     def open(self) -> None:
         log = kvspool.open(self.folder / "log")
         self.log = log
-        self.lane = Lane(0, log, "hub")  # type: ignore[arg-type]
+        self.sender = LogSender(0, log, "hub")  # type: ignore[arg-type]
 
     @property
     def path(self) -> Path:
@@ -124,10 +124,10 @@ class Hub(RuleBasedStateMachine):
             del self.all[sequence]
         shutil.rmtree(self.folder / "log")
         kvspool.create(self.folder / "log", capacity=CAPACITY).close()
-        self.lane.fail(LogVanished("deleted"))
-        self.lane.retry_at = 0.0
-        assert self.lane.is_due()
-        self.log = self.lane.log  # type: ignore[assignment]
+        self.sender.fail(LogVanished("deleted"))
+        self.sender.retry_at = 0.0
+        assert self.sender.is_due()
+        self.log = self.sender.log  # type: ignore[assignment]
         self.base = end
 
     def at_hub(self) -> int:
@@ -144,14 +144,14 @@ class Hub(RuleBasedStateMachine):
         count = min(max(0, known - 2 + more), 60)
         with kvspool.create(self.folder / "restored", capacity=CAPACITY) as old:
             old.append_many([b"from a backup"] * count)
-            lane = Lane(0, old, "hub")  # type: ignore[arg-type]
-            lane.id = self.lane.id
-            call = self.opened(lane)
-            if lane.cursor is not None:
+            sender = LogSender(0, old, "hub")  # type: ignore[arg-type]
+            sender.id = self.sender.id
+            call = self.opened(sender)
+            if sender.cursor is not None:
                 self.send_all(call)
             assert [word.reason for word in call.heard if isinstance(word, Refused)] == ["restored" if count < known else "conflict"]
             call.end()
-            lane.close()
+            sender.close()
         shutil.rmtree(self.folder / "restored")
 
     def is_trimmed_to_the_end(self) -> bool:
@@ -160,34 +160,34 @@ class Hub(RuleBasedStateMachine):
 
     # The network.
 
-    def opened(self, lane: Lane) -> Call:
-        call = Call(self.store, lane)
+    def opened(self, sender: LogSender) -> Call:
+        call = Call(self.store, sender)
         opened = call.heard.pop(0)
         assert isinstance(opened, Opened)
         for place in opened.places:
-            lane.open(place, "appended")
+            sender.open(place, "appended")
         return call
 
     @rule(batches=st.integers(1, 4), most=st.integers(1, 20), size=st.sampled_from([100, 1 << 20]), arrivals=st.integers(0, 5))
     def ship(self, batches: int, most: int, size: int, arrivals: int) -> None:
         """Send some of what is there, and let some of what was sent arrive."""
         if self.call is None:
-            self.call = self.opened(self.lane)
-            assert self.call.heard == [] and self.lane.cursor is not None, self.call.heard
+            self.call = self.opened(self.sender)
+            assert self.call.heard == [] and self.sender.cursor is not None, self.call.heard
         for number in range(batches):
-            rows = self.lane.next_rows(most, size)
+            rows = self.sender.next_rows(most, size)
             if rows is not None:
-                self.call.sent.append((self.lane.put(rows, number % 2 == 0, 1 << 20), rows.batch))
+                self.call.sent.append((self.sender.put(rows, number % 2 == 0, 1 << 20), rows.batch))
         self.call.arrive(arrivals)
         self.hear(self.call)
 
     def hear(self, call: Call) -> None:
         for word in call.heard:
-            assert isinstance(word, Stored), word
+            assert isinstance(word, Acknowledged), word
             for _, sequence in word.places:
-                self.lane.acknowledge(sequence)
+                self.sender.acknowledge(sequence)
         call.heard.clear()
-        self.lane.commit()
+        self.sender.commit()
 
     @rule(data=st.data())
     def mix_up(self, data: st.DataObject) -> None:
@@ -198,7 +198,7 @@ class Hub(RuleBasedStateMachine):
         assert call is not None
         call.sent = data.draw(st.permutations(call.sent))[1:]
         call.arrive(len(call.sent))
-        assert all(isinstance(word, Stored) or word.reason == "unexpected" for word in call.heard)
+        assert all(isinstance(word, Acknowledged) or word.reason == "unexpected" for word in call.heard)
         call.heard.clear()
         self.cut()
 
@@ -214,7 +214,7 @@ class Hub(RuleBasedStateMachine):
     def cut(self) -> None:
         if self.call is not None:
             self.old.append(self.call)
-            self.lane.close_cursor()
+            self.sender.close_cursor()
             self.call = None
 
     @precondition(lambda self: self.call is not None and self.call.sent)
@@ -225,8 +225,8 @@ class Hub(RuleBasedStateMachine):
         self.call.sent = [each for each in self.call.sent for _ in range(2)]
 
     def send_all(self, call: Call) -> None:
-        while (rows := call.lane.next_rows(50, 1 << 20)) is not None:
-            call.sent.append((call.lane.put(rows, False, 1 << 20), rows.batch))
+        while (rows := call.sender.next_rows(50, 1 << 20)) is not None:
+            call.sent.append((call.sender.put(rows, False, 1 << 20), rows.batch))
         call.arrive(len(call.sent))
 
     # The shipper and the hub.
@@ -234,7 +234,7 @@ class Hub(RuleBasedStateMachine):
     @rule()
     def kill_shipper(self) -> None:
         self.cut()
-        self.lane.close()
+        self.sender.close()
         self.open()
 
     @rule()
@@ -267,7 +267,7 @@ class Hub(RuleBasedStateMachine):
             return
         try:
             self.cut()
-            call = self.opened(self.lane)
+            call = self.opened(self.sender)
             self.send_all(call)
             assert not any(isinstance(word, Refused) for word in call.heard)
             self.holds_nothing_else()
@@ -279,7 +279,7 @@ class Hub(RuleBasedStateMachine):
             call.end()
         finally:
             self.store.close()
-            self.lane.close()
+            self.sender.close()
             shutil.rmtree(self.folder)
 
 

@@ -16,12 +16,13 @@ from pyarrow import flight
 from shipping import LOG, contents, stored
 
 import kvspool
-from hub import columns, tickets, wire
+from hub.client.remote import RemoteHub
+from hub.client.shipper import Shipper
 from hub.errors import HubFull
-from hub.remote import RemoteHub
-from hub.serving import memory
-from hub.shipper import Shipper
-from hub.wire import Log, Opened, Opening, Put
+from hub.protocol import ingest, reading
+from hub.protocol.ingest import Opened, Opening, Put, ShippedLog
+from hub.root import columns
+from hub.server import memory
 
 BOUND = 256 << 20
 BOMB = 768 << 20  # bytes that a compressed batch becomes
@@ -45,11 +46,11 @@ def bomb() -> pa.RecordBatch:
 def explode(location: str, codec: str) -> flight.FlightError:
     """Send a hub the batch, and return how the call ends."""
     with flight.FlightClient(location) as client:
-        command = wire.encode(Opening(wire.VERSION, "bomber", 0, [Log(0, LOG, 1)]))
+        command = ingest.encode(Opening(ingest.VERSION, "bomber", 0, [ShippedLog(0, LOG, 1)]))
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(command), flight.FlightCallOptions(timeout=60))
         writer.begin(columns.SCHEMA, options=pa.ipc.IpcWriteOptions(compression=codec))
-        assert isinstance(wire.decode_from_hub(reader.read_chunk().app_metadata.to_pybytes()), Opened)
-        writer.write_with_metadata(bomb(), wire.encode(Put(0, 0, 0, 1, True)))
+        assert isinstance(ingest.decode_from_hub(reader.read_chunk().app_metadata.to_pybytes()), Opened)
+        writer.write_with_metadata(bomb(), ingest.encode(Put(0, 0, 0, 1, True)))
         with pytest.raises(flight.FlightError) as refused:
             while True:
                 reader.read_chunk()
@@ -65,7 +66,7 @@ def test_a_batch_that_becomes_huge_gets_no_memory_and_the_others_are_served(tmp_
         log.append_many([b"%d" % number for number in range(1000)])
         before = most(hub)
         for _ in range(2):
-            assert isinstance(tickets.error_in(explode(hub.location, codec).extra_info), HubFull)
+            assert isinstance(reading.error_in(explode(hub.location, codec).extra_info), HubFull)
         with Shipper(tmp_path / "log", hub.location, client="good") as shipper:
             shipper.run(until_empty=True)
         with RemoteHub(hub.location) as remote:
@@ -94,14 +95,14 @@ def said(program: str, addresses: int = resource.RLIM_INFINITY) -> str:
 
 @pytest.mark.parametrize(("before", "answer"), [("", "True"), ("import pyarrow; ", "False")])
 def test_whether_the_bound_holds_is_told(before: str, answer: str) -> None:
-    assert said(f"{before}from hub.serving import memory; print(memory.bound(1 << 30))") == answer
+    assert said(f"{before}from hub.server import memory; print(memory.bound(1 << 30))") == answer
 
 
 def test_the_default_is_what_can_be_had() -> None:
-    program = "from hub.serving import memory; size = memory.half_of_all(); print(memory.LEAST <= size < 2 << 30, memory.bound(size))"
+    program = "from hub.server import memory; size = memory.half_of_all(); print(memory.LEAST <= size < 2 << 30, memory.bound(size))"
     assert said(program, 2 << 30) == "True True"
 
 
 def test_addresses_that_can_not_be_had_are_an_error_and_no_hub_without_memory() -> None:
-    program = "from hub.serving import memory\ntry: memory.bound(64 << 30)\nexcept MemoryError: print('refused')"
+    program = "from hub.server import memory\ntry: memory.bound(64 << 30)\nexcept MemoryError: print('refused')"
     assert said(program, 3 << 30) == "refused"

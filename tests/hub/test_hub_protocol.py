@@ -12,17 +12,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from hub import tickets, wire
-from hub.serving import consumers, outlet
-from hub.store import Generation
+from hub.protocol import ingest, reading
+from hub.protocol.reading import Generation
+from hub.server import consumers, read_service
 from kvspool import arrow
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "formats" / "hub.md").read_text(encoding="utf-8")
 MESSAGES: list[type[msgspec.Struct]] = [
-    *(wire.Opening, wire.Log, wire.Put, wire.Ping, wire.Done, wire.Opened, wire.Place, wire.Stored, wire.Refused),
-    *(tickets.Query, tickets.ClientState, tickets.ShardState, Generation, tickets.Ticket, tickets.Beside, tickets.GapNote),
-    *(tickets.Failure, tickets.Since, tickets.Changes, tickets.ServerInfo),
-    *(tickets.Commit, tickets.ReaderPlace, tickets.Committed, tickets.Readers, tickets.ReaderState, tickets.ReaderName),
+    *(ingest.Opening, ingest.ShippedLog, ingest.Put, ingest.Ping, ingest.Done),
+    *(ingest.Opened, ingest.ResumePoint, ingest.Acknowledged, ingest.Refused),
+    *(reading.Query, reading.ClientState, reading.ShardState, Generation, reading.Ticket, reading.Beside, reading.GapNote),
+    *(reading.Failure, reading.Since, reading.Changes, reading.ServerInfo),
+    *(reading.CommitPositions, reading.ReaderPlace, reading.Committed, reading.Readers, reading.ReaderState, reading.ReaderName),
 ]
 WORDS = {int: "integer", str: "string", bytes: "bytes", bool: "boolean", float: "number", type(None): "null"}
 
@@ -30,7 +31,7 @@ WORDS = {int: "integer", str: "string", bytes: "bytes", bool: "boolean", float: 
 def told(kind: Any) -> str:
     """Return a type as the page says it."""
     arguments = typing.get_args(kind)
-    if kind == wire.Reason:
+    if kind == ingest.Reason:
         return "a reason"
     if typing.get_origin(kind) is typing.Literal:
         return " or ".join(f'"{argument}"' for argument in arguments)
@@ -70,21 +71,21 @@ def test_the_page_has_no_table_of_a_message_that_is_not_there() -> None:
 
 
 def test_the_page_names_the_version_the_reasons_and_the_actions() -> None:
-    assert PAGE.startswith(f"# The hub's protocol, version {wire.VERSION}\n")
+    assert PAGE.startswith(f"# The hub's protocol, version {ingest.VERSION}\n")
     section = PAGE.split("### Reasons\n")[1].split("\n#")[0]
-    assert re.findall(r"^\| ([a-z-]+) \| (?!meaning)", section, re.MULTILINE) == list(typing.get_args(wire.Reason))
-    assert re.findall(r"^\*\*([a-z-]+)\*\* takes", PAGE, re.MULTILINE) == [name for name, _ in outlet.ACTIONS + consumers.ACTIONS]
+    assert re.findall(r"^\| ([a-z-]+) \| (?!meaning)", section, re.MULTILINE) == list(typing.get_args(ingest.Reason))
+    assert re.findall(r"^\*\*([a-z-]+)\*\* takes", PAGE, re.MULTILINE) == [name for name, _ in read_service.ACTIONS + consumers.ACTIONS]
 
 
 def test_the_page_names_the_limits_that_hold() -> None:
-    for limit in (wire.MOST_ROWS, tickets.LARGEST_TICKET, 65_534, arrow.BATCH, tickets.MOST_PLACES, consumers.MOST_READERS):
+    for limit in (ingest.MOST_ROWS, reading.LARGEST_TICKET, 65_534, arrow.BATCH, reading.MOST_PLACES, consumers.MOST_READERS):
         assert f"{limit:,}" in PAGE
-    assert (outlet.BATCH_BYTES, tickets.LARGEST_COMMIT, consumers.MOST_OF_ONE) == (2 << 20, 2 << 20, 64)
-    assert (wire.LARGEST_BATCH, wire.LARGEST_MESSAGE, tickets.LONGEST_WAIT) == (64 << 20, 1 << 20, 30.0)
-    assert f"at most {outlet.LARGEST_CRITERIA} bytes" in PAGE
+    assert (read_service.BATCH_BYTES, reading.LARGEST_COMMIT, consumers.MOST_OF_ONE) == (2 << 20, 2 << 20, 64)
+    assert (ingest.LARGEST_BATCH, ingest.LARGEST_MESSAGE, reading.LONGEST_WAIT) == (64 << 20, 1 << 20, 30.0)
+    assert f"at most {read_service.LARGEST_CRITERIA} bytes" in PAGE
 
 
 def test_the_ticket_of_the_page_is_one() -> None:
     example = PAGE.split("```json\n")[1].split("```")[0]
-    ticket = tickets.decode_ticket(example.encode())
+    ticket = reading.decode_ticket(example.encode())
     assert (ticket.client, ticket.shard, ticket.first_time) == ("JFK", 3, 1_769_817_600_000_000_000)

@@ -23,8 +23,9 @@ from faults import FILE_CALLS, FailingPort, RecordingPort
 
 import hub
 import kvspool
-from hub import HubRoot, ShardReplaced, positions
-from hub.positions import Key, Position
+from hub import HubRoot, ShardReplaced
+from hub.root import positions
+from hub.root.positions import Key, Position
 from kvspool import Gap, GapError, system
 from kvspool.cli import main
 from kvspool.errors import Closed, Corruption, LogNotFound, NoSuchReader, NotALog, OutOfRange, ReaderBusy, UnknownVersion
@@ -484,7 +485,7 @@ def test_held_is_the_lowest_committed_position_of_all_readers(root: HubRoot, mon
         assert root.held("a", 0) == 2
         other.commit()
         assert root.held("a", 0) == 5
-        monkeypatch.setattr("hub.stamp.SETTLED", -(1 << 62))
+        monkeypatch.setattr("hub.root.file_version.SETTLED", -(1 << 62))
         assert root.held("a", 0) == 5
         with system.replaced(RecordingPort()) as port:
             assert root.held("a", 0) == 5

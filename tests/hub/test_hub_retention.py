@@ -18,18 +18,17 @@ from hypothesis import strategies as st
 
 import hub
 import kvspool
-from hub import columns, retention
-from hub.audit import Audit
-from hub.columns import Rows
+from hub.client.shipper import Shipper
 from hub.errors import AccessError, ShardReplaced
-from hub.retention import HubRetention
+from hub.root import columns, retention, trimmer
+from hub.root.audit import Audit
+from hub.root.columns import SequencedBatch
+from hub.root.retention import HubRetention
+from hub.root.store import Store
+from hub.root.trimmer import Keeper, Trimmer, beginnings
 from hub.security import private
 from hub.security.access import Access
-from hub.server import HubServer
-from hub.serving import trimmer
-from hub.serving.trimmer import Keeper, Trimmer, beginnings
-from hub.shipper import Shipper
-from hub.store import Store
+from hub.server.server import HubServer
 from kvspool import Gap
 from kvspool.errors import Corruption, ReaderBusy
 from kvspool.journal import Floor, Retention
@@ -42,14 +41,14 @@ PATIENCE = 30.0  # seconds after which a test gives up
 needs_network = pytest.mark.skipif(bool(os.environ.get("KVSPOOL_NO_EXTENSIONS")), reason="servers are tested with the compiled twin")
 
 
-def rows(first: int, end: int, ago: int = AGO) -> Rows:
+def rows(first: int, end: int, ago: int = AGO) -> SequencedBatch:
     """Records of some 100 bytes, as a shipper sends them."""
     numbers = range(first, end)
     times = pa.array([ago + number for number in numbers], pa.int64()).cast(columns.SCHEMA.field("timestamp").type)
     count = len(numbers)
     values = [[1] * count, [b"k"] * count, [b"%090d" % number for number in numbers], [0] * count]
     arrays = [times, *(pa.array(each, field.type) for each, field in zip(values, list(columns.SCHEMA)[1:], strict=True))]
-    return Rows(first, pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMA))
+    return SequencedBatch(first, pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMA))
 
 
 def make_client(root: Path, client: str, bits: int = 1) -> list[Path]:
@@ -60,7 +59,7 @@ def make_client(root: Path, client: str, bits: int = 1) -> list[Path]:
     return paths
 
 
-def put(root: Path, client: str, index: int, new: Rows, bits: int = 1) -> int:
+def put(root: Path, client: str, index: int, new: SequencedBatch, bits: int = 1) -> int:
     """Store records as a server does that begins anew; returns what it expects next."""
     with Store(root) as store:
         shard = store.take(client, bits, index)
@@ -310,7 +309,7 @@ def test_the_keeper_trims_what_the_rules_say_and_tells_what_goes_wrong(root: Pat
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("hub.server.ROUND", 0.05)
+    monkeypatch.setattr("hub.server.server.ROUND", 0.05)
     monkeypatch.setattr(trimmer, "INTERVAL", 0.05)
     yield
 

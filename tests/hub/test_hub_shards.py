@@ -20,21 +20,20 @@ from shipping import eventually
 
 import hub
 import kvspool
-from hub.columns import Rows
+from hub.client.remote import RemoteHub
+from hub.client.shipper import Shipper
 from hub.errors import Conflict, HubError, HubFull, Malformed, NotAllowed, NotFound, QuotaExceeded, ShardDamaged, Unreachable
-from hub.remote import RemoteHub
-from hub.shipper import Shipper
-from hub.spark import lines, ranges, remote
+from hub.protocol.reading import Generation, Ticket
+from hub.root.columns import SequencedBatch
+from hub.spark import endpoints, ranges, remote
+from hub.spark.endpoints import Backoff, HubEndpoint
 from hub.spark.errors import DataLossError
-from hub.spark.lines import Line, Patience
 from hub.spark.opening import open_shards
 from hub.spark.options import Credentials, ReadOptions
 from hub.spark.ranges import HubRange
 from hub.spark.remote import HubShards
 from hub.spark.selection import Selection
 from hub.spark.shards import Extent, ShardKey
-from hub.store import Generation
-from hub.tickets import Ticket
 from kvspool import Gap, arrow
 from kvspool.cli import main
 from kvspool.journal import Retention
@@ -46,12 +45,12 @@ JFK, EWR = ShardKey("JFK", 0), ShardKey("EWR", 0)
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let pauses be short, and close what a worker would keep."""
-    monkeypatch.setattr(lines, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(endpoints, "FIRST_BACKOFF", 0.01)
     monkeypatch.setattr(remote, "FIRST_BACKOFF", 0.01)
-    monkeypatch.setattr(lines, "LONGEST_BACKOFF", 0.05)
+    monkeypatch.setattr(endpoints, "LONGEST_BACKOFF", 0.05)
     monkeypatch.setattr(remote, "COMMITS", 0.0)
     yield
-    lines.close_lines()
+    endpoints.close_connections()
 
 
 def fill(path: Path, count: int, text: str = "record", first: int = 0) -> None:
@@ -191,7 +190,7 @@ def test_the_options_of_a_read_name_hubs(server: HubServer, root: Path) -> None:
     assert isinstance(ours, HubShards)
     assert (ours.locations, ours.look().keys()) == ((server.location,), {JFK})
     one = ours.range(JFK, 0, 1)
-    assert (one.parts[0].line.timeout, one.local_root) == (5.0, root)
+    assert (one.parts[0].endpoint.timeout, one.local_root) == (5.0, root)
     ours.close()
     for name, value in (("hubTimeout", "5s"), ("localRoot", "/hub")):
         with pytest.raises(ValueError, match=f"option {name} is for hub servers"):
@@ -251,7 +250,7 @@ def test_another_log_in_the_place_of_one_is_told(server: HubServer, root: Path, 
     assert sequences(one) == list(range(20))
     server.close()
     shutil.rmtree(root / "LGA")
-    with HubServer(root, listen=server.gate.address) as server:
+    with HubServer(root, listen=server.proxy.address) as server:
         with pytest.raises(DataLossError, match=r"\[KVSPOOL_LOG_REPLACED\] topic LGA, partition 0"):
             list(one.batches())
         ship(tmp_path / "other", server.location, "LGA")
@@ -269,7 +268,7 @@ def test_a_hub_that_sends_something_else_is_found_out(server: HubServer, monkeyp
 
     def wrong(self: RemoteHub, ticket: Ticket, timeout: float | None = None) -> Iterator[Any]:
         for item in items(self, ticket, timeout):
-            yield replace(item, first=item.first + 1) if isinstance(item, Rows) else item
+            yield replace(item, first=item.first + 1) if isinstance(item, SequencedBatch) else item
 
     monkeypatch.setattr(RemoteHub, "items", wrong)
     with pytest.raises(Malformed, match=r"\[KVSPOOL_DATA_LOSS\].*sequence 0 is missing"):
@@ -328,9 +327,10 @@ def test_a_task_on_the_hubs_own_host_reads_the_directory(server: HubServer, root
     assert sequences(one) == list(range(10, 20))
     assert next(iter(one.batches())).schema.names == ["sequence", "value"]
     hub.create(tmp_path / "other").close()
-    hub.store.root_id(tmp_path / "other")
-    other = HubRange(JFK, one.log_id, 10, 20, tuple(part._replace(line=lines.Line(server.location, timeout=0.1)) for part in one.parts),
-                     local_root=tmp_path / "other")  # fmt: skip
+    hub.root.store.root_id(tmp_path / "other")
+    endpoint = endpoints.HubEndpoint(server.location, timeout=0.1)
+    parts = tuple(part._replace(endpoint=endpoint) for part in one.parts)
+    other = HubRange(JFK, one.log_id, 10, 20, parts, local_root=tmp_path / "other")
     with pytest.raises(Unreachable):
         list(other.batches())
     ours.close()
@@ -343,12 +343,12 @@ def test_a_stream_that_is_cut_goes_on_and_nothing_comes_twice(root: Path) -> Non
     big = root / "BIG"
     with kvspool.create(big, format="kvj") as log:
         log.append_many([b"%0200d" % number for number in range(60_000)])
-    with HubServer(root) as server, Proxy(server.gate.address) as proxy:
+    with HubServer(root) as server, Proxy(server.proxy.address) as proxy:
         location = f"grpc://127.0.0.1:{proxy.address[1]}"
         ours = shards(location)
         one = ours.range(ShardKey("BIG", 0), 0, 60_000)
         faults = [proxy.add(Fault(kind, "down", at)) for kind, at in (("cut", 2_500_000), ("reset", 700_000), ("truncate", 3_000_000))]
-        lines.close_lines()
+        endpoints.close_connections()
         assert sequences(one) == list(range(60_000))
         assert [fault.fired for fault in faults] == [1, 1, 1]
         ours.close()
@@ -356,7 +356,7 @@ def test_a_stream_that_is_cut_goes_on_and_nothing_comes_twice(root: Path) -> Non
 
 def test_a_network_that_says_nothing_more_is_given_up_and_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "STREAM", 0.3)
-    with HubServer(root) as server, Proxy(server.gate.address) as proxy:
+    with HubServer(root) as server, Proxy(server.proxy.address) as proxy:
         ours = shards(f"grpc://127.0.0.1:{proxy.address[1]}")
         one = ours.range(JFK, 0, 100)
         fault = proxy.add(Fault("half-open", "down", 500))
@@ -374,7 +374,7 @@ def test_a_hub_that_is_restarted_is_waited_for(root: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING, logger="kvspool"):
         eventually(lambda: ours.look() == before and "doesn't answer" in caplog.text)
     fill(root / "JFK", 5)
-    with HubServer(root, listen=server.gate.address):
+    with HubServer(root, listen=server.proxy.address):
         eventually(lambda: ours.look()[JFK] == Extent(0, 105, before[JFK].log_id))
         assert sequences(one) == list(range(100))
     ours.close()
@@ -412,7 +412,7 @@ def test_another_root_at_the_same_address_is_an_error(root: Path, tmp_path: Path
     ours.look()
     server.close()
     hub.create(tmp_path / "other").close()
-    with HubServer(tmp_path / "other", listen=server.gate.address):
+    with HubServer(tmp_path / "other", listen=server.proxy.address):
 
         def is_told() -> bool:
             try:
@@ -607,7 +607,7 @@ def test_a_reader_is_moved_when_the_hub_is_back_and_new_clients_are_held(root: P
     server.close()
     ours.commit({JFK: 50})
     fill(root / "LGA", 2)
-    with HubServer(root, listen=server.gate.address), hub.open(root) as there:
+    with HubServer(root, listen=server.proxy.address), hub.open(root) as there:
         eventually(lambda: ours.look() and there.held("JFK", 0) == 50)
         eventually(lambda: ours.look() and there.readers()[0].lag is not None and len(there.readers()[0].lag.shards) == 3)
         assert there.held("LGA", 0) == 0
@@ -616,6 +616,6 @@ def test_a_reader_is_moved_when_the_hub_is_back_and_new_clients_are_held(root: P
 
 @pytest.mark.parametrize("kind", [HubFull, QuotaExceeded])
 def test_a_hub_that_refuses_for_too_long_is_not_said_to_be_down(kind: type[HubFull | QuotaExceeded]) -> None:
-    patience = Patience(Line("grpc://hub:7070", timeout=0.0))
+    backoff = Backoff(HubEndpoint("grpc://hub:7070", timeout=0.0))
     with pytest.raises(kind, match=r"^\[KVSPOOL_HUB_REFUSES\] grpc://hub:7070 has answered for 0 s: delete one$"):
-        patience.failed(kind("delete one"))
+        backoff.failed(kind("delete one"))

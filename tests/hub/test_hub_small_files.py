@@ -17,18 +17,19 @@ import pytest
 
 import hub
 import kvspool
-from hub import figures, positions, retention
-from hub.audit import Audit
+from hub.cli import figures
+from hub.client import mirrored_shard
+from hub.client.mirrored_shard import Mark, MirroredShard
 from hub.errors import AccessError, HubError, ShardDamaged
-from hub.pipeline import job, progress, table
+from hub.pipeline import job, table
 from hub.pipeline.errors import JobError, SinkError
-from hub.positions import Position
+from hub.protocol.reading import Generation, ShardState
+from hub.root import pipeline_progress, positions, retention
+from hub.root.audit import Audit
+from hub.root.positions import Position
+from hub.root.store import GENERATIONS, MIRRORED, PRIVATE, Store, load_generations, root_id
 from hub.security.access import Access
-from hub.serving.survey import Survey
-from hub.shipping import mirrored
-from hub.shipping.mirrored import Mark, MirroredShard
-from hub.store import GENERATIONS, MIRRORED, PRIVATE, Generation, Store, load_generations, root_id
-from hub.tickets import ShardState
+from hub.server.shard_index import ShardIndex
 from kvspool.cli import main
 from kvspool.errors import Corruption, FormatError, KvspoolError, NotAFile
 from kvspool.journal import settings
@@ -90,7 +91,7 @@ def test_one_bad_shard_is_reported_and_all_others_go_on(
 ) -> None:
     damage(root / "bad" / name)
     with every_log.in_time():
-        survey = Survey(root)
+        survey = ShardIndex(root)
         (bad,), (good,) = (survey.states(lambda client: True)[client] for client in ("bad", "good"))
         survey.close()
         assert words in bad.error and (good.error, good.next) == ("", 1)
@@ -161,8 +162,8 @@ SMALL: dict[str, tuple[bytes, int, Callable[[Path], object], type[Exception]]] =
     "delays.toml": (b'[source]\npath = "root"\n[decode]\nformat = "json"\n[sink]\npath = "out"\n', 1 << 20, job.load, JobError),
     "delays.json": (
         msgspec.json.encode({"name": "delays", "state": "running", "pid": 1, "started": 1, "updated": 2}),
-        progress.LARGEST,
-        progress.read,
+        pipeline_progress.LARGEST,
+        pipeline_progress.read,
         ValueError,
     ),
     f"0000000001/{table.MANIFEST}": (
@@ -203,7 +204,7 @@ def test_whatever_the_mark_of_a_mirror_holds_it_is_read_or_damaged(tmp_path: Pat
     kvspool.create(tmp_path / "jfk", format="kvj").close()
     file = tmp_path / "jfk" / MIRRORED
     shard = MirroredShard(tmp_path, LOG, ShardState("jfk", 0, 0, 0, 0, []))
-    for what, data in garbage.of_json(msgspec.json.encode(Mark(LOG)), mirrored.LARGEST_MARK):
+    for what, data in garbage.of_json(msgspec.json.encode(Mark(LOG)), mirrored_shard.LARGEST_MARK):
         file.write_bytes(data)
         try:
             shard._check_mark()
@@ -222,7 +223,7 @@ def test_a_fifo_among_the_files_of_a_hub_keeps_nobody_waiting(root: Path, name: 
 
     def use() -> None:
         with Store(root):
-            Survey(root).close()
+            ShardIndex(root).close()
         with hub.open(root) as opened:
             opened.reader("place").close()
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from hub.shipping import hubs
+from hub.client import hubs
 
 HUBS = [f"grpc+tls://hub{number}.example:4242" for number in range(4)]
 CLIENTS = [f"client{number}" for number in range(4000)]

@@ -18,14 +18,15 @@ from pyarrow import flight
 from serving import HubServer
 from shipping import LOG, OTHER, Row, batch, eventually, numbered, stored
 
-from hub import columns, tickets, wire
-from hub.serving.admission import Admission
-from hub.serving.intake import Intake
-from hub.store import Shard
-from hub.wire import Done, Log, Opened, Opening, Ping, Put, Refused, Stored
+from hub.protocol import ingest, reading
+from hub.protocol.ingest import Acknowledged, Done, Opened, Opening, Ping, Put, Refused, ShippedLog
+from hub.root import columns
+from hub.root.store import Shard
+from hub.server.admission import Admission
+from hub.server.ingest import IngestSession
 from kvspool.errors import Poisoned
 
-OPENING = Opening(wire.VERSION, "client", 0, [Log(0, LOG, 0)])
+OPENING = Opening(ingest.VERSION, "client", 0, [ShippedLog(0, LOG, 0)])
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ class Call:
     """A call, of which each word is said by hand."""
 
     def __init__(self, server: HubServer, opening: Opening | bytes = OPENING, schema: pa.Schema = columns.SCHEMA) -> None:
-        command = opening if isinstance(opening, bytes) else wire.encode(opening)
+        command = opening if isinstance(opening, bytes) else ingest.encode(opening)
         self._client = flight.FlightClient(server.location)
         options = flight.FlightCallOptions(timeout=30)
         self.writer, self.reader = self._client.do_exchange(flight.FlightDescriptor.for_command(command), options)
@@ -52,19 +53,19 @@ class Call:
             self.writer.begin(schema)
 
     def say(self, message: Any) -> None:
-        self.writer.write_metadata(message if isinstance(message, bytes) else wire.encode(message))
+        self.writer.write_metadata(message if isinstance(message, bytes) else ingest.encode(message))
 
     def put(self, put: Put | bytes, rows: pa.RecordBatch) -> None:
-        self.writer.write_with_metadata(rows, put if isinstance(put, bytes) else wire.encode(put))
+        self.writer.write_with_metadata(rows, put if isinstance(put, bytes) else ingest.encode(put))
 
     def hear(self) -> Any:
         """Return the hub's next word. The last one of a call comes as its error, too: that is what is left to a client that can't write."""
         try:
-            return wire.decode_from_hub(self.reader.read_chunk().app_metadata.to_pybytes())
+            return ingest.decode_from_hub(self.reader.read_chunk().app_metadata.to_pybytes())
         except flight.FlightServerError as error:
-            told = tickets.error_in(error.extra_info)
+            told = reading.error_in(error.extra_info)
             assert told is not None
-            return wire.refusal(told)
+            return ingest.refusal(told)
 
     def end(self) -> None:
         """The client says no more; nor does the hub, at last, or it says once more what it refused."""
@@ -73,7 +74,7 @@ class Call:
         with pytest.raises((StopIteration, flight.FlightServerError)) as caught:
             while True:
                 self.reader.read_chunk()
-        assert isinstance(caught.value, StopIteration) or tickets.error_in(caught.value.extra_info) is not None
+        assert isinstance(caught.value, StopIteration) or reading.error_in(caught.value.extra_info) is not None
 
     def __enter__(self) -> Call:
         return self
@@ -91,12 +92,12 @@ def rows(first: int, end: int, text: str = "record") -> pa.RecordBatch:
 
 def test_a_call_from_its_opening_to_its_end(server: HubServer, root: Path) -> None:
     with Call(server) as call:
-        assert call.hear() == Opened(wire.VERSION, "process", 1 << 20, [wire.Place(0, 0, False)])
+        assert call.hear() == Opened(ingest.VERSION, "process", 1 << 20, [ingest.ResumePoint(0, 0, False)])
         call.put(Put(0, 0, 0, 3, False), rows(0, 2))
         call.put(Put(0, 2, 2, 3, True), rows(2, 3))
-        assert call.hear() == Stored([(0, 3)], 1)
+        assert call.hear() == Acknowledged([(0, 3)], 1)
         call.say(Ping({0: 3}))
-        assert call.hear() == Stored([], 2)
+        assert call.hear() == Acknowledged([], 2)
         call.say(Done())
         call.end()
     eventually(lambda: server.clients.of("client").connections == 0)
@@ -110,8 +111,8 @@ def test_what_came_before_a_cut_is_stored(server: HubServer, root: Path) -> None
         call.hear()
     eventually(lambda: server.clients.of("client").connections == 0)
     assert list(stored(root / "client")) == [0, 1, 2]
-    with Call(server, Opening(1, "client", 0, [Log(0, LOG, 5)])) as call:
-        assert call.hear().places == [wire.Place(0, 3, True)]
+    with Call(server, Opening(1, "client", 0, [ShippedLog(0, LOG, 5)])) as call:
+        assert call.hear().places == [ingest.ResumePoint(0, 3, True)]
 
 
 def test_two_calls_at_once_store_everything_once(server: HubServer, root: Path) -> None:
@@ -120,14 +121,14 @@ def test_two_calls_at_once_store_everything_once(server: HubServer, root: Path) 
         old.hear()
         old.put(Put(0, 0, 0, 9, True), rows(0, 3))
         old.hear()
-        with Call(server, Opening(1, "client", 0, [Log(0, LOG, 9)])) as new:
-            assert new.hear().places == [wire.Place(0, 3, True)]
+        with Call(server, Opening(1, "client", 0, [ShippedLog(0, LOG, 9)])) as new:
+            assert new.hear().places == [ingest.ResumePoint(0, 3, True)]
             old.put(Put(0, 3, 3, 9, True), rows(3, 6))
-            assert old.hear() == Stored([(0, 6)], 2)
+            assert old.hear() == Acknowledged([(0, 6)], 2)
             new.put(Put(0, 2, 2, 9, True), rows(2, 9))
-            assert new.hear() == Stored([(0, 9)], 1)
+            assert new.hear() == Acknowledged([(0, 9)], 1)
             old.put(Put(0, 6, 6, 9, True), rows(6, 7))
-            assert old.hear() == Stored([(0, 9)], 3)
+            assert old.hear() == Acknowledged([(0, 9)], 3)
     assert list(stored(root / "client")) == list(range(9))
 
 
@@ -136,25 +137,25 @@ def test_a_new_log_ends_the_call_of_the_old_one(server: HubServer, root: Path) -
         old.hear()
         old.put(Put(0, 0, 0, 9, True), rows(0, 3))
         old.hear()
-        with Call(server, Opening(1, "client", 0, [Log(0, OTHER, 0)])) as new:
-            assert new.hear().places == [wire.Place(0, 0, False)]
+        with Call(server, Opening(1, "client", 0, [ShippedLog(0, OTHER, 0)])) as new:
+            assert new.hear().places == [ingest.ResumePoint(0, 0, False)]
             old.put(Put(0, 3, 3, 9, True), rows(3, 6))
             assert old.hear().reason == "fenced"
-            assert old.hear() == Stored([], 2)
+            assert old.hear() == Acknowledged([], 2)
             new.put(Put(0, 0, 0, 9, True), rows(0, 1, "new"))
-            assert new.hear() == Stored([(0, 1)], 1)
+            assert new.hear() == Acknowledged([(0, 1)], 1)
     assert len(stored(root / "client")) == 4
 
 
 def test_a_shard_that_is_refused_takes_nothing_more_and_the_others_go_on(server: HubServer, root: Path) -> None:
-    with Call(server, Opening(1, "client", 1, [Log(0, LOG, 0), Log(1, OTHER, 0)])) as call:
+    with Call(server, Opening(1, "client", 1, [ShippedLog(0, LOG, 0), ShippedLog(1, OTHER, 0)])) as call:
         call.hear()
         call.put(Put(0, 5, 5, 9, False), rows(5, 6))
         refused = call.hear()
         assert isinstance(refused, Refused) and (refused.reason, refused.index, refused.expected) == ("unexpected", 0, 0)
         call.put(Put(0, 0, 0, 9, False), rows(0, 1))
         call.put(Put(1, 0, 0, 9, True), rows(0, 1))
-        assert call.hear() == Stored([(1, 1)], 1)
+        assert call.hear() == Acknowledged([(1, 1)], 1)
     assert stored(root / "client.1.000") == {} and len(stored(root / "client.1.001")) == 1
 
 
@@ -175,13 +176,13 @@ def test_other_columns_are_refused_before_any_batch_is_decoded(server: HubServer
 
 BAD_PUTS: list[Any] = [
     (b"garbage", rows(0, 1)),
-    (wire.encode(Put(1, 0, 0, 1, False)), rows(0, 1)),  # a shard that the call was not opened for
-    (wire.encode(Put(0, 0, 1, 1, False)), rows(0, 1)),
-    (wire.encode(Put(0, 0, 0, 1, False)), rows(0, 1).slice(0, 0)),
-    (wire.encode(Put(0, 0, 0, 1, False)), batch(Row(b"x", type=256))),
-    (wire.encode(Put(0, 0, 0, 1, False)), batch(Row(b"x", codec=99))),
-    (wire.encode(Put(0, 0, 0, 1, False)), batch(Row(b"x" * (2 << 20)))),
-    (wire.encode(Put(0, wire.LAST - 1, 0, 1, False)), rows(0, 5)),
+    (ingest.encode(Put(1, 0, 0, 1, False)), rows(0, 1)),  # a shard that the call was not opened for
+    (ingest.encode(Put(0, 0, 1, 1, False)), rows(0, 1)),
+    (ingest.encode(Put(0, 0, 0, 1, False)), rows(0, 1).slice(0, 0)),
+    (ingest.encode(Put(0, 0, 0, 1, False)), batch(Row(b"x", type=256))),
+    (ingest.encode(Put(0, 0, 0, 1, False)), batch(Row(b"x", codec=99))),
+    (ingest.encode(Put(0, 0, 0, 1, False)), batch(Row(b"x" * (2 << 20)))),
+    (ingest.encode(Put(0, ingest.LAST - 1, 0, 1, False)), rows(0, 5)),
 ]
 
 
@@ -196,10 +197,10 @@ def test_a_put_that_can_not_be_ends_the_call_and_stores_nothing(server: HubServe
     with Call(server) as call:
         call.hear()
         call.put(Put(0, 0, 0, 1, True), rows(0, 1))
-        assert call.hear() == Stored([(0, 1)], 1)
+        assert call.hear() == Acknowledged([(0, 1)], 1)
 
 
-@pytest.mark.parametrize("message", [b"garbage", wire.encode(Put(0, 0, 0, 1, False)), wire.encode(Stored([], 0))])
+@pytest.mark.parametrize("message", [b"garbage", ingest.encode(Put(0, 0, 0, 1, False)), ingest.encode(Acknowledged([], 0))])
 def test_a_message_that_can_not_be_ends_the_call(server: HubServer, message: bytes) -> None:
     with Call(server) as call:
         call.hear()
@@ -214,7 +215,7 @@ def test_a_batch_without_a_message_ends_the_call(server: HubServer) -> None:
         assert call.hear().reason == "malformed"
 
 
-@pytest.mark.parametrize("opening", [b"", b"garbage", b"\xff" * 100, wire.encode(Opening(9, "client", 0, [Log(0, LOG, 0)]))])
+@pytest.mark.parametrize("opening", [b"", b"garbage", b"\xff" * 100, ingest.encode(Opening(9, "client", 0, [ShippedLog(0, LOG, 0)]))])
 def test_an_opening_that_can_not_be_is_refused(server: HubServer, root: Path, opening: bytes) -> None:
     with Call(server, opening) as call:
         refused = call.hear()
@@ -236,7 +237,7 @@ def test_whatever_a_stranger_says_the_hub_goes_on(server: HubServer, opening: by
 
 
 def test_a_client_that_asks_for_nothing_is_told_all_the_same(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hub.serving.intake.UNASKED", 1000)
+    monkeypatch.setattr("hub.server.ingest.UNASKED", 1000)
     with Call(server) as call:
         call.hear()
         for number in range(100):
@@ -252,7 +253,7 @@ def test_only_its_own_shards_are_remembered_of_what_a_client_says(server: HubSer
         assert server.clients.of("client").ends == {0: 5}
 
 
-TWO = Opening(wire.VERSION, "client", 1, [Log(0, LOG, 0), Log(1, OTHER, 0)])
+TWO = Opening(ingest.VERSION, "client", 1, [ShippedLog(0, LOG, 0), ShippedLog(1, OTHER, 0)])
 
 
 @pytest.mark.parametrize(("number", "reason"), [(errno.EIO, "damaged"), (errno.EMFILE, "full")])
@@ -268,11 +269,11 @@ def test_a_shard_that_can_not_be_opened_is_refused_and_the_other_one_goes_on(
 
     monkeypatch.setattr(server.store, "take", failing)
     with Call(server, TWO) as call:
-        assert call.hear().places == [wire.Place(1, 0, False)]
+        assert call.hear().places == [ingest.ResumePoint(1, 0, False)]
         refused = call.hear()
         assert (refused.reason, refused.index) == (reason, 0)
         call.put(Put(1, 0, 0, 3, True), rows(0, 3))
-        assert call.hear() == Stored([(1, 3)], 1)
+        assert call.hear() == Acknowledged([(1, 3)], 1)
         call.say(Done())
         call.end()
     assert list(stored(root / "client.1.001")) == [0, 1, 2]
@@ -282,7 +283,7 @@ def test_a_shard_that_a_flush_refuses_while_a_batch_of_it_waits_is_refused_and_n
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_waiting, has_refused = threading.Event(), threading.Event()
-    real_admit, real_refuse = Admission.admit, Intake._refuse
+    real_admit, real_refuse = Admission.admit, IngestSession._refuse
 
     def admit(self: Admission, size: int) -> None:
         """Wait, as for a quota, until the flush of the batch before was refused."""
@@ -292,7 +293,7 @@ def test_a_shard_that_a_flush_refuses_while_a_batch_of_it_waits_is_refused_and_n
             assert has_refused.wait(30)
         waits.append(size)
 
-    def refuse(self: Intake, *arguments: Any) -> None:
+    def refuse(self: IngestSession, *arguments: Any) -> None:
         real_refuse(self, *arguments)
         has_refused.set()
 
@@ -303,7 +304,7 @@ def test_a_shard_that_a_flush_refuses_while_a_batch_of_it_waits_is_refused_and_n
 
     waits: list[int] = []
     monkeypatch.setattr(Admission, "admit", admit)
-    monkeypatch.setattr(Intake, "_refuse", refuse)
+    monkeypatch.setattr(IngestSession, "_refuse", refuse)
     monkeypatch.setattr(Shard, "sync", fail)
     with HubServer(root, level="disk") as server, Call(server, TWO) as call:
         call.hear()
@@ -311,7 +312,7 @@ def test_a_shard_that_a_flush_refuses_while_a_batch_of_it_waits_is_refused_and_n
         call.put(Put(0, 2, 2, 3, True), rows(2, 3))
         call.put(Put(1, 0, 0, 3, True), rows(0, 3))
         said = [call.hear()]
-        while not (isinstance(said[-1], Stored) and said[-1].asked == 3):
+        while not (isinstance(said[-1], Acknowledged) and said[-1].asked == 3):
             said.append(call.hear())
         assert {(one.reason, one.index) for one in said if isinstance(one, Refused)} == {("damaged", 0)}
-        assert (1, 3) in {place for one in said if isinstance(one, Stored) for place in one.places}
+        assert (1, 3) in {place for one in said if isinstance(one, Acknowledged) for place in one.places}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import hub.cli
+import hub.cli.hub
 import kvspool
 from hub.spark import java
 from hub.spark.java import JavaNotFound, find_java, use_java
@@ -102,7 +102,7 @@ def test_without_any_java_an_error_says_what_was_found_and_how_to_get_one(
     assert os.environ["JAVA_HOME"] == str(tmp_path / "nothing")
     assert java.main() == 1
     assert "Spark needs Java 17" in capsys.readouterr().err
-    (check,) = hub.cli.checks()
+    (check,) = hub.cli.hub.checks()
     assert (check.name, check.state) == ("Java", "warn")
     assert check.advice.startswith("The extra jre brings one")
 

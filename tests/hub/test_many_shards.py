@@ -112,8 +112,8 @@ def test_a_new_client_is_found_without_a_look_at_the_names_that_are_known(root: 
     with system.replaced(Stopped()), closing(root.follow(timeout=1)) as following:
         assert list(following) == []
         looked_at: list[str] = []
-        real = hub.root.route.parse_name
-        monkeypatch.setattr(hub.root.route, "parse_name", lambda name: looked_at.append(name) or real(name))
+        real = hub.root.root.route.parse_name
+        monkeypatch.setattr(hub.root.root.route, "parse_name", lambda name: looked_at.append(name) or real(name))
         with root.create_client("new", bits=0, capacity=4096) as shards:
             shards.append(b"first")
         looked_at.clear()

@@ -25,14 +25,14 @@ from serving import HubServer
 
 import hub
 import kvspool
-from hub import mirror as mirrors
-from hub import tickets
+from hub.client import mirror as mirrors
+from hub.client import mirrored_shard
+from hub.client.mirror import Mirror
+from hub.client.shipper import Shipper
 from hub.errors import Conflict, Fenced, HubError, HubFull, Malformed, Restored, RootInUse, ShardDamaged
-from hub.mirror import Mirror
-from hub.shipper import Shipper
-from hub.shipping import mirrored
-from hub.store import GENERATIONS, Generation, load_generations
-from hub.tickets import Changes, ServerInfo, ShardState
+from hub.protocol import reading
+from hub.protocol.reading import Changes, Generation, ServerInfo, ShardState
+from hub.root.store import GENERATIONS, load_generations
 from kvspool import arrow, system
 from kvspool.journal import Journal
 from kvspool.journal.format import Batch
@@ -202,7 +202,7 @@ def test_at_the_level_disk_all_is_on_disk_on_both_sides(source: Path, server: Hu
 
 SERVE = """
 import sys, time
-from hub.server import HubServer
+from hub.server.server import HubServer
 from hub.security.access import Access
 server = HubServer(sys.argv[1], access=Access.anonymous(), least_free=1 << 20, listen=("127.0.0.1", int(sys.argv[2])))
 server.start()
@@ -211,7 +211,7 @@ time.sleep(600)
 """
 PULL = """
 import sys
-from hub.mirror import Mirror
+from hub.client.mirror import Mirror
 mirror = Mirror(sys.argv[1], sys.argv[2])
 print("ready", flush=True)
 mirror.run()
@@ -330,8 +330,8 @@ class DyingPort(system.Port):
 def test_a_mirror_may_die_at_every_call_of_the_system(
     source: Path, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.shipping.mirrored.TURN_BYTES", 4000)
-    monkeypatch.setattr("hub.shipping.mirrored.LEAST_ROWS", 100)
+    monkeypatch.setattr("hub.client.mirrored_shard.TURN_BYTES", 4000)
+    monkeypatch.setattr("hub.client.mirrored_shard.LEAST_ROWS", 100)
     deaths, nth = 0, 1
     root = tmp_path / "mirror"
     hub.create(root).close()
@@ -589,11 +589,11 @@ def test_a_full_disk_is_waited_out_when_a_generation_is_taken_over(
 def test_a_shard_whose_files_can_not_be_read_is_reported_and_the_others_are_pulled(
     source: Path, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(shard: mirrored.MirroredShard) -> None:
+    def check(shard: mirrored_shard.MirroredShard) -> None:
         if shard.path.name == NAMES[0]:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(shard.path))
 
-    monkeypatch.setattr(mirrored.MirroredShard, "_check_mark", check)
+    monkeypatch.setattr(mirrored_shard.MirroredShard, "_check_mark", check)
     with pytest.raises(PermissionError, match=NAMES[0]):
         pull(server.location, tmp_path / "mirror")
     for name in NAMES[1:]:
@@ -692,5 +692,5 @@ def test_a_source_that_is_no_location_is_refused(tmp_path: Path, location: str) 
 
 
 def test_tickets_of_a_mirror_fit() -> None:
-    ticket = tickets.Ticket("x" * 100, 1023, 1 << 62, 1 << 62, limit=1 << 62, coded=True, isolation="synced")
-    assert tickets.decode_ticket(msgspec.json.encode(ticket)) == ticket
+    ticket = reading.Ticket("x" * 100, 1023, 1 << 62, 1 << 62, limit=1 << 62, coded=True, isolation="synced")
+    assert reading.decode_ticket(msgspec.json.encode(ticket)) == ticket

@@ -24,11 +24,11 @@ from serving import HubServer
 
 import hub
 import kvspool
-from hub import tickets
+from hub.client.shipper import Shipper
 from hub.errors import Malformed
-from hub.serving import outlet
-from hub.shipper import Shipper
-from hub.wire import Level
+from hub.protocol import reading
+from hub.protocol.ingest import Level
+from hub.server import read_service
 from kvspool import arrow, system
 from kvspool.journal.format import Batch
 from kvspool.record import Codec, Gap
@@ -98,12 +98,12 @@ def tuples(table: pa.Table) -> list[tuple[Any, ...]]:
     return list(zip(*(table.column(name).to_pylist() for name in table.schema.names), strict=True))
 
 
-def failure(call: Callable[[], Any]) -> tickets.Failure:
+def failure(call: Callable[[], Any]) -> reading.Failure:
     """Return what an error of a call says to programs."""
     with pytest.raises(flight.FlightError) as raised:
         call()
     assert "Traceback" not in str(raised.value)
-    return msgspec.json.decode(raised.value.extra_info, type=tickets.Failure)
+    return msgspec.json.decode(raised.value.extra_info, type=reading.Failure)
 
 
 # Streams.
@@ -278,7 +278,7 @@ def test_an_error_nobody_thought_of_says_nothing_of_the_hub_s_code(
     root: Path, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal(root).close()
-    monkeypatch.setattr(outlet, "_cursor", lambda *_: 1 / 0)
+    monkeypatch.setattr(read_service, "_cursor", lambda *_: 1 / 0)
     found = failure(lambda: get(client, client="JFK"))
     assert (found.reason, "zero" in found.message) == ("damaged", False)
 
@@ -326,7 +326,7 @@ def test_a_bad_ticket_is_refused_with_what_is_wrong(root: Path, client: flight.F
     assert failure(lambda: client.do_get(flight.Ticket(ticket)).read_all()).reason == "malformed"
 
 
-FIELDS = st.sampled_from([*tickets.Ticket.__struct_fields__, "other"])
+FIELDS = st.sampled_from([*reading.Ticket.__struct_fields__, "other"])
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=40), st.datetimes().map(str), st.lists(st.integers())
 )
@@ -335,7 +335,7 @@ VALUES = st.one_of(
 @given(st.one_of(st.binary(), st.dictionaries(FIELDS, VALUES).map(lambda fields: json.dumps({"client": "JFK"} | fields).encode())))
 def test_whatever_a_ticket_is_it_is_understood_or_malformed(data: bytes) -> None:
     try:
-        ticket = tickets.decode_ticket(data)
+        ticket = reading.decode_ticket(data)
     except Malformed:
         return
     assert ticket.begin is not None
@@ -491,7 +491,7 @@ def test_a_slow_reader_costs_the_hub_no_more_than_what_is_on_its_way(
         read.append(found.nbytes)
         return found
 
-    monkeypatch.setattr(outlet, "arrow", SimpleNamespace(**vars(arrow) | {"next_batch": next_batch}))
+    monkeypatch.setattr(read_service, "arrow", SimpleNamespace(**vars(arrow) | {"next_batch": next_batch}))
     reader = client.do_get(flight.Ticket(b'{"client": "JFK"}'))
     first = reader.read_chunk().data.num_rows
     assert settled(lambda: sum(read)) < 32 << 20  # of 64
@@ -542,8 +542,8 @@ def test_who_waits_for_changes_is_told_at_once_what_a_shipper_sends(root: Path, 
             log.append(b"1")
             shipper.run(until_empty=True)
             token = ask_changes(client)["token"]
-            server.outlet.survey._next_look = time.monotonic() + 3600  # no look at everything will find it
-            server.outlet.survey._rest = 3600.0
+            server.read_service.index._next_look = time.monotonic() + 3600  # no look at everything will find it
+            server.read_service.index._rest = 3600.0
             answers: list[Any] = []
             waiting = threading.Thread(target=lambda: answers.append(ask_changes(client, since=token, wait=30)))
             waiting.start()
@@ -572,7 +572,7 @@ def test_the_hub_does_not_wait_for_who_is_gone(root: Path, server: HubServer, cl
     action = flight.Action("changes", json.dumps({"since": token, "wait": 30}).encode())
     with pytest.raises(flight.FlightTimedOutError):
         list(client.do_action(action, flight.FlightCallOptions(timeout=0.1)))
-    assert settled(lambda: len(server.outlet.survey._changed._waiters), 0) == 0  # type: ignore[attr-defined]
+    assert settled(lambda: len(server.read_service.index._changed._waiters), 0) == 0  # type: ignore[attr-defined]
 
 
 def test_a_hub_that_is_closed_keeps_nobody_waiting(root: Path) -> None:
@@ -583,7 +583,7 @@ def test_a_hub_that_is_closed_keeps_nobody_waiting(root: Path) -> None:
         answers: list[Any] = []
         waiting = threading.Thread(target=lambda: answers.append(ask_changes(client, since=token, wait=30)))
         waiting.start()
-        settled(lambda: server.outlet.survey._changed._waiters and True, True)  # type: ignore[attr-defined]
+        settled(lambda: server.read_service.index._changed._waiters and True, True)  # type: ignore[attr-defined]
         began = time.monotonic()
         server.close()
         waiting.join(20)
@@ -594,12 +594,12 @@ def test_a_hub_that_is_closed_keeps_nobody_waiting(root: Path) -> None:
 def test_a_time_can_be_written_in_many_ways() -> None:
     moment = datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC)
     expected = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
-    assert tickets.nanoseconds(moment.isoformat()) == tickets.nanoseconds(expected) == expected
-    assert tickets.nanoseconds("2026-01-31T13:00:00.000005678+01:00") == expected + 678
+    assert reading.nanoseconds(moment.isoformat()) == reading.nanoseconds(expected) == expected
+    assert reading.nanoseconds("2026-01-31T13:00:00.000005678+01:00") == expected + 678
 
 
 def test_the_gap_that_is_told_names_no_path() -> None:
-    assert msgspec.json.encode(tickets.gap_note(Gap(1, 2, "missing", "/secret"))) == b'{"first":1,"last":2,"reason":"missing"}'
+    assert msgspec.json.encode(reading.gap_note(Gap(1, 2, "missing", "/secret"))) == b'{"first":1,"last":2,"reason":"missing"}'
 
 
 

@@ -23,10 +23,10 @@ from hub_statuses import DAY, GIB, SECOND, Told, client, hub, pipeline, shard
 from prometheus_client.parser import text_string_to_metric_families
 
 import hub as hub_package
-from hub.status import HubStatus, ReaderStatus
+from hub.protocol.status import HubStatus, ReaderStatus
 from hub.web import history, metrics, page, site
-from hub.web.history import Histories, Rates, Ring
-from hub.web.page import Page
+from hub.web.history import Histories, RateBuffer, TrafficRates
+from hub.web.page import HubPage
 from kvspool.errors import Closed
 
 HOSTILE = '"><script>alert(1)</script>\n</style>\\{}'
@@ -41,22 +41,22 @@ def told() -> Told:
 
 
 @pytest.fixture
-def served(told: Told) -> Iterator[Page]:
+def served(told: Told) -> Iterator[HubPage]:
     """A page of the test's own, of a hub that it may tell what to say."""
-    with Page(told) as served:
+    with HubPage(told) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
-def steady() -> Iterator[Page]:
+def steady() -> Iterator[HubPage]:
     """A page for all tests that only ask."""
-    with Page(some_hub(), ("127.0.0.1", 0), names=["hub.example.org", "2001:DB8::1"]) as served:
+    with HubPage(some_hub(), ("127.0.0.1", 0), names=["hub.example.org", "2001:DB8::1"]) as served:
         wait_for(lambda: fetch(served, "/api/history?client=JFK").status_code == 200)
         yield served
 
 
 @pytest.fixture
-def get(steady: Page) -> Callable[..., httpx.Response]:
+def get(steady: HubPage) -> Callable[..., httpx.Response]:
     """Ask the steady page: `get(path, **headers)`, with _ for - in the names of the headers."""
     return partial(fetch, steady)
 
@@ -65,11 +65,11 @@ def some_hub() -> Told:
     return Told(hub([client("JFK", records=5, bytes=500, last_seen=SECOND), client("LGA", connections=0)]))
 
 
-def browser(served: Page) -> httpx.Client:
+def browser(served: HubPage) -> httpx.Client:
     return httpx.Client(base_url=served.url, trust_env=False, verify=False, timeout=30)
 
 
-def fetch(served: Page, path: str, method: str = "GET", **headers: str) -> httpx.Response:
+def fetch(served: HubPage, path: str, method: str = "GET", **headers: str) -> httpx.Response:
     with browser(served) as asking:
         return asking.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
@@ -110,7 +110,7 @@ def test_nothing_of_the_page_is_inline_or_comes_from_elsewhere() -> None:
     assert everything.replace("http://www.w3.org/2000/svg", "").count("http:") == 0
 
 
-def test_the_status_comes_as_json_with_rates_and_history(told: Told, served: Page) -> None:
+def test_the_status_comes_as_json_with_rates_and_history(told: Told, served: HubPage) -> None:
     get = partial(fetch, served)
     first = get("/api/status").json()
     assert [one["client"] for one in first["status"]["clients"]] == ["JFK", "LGA"]
@@ -129,7 +129,7 @@ def test_the_status_comes_as_json_with_rates_and_history(told: Told, served: Pag
     assert get("/api/history?client=LGA").status_code == 404  # it is gone
 
 
-def test_events_come_without_being_asked_for_and_end_with_the_page(told: Told, served: Page) -> None:
+def test_events_come_without_being_asked_for_and_end_with_the_page(told: Told, served: HubPage) -> None:
     with browser(served) as asking, asking.stream("GET", "/events") as answer:
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         stream = events(answer)
@@ -145,7 +145,9 @@ def test_events_come_without_being_asked_for_and_end_with_the_page(told: Told, s
     wait_for(lambda: served.listeners == 0)
 
 
-def test_a_stream_stops_when_its_browser_goes_and_the_number_of_streams_is_bounded(served: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_stops_when_its_browser_goes_and_the_number_of_streams_is_bounded(
+    served: HubPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(site, "MOST_LISTENERS", 2)
     with browser(served) as asking:
         with asking.stream("GET", "/events") as first, asking.stream("GET", "/events") as second:
@@ -158,7 +160,7 @@ def test_a_stream_stops_when_its_browser_goes_and_the_number_of_streams_is_bound
             assert third.status_code == 200
 
 
-def test_a_hub_is_asked_once_a_second_however_many_look(told: Told, served: Page) -> None:
+def test_a_hub_is_asked_once_a_second_however_many_look(told: Told, served: HubPage) -> None:
     started, before = time.monotonic(), told.asked
     for _ in range(50):
         assert fetch(served, "/metrics").status_code == 200
@@ -183,7 +185,7 @@ def test_a_healthy_hub_is_ok(get: Callable[..., httpx.Response]) -> None:
 )
 def test_what_keeps_a_hub_from_its_work_is_said(told: Told, fields: dict[str, Any], reason: str) -> None:
     told.tell(hub([], **fields))
-    with Page(told) as served:
+    with HubPage(told) as served:
         answer = fetch(served, "/healthz")
         assert (answer.status_code, answer.text) == (503, f"{reason}\n")
         assert fetch(served, "/api/status").json()["troubles"] == reason.split("; ")
@@ -197,7 +199,7 @@ def test_what_keeps_no_hub_from_its_work_is_no_trouble(fields: dict[str, Any]) -
 
 def test_a_status_that_fails_is_said_and_no_figures_pass_for_new(told: Told, caplog: pytest.LogCaptureFixture) -> None:
     told.tell(PermissionError(f"{HOSTILE}\udcff"))
-    with Page(told) as served:
+    with HubPage(told) as served:
         reason = "the hub's status failed: PermissionError: "
         for path in ("/healthz", "/metrics"):
             answer = fetch(served, path)
@@ -227,7 +229,7 @@ def test_a_hub_that_hangs_is_not_healthy_and_does_not_keep_the_page_from_closing
         return hub([])
 
     before = set(threading.enumerate())
-    served = Page(status).start()
+    served = HubPage(status).start()
     assert hangs.wait(30)
     answer = fetch(served, "/healthz")
     assert answer.status_code == 503 and re.fullmatch(r"the hub has sent no status for \d s\n", answer.text)
@@ -359,7 +361,7 @@ def test_a_name_that_somebody_points_here_is_refused(get: Callable[..., httpx.Re
         assert answer.status_code == 421 and "has no such name" in answer.text
 
 
-def test_two_hosts_or_none_are_refused(served: Page) -> None:
+def test_two_hosts_or_none_are_refused(served: HubPage) -> None:
     for host in (b"", b"Host: localhost\r\nHost: evil.example\r\n"):
         with socket.create_connection(served.address) as connection:
             connection.settimeout(30)
@@ -368,7 +370,7 @@ def test_two_hosts_or_none_are_refused(served: Page) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "BREW"])
-def test_there_is_nothing_here_but_to_get(steady: Page, method: str) -> None:
+def test_there_is_nothing_here_but_to_get(steady: HubPage, method: str) -> None:
     for path in PATHS:
         answer = fetch(steady, path, method)
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
@@ -388,7 +390,7 @@ def test_there_is_nothing_elsewhere(get: Callable[..., httpx.Response], path: st
     assert "import" not in get(path).text
 
 
-def test_hostile_names_are_data(told: Told, served: Page) -> None:
+def test_hostile_names_are_data(told: Told, served: HubPage) -> None:
     get = partial(fetch, served)
     told.tell(hub([client(HOSTILE, refused={HOSTILE: 1})], root=HOSTILE, readers=[ReaderStatus(name=HOSTILE, lag=1)], cut={HOSTILE: 1}))
     report = wait_for(lambda: found if (found := get("/api/status").json())["status"]["root"] == HOSTILE else None)
@@ -400,7 +402,7 @@ def test_hostile_names_are_data(told: Told, served: Page) -> None:
 
 def test_a_hostile_name_does_not_end_an_event_early(told: Told) -> None:
     told.tell(hub([client("a\n\ndata: {}\n\n")]))
-    with Page(told) as served, browser(served) as asking, asking.stream("GET", "/events") as answer:
+    with HubPage(told) as served, browser(served) as asking, asking.stream("GET", "/events") as answer:
         assert next(events(answer))["status"]["clients"][0]["client"] == "a\n\ndata: {}\n\n"
 
 
@@ -421,7 +423,7 @@ def is_cut(connection: socket.socket) -> bool:
 def test_who_asks_nothing_or_takes_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "PATIENCE", 0.3)
     clients = [client(f"{'a' * 90}-{number}", bits=5) for number in range(300)]  # an event is more than the kernel holds for one
-    with Page(Told(hub(clients))) as served:
+    with HubPage(Told(hub(clients))) as served:
         idle, slow, deaf = (socket.socket() for _ in range(3))
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with idle, slow, deaf:
@@ -436,14 +438,14 @@ def test_who_asks_nothing_or_takes_nothing_is_cut(monkeypatch: pytest.MonkeyPatc
 
 def test_a_stream_lives_longer_than_a_question_may_take(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     monkeypatch.setattr(page, "PATIENCE", 0.2)
-    with Page(told) as served, browser(served) as asking, asking.stream("GET", "/events") as answer:
+    with HubPage(told) as served, browser(served) as asking, asking.stream("GET", "/events") as answer:
         stream = events(answer)
         assert all(next(stream)["status"] for _ in range(3))
 
 
 def test_the_number_of_connections_is_bounded(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     monkeypatch.setattr(page, "MOST_CONNECTIONS", 3)
-    with Page(told) as served:
+    with HubPage(told) as served:
         held = [socket.create_connection(served.address) for _ in range(3)]
         assert is_cut(held_one_more := socket.create_connection(served.address))
         held_one_more.close()
@@ -453,14 +455,14 @@ def test_the_number_of_connections_is_bounded(monkeypatch: pytest.MonkeyPatch, t
             connection.close()
 
 
-def answers(served: Page) -> bool:
+def answers(served: HubPage) -> bool:
     try:
         return fetch(served, "/healthz").status_code == 200
     except httpx.TransportError:
         return False
 
 
-def test_garbage_is_refused_without_filling_the_log(served: Page, caplog: pytest.LogCaptureFixture) -> None:
+def test_garbage_is_refused_without_filling_the_log(served: HubPage, caplog: pytest.LogCaptureFixture) -> None:
     for garbage in (b"\x16\x03\x01\x02\x00\x01\n\n", b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000, b"GET / HTTP/9\r\n\r\n"):
         with socket.create_connection(served.address) as connection:
             try:
@@ -481,7 +483,7 @@ def test_it_starts_and_stops_and_leaves_nothing_behind(told: Told) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         threads = threading.active_count()
-        with Page(told) as served:
+        with HubPage(told) as served:
             assert served.url == f"http://127.0.0.1:{served.address[1]}/"
             assert fetch(served, "/").status_code == 200
             address = served.address
@@ -489,12 +491,12 @@ def test_it_starts_and_stops_and_leaves_nothing_behind(told: Told) -> None:
         assert threading.active_count() == threads
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address).close()
-        with Page(told, address) as again:  # the same port, at once
+        with HubPage(told, address) as again:  # the same port, at once
             assert again.address == address
 
 
 def test_a_page_is_of_one_use(told: Told) -> None:
-    served = Page(told)
+    served = HubPage(told)
     with pytest.raises(Closed, match="before it is started"):
         served.address  # noqa: B018
     served.close()
@@ -502,9 +504,9 @@ def test_a_page_is_of_one_use(told: Told) -> None:
         served.start()
 
 
-def test_a_port_that_is_taken_is_said(served: Page, told: Told) -> None:
+def test_a_port_that_is_taken_is_said(served: HubPage, told: Told) -> None:
     with pytest.raises(OSError, match="in use") as raised:
-        Page(told, served.address).start()
+        HubPage(told, served.address).start()
     assert raised.value.__notes__ == [f"while the hub's page tried to listen on 127.0.0.1 port {served.address[1]}"]
 
 
@@ -513,7 +515,7 @@ def test_it_listens_on_ipv6(told: Told) -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:
         pytest.skip(f"there is no IPv6 here ({error})")
-    with Page(told, ("::1", 0)) as served:
+    with HubPage(told, ("::1", 0)) as served:
         assert served.url.startswith("http://[::1]:")
         assert fetch(served, "/healthz").text == "ok\n"
 
@@ -529,14 +531,14 @@ def test_without_the_extra_it_says_what_to_install(package: str) -> None:
 def test_nothing_is_left_open_however_often_it_starts(told: Told) -> None:
     before = None
     for _ in range(5):
-        with Page(told) as served, browser(served) as asking, asking.stream("GET", "/events") as answer:
+        with HubPage(told) as served, browser(served) as asking, asking.stream("GET", "/events") as answer:
             next(events(answer))
         left = (len(os.listdir("/proc/self/fd")), threading.active_count())
         assert left == (before := before or left)
 
 
 def test_several_pages_serve_side_by_side() -> None:
-    with Page(Told(hub([client("A")]))) as one, Page(Told(hub([client("B")]))) as other:
+    with HubPage(Told(hub([client("A")]))) as one, HubPage(Told(hub([client("B")]))) as other:
         names = [fetch(each, "/api/status").json()["status"]["clients"][0]["client"] for each in (one, other)]
         assert names == ["A", "B"]
 
@@ -545,24 +547,24 @@ def test_several_pages_serve_side_by_side() -> None:
 
 
 def test_a_ring_keeps_the_last_steps_and_says_where_nobody_looked() -> None:
-    ring = Ring(1, 4)
-    assert ring.rows() == history.Rows(1, [], [], [])
+    ring = RateBuffer(1, 4)
+    assert ring.rows() == history.RateSeries(1, [], [], [])
     for at, records in ((10.5, 1), (11.4, 2), (11.6, 4), (13.5, 5)):
-        ring.add(at, Rates(records, 10 * records, 1))
+        ring.add(at, TrafficRates(records, 10 * records, 1))
     rows = ring.rows()
     assert rows.records[:2] == [1, 3] and math.isnan(rows.records[2]) and rows.records[3] == 5
     assert rows.bytes[1] == 30
-    ring.add(14.5, Rates(6, 0, 0))
+    ring.add(14.5, TrafficRates(6, 0, 0))
     assert ring.rows().records[0] == 3 and len(ring.rows().records) == 4
     assert ring.rows(2).records == [5, 6]
-    ring.add(1e9, Rates(7, 0, 0))
+    ring.add(1e9, TrafficRates(7, 0, 0))
     assert [value for value in ring.rows().records if not math.isnan(value)] == [7]
 
 
 def test_minutes_are_the_mean_of_their_seconds() -> None:
     one = history.History()
     for second in range(7200):
-        one.add(second + 0.5, Rates(second // 60, 0, 0))
+        one.add(second + 0.5, TrafficRates(second // 60, 0, 0))
     assert one.minutes.rows().records == list(range(120))
     assert one.seconds.rows().records == [second // 60 for second in range(7200 - history.SECONDS, 7200)]
 
@@ -572,12 +574,12 @@ def test_rates_are_what_came_between_two_looks() -> None:
     histories.add(10.5, hub([client("a", records=1000, bytes=9000)]))
     assert histories.client_rates == {} and histories.hub.seconds.rows().records == []
     histories.add(12.5, hub([client("a", records=1100, bytes=9500, connections=3), client("new", records=8)]))
-    assert histories.client_rates == {"a": Rates(50, 250, 3), "new": Rates(4, 0, 1)}
-    assert histories.hub_rates == Rates(54, 250, 4)
+    assert histories.client_rates == {"a": TrafficRates(50, 250, 3), "new": TrafficRates(4, 0, 1)}
+    assert histories.hub_rates == TrafficRates(54, 250, 4)
     histories.add(13.5, hub([client("a", records=5), client("new", records=8)]))  # it counts anew: nothing is known, and nothing invented
     assert histories.client_rates["a"].records == 0
     histories.add(13.5, hub([]))  # no time has passed
-    assert histories.hub_rates == Rates(0, 0, 2)
+    assert histories.hub_rates == TrafficRates(0, 0, 2)
     assert histories.recent() == {"a": [50, 0], "new": [4, 0]}
 
 

@@ -12,8 +12,8 @@ from hub_statuses import GIB, SECOND, Busy, Told, client, hub, pipeline, shard
 from playwright.sync_api import Browser, Locator, expect, sync_playwright
 from playwright.sync_api import Page as Tab
 
-from hub.status import ReaderStatus
-from hub.web.page import Page
+from hub.protocol.status import ReaderStatus
+from hub.web.page import HubPage
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(
@@ -68,7 +68,7 @@ def look(chromium: Browser) -> Iterator[Callable[..., Tab]]:
     """Open a page: `look(page, **options of the context)`. In the end nothing was complained of, and nobody else was asked for anything."""
     contexts, complaints, asked, own = [], [], set(), set()
 
-    def open_tab(page: Page, **options: Any) -> Tab:
+    def open_tab(page: HubPage, **options: Any) -> Tab:
         contexts.append(context := chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options}))
         tab = context.new_page()
         tab.on("console", lambda message: complaints.append(message.text))
@@ -115,7 +115,7 @@ def has_no_sideways_scroll(tab: Tab) -> bool:
 
 def test_it_is_live_without_a_reload_and_comes_back_after_the_hub_was_gone(look: Callable[..., Tab]) -> None:
     told = Told(hub([]))
-    with Page(told) as page:
+    with HubPage(told) as page:
         tab = look(page)
         tab.evaluate("window.loadedOnce = true")
         expect(tab.locator("#nobody")).to_contain_text("No client has sent anything yet")
@@ -140,7 +140,7 @@ def test_it_is_live_without_a_reload_and_comes_back_after_the_hub_was_gone(look:
         address = page.address
     expect(state(tab)).to_have_text("lost, trying again")
     told.tell(hub([client("SEA")], address="0.0.0.0:8815", is_secure=False, certificate_expires=0))
-    with Page(told, address):
+    with HubPage(told, address):
         expect(state(tab)).to_have_text("live")
         expect(tab.get_by_role("button", name="SEA")).to_be_visible()
         assert names(tab) == ["SEA"]
@@ -152,12 +152,12 @@ def test_it_is_live_without_a_reload_and_comes_back_after_the_hub_was_gone(look:
 
 
 @pytest.fixture(scope="module")
-def busy() -> Iterator[Page]:
-    with Page(Busy(200)) as page:
+def busy() -> Iterator[HubPage]:
+    with HubPage(Busy(200)) as page:
         yield page
 
 
-def test_200_clients_are_sorted_filtered_and_unfolded(look: Callable[..., Tab], busy: Page) -> None:
+def test_200_clients_are_sorted_filtered_and_unfolded(look: Callable[..., Tab], busy: HubPage) -> None:
     tab = look(busy)
     assert names(tab)[:3] == ["ATL", "ATL-gate-1", "ATL-gate-2"] and len(names(tab)) == 200
     assert names(tab).index("ATL-gate-10") > names(tab).index("ATL-gate-9")
@@ -200,7 +200,7 @@ def test_200_clients_are_sorted_filtered_and_unfolded(look: Callable[..., Tab], 
 
 def test_rows_stay_where_they_are_while_one_has_the_focus(look: Callable[..., Tab]) -> None:
     told = Told(hub([client("a", shards=[shard(behind=1)]), client("b", shards=[shard(behind=2)])]))
-    with Page(told) as page:
+    with HubPage(told) as page:
         tab = look(page)
         tab.get_by_role("columnheader", name="Behind").get_by_role("button").click()
         assert names(tab) == ["b", "a"]
@@ -213,7 +213,7 @@ def test_rows_stay_where_they_are_while_one_has_the_focus(look: Callable[..., Ta
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_readable_on_a_phone_in_both_schemes(look: Callable[..., Tab], busy: Page, scheme: str) -> None:
+def test_it_is_readable_on_a_phone_in_both_schemes(look: Callable[..., Tab], busy: HubPage, scheme: str) -> None:
     tab = look(busy, viewport=PHONE, color_scheme=scheme, device_scale_factor=2, is_mobile=True, has_touch=True)
     assert has_no_sideways_scroll(tab)
     tab.get_by_role("button", name="ATL-gate-1", exact=True).tap()
@@ -230,7 +230,7 @@ def test_it_is_readable_on_a_phone_in_both_schemes(look: Callable[..., Tab], bus
 def test_trouble_is_readable_too_and_nothing_moves_for_who_wants_no_motion(look: Callable[..., Tab], scheme: str) -> None:
     one = client("JFK", shards=[shard(lost=5)], refused={"quota": 3})
     told = Told(hub([one], free_bytes=GIB, certificate_expires=1, error="it hurts", readers=[ReaderStatus(name="spark", lag=8)]))
-    with Page(told) as page:
+    with HubPage(told) as page:
         tab = look(page, color_scheme=scheme, reduced_motion="reduce")
         expect(tab.get_by_role("alert")).to_contain_text("it hurts")
         expect(tab.get_by_role("table", name="Durable readers")).to_contain_text("spark")
@@ -242,7 +242,7 @@ def test_trouble_is_readable_too_and_nothing_moves_for_who_wants_no_motion(look:
 def test_pipelines_are_shown_and_a_dead_one_is_said_to_be_silent(look: Callable[..., Tab]) -> None:
     dead = pipeline("dead", state="silent", lag=-1, batch=-1)
     told = Told(hub([], pipelines=[pipeline("delays", records=5000), dead, pipeline("broken", state="failed", error=HOSTILE[0])]))
-    with Page(told) as page:
+    with HubPage(told) as page:
         tab = look(page)
         rows = tab.locator("#pipelines tbody tr")
         expect(rows).to_have_count(3)
@@ -257,7 +257,7 @@ def test_pipelines_are_shown_and_a_dead_one_is_said_to_be_silent(look: Callable[
 def test_what_clients_are_called_is_only_ever_text(look: Callable[..., Tab]) -> None:
     clients = [client(name, refused={HOSTILE[0]: 1}, last_seen=1 << 62) for name in HOSTILE]
     told = Told(hub(clients, root=HOSTILE[0], version=HOSTILE[3], error=HOSTILE[0], cut={HOSTILE[0]: 1}))
-    with Page(told) as page:
+    with HubPage(told) as page:
         tab = look(page, viewport=PHONE)
         for button in tab.locator(".client button").all():
             button.click()
@@ -269,7 +269,7 @@ def test_what_clients_are_called_is_only_ever_text(look: Callable[..., Tab]) -> 
         assert has_no_sideways_scroll(tab)
 
 
-def test_a_stranger_s_script_can_t_do_much_in_the_page(chromium: Browser, busy: Page) -> None:
+def test_a_stranger_s_script_can_t_do_much_in_the_page(chromium: Browser, busy: HubPage) -> None:
     tab = chromium.new_page()
     tab.goto(busy.url)
     assert tab.evaluate("try { document.body.innerHTML = '<b>x</b>'; 'done' } catch (error) { error.name }") == "TypeError"

@@ -17,12 +17,12 @@ from sessions import MARKS
 
 import hub
 import shard
+from hub.client.connection import Security
+from hub.client.shipper import Shipper
 from hub.pipeline import load
-from hub.pipeline.run import Run
+from hub.pipeline.run import PipelineRun
 from hub.security.access import Access
 from hub.security.certificates import Certificates
-from hub.shipper import Shipper
-from hub.shipping.connection import Security
 from kvspool.cli import main
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_what_was_shipped_to_a_hub_is_in_parquet_once_though_the_pipeline_is_kil
     found = rows_of(tmp_path / "out")
     assert 200 <= len(found) <= 2000 and len(set(found)) == len(found)  # a slow machine may have come to the end
     ship(tmp_path, server, range(2000, 2300))
-    done = Run(job_at(tmp_path, server), once=True).run(spark)
+    done = PipelineRun(job_at(tmp_path, server), once=True).run(spark)
     assert (done.state, done.lag) == ("done", 0)
     assert rows_of(tmp_path / "out") == list(range(2300))
     with hub.open(tmp_path / "root") as there:

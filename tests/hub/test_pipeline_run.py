@@ -17,10 +17,11 @@ from sessions import MARKS
 
 import hub
 import shard
-from hub.pipeline import PipelineFailed, SinkError, Table, load, progress
+from hub.pipeline import PipelineFailed, SinkError, Table, load
 from hub.pipeline.compaction import compact
 from hub.pipeline.job import Compact
-from hub.pipeline.run import Run
+from hub.pipeline.run import PipelineRun
+from hub.root import pipeline_progress
 from kvspool.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -92,19 +93,19 @@ def test_rows_are_there_once_through_restarts_replays_and_compaction(spark: Spar
     with shard.open(root, prefix="JFK") as shards:
         shards.append(b'{"row": "x"}', key=b"bad")
     job = job_at(root.parent, source="maxOffsetsPerTrigger = 120", sink='partition_by = ["carrier"]', tables="[compact]\nfiles = 2")
-    said: list[progress.Progress] = []
-    done = Run(job, once=True, report=said.append).run(spark)
+    said: list[pipeline_progress.PipelineProgress] = []
+    done = PipelineRun(job, once=True, report=said.append).run(spark)
     assert (done.state, done.records, done.bad, done.lag) == ("done", 301, 1, 0)
-    assert len({one.batch for one in said}) > 2 and said[-1] == progress.read(progress.path_in(root, "delays"))
+    assert len({one.batch for one in said}) > 2 and said[-1] == pipeline_progress.read(pipeline_progress.path_in(root, "delays"))
     assert {shard.topic: 0 for shard in done.shards} == {"EWR": 0, "JFK": 0} and sum(shard.next for shard in done.shards) == 301
     assert rows_of(root.parent / "out") == list(range(300))
     (bad,) = parquet.read_table(job.bad_path).to_pylist()
     assert (bad["value"], bad["topic"], bad["key"]) == (b'{"row": "x"}', "JFK", b"bad") and "$.row" in bad["reason"]
     # The next run has what is new. A batch whose commit Spark does not know of is replayed, and known.
     append(root, range(300, 400))
-    Run(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
     last = forget_last_commit(job)
-    assert Run(job, once=True).run(spark).batch == last
+    assert PipelineRun(job, once=True).run(spark).batch == last
     assert rows_of(root.parent / "out") == list(range(400))
     with Table(root.parent / "out") as table:
         compact(table, Compact(), everything=True)
@@ -128,9 +129,9 @@ group = ["carrier"]
 aggregates = ["count(*) AS flights"]
 """
     job = job_at(root.parent, tables=tables)
-    Run(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
     append(root, range(300, 420))
-    Run(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
     expected = Counter((BEGIN + timedelta(hours=row // 60), flight(row)["carrier"]) for row in range(420) if flight(row)["carrier"] != "DL")
     found = parquet.read_table(root.parent / "out").to_pylist()
     counted = {(row["window_start"], row["carrier"]): row["flights"] for row in found}
@@ -142,15 +143,15 @@ aggregates = ["count(*) AS flights"]
 @pytest.mark.parametrize("tables", [WINDOWS, CLOSED_WINDOWS], ids=["complete", "append"])
 def test_a_replayed_batch_of_windows_is_known(spark: SparkSession, root: Path, tables: str) -> None:
     job = job_at(root.parent, tables=tables)
-    Run(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
     append(root, range(300, 420))
-    Run(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
     before = parquet.read_table(root.parent / "out").to_pylist()
     last = forget_last_commit(job)
-    assert Run(job, once=True).run(spark).batch >= last
+    assert PipelineRun(job, once=True).run(spark).batch >= last
     assert parquet.read_table(root.parent / "out").to_pylist() == before
     append(root, range(420, 480))  # the state of the windows is what it was
-    Run(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
     counted = {row["window_start"]: row["flights"] for row in parquet.read_table(root.parent / "out").to_pylist()}
     assert set(counted.values()) == {60} and len(counted) > len(before)
 
@@ -159,9 +160,9 @@ def test_a_time_far_ahead_takes_no_other_record_with_it(spark: SparkSession, roo
     with shard.open(root, prefix="JFK") as shards:
         shards.append(b'{"row": 1, "at": "2099-01-01T00:00:00Z"}', key=b"1")
     job = job_at(root.parent, tables=CLOSED_WINDOWS)
-    assert Run(job, once=True).run(spark).bad == 1
+    assert PipelineRun(job, once=True).run(spark).bad == 1
     append(root, range(300, 420))
-    assert Run(job, once=True).run(spark).late == 0
+    assert PipelineRun(job, once=True).run(spark).late == 0
     assert sum(row["flights"] for row in parquet.read_table(root.parent / "out").to_pylist()) == 360
 
 
@@ -170,7 +171,7 @@ def test_a_value_that_is_too_long_for_a_folder_stops_nobody(spark: SparkSession,
     with shard.open(root, prefix="JFK") as shards:
         for carrier in (longest, f"{longest}/", "x" * 300, "a\\u0000b"):
             shards.append(b'{"row": 300, "carrier": "%s", "at": "2026-01-31T00:00:00Z"}' % carrier.encode(), key=b"k")
-    done = Run(job_at(root.parent, sink='partition_by = ["carrier"]'), once=True).run(spark)
+    done = PipelineRun(job_at(root.parent, sink='partition_by = ["carrier"]'), once=True).run(spark)
     assert (done.state, done.records, done.bad) == ("done", 304, 3)
     found = parquet.read_table(root.parent / "out").to_pylist()
     assert [row["carrier"] for row in found if row["row"] == 300] == [longest] and len(found) == 301
@@ -179,9 +180,9 @@ def test_a_value_that_is_too_long_for_a_folder_stops_nobody(spark: SparkSession,
 def test_records_that_come_behind_the_watermark_are_counted(spark: SparkSession, root: Path) -> None:
     job = job_at(root.parent, tables=CLOSED_WINDOWS)
     append(root, range(10_000, 10_001))  # a week ahead
-    assert Run(job, once=True).run(spark).late == 0
+    assert PipelineRun(job, once=True).run(spark).late == 0
     append(root, range(300, 420))
-    done = Run(job, once=True).run(spark)
+    done = PipelineRun(job, once=True).run(spark)
     assert done.records == 120 and 1 <= done.late <= 120
     assert sum(row["flights"] for row in parquet.read_table(root.parent / "out").to_pylist()) == 300
 
@@ -189,10 +190,10 @@ def test_records_that_come_behind_the_watermark_are_counted(spark: SparkSession,
 def test_aggregates_over_all_time_replace_each_other(spark: SparkSession, root: Path) -> None:
     tables = '[window]\ngroup = ["record.topic AS airport", "carrier"]\naggregates = ["count(*) AS n", "sum(row) AS total"]'
     job = job_at(root.parent, tables=tables, decode='schema = "infer"')
-    Run(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
     append(root, range(300, 330))
     assert (job.state / "checkpoint.schema").read_text() == "row bigint, carrier string, at string"
-    Run(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
     expected: Counter[tuple[str, str]] = Counter()
     for row in range(330):
         expected[("EWR" if row % 2 == 0 else "JFK", flight(row)["carrier"])] += row
@@ -210,9 +211,9 @@ columns = ["record.key AS key", "to_json(struct(row, carrier)) AS value"]
 """
     sink = 'format = "kvspool"\noptions = { topic = "aa", bits = "1", capacity = "1MiB", codec = "json" }'
     job = job_at(root.parent, tables=tables, sink=sink)
-    Run(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
     forget_last_commit(job)
-    Run(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
     with shard.open(root.parent / "out", prefix="aa") as shards:
         found = [(record.data["row"], record.key) for record in shards.read()]
     assert sorted(found) == [(row, b"%d" % row) for row in range(0, 300, 3)]
@@ -221,7 +222,7 @@ columns = ["record.key AS key", "to_json(struct(row, carrier)) AS value"]
 def test_a_stop_lets_the_batch_end(spark: SparkSession, root: Path) -> None:
     job = job_at(root.parent)
     has_batch = threading.Event()
-    run = Run(job, report=lambda told: has_batch.set() if told.batch >= 0 else None)
+    run = PipelineRun(job, report=lambda told: has_batch.set() if told.batch >= 0 else None)
     threading.Thread(target=lambda: has_batch.wait(100) and run.stop(), daemon=True).start()
     done = run.run(spark)
     assert (done.state, done.records) == ("stopped", 300)
@@ -239,17 +240,17 @@ def test_a_stop_lets_the_batch_end(spark: SparkSession, root: Path) -> None:
 def test_a_failure_says_its_cause_first(spark: SparkSession, root: Path, changes: dict[str, str], words: str) -> None:
     job = job_at(root.parent, **changes)
     with pytest.raises(PipelineFailed) as caught:
-        Run(job, once=True).run(spark)
+        PipelineRun(job, once=True).run(spark)
     assert words in str(caught.value) and "\n" not in str(caught.value) and "\tat " not in str(caught.value)
-    told = progress.read(job.state / "progress.json")
+    told = pipeline_progress.read(job.state / "progress.json")
     assert told.state == "failed" and words in told.error
 
 
 def test_delta_that_spark_does_not_have_is_said_before_anything_runs(spark: SparkSession, root: Path) -> None:
     job = job_at(root.parent, sink='format = "delta"')
     with pytest.raises(MissingExtra, match=r"delays\.toml: \[sink\] format: Spark 4\..* has no Delta Lake; .*delta-spark_4\.\d+_2\.13:"):
-        Run(job, once=True).run(spark)
-    assert progress.read(job.state / "progress.json").state == "failed"
+        PipelineRun(job, once=True).run(spark)
+    assert pipeline_progress.read(job.state / "progress.json").state == "failed"
     assert not Path(job.checkpoint).exists() and not (root.parent / "out").exists()
 
 
@@ -263,11 +264,11 @@ def test_a_spark_that_does_not_start_is_said_without_a_trace(root: Path) -> None
 
 
 def test_a_job_that_would_add_to_what_was_to_be_replaced_is_refused(spark: SparkSession, root: Path) -> None:
-    Run(job_at(root.parent, tables=WINDOWS), once=True).run(spark)
+    PipelineRun(job_at(root.parent, tables=WINDOWS), once=True).run(spark)
     before = parquet.read_table(root.parent / "out").to_pylist()
     append(root, range(300, 420))
     with pytest.raises(SinkError, match="KVSPOOL_SINK_OF_ANOTHER_MODE.* complete, and the job has append"):
-        Run(job_at(root.parent, tables=CLOSED_WINDOWS), once=True).run(spark)
+        PipelineRun(job_at(root.parent, tables=CLOSED_WINDOWS), once=True).run(spark)
     assert parquet.read_table(root.parent / "out").to_pylist() == before
 
 
@@ -291,16 +292,16 @@ def test_a_jvm_that_has_ended_is_said(root: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("hub.pipeline.session.start", lambda *_: gone)
     for _ in ("while the query starts", "while it runs"):
         with pytest.raises(PipelineFailed, match=r"Spark's JVM has ended.* \S+/spark\.log"):
-            Run(job, once=True).run()
-        told = progress.read(job.state / "progress.json")
+            PipelineRun(job, once=True).run()
+        told = pipeline_progress.read(job.state / "progress.json")
         assert told.state == "failed" and "JVM has ended" in told.error
-        monkeypatch.setattr(Run, "_start", lambda run, *_: setattr(run, "_query", gone))
+        monkeypatch.setattr(PipelineRun, "_start", lambda run, *_: setattr(run, "_query", gone))
 
 
 def test_a_checkpoint_that_is_gone_is_noticed(spark: SparkSession, root: Path) -> None:
     job = job_at(root.parent)
-    Run(job, once=True).run(spark)
+    PipelineRun(job, once=True).run(spark)
     Path(job.checkpoint).rename(job.state / "away")
     with pytest.raises(PipelineFailed, match="KVSPOOL_SINK_OF_ANOTHER_QUERY"):
-        Run(job, once=True).run(spark)
+        PipelineRun(job, once=True).run(spark)
     assert rows_of(root.parent / "out") == list(range(300))

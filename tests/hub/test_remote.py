@@ -22,7 +22,7 @@ from serving import HubServer
 
 import hub
 import kvspool
-from hub import tickets
+from hub.client.remote import RemoteHub
 from hub.errors import (
     Conflict,
     Fenced,
@@ -36,7 +36,7 @@ from hub.errors import (
     Unexpected,
     Unreachable,
 )
-from hub.remote import RemoteHub
+from hub.protocol import reading
 from kvspool import arrow
 from kvspool.errors import Closed, GapError
 from kvspool.journal.format import Batch
@@ -181,7 +181,7 @@ def test_what_is_no_location_is_refused(location: str) -> None:
 
 SERVE = """
 import sys, time
-from hub.server import HubServer
+from hub.server.server import HubServer
 from hub.security.access import Access
 server = HubServer(sys.argv[1], access=Access.anonymous(), least_free=1 << 20, listen=('127.0.0.1', 0))
 server.start()
@@ -275,12 +275,12 @@ def test_closing_the_connection_ends_a_stream_that_another_thread_waits_for() ->
 def test_every_error_of_a_hub_has_a_word_on_the_wire() -> None:
     kinds = [Malformed, NotAllowed, HubFull, QuotaExceeded, Conflict, Fenced, Restored, ShardDamaged, NotFound]
     for error in [*(kind("why") for kind in kinds), Unexpected("why", 7)]:
-        told = tickets.error_in(msgspec.json.encode(tickets.failure(error)))
+        told = reading.error_in(msgspec.json.encode(reading.failure(error)))
         assert type(told) is type(error)
         assert str(told) == "why"
         assert getattr(told, "expected", -1) == getattr(error, "expected", -1)
         assert getattr(told, "retry_after", -1) == getattr(error, "retry_after", -1)
-    assert tickets.error_in(b"") is tickets.error_in(b"\xff") is tickets.error_in(b"[]") is tickets.error_in(None) is None
+    assert reading.error_in(b"") is reading.error_in(b"\xff") is reading.error_in(b"[]") is reading.error_in(None) is None
 
 
 class Lying(flight.FlightServerBase):  # type: ignore[misc]
@@ -316,6 +316,6 @@ BROKEN = pa.Array.from_buffers(pa.binary(), 3, [None, pa.py_buffer(struct.pack("
     ],
 )
 def test_a_batch_that_no_hub_would_send_is_refused(columns: dict[str, pa.Array], beside: bytes) -> None:
-    ticket = tickets.Ticket("JFK", columns=[*columns] if "value" in columns else ["value"])
+    ticket = reading.Ticket("JFK", columns=[*columns] if "value" in columns else ["value"])
     with Lying(columns, beside) as server, RemoteHub(f"grpc://127.0.0.1:{server.port}") as remote, pytest.raises(Malformed):
         list(remote.items(ticket))

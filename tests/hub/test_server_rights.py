@@ -20,18 +20,18 @@ from pyarrow import flight
 
 import hub
 import kvspool
-from hub import columns
+from hub.client.connection import Connection, Security, call_options
+from hub.client.remote import RemoteHub
 from hub.errors import HubFull, NotAllowed, QuotaExceeded
-from hub.remote import RemoteHub
+from hub.protocol.ingest import Opening, Put, ShippedLog
+from hub.root import columns
 from hub.security import authority
 from hub.security.access import Access
 from hub.security.certificates import Certificates
 from hub.security.quotas import Quota
-from hub.server import HubServer
-from hub.serving.limits import Limits, Reason
-from hub.serving.log import LINES
-from hub.shipping.connection import Connection, Security, call_options
-from hub.wire import Log, Opening, Put
+from hub.server.event_log import LINES
+from hub.server.limits import Limits, Reason
+from hub.server.server import HubServer
 from kvspool import system
 from kvspool.cli import main
 
@@ -83,7 +83,7 @@ def server(root: Path, access: Path, security: Security) -> Iterator[HubServer]:
 
 def connection(server: HubServer, client: str, security: Security, end: int = 0) -> Connection:
     """Open a call for a log that has `end` records."""
-    return Connection(server.location, security, Opening(1, client, 0, [Log(0, LOG, end)]))
+    return Connection(server.location, security, Opening(1, client, 0, [ShippedLog(0, LOG, end)]))
 
 
 def send(call: Connection, number: int, size: int = 100) -> None:
@@ -106,7 +106,7 @@ def test_a_client_ships_its_own_id_alone(server: HubServer, root: Path, security
 def test_a_right_that_is_taken_away_ends_with_the_next_batches(
     server: HubServer, access: Path, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.serving.authentication.RENEWAL", 0.0)
+    monkeypatch.setattr("hub.server.authentication.RENEWAL", 0.0)
     monkeypatch.setattr("hub.security.access.INTERVAL", 0.0)
     with connection(server, "jfk", security) as call:
         send(call, 0)
@@ -127,7 +127,7 @@ def test_a_right_that_is_taken_away_ends_with_the_next_batches(
 @pytest.fixture
 def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the hub look at the access file, and at who makes a call, each time; comes before the hub."""
-    monkeypatch.setattr("hub.serving.authentication.RENEWAL", 0.0)
+    monkeypatch.setattr("hub.server.authentication.RENEWAL", 0.0)
     monkeypatch.setattr("hub.security.access.INTERVAL", 0.0)
 
 
@@ -237,7 +237,7 @@ def test_the_quota_of_connections_is_held_for_who_reads(
             with pytest.raises(QuotaExceeded, match="connections"):
                 another.clients()
             assert remote.clients() == ["jfk"]
-            server.outlet.close()  # who waits is answered
+            server.read_service.close()  # who waits is answered
             assert waits.result(PATIENCE).shards == []
 
 
@@ -270,12 +270,12 @@ def test_a_flood_of_connections_does_not_flood_the_log(root: Path, caplog: pytes
 
         def dial(count: int) -> None:
             for _ in range(count):
-                ends.enter_context(socket.create_connection(server.gate.address))
+                ends.enter_context(socket.create_connection(server.proxy.address))
 
         dial(1)
-        until(lambda: server.gate.stats().open == 1)
+        until(lambda: server.proxy.stats().open == 1)
         dial(LINES + 7)
-        until(lambda: server.gate.stats().refused.get(Reason.CONNECTIONS) == LINES + 7)
+        until(lambda: server.proxy.stats().refused.get(Reason.CONNECTIONS) == LINES + 7)
         assert len(caplog.records) == LINES
         clock.pass_(10)
         dial(1)
@@ -337,7 +337,7 @@ def test_a_quota_is_held_batch_by_batch(server: HubServer, security: Security) -
 def test_who_sends_quicker_than_its_quota_is_refused_until_that_is_made_up_for(
     watchful: None, server: HubServer, access: Path, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.serving.admission.LONGEST_DEBT", 0.0)  # nobody sleeps
+    monkeypatch.setattr("hub.server.admission.LONGEST_DEBT", 0.0)  # nobody sleeps
     access.write_text(access.read_text().replace("[quota]", "[quota]\nrate = 100"))
     with connection(server, "jfk", security) as call:
         send(call, 0, 5_000)
@@ -353,7 +353,7 @@ def test_shards_count_against_the_quota_once_they_are_made(
 ) -> None:
     monkeypatch.setattr(server.store, "count", lambda most: 0)  # their turn never comes
     access.write_text(access.read_text().replace("[quota]", "[quota]\nshards = 4"))
-    openings = [Opening(1, f"jfk-{number}", 1, [Log(0, LOG, 0)]) for number in range(3)]
+    openings = [Opening(1, f"jfk-{number}", 1, [ShippedLog(0, LOG, 0)]) for number in range(3)]
     for opening in openings[:2]:
         Connection(server.location, security, opening).close()
     with pytest.raises(QuotaExceeded, match="shards"):
@@ -389,7 +389,7 @@ def test_without_room_a_hub_refuses_and_goes_on_by_itself(
 def test_new_certificates_are_served_without_a_restart_and_calls_go_on(
     root: Path, access: Path, security: Security, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.server.ROUND", 0.05)
+    monkeypatch.setattr("hub.server.server.ROUND", 0.05)
     pki = tmp_path / "pki"
     authority.make_authority(pki, ["127.0.0.1"])
     certificates = Certificates(pki / "server.pem", pki / "server.key")
@@ -397,7 +397,7 @@ def test_new_certificates_are_served_without_a_restart_and_calls_go_on(
     secure = Security(token=security.token, authorities=(pki / "ca.pem").read_bytes())
     server = HubServer(root, access=Access.load(access), certificates=certificates, listen=("127.0.0.1", 0), least_free=0).start()
     try:
-        first = ssl.get_server_certificate(server.gate.address)
+        first = ssl.get_server_certificate(server.proxy.address)
         with connection(server, "jfk", secure) as call:
             send(call, 0)
             authority.make_server(pki, ["127.0.0.1"], replaces=True)
@@ -415,20 +415,20 @@ def test_new_certificates_are_served_without_a_restart_and_calls_go_on(
 def test_certificates_that_cannot_be_served_yet_are_an_error_and_are_served_later(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.server.ROUND", 0.05)
+    monkeypatch.setattr("hub.server.server.ROUND", 0.05)
     monkeypatch.setattr(Certificates, "refresh", lambda self: self._take())  # without waiting for the second look
     pki = tmp_path / "pki"
     authority.make_authority(pki, ["127.0.0.1"])
     certificates = Certificates(pki / "server.pem", pki / "server.key")
     with HubServer(root, access=Access.anonymous(), certificates=certificates, listen=("127.0.0.1", 0), least_free=0) as server:
-        first, expires = ssl.get_server_certificate(server.gate.address), server.status().certificate_expires
+        first, expires = ssl.get_server_certificate(server.proxy.address), server.status().certificate_expires
         assert expires == certificates.not_after
         with monkeypatch.context() as exhausted:
-            exhausted.setattr("hub.server._Backend", no_backend)
+            exhausted.setattr("hub.server.server._Backend", no_backend)
             authority.make_server(pki, ["127.0.0.1"], days=7, replaces=True)
             until(lambda: "isn't served yet" in server.status().error)
             assert server.status().certificate_expires == expires
-            assert ssl.get_server_certificate(server.gate.address) == first
+            assert ssl.get_server_certificate(server.proxy.address) == first
         until(lambda: server.status().error == "")
         until(lambda: other_certificate(server, first))
         assert server.status().certificate_expires == certificates.not_after < expires
@@ -439,7 +439,7 @@ def test_certificates_that_cannot_be_served_yet_are_an_error_and_are_served_late
 def other_certificate(server: HubServer, known: str) -> bool:
     """Return whether another certificate is served; who comes while they are exchanged may be reset."""
     try:
-        return ssl.get_server_certificate(server.gate.address) != known
+        return ssl.get_server_certificate(server.proxy.address) != known
     except OSError:
         return False
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hub.commands.ship import named
+from hub.cli.ship import named
 from kvspool.cli.options import BadInput
 
 

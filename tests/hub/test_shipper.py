@@ -20,13 +20,13 @@ from shipping import contents, eventually, gaps, shipping, stored
 
 import kvspool
 import shard
+from hub.client import hubs
+from hub.client.connection import Connection
+from hub.client.log_sender import PREFIX, LogSender
+from hub.client.shipper import Shipper
 from hub.errors import Conflict, Fenced, Restored, ShardDamaged, Unreachable
-from hub.shipper import Shipper
-from hub.shipping import hubs
-from hub.shipping.connection import Connection
-from hub.shipping.lane import PREFIX, Lane
-from hub.store import GENERATIONS, Shard, Store
-from hub.wire import Place, Put
+from hub.protocol.ingest import Put, ResumePoint
+from hub.root.store import GENERATIONS, Shard, Store
 from kvspool import Codec
 from kvspool.errors import LockTimeout, LogVanished, NotALog, ReaderBusy, TooLarge
 from kvspool.kernel import frames
@@ -53,8 +53,8 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shippers look often at what no event tells: whether a log was deleted or made anew, whether one left aside is due."""
-    for name in ("hub.shipper.POLL", "hub.shipper.LOOK_AGAIN", "hub.shipping.lane.LOOK_AGAIN", "hub.shipping.lane.TRY_AGAIN"):
-        monkeypatch.setattr(name, 0.05)
+    for name in ("shipper.POLL", "shipper.LOOK_AGAIN", "log_sender.LOOK_AGAIN", "log_sender.TRY_AGAIN"):
+        monkeypatch.setattr(f"hub.client.{name}", 0.05)
 
 
 def ship(path: Path, server: HubServer | HubProcess, client: str = "client", **options: Any) -> Shipper:
@@ -108,7 +108,7 @@ def test_a_backlog_is_asked_about_a_few_times_in_a_window_and_at_its_end(
     server: HubServer, root: Path, path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 6 records, a window of 8 batches; nothing but a question of the shipper brings an answer."""
-    monkeypatch.setattr("hub.shipper.PING_INTERVAL", 1e6)
+    monkeypatch.setattr("hub.client.shipper.PING_INTERVAL", 1e6)
     asked: list[bool] = []
     send = Connection.put
 
@@ -319,19 +319,19 @@ def test_what_goes_wrong_for_a_while_stops_its_shard_for_a_while(
     method: str,
     error: Exception,
 ) -> None:
-    work, has_failed = getattr(Lane, method), False
+    work, has_failed = getattr(LogSender, method), False
 
-    def fail(lane: Lane, *arguments: Any) -> Any:
+    def fail(sender: LogSender, *arguments: Any) -> Any:
         nonlocal has_failed
-        if lane.index == 0 and not has_failed:
+        if sender.index == 0 and not has_failed:
             has_failed = True
             raise error
-        return work(lane, *arguments)
+        return work(sender, *arguments)
 
     with shard.create(tmp_path / "set", bits=1) as logs, HubServer(root, level="disk") as server:
         for log in logs.shards:
             log.append(b"one")
-        monkeypatch.setattr(Lane, method, fail)
+        monkeypatch.setattr(LogSender, method, fail)
         with shipping(tmp_path / "set", server.location) as shipper:
             eventually(lambda: has_failed and shipper.status().behind == 0)
         assert f"shard 0 of client is quarantined for 0 s: {error}" in caplog.text
@@ -350,7 +350,7 @@ def test_a_lock_that_is_held_for_too_long_stops_its_shard_until_it_is_free(root:
     with shard.create(tmp_path / "set", bits=1, format="kvj") as logs, HubServer(root, level="disk") as server:
         one, two = logs.shards
         with shipping(tmp_path / "set", server.location) as shipper, kvspool.open(one.path, format="kvj") as other:
-            shipper.lanes[0].log.timeout = 0.1  # type: ignore[union-attr]
+            shipper.senders[0].log.timeout = 0.1  # type: ignore[union-attr]
             one.append(b"one")
             with append_lock.held(other):
                 eventually(lambda: shipper.status().lanes[0].error)
@@ -396,14 +396,14 @@ def test_what_can_not_pass_stops_its_shard_for_good(root: Path, tmp_path: Path, 
         logs.shards[0].append(b"x" * 20_000)
         with shipping(tmp_path / "set", server.location) as shipper:
             eventually(lambda: shipper.status().lanes[0].error)
-            assert shipper.lanes[0].retry_at is None
+            assert shipper.senders[0].retry_at is None
         assert "shard 0 of client is quarantined until the shipper is restarted: " in caplog.text
 
 
 def test_a_hub_that_fails_as_a_whole_is_waited_for(
     server: HubServer, root: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.shipper.ASK_AGAIN", 0.1)
+    monkeypatch.setattr("hub.client.shipper.ASK_AGAIN", 0.1)
     enter = Store.enter
 
     def fail(*_: Any) -> None:
@@ -473,12 +473,12 @@ def test_a_hub_that_has_acknowledged_something_after_a_move_and_lost_it_gets_all
         log.append_many([b"x"] * 10)
         log.reader(f"{PREFIX}first", "latest").close()
         log.append_many([b"x"] * 10)
-        with closing(Lane(0, log, "second")) as lane:
-            lane.open(Place(0, 0, False), "appended")
-            assert (lane.acked, lane.behind) == (10, 10)
-            lane.acknowledge(15)
-            lane.open(Place(0, 0, False), "appended")
-            assert (lane.acked, lane.behind) == (0, 20)
+        with closing(LogSender(0, log, "second")) as sender:
+            sender.open(ResumePoint(0, 0, False), "appended")
+            assert (sender.acked, sender.behind) == (10, 10)
+            sender.acknowledge(15)
+            sender.open(ResumePoint(0, 0, False), "appended")
+            assert (sender.acked, sender.behind) == (0, 20)
 
 
 def test_what_is_overwritten_after_a_move_is_lost_and_what_lies_before_it_is_not(
@@ -510,7 +510,7 @@ def test_until_empty_says_that_the_log_vanished(server: HubServer, path: Path) -
     kvspool.create(path).close()
     with Shipper(path, server.location, client="client") as shipper:
         shutil.rmtree(path)
-        shipper.lanes[0].fail(LogVanished("gone"))
+        shipper.senders[0].fail(LogVanished("gone"))
         with pytest.raises(LogVanished):
             shipper.run(until_empty=True)
 
@@ -554,7 +554,7 @@ def test_another_number_of_shards_is_a_conflict(server: HubServer, path: Path, t
 def test_a_shard_that_is_damaged_at_the_hub_stops_alone_and_goes_on_when_it_is_repaired(
     server: HubServer, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hub.shipping.lane.ASK_AGAIN", 0.2)
+    monkeypatch.setattr("hub.client.log_sender.ASK_AGAIN", 0.2)
     with shard.create(tmp_path / "set", bits=1) as logs:
         for log in logs.shards:
             log.append_many([b"one", b"two"])

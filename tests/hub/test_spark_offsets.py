@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.spark import offsets
-from hub.spark.offsets import EARLIEST, LATEST, Bound, Offsets
+from hub.spark.offsets import EARLIEST, LATEST, Bound, ShardOffsets
 from hub.spark.shards import Extent, ShardKey
 
 A0, A1, B0 = ShardKey("a", 0), ShardKey("a", 1), ShardKey("b", 0)
@@ -124,14 +124,14 @@ def test_a_log_is_told_by_the_digits_that_are_known(noted: str, log_id: str, sam
 @pytest.mark.parametrize(
     ("noted", "code", "words", "then"),
     [
-        (Offsets({A0: 15}, {A0: OTHER[:8]}), "LOG_REPLACED", "START_OFFSET_RESET", {A0: 10}),
-        (Offsets({A0: 21}, {A0: ID[:8]}), "OFFSET_CHANGED", "offset 21 was to be read next, but the log ends at 20", {A0: 20}),
-        (Offsets({A0: 4}, {A0: ID[:8]}), "DATA_LOSS", "topic 'a', partition 0: offsets 4 to 9 are lost", {A0: 10}),
-        (Offsets({ShardKey("x", 3): 4, A1: 2}, {}), "PARTITIONS_DELETED", "topic 'x', partition 3 was removed", {A1: 2}),
+        (ShardOffsets({A0: 15}, {A0: OTHER[:8]}), "LOG_REPLACED", "START_OFFSET_RESET", {A0: 10}),
+        (ShardOffsets({A0: 21}, {A0: ID[:8]}), "OFFSET_CHANGED", "offset 21 was to be read next, but the log ends at 20", {A0: 20}),
+        (ShardOffsets({A0: 4}, {A0: ID[:8]}), "DATA_LOSS", "topic 'a', partition 0: offsets 4 to 9 are lost", {A0: 10}),
+        (ShardOffsets({ShardKey("x", 3): 4, A1: 2}, {}), "PARTITIONS_DELETED", "topic 'x', partition 3 was removed", {A1: 2}),
     ],
 )
 def test_what_is_lost_is_reported_with_a_code_and_the_place_or_the_query_goes_on_behind_it(
-    noted: Offsets, code: str, words: str, then: dict[ShardKey, int]
+    noted: ShardOffsets, code: str, words: str, then: dict[ShardKey, int]
 ) -> None:
     with pytest.raises(Lost, match=rf"^\[KVSPOOL_{code}\]") as failure:
         offsets.go_on(noted, SHARDS, fail)
@@ -146,7 +146,7 @@ def test_a_query_goes_on_within_what_is_there_and_never_earlier_in_the_same_log(
     places: dict[ShardKey, int], found: dict[ShardKey, Extent]
 ) -> None:
     losses: list[str] = []
-    then = offsets.go_on(Offsets(places, {}), found, losses.append)
+    then = offsets.go_on(ShardOffsets(places, {}), found, losses.append)
     assert then.keys() == places.keys() & found.keys()
     for key, at in then.items():
         assert found[key].first <= at <= found[key].end
@@ -159,7 +159,7 @@ def test_a_query_goes_on_within_what_is_there_and_never_earlier_in_the_same_log(
 def test_a_batch_that_is_run_again_reads_the_same_or_says_what_is_gone(
     noted: dict[ShardKey, tuple[int, int, str, str]], found: dict[ShardKey, Extent]
 ) -> None:
-    start, end = Offsets({}, {}), Offsets({}, {})
+    start, end = ShardOffsets({}, {}), ShardOffsets({}, {})
     for key, (at, stop, log_before, log_after) in noted.items():
         start.next[key], start.logs[key] = at, log_before
         end.next[key], end.logs[key] = max(at, stop), log_after
@@ -173,7 +173,7 @@ def test_a_batch_that_is_run_again_reads_the_same_or_says_what_is_gone(
 
 
 def test_a_shard_that_is_new_in_a_batch_is_noted_and_not_read_yet() -> None:
-    assert offsets.spans(Offsets({A1: 2}, {}), Offsets({A0: 10, A1: 3}, {}), SHARDS, fail) == {A1: (2, 3)}
+    assert offsets.spans(ShardOffsets({A1: 2}, {}), ShardOffsets({A0: 10, A1: 3}, {}), SHARDS, fail) == {A1: (2, 3)}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_shard_that_is_new_in_a_batch_is_noted_and_not_read_yet() -> None:
 def test_the_end_of_a_batch_that_is_no_more_there_is_a_loss(
     end: int, logs: dict[ShardKey, str], code: str, then: dict[ShardKey, tuple[int, int]]
 ) -> None:
-    noted = Offsets({A0: 12}, {A0: ID[:8]}), Offsets({A0: end}, logs)
+    noted = ShardOffsets({A0: 12}, {A0: ID[:8]}), ShardOffsets({A0: end}, logs)
     with pytest.raises(Lost, match=rf"^\[KVSPOOL_{code}\].*topic 'a', partition 0"):
         offsets.spans(*noted, SHARDS, fail)
     assert offsets.spans(*noted, SHARDS, print) == then
@@ -257,7 +257,7 @@ def test_what_is_wrong_with_a_users_offsets_is_said(text: str, words: str) -> No
             "there is no such shard: topic 'a', partition 2, topic 'c', partition 0;",
         ),
         (Bound(timestamps={A0: 1}), "TIMESTAMPS", "missing: topic 'a', partition 1, topic 'b', partition 0"),
-        (Bound(offsets=Offsets({ShardKey("x", at): 1 for at in range(100)}, {})), "OFFSETS", "partition 4 and 95 more; missing"),
+        (Bound(offsets=ShardOffsets({ShardKey("x", at): 1 for at in range(100)}, {})), "OFFSETS", "partition 4 and 95 more; missing"),
     ],
 )
 def test_options_name_every_shard_and_no_other(bound: Bound, code: str, words: str) -> None:
@@ -267,7 +267,7 @@ def test_options_name_every_shard_and_no_other(bound: Bound, code: str, words: s
 
 
 def test_an_offset_that_is_gone_or_not_there_yet_is_a_loss() -> None:
-    gone, beyond = (Bound(offsets=Offsets({A0: at, A1: 0, B0: 7}, {})) for at in (3, 21))
+    gone, beyond = (Bound(offsets=ShardOffsets({A0: at, A1: 0, B0: 7}, {})) for at in (3, 21))
     with pytest.raises(Lost, match=r"KVSPOOL_DATA_LOSS.*offsets 3 to 9 are lost.*option startingOffsets asks for offset 3"):
         starting(gone)
     with pytest.raises(Lost, match=r"KVSPOOL_OFFSET_CHANGED.*ends at 20"):

@@ -114,17 +114,17 @@ def test_parts_of_a_batch_in_partitions_that_it_has_no_more_are_told(tmp_path: P
 
     from hub.spark.appending import Appended
     from hub.spark.sink import ShardSink
-    from hub.spark.target import SinkError, Target
+    from hub.spark.target import SinkTarget, SparkSinkError
 
     kvspool.create(tmp_path / "log", capacity="1MiB").close()
     fields = StructType([StructField("value", StringType())])
     told = [Appended(1, 0, "q/0", {"log": {0: []}}), Appended(1, 0, "q/1", {"log": {0: ["q/0"]}})]
-    sink = ShardSink(Target.parse({"path": str(tmp_path / "log")}, fields))
+    sink = ShardSink(SinkTarget.parse({"path": str(tmp_path / "log")}, fields))
     sink.commit([*told, None], 7)
     told[1].shards["log"][0].append("q/2")
-    with pytest.raises(SinkError, match=r"KVSPOOL_BATCH_CHANGED.*batch 7 has 2 partitions.*as q/2"):
+    with pytest.raises(SparkSinkError, match=r"KVSPOOL_BATCH_CHANGED.*batch 7 has 2 partitions.*as q/2"):
         sink.commit([*told], 7)
-    ShardSink(Target.parse({"path": str(tmp_path / "log"), "changedBatch": "append"}, fields)).commit([*told], 7)
+    ShardSink(SinkTarget.parse({"path": str(tmp_path / "log"), "changedBatch": "append"}, fields)).commit([*told], 7)
 
 
 def task(sink: Any, query: str, number: int, batch: int, values: str) -> Any:
@@ -147,16 +147,16 @@ def test_rows_that_a_whole_part_of_a_batch_has_not_are_appended_if_it_may_change
     from pyspark.sql.types import StringType, StructField, StructType
 
     from hub.spark.sink import ShardSink
-    from hub.spark.target import SinkError, Target
+    from hub.spark.target import SinkTarget, SparkSinkError
 
     fields = StructType([StructField("value", StringType())])
     with kvspool.create(tmp_path / "log", capacity="1MiB") as log:
-        strict = ShardSink(Target.parse({"path": str(tmp_path / "log")}, fields))
+        strict = ShardSink(SinkTarget.parse({"path": str(tmp_path / "log")}, fields))
         task(strict, "q", 0, 5, "a1 a2")
         task(strict, "q", 1, 5, "b1 b2")
-        with pytest.raises(SinkError, match="2 records of batch 5 of q/0 are stored, and now it has 3"):
+        with pytest.raises(SparkSinkError, match="2 records of batch 5 of q/0 are stored, and now it has 3"):
             task(strict, "q", 0, 5, "a1 a2 c1")
-        sink = ShardSink(Target.parse({"path": str(tmp_path / "log"), "changedBatch": "append"}, fields))
+        sink = ShardSink(SinkTarget.parse({"path": str(tmp_path / "log"), "changedBatch": "append"}, fields))
         done = [task(sink, "q", 0, 5, "a1 a2 c1"), task(sink, "q", 1, 5, "c2 b1 b2")]
         sink.commit(done, 5)
         assert [one.data for one in log.read()] == ["a1", "a2", "b1", "b2", "c1", "c2"]
@@ -164,7 +164,7 @@ def test_rows_that_a_whole_part_of_a_batch_has_not_are_appended_if_it_may_change
         assert task(sink, "q", 1, 5, "b2 b1").repeated == 3
         assert "1 records of it stay that are not in it any more" in caplog.text
         for one in (strict, sink):
-            with pytest.raises(SinkError, match="q/0 has appended a later batch than 4, so it is unknown which records of this one"):
+            with pytest.raises(SparkSinkError, match="q/0 has appended a later batch than 4, so it is unknown which records of this one"):
                 task(one, "q", 0, 4, "d")
         assert len(list(log.read())) == 6
 
@@ -175,7 +175,7 @@ def test_a_batch_that_failed_loses_no_row_in_other_partitions_if_it_may_change(s
     from pyspark.sql.datasource import DataSource
 
     from hub.spark.sink import ShardSink
-    from hub.spark.target import Target
+    from hub.spark.target import SinkTarget
 
     class Failing(ShardSink):
         def write(self, iterator: Iterator[Any]) -> Any:
@@ -191,7 +191,7 @@ def test_a_batch_that_failed_loses_no_row_in_other_partitions_if_it_may_change(s
             return "failing_part"
 
         def streamWriter(self, schema: Any, overwrite: bool) -> Failing:
-            return Failing(Target.parse(self.options, schema))
+            return Failing(SinkTarget.parse(self.options, schema))
 
     spark.dataSource.register(Source)
     root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"
@@ -225,7 +225,7 @@ def test_a_task_or_a_commit_that_fails_after_all_was_appended_adds_nothing(
     from pyspark.sql.datasource import DataSource
 
     from hub.spark.sink import ShardSink
-    from hub.spark.target import Target
+    from hub.spark.target import SinkTarget
 
     is_first = once(tmp_path / "failed")
 
@@ -247,7 +247,7 @@ def test_a_task_or_a_commit_that_fails_after_all_was_appended_adds_nothing(
             return f"failing_{where}"
 
         def streamWriter(self, schema: Any, overwrite: bool) -> Failing:
-            return Failing(Target.parse(self.options, schema))
+            return Failing(SinkTarget.parse(self.options, schema))
 
     spark.dataSource.register(Source)
     root, checkpoint = tmp_path / "root", tmp_path / "checkpoint"

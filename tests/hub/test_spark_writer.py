@@ -42,9 +42,9 @@ def schema(columns: str) -> Any:
 
 
 def target(path: Path, columns: str, **options: str) -> Any:
-    from hub.spark.target import Target
+    from hub.spark.target import SinkTarget
 
-    return Target.parse({"path": str(path), **options}, schema(columns))
+    return SinkTarget.parse({"path": str(path), **options}, schema(columns))
 
 
 def of_rows(kinds: dict[str, Any], rows: list[dict[str, Any]]) -> Any:
@@ -271,7 +271,7 @@ def test_a_task_that_fails_after_it_has_appended_is_run_again_and_adds_nothing(
 ) -> None:
     from pyspark.sql.datasource import DataSource
 
-    from hub.spark.target import Target
+    from hub.spark.target import SinkTarget
     from hub.spark.writer import ShardWriter
 
     fails = once(tmp_path / "failed")
@@ -289,7 +289,7 @@ def test_a_task_that_fails_after_it_has_appended_is_run_again_and_adds_nothing(
             return f"failing_{format}"
 
         def writer(self, schema: Any, overwrite: bool) -> Failing:
-            return Failing(Target.parse(self.options, schema))
+            return Failing(SinkTarget.parse(self.options, schema))
 
     spark.dataSource.register(Source)
     columns = ("if(id % 3 = 0, NULL, concat('key-', id % 20)) AS key", "concat('value-', id) AS value")

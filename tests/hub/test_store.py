@@ -14,10 +14,11 @@ from faults import FILE_CALLS, FailingPort
 from shipping import LOG, OTHER, contents, gaps, numbered, shard_of, stored
 
 import kvspool
-from hub.columns import Rows
 from hub.errors import AccessError, Conflict, Fenced, HubFull, Malformed, Restored, RootInUse, Unexpected
-from hub.store import GENERATIONS, MOST_GENERATIONS, Generation, Outcome, Shard, Store
-from hub.wire import LAST
+from hub.protocol.ingest import LAST
+from hub.protocol.reading import Generation
+from hub.root.columns import SequencedBatch
+from hub.root.store import GENERATIONS, MOST_GENERATIONS, Outcome, Shard, Store
 from kvspool import system
 from kvspool.errors import Corruption, LogNotFound, Poisoned
 
@@ -66,7 +67,7 @@ def test_what_comes_again_is_not_written_again(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("rows", [numbered(0, 5, "other"), numbered(4, 9, "other"), numbered(2, 3, "other")])
-def test_what_comes_again_otherwise_is_a_conflict(shard: Shard, rows: Rows) -> None:
+def test_what_comes_again_otherwise_is_a_conflict(shard: Shard, rows: SequencedBatch) -> None:
     shard.enter(LOG, 0)
     shard.put(LOG, numbered(0, 5), 0)
     before = contents(shard.journal)
@@ -372,7 +373,7 @@ def test_no_name_leaves_the_root(root: Path, client: str) -> None:
 
 
 def test_idle_shards_are_closed_and_those_in_use_are_not(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hub.store.MOST_OPEN", 2)
+    monkeypatch.setattr("hub.root.store.MOST_OPEN", 2)
     root.mkdir()
     with Store(root) as store:
         store.enter("JFK", 3)

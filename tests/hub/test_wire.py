@@ -9,31 +9,31 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hub import wire
 from hub.errors import Conflict, HubError, HubFull, Malformed, QuotaExceeded, Unexpected
-from hub.wire import Done, Log, Opened, Opening, Ping, Place, Put, Refused, Stored
+from hub.protocol import ingest
+from hub.protocol.ingest import Acknowledged, Done, Opened, Opening, Ping, Put, Refused, ResumePoint, ShippedLog
 
-SEQUENCES = st.integers(0, wire.LAST)
-INDEXES = st.integers(0, wire.MOST_SHARDS - 1)
-FROM_CLIENT: list[Any] = [Put(3, 10, 8, 20, True), Ping({0: 5, 1023: wire.LAST}), Done()]
+SEQUENCES = st.integers(0, ingest.LAST)
+INDEXES = st.integers(0, ingest.MOST_SHARDS - 1)
+FROM_CLIENT: list[Any] = [Put(3, 10, 8, 20, True), Ping({0: 5, 1023: ingest.LAST}), Done()]
 FROM_HUB: list[Any] = [
-    Opened(wire.VERSION, "disk", 1 << 20, [Place(0, 7, True), Place(5, 0, False)]),
-    Stored([(0, 7), (1, 9)], 3),
+    Opened(ingest.VERSION, "disk", 1 << 20, [ResumePoint(0, 7, True), ResumePoint(5, 0, False)]),
+    Acknowledged([(0, 7), (1, 9)], 3),
     Refused("unexpected", "why", 2, 17, 0.5),
 ]
-OPENING = Opening(wire.VERSION, "JFK", 1, [Log(0, b"a" * 16, 5), Log(1, b"b" * 16, 0)])
+OPENING = Opening(ingest.VERSION, "JFK", 1, [ShippedLog(0, b"a" * 16, 5), ShippedLog(1, b"b" * 16, 0)])
 
 
 def test_what_is_encoded_comes_back() -> None:
-    assert wire.decode_opening(wire.encode(OPENING)) == OPENING
-    assert [wire.decode_from_client(wire.encode(message)) for message in FROM_CLIENT] == FROM_CLIENT
-    assert [wire.decode_from_hub(wire.encode(message)) for message in FROM_HUB] == FROM_HUB
+    assert ingest.decode_opening(ingest.encode(OPENING)) == OPENING
+    assert [ingest.decode_from_client(ingest.encode(message)) for message in FROM_CLIENT] == FROM_CLIENT
+    assert [ingest.decode_from_hub(ingest.encode(message)) for message in FROM_HUB] == FROM_HUB
 
 
 @given(INDEXES, SEQUENCES, SEQUENCES, SEQUENCES, st.booleans())
 def test_every_put_that_can_be_comes_back(index: int, one: int, other: int, end: int, ask: bool) -> None:
     put = Put(index, max(one, other), min(one, other), end, ask)
-    assert wire.decode_from_client(wire.encode(put)) == put
+    assert ingest.decode_from_client(ingest.encode(put)) == put
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,17 @@ def test_every_put_that_can_be_comes_back(index: int, one: int, other: int, end:
         msgspec.structs.replace(OPENING, bits=1 << 62),
         msgspec.structs.replace(OPENING, logs=[]),
         msgspec.structs.replace(OPENING, logs=[OPENING.logs[0]] * 2),
-        msgspec.structs.replace(OPENING, logs=[Log(2, b"a" * 16, 0)]),
-        msgspec.structs.replace(OPENING, logs=[Log(-1, b"a" * 16, 0)]),
-        msgspec.structs.replace(OPENING, logs=[Log(0, b"a" * 15, 0)]),
-        msgspec.structs.replace(OPENING, logs=[Log(0, b"a" * 16, -1)]),
-        msgspec.structs.replace(OPENING, logs=[Log(0, b"a" * 16, 1 << 63)]),
+        msgspec.structs.replace(OPENING, logs=[ShippedLog(2, b"a" * 16, 0)]),
+        msgspec.structs.replace(OPENING, logs=[ShippedLog(-1, b"a" * 16, 0)]),
+        msgspec.structs.replace(OPENING, logs=[ShippedLog(0, b"a" * 15, 0)]),
+        msgspec.structs.replace(OPENING, logs=[ShippedLog(0, b"a" * 16, -1)]),
+        msgspec.structs.replace(OPENING, logs=[ShippedLog(0, b"a" * 16, 1 << 63)]),
     ],
     ids=lambda opening: str(opening)[:60],
 )
 def test_an_opening_that_can_not_be_is_refused(opening: Opening) -> None:
     with pytest.raises(Malformed):
-        wire.decode_opening(wire.encode(opening))
+        ingest.decode_opening(ingest.encode(opening))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_an_opening_that_can_not_be_is_refused(opening: Opening) -> None:
 )
 def test_a_message_that_no_client_sends_is_refused(message: Any) -> None:
     with pytest.raises(Malformed):
-        wire.decode_from_client(wire.encode(message))
+        ingest.decode_from_client(ingest.encode(message))
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_a_message_that_no_client_sends_is_refused(message: Any) -> None:
         Opened(2, "disk", 1, []),
         Opened(1, "disk", 0, []),
         Opened(1, "memory", 1, []),  # type: ignore[arg-type]
-        Opened(1, "disk", 1, [Place(-1, 0, True)]),
-        Opened(1, "disk", 1, [Place(0, -1, True)]),
-        Opened(1, "disk", 1, [Place(0, 0, True), Place(0, 1, True)]),
-        Stored([(1024, 0)], 0),
-        Stored([(0, 1 << 63)], 0),
-        Stored([(0, 1), (0, 2)], 0),
+        Opened(1, "disk", 1, [ResumePoint(-1, 0, True)]),
+        Opened(1, "disk", 1, [ResumePoint(0, -1, True)]),
+        Opened(1, "disk", 1, [ResumePoint(0, 0, True), ResumePoint(0, 1, True)]),
+        Acknowledged([(1024, 0)], 0),
+        Acknowledged([(0, 1 << 63)], 0),
+        Acknowledged([(0, 1), (0, 2)], 0),
         Refused("nothing", "why"),  # type: ignore[arg-type]
         Refused("full", "why", -2),
         Refused("full", "why", 1024),
@@ -106,7 +106,7 @@ def test_a_message_that_no_client_sends_is_refused(message: Any) -> None:
 )
 def test_a_message_that_no_hub_sends_is_refused(message: Any) -> None:
     with pytest.raises(Malformed):
-        wire.decode_from_hub(wire.encode(message))
+        ingest.decode_from_hub(ingest.encode(message))
 
 
 @given(st.binary(max_size=200))
@@ -114,43 +114,43 @@ def test_a_message_that_no_hub_sends_is_refused(message: Any) -> None:
 @example(b"\x91" * 200)
 @example(b"\xdd\xff\xff\xff\xff")
 def test_hostile_bytes_are_no_message(data: bytes) -> None:
-    for decode in (wire.decode_opening, wire.decode_from_client, wire.decode_from_hub):
+    for decode in (ingest.decode_opening, ingest.decode_from_client, ingest.decode_from_hub):
         with pytest.raises(Malformed):
             decode(data)
 
 
 @given(st.sampled_from([OPENING, *FROM_CLIENT, *FROM_HUB]), st.data())
 def test_a_message_with_a_wrong_byte_is_one_that_was_checked_or_none(message: Any, data: st.DataObject) -> None:
-    encoded = bytearray(wire.encode(message))
+    encoded = bytearray(ingest.encode(message))
     encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
-    for decode in (wire.decode_opening, wire.decode_from_client, wire.decode_from_hub):
+    for decode in (ingest.decode_opening, ingest.decode_from_client, ingest.decode_from_hub):
         try:
             found = decode(bytes(encoded))
         except Malformed:
             continue
-        assert decode(wire.encode(found)) == found
+        assert decode(ingest.encode(found)) == found
 
 
 def test_a_message_that_is_too_large_is_not_decoded() -> None:
     with pytest.raises(Malformed, match="the limit is"):
-        wire.decode_from_hub(bytes(wire.LARGEST_MESSAGE + 1))
+        ingest.decode_from_hub(bytes(ingest.LARGEST_MESSAGE + 1))
 
 
-@pytest.mark.parametrize("kind", wire._REASONS.values())
+@pytest.mark.parametrize("kind", ingest._REASONS.values())
 def test_each_error_comes_over_the_wire(kind: type[HubError]) -> None:
     error = Unexpected("why", 12) if kind is Unexpected else kind("why")
     if isinstance(error, HubFull | QuotaExceeded):
         error.retry_after = 7.0
-    refused = wire.decode_from_hub(wire.encode(wire.refusal(error, 5)))
+    refused = ingest.decode_from_hub(ingest.encode(ingest.refusal(error, 5)))
     assert isinstance(refused, Refused) and refused.index == 5
-    found = wire.error_of(refused)
+    found = ingest.error_of(refused)
     assert type(found) is kind and str(found) == "why"
     assert getattr(found, "expected", None) == getattr(error, "expected", None)
     assert getattr(found, "retry_after", None) == getattr(error, "retry_after", None)
 
 
 def test_a_hub_can_neither_make_a_client_wait_for_ever_nor_write_on_its_terminal() -> None:
-    found = wire.error_of(Refused("full", "\x1b[2J" + "x" * 5000, retry_after=1e300))
-    assert isinstance(found, HubFull) and found.retry_after == wire.LONGEST_RETRY
+    found = ingest.error_of(Refused("full", "\x1b[2J" + "x" * 5000, retry_after=1e300))
+    assert isinstance(found, HubFull) and found.retry_after == ingest.LONGEST_RETRY
     assert str(found).startswith("?[2J") and len(str(found)) <= 1000
-    assert isinstance(wire.error_of(Refused("conflict", "x")), Conflict)
+    assert isinstance(ingest.error_of(Refused("conflict", "x")), Conflict)

@@ -180,7 +180,7 @@ def test_a_hub_root_says_so_too(large: Path) -> None:
 
 
 def test_a_hub_keeps_no_more_shards_open_than_its_limit_allows(tmp_path: Path) -> None:
-    from hub.store import Store
+    from hub.root.store import Store
 
     def use() -> int:
         (tmp_path / "root").mkdir()

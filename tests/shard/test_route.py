@@ -153,7 +153,7 @@ def test_scan_of_an_empty_root_finds_nothing(tmp_path: Path) -> None:
 
 
 def test_a_complete_set_has_its_paths_in_order(tmp_path: Path) -> None:
-    found = route.Found("p", {2: {3, 1, 0, 2}})
+    found = route.ShardDirectories("p", {2: {3, 1, 0, 2}})
     found.check_complete(tmp_path)
     assert found.bits == 2
     assert found.missing == []
@@ -168,7 +168,7 @@ def test_a_complete_set_has_its_paths_in_order(tmp_path: Path) -> None:
 def test_only_a_set_without_its_last_shards_is_being_made(
     tmp_path: Path, indexes: set[int], missing: list[int], is_being_made: bool
 ) -> None:
-    found = route.Found("p", {2: indexes})
+    found = route.ShardDirectories("p", {2: indexes})
     assert found.missing == missing
     assert found.is_being_made == is_being_made
     with pytest.raises(IncompleteShardSet, match=f"{len(missing)} of the 4 shards of prefix 'p' are missing: p.2.00{missing[0]}"):
@@ -177,14 +177,14 @@ def test_only_a_set_without_its_last_shards_is_being_made(
 
 def test_of_many_missing_shards_the_first_five_are_named(tmp_path: Path) -> None:
     with pytest.raises(IncompleteShardSet, match=r"1023 of the 1024 .* p\.a\.001, p\.a\.002, p\.a\.003, p\.a\.004, p\.a\.005 \.\.\.$"):
-        route.Found("p", {10: {0}}).check_complete(tmp_path)
+        route.ShardDirectories("p", {10: {0}}).check_complete(tmp_path)
 
 
 def test_two_numbers_of_bits_conflict() -> None:
     with pytest.raises(ConflictingShardSets, match="prefix 'p' has shards of 1 and of 2 bits"):
-        _ = route.Found("p", {2: {0}, 1: {0, 1}}).bits
+        _ = route.ShardDirectories("p", {2: {0}, 1: {0, 1}}).bits
 
 
 def test_an_index_beyond_the_bits_conflicts() -> None:
     with pytest.raises(ConflictingShardSets, match="prefix 'p' has 1 bits, but a shard with index 0x2"):
-        _ = route.Found("p", {1: {0, 1, 2}}).missing
+        _ = route.ShardDirectories("p", {1: {0, 1, 2}}).missing

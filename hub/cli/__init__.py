@@ -1,0 +1,1 @@
+"""The commands `kvspool hub`, `ship` and `pipeline`, one module each."""

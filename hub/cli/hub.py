@@ -1,0 +1,223 @@
+"""`kvspool hub`: create, inspect, serve and maintain a hub root."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hub import ClientStats, HubReaderStats, HubRoot
+from hub.cli import access, figures, retention, serve, ship, trim, verify
+from hub.cli import stats as hub_stats
+from kvspool import system
+from kvspool.cli import options, output, stats
+from kvspool.cli.checks import Check
+from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
+from kvspool.errors import Corruption, KvspoolError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DESCRIPTION = """\
+A hub root is a directory that holds the shards of many clients, each with its id as their prefix. Readers of the root read all shards,
+including those of later clients. `kvspool read`, `tail` and `stats` accept a hub root like a log."""
+EXAMPLES = """\
+  kvspool hub create flights
+  kvspool shard create flights --prefix JFK --bits 2        a client of the hub root: the prefix is its id
+  kvspool hub serve --root flights --anonymous              the root over the network; see its --help for safe options
+  kvspool hub clients flights
+  kvspool hub readers flights
+  kvspool hub retention flights --max-age 30d --by-readers
+  kvspool tail flights --follow"""
+
+CREATE = """\
+Create an empty directory for a hub root, accessible only to its owner. Clients create their shards there, with `kvspool shard create`
+or in a program; the id of a client has up to 100 letters, digits, _ and -."""
+CREATE_EXAMPLES = """\
+  kvspool hub create flights
+  kvspool hub create /dev/shm/flights --json        in memory"""
+
+CLIENTS = """\
+List the clients of a hub root: the number of shards, the number of logs that were shipped to them one after the other (generations),
+records, fill level, and time of the last record. `kvspool hub stats` shows more about a running hub. With --json it is one list, with
+the field names of the library and the statistics of each shard; times are ns since 1970."""
+CLIENTS_EXAMPLES = """\
+  kvspool hub clients flights
+  kvspool hub clients flights --json | jq '.[] | {client, records}'"""
+
+READERS = """\
+List the durable readers of a hub root: lag in records over all shards, time of the last commit, and holder. With --json it is one list,
+with the field names of the library and the position in each shard."""
+READERS_EXAMPLES = """\
+  kvspool hub readers flights
+  kvspool hub readers flights --json | jq '.[] | {name, behind: .lag.records}'
+  kvspool hub readers flights --delete spark        it must not be open"""
+
+
+def add_commands(subparsers: Any) -> None:
+    """Add `kvspool hub` and its commands."""
+    parser = subparsers.add_parser(
+        "hub", help="serve a hub; inspect and maintain it", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+    )
+    parser.set_defaults(run=lambda arguments: _help(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    create = commands.add_parser("create", help="create a hub root", description=CREATE, epilog=f"Examples:\n{CREATE_EXAMPLES}")
+    create.add_argument("path", metavar="ROOT", type=Path, help="path of the new directory; its parent must exist")
+    options.add_json(create, "print the path as a JSON object")
+    create.set_defaults(run=_create)
+
+    clients = commands.add_parser(
+        "clients", help="list the clients of a hub root", description=CLIENTS, epilog=f"Examples:\n{CLIENTS_EXAMPLES}"
+    )
+    clients.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
+    options.add_json(clients, "print a JSON list, with the statistics of each shard")
+    clients.set_defaults(run=_clients)
+    readers = commands.add_parser(
+        "readers", help="list the durable readers, or delete one", description=READERS, epilog=f"Examples:\n{READERS_EXAMPLES}"
+    )
+    readers.add_argument("path", metavar="ROOT", type=Path, help="the hub root")
+    which = readers.add_mutually_exclusive_group()
+    options.add_json(which, "print a JSON list, with the position in each shard")
+    which.add_argument("--delete", metavar="NAME", help="delete this reader and its positions")
+    readers.set_defaults(run=_readers)
+
+    for command in (hub_stats, retention, trim, verify, access, serve):
+        command.add(commands)
+    ship.add(subparsers)
+
+
+def open_log(path: Path) -> HubRoot | None:
+    """Return the hub root at a path if it has clients; None otherwise, because names that are no client ids may form a shard set."""
+    if not path.is_dir():
+        return None
+    system.port.allow_more_files()  # each shard needs some
+    root = _ShardByShard.open(path)
+    if root.clients():
+        return root
+    root.close()
+    return None
+
+
+def checks() -> Iterator[Check]:
+    """Yield the checks of `kvspool doctor` for hubs. Only Spark needs Java, so its absence is no failure."""
+    from hub.spark.java import JavaNotFound, find_java
+
+    try:
+        yield Check("Java", "ok", str(find_java()))
+    except JavaNotFound as error:
+        found, _, advice = str(error).partition(". ")
+        yield Check("Java", "warn", found, advice)
+
+
+class _ShardByShard(HubRoot):
+    """A hub root with the statistics of its shards, as the commands show a log that consists of several."""
+
+    def stats(self, damaged: list[str] | None = None) -> Any:
+        return [shard for client in super().stats(damaged).clients for shard in client.shards]
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    """Create the directory."""
+    with HubRoot.create(arguments.path) as root:
+        if arguments.json:
+            output.print_json({"path": str(root.path)})
+        else:
+            print(output.escape(f"created {root.path}: clients create their shards there"))
+    return 0
+
+
+def _clients(arguments: argparse.Namespace) -> int:
+    """Print the clients."""
+    system.port.allow_more_files()
+    with HubRoot.open(arguments.path) as root:
+        damaged: list[str] = []
+        found = root.stats(damaged).clients
+    if arguments.json:
+        output.print_json(found)
+    elif found:
+        output.console().print(_table(found))
+    else:
+        print("no clients yet", file=sys.stderr)
+    for words in damaged:
+        output.complain(words)
+    return Corruption.exit_code if damaged else 0
+
+
+def _readers(arguments: argparse.Namespace) -> int:
+    """Print the durable readers, or delete one."""
+    system.port.allow_more_files()
+    with HubRoot.open(arguments.path) as root:
+        if arguments.delete is not None:
+            return _delete(root, arguments.delete)
+        found = root.readers()
+    if arguments.json:
+        output.print_json(found)
+    elif found:
+        output.console().print(_table_of_readers(found))
+    else:
+        print("no durable readers", file=sys.stderr)
+    return 0
+
+
+def _delete(root: HubRoot, name: str) -> int:
+    try:
+        root.delete_reader(name)
+    except KvspoolError:
+        raise
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    print(output.escape(f"deleted the reader {name!r}"))
+    return 0
+
+
+def _table_of_readers(readers: list[HubReaderStats]) -> Table:
+    """Return a row for each reader."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    for name in ("reader", "shards", "records behind", "committed", "state"):
+        table.add_column(name, justify="right" if name in ("shards", "records behind") else "left", overflow="fold")
+    for one in readers:
+        behind = ["-", "-"] if one.lag is None else [f"{len(one.lag.shards):,}", f"{one.lag.records:,}"]
+        state = one.problem or (f"open: {one.holder}" if one.holder else f"moved by {one.owner}" if one.owner else "closed")
+        table.add_row(*(Text(output.escape(cell)) for cell in (one.name, *behind, stats.when(one.updated), state)))
+    return table
+
+
+def _table(clients: list[ClientStats]) -> Table:
+    """Return a row for each client."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    table.add_column("client", overflow="fold")
+    for name in ("shards", "records", "used", "capacity", "generations"):
+        table.add_column(name, justify="right")
+    table.add_column("last record")
+    for client in clients:
+        table.add_row(
+            Text(client.client),
+            f"{len(client.shards):,}" if len(client.shards) == 1 << client.bits else f"{len(client.shards):,} of {1 << client.bits:,}",
+            f"{client.records:,}",
+            f"{sizes.show(client.used)} ({100 * client.used / max(1, client.capacity):.0f} %)",
+            sizes.show(client.capacity),
+            _generations(client),
+            stats.when(client.last_timestamp),
+        )
+    return table
+
+
+def _generations(client: ClientStats) -> str:
+    """Return the largest number of logs shipped to one shard; "-" for a client of this host, which writes directly."""
+    most = max((figures.generations(Path(one.path)) or 0 for one in client.shards), default=0)
+    return f"{most:,}" if most else "-"

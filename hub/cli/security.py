@@ -1,0 +1,54 @@
+"""The options for credentials at a hub, and for trusted authorities."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvspool.cli.options import BadInput
+
+if TYPE_CHECKING:
+    from hub.client.connection import Security
+
+TOKEN = "KVSPOOL_TOKEN"  # the environment variable
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    group = parser.add_argument_group("security", "Files are read again for each connection, so that they can be replaced at any time.")
+    group.add_argument("--token-file", type=Path, metavar="FILE", help=f"file with the token, mode 600 (default: the variable {TOKEN})")
+    group.add_argument("--ca", type=Path, metavar="FILE", help="certificates (PEM) of trusted authorities (default: those of the system)")
+    group.add_argument("--certificate", type=Path, metavar="FILE", help="client certificate (PEM), if the hub asks for one")
+    group.add_argument("--key", type=Path, metavar="FILE", help="its key (PEM), mode 600")
+
+
+def load(arguments: argparse.Namespace) -> Security:
+    """Return the security in the options. Raises BadInput for files that can't be read, or that other users may read."""
+    from hub.client.connection import Security
+
+    if (arguments.certificate is None) != (arguments.key is None):
+        raise BadInput("--certificate and --key go together")
+    token = os.environ.get(TOKEN) if arguments.token_file is None else _private(arguments.token_file).decode("ascii", "replace").strip()
+    return Security(
+        token=token or None,
+        authorities=None if arguments.ca is None else _read(arguments.ca),
+        certificate=None if arguments.certificate is None else _read(arguments.certificate),
+        key=None if arguments.key is None else _private(arguments.key),
+    )
+
+
+def _private(path: Path) -> bytes:
+    """Return the content of a file that only its owner may read."""
+    data = _read(path)
+    if path.stat().st_mode & 0o077:
+        raise BadInput(f"other users may read {path}: chmod 600 {path}")
+    return data
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from error

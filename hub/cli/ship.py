@@ -1,0 +1,262 @@
+"""`kvspool ship`: send the records of logs to a hub, or pull those of a hub into a local root."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hub.cli import security
+from hub.client_ids import check_client
+from kvspool import system
+from kvspool.cli import options, output
+from kvspool.cli.options import BadInput
+from kvspool.engine import sizes
+from kvspool.errors import KvspoolError
+from kvspool.system.handles import Handle
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hub.client.mirror import Mirror, MirrorStatus
+    from hub.client.shipper import Shipper, ShipStatus
+
+DESCRIPTION = """\
+Send the records of logs and shard sets to a hub as they are appended, each exactly once: through outages of any length, restarts of the
+hub, and crashes of this command. It resumes where the hub's records end. Ctrl-C or SIGTERM ends it after all sent records are
+acknowledged.
+
+A SOURCE is a log, or the directory of a shard set; ID=PATH sets its client id, unless that whole text is an existing path. With one
+source, --client is its id; with several, it is a prefix: CLIENT-NAME, with the names of their directories. Of several hubs, separated by
+commas, each client uses one, chosen by its id.
+
+With a hub as the SOURCE, hub://HOST:PORT, its shards are pulled into the hub root DIR, given instead of HUB, with the same guarantees: a
+mirror, which may be served as well. --only selects clients."""
+EXAMPLES = """\
+  kvspool ship events grpc+tls://hub.example.org:7070 --client web1 --token-file token
+  kvspool ship JFK=/var/lib/flights/jfk grpc+tls://hub1:7070,grpc+tls://hub2:7070 --ca ca.pem --token-file token
+  kvspool ship events grpc://127.0.0.1:7070 --client web1 --once        until the hub has all records
+  kvspool ship hub://region1.example.org:7070 mirror --only 'web*' --token-file token          pull"""
+SCHEMES = ("hub://", "grpc://", "grpc+tls://")
+
+
+def add(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "ship", help="send the records of logs to a hub, as they are appended", description=DESCRIPTION, epilog=f"Examples:\n{EXAMPLES}"
+    )
+    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="a log or a shard set, or ID=PATH; or a hub, to pull from")
+    parser.add_argument("hub", metavar="HUB", help="grpc+tls://HOST:PORT (or hub://), or several with commas; or a root to pull into")
+    parser.add_argument("--client", metavar="ID", help="the client's id at the hub")
+    parser.add_argument("--choose", choices=("hash", "first"), default="hash", help="choice of one of several (default: %(default)s)")
+    parser.add_argument("--only", metavar="PATTERN", action="append", help="pull only these clients; repeatable (default: all)")
+    parser.add_argument("--once", action="store_true", help="end when the hub has all records")
+    parser.add_argument("--synced", action="store_true", help="send only records on disk, even if not required by the hub")
+    parser.add_argument("--linger", type=options.seconds, metavar="S", default=0.002, help="wait for more, seconds (default: %(default)s)")
+    parser.add_argument("--interval", type=options.interval, metavar="S", default=1.0, help="between reports (default: %(default)s)")
+    security.add(parser)
+    options.add_json(parser, "report as JSON objects, one line each")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ship until a signal. Return 0, or the code of the error that stopped every source."""
+
+    logging.basicConfig(level=logging.WARNING, format="kvspool: %(message)s")
+    security.load(arguments)  # reports an invalid file at once, not at the first connection
+    with ExitStack() as stack:
+        try:
+            if arguments.sources[0].startswith(SCHEMES):
+                return _run([stack.enter_context(_mirror(arguments))], arguments)
+            return _run([stack.enter_context(shipper) for shipper in _shippers(arguments)], arguments)
+        except ValueError as error:
+            if isinstance(error, KvspoolError):
+                raise
+            raise BadInput(str(error)) from error
+
+
+def _shippers(arguments: argparse.Namespace) -> Iterator[Shipper]:
+    """Yield a shipper for each source."""
+    from hub.client.shipper import Shipper
+
+    if arguments.only:
+        raise BadInput("--only is for a hub as the source")
+    for client, path in named(arguments.sources, arguments.client):
+        yield Shipper(
+            path,
+            [_location(location.strip()) for location in arguments.hub.split(",")],
+            client=client,
+            security=partial(security.load, arguments),
+            choose=arguments.choose,
+            isolation="synced" if arguments.synced else None,
+            linger=arguments.linger,
+        )
+
+
+def _mirror(arguments: argparse.Namespace) -> Mirror:
+    """Return the mirror that pulls the shards of a hub."""
+    from hub.client.mirror import Mirror
+
+    if len(arguments.sources) > 1 or arguments.hub.startswith(SCHEMES):
+        raise BadInput("a hub is pulled into one root: kvspool ship hub://HOST:PORT DIR")
+    return Mirror(
+        _location(arguments.sources[0]),
+        arguments.hub,
+        clients=arguments.only or "*",
+        security=partial(security.load, arguments),
+        isolation="synced" if arguments.synced else None,
+    )
+
+
+def _location(text: str) -> str:
+    """Return the location of a hub; hub:// means the secure one."""
+    return f"grpc+tls://{text.removeprefix('hub://')}" if text.startswith("hub://") else text
+
+
+def named(sources: list[str], client: str | None) -> list[tuple[str, Path]]:
+    """Return the client's id and the path of each source. Raises BadInput for a repeated or missing id."""
+    found = []
+    for source in sources:
+        name, path = _split(source)
+        if not name and client is None:
+            raise BadInput(f"{source} has no client's id; give --client ID, or ID={source}")
+        if not name:
+            name = str(client) if len(sources) == 1 else f"{client}-{Path(path).resolve().name}"
+        found.append((name, Path(path)))
+    names = [name for name, _ in found]
+    if len(set(names)) < len(names):
+        raise BadInput(f"two sources have the same id: {', '.join(names)}; give ID=PATH")
+    return found
+
+
+def _split(source: str) -> tuple[str, str]:
+    """Return the id and the path of ID=PATH; "" and the source if the whole text is a path: it exists, or its part before the first = is no
+    id.
+    """
+    name, is_given, path = source.partition("=")
+    try:
+        is_id = bool(is_given) and not os.path.exists(source) and bool(check_client(name))
+    except ValueError:
+        is_id = False
+    return (name, path) if is_id else ("", source)
+
+
+class _Runs(Handle):
+    """Running shippers, or a mirror, each on its own thread."""
+
+    def __init__(self, ways: Sequence[Shipper | Mirror], until_empty: bool) -> None:
+        self.errors: dict[str, KvspoolError | OSError] = {}
+        self._threads = [threading.Thread(target=self._run, args=(way, until_empty)) for way in ways]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, way: Shipper | Mirror, until_empty: bool) -> None:
+        try:
+            way.run(until_empty=until_empty)
+        except (KvspoolError, OSError) as error:
+            self.errors[_names(way.status())[0]] = error
+
+    @property
+    def are_over(self) -> bool:
+        return not any(thread.is_alive() for thread in self._threads)
+
+
+def _run(ways: Sequence[Shipper | Mirror], arguments: argparse.Namespace) -> int:
+    def end(*_: object) -> None:
+        for way in ways:
+            way.stop()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        runs = _Runs(ways, arguments.once)
+        _watch(ways, runs, arguments)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for name, error in runs.errors.items():
+        output.complain(f"{name}: {error}")
+    return max((getattr(error, "exit_code", 1) for error in runs.errors.values()), default=0)
+
+
+def _watch(ways: Sequence[Shipper | Mirror], runs: _Runs, arguments: argparse.Namespace) -> None:
+    """Show the progress until all have ended."""
+    if arguments.json or not sys.stderr.isatty():
+        while not runs.are_over:
+            _pause(runs, arguments.interval)
+            if arguments.json:
+                for way in ways:
+                    output.print_json(way.status())
+                sys.stdout.flush()
+        if not arguments.json:
+            for way in ways:
+                output.complain(_words(way.status()))
+        return
+    from rich.live import Live
+
+    with Live(console=output.console(stderr=True), auto_refresh=False) as live:
+        while not runs.are_over:
+            _pause(runs, min(arguments.interval, 0.5))
+            live.update(_table([way.status() for way in ways]), refresh=True)
+
+
+def _pause(runs: _Runs, seconds: float) -> None:
+    """Wait, at most until all have ended."""
+    end = system.port.monotonic() + seconds
+    while not runs.are_over and (left := end - system.port.monotonic()) > 0:
+        system.port.sleep(min(left, 0.1))
+
+
+def _names(status: ShipStatus | MirrorStatus) -> tuple[str, str]:
+    """Return the source and the target."""
+    from hub.client.mirror import MirrorStatus
+
+    return (status.source, status.root) if isinstance(status, MirrorStatus) else (status.client, status.hub)
+
+
+def _moved(status: ShipStatus | MirrorStatus) -> int:
+    """Return the number of moved records."""
+    from hub.client.mirror import MirrorStatus
+
+    return status.pulled if isinstance(status, MirrorStatus) else status.sent
+
+
+def _words(status: ShipStatus | MirrorStatus) -> str:
+    source, target = _names(status)
+    words = f"{source}: {_moved(status):,} records, {sizes.show(status.bytes)} to {target}, {status.behind:,} left"
+    if status.lost:
+        words += f"; {status.lost:,} were lost before they could be moved"
+    return words + (f"; {status.error}" if status.error else "")
+
+
+def _table(statuses: Sequence[ShipStatus | MirrorStatus]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(header_style="bold cyan")
+    for name in ("from", "to", "state"):
+        table.add_column(name, overflow="fold")
+    for name in ("behind", "moved", "bytes", "lost", "outages"):
+        table.add_column(name, justify="right")
+    for status in statuses:
+        state = f"{status.state}, again in {status.retry_in:.0f} s" if status.state == "waiting" else status.state
+        style = "green" if status.state == "connected" else "yellow"
+        source, target = _names(status)
+        table.add_row(
+            Text(source),
+            Text(target),
+            Text(state, style),
+            f"{status.behind:,}",
+            f"{_moved(status):,}",
+            sizes.show(status.bytes),
+            Text(f"{status.lost:,}", "bold red" if status.lost else ""),
+            f"{status.outages:,}",
+        )
+    return table

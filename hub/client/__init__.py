@@ -1,0 +1,1 @@
+"""The other end of a hub: the shipper, the mirror, and a reader on another host."""

@@ -1,0 +1,218 @@
+"""A shipper's side of one call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyarrow import flight
+
+from hub.errors import HubError, Malformed, NotAllowed, Silent, Unreachable
+from hub.protocol import ingest, reading
+from hub.protocol.ingest import Done, Opened, Opening, Ping, Put, Refused
+from hub.root import columns
+from kvspool import system
+from kvspool.system.handles import Handle
+
+SILENCE = 30.0  # seconds without an answer after which a connection counts as dead
+_BROKEN = (pa.ArrowException, OSError, StopIteration)  # errors of Flight on a broken connection
+# Each attempt resolves and connects itself: gRPC would make a new client wait for the backoff of earlier ones.
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 100)]
+
+
+class Security(msgspec.Struct, frozen=True):
+    """Credentials and trusted authorities. token: a bearer token; authorities, certificate, key: PEM. authorities None: the system's."""
+
+    token: str | None = None
+    authorities: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = None
+
+    def __repr__(self) -> str:
+        return "<Security>"  # keeps the token out of logs
+
+
+_users: set[int] = set()  # the process that has connected to a hub; its children inherit this, but not gRPC's threads
+
+
+def connect(location: str, security: Security) -> flight.FlightClient:
+    """Return a client of a hub at `grpc://...` or `grpc+tls://...`; it connects on first use.
+
+    Raises HubError in a process that was forked from one that had already connected: gRPC would hang there.
+    """
+    process = system.port.process_id()
+    if _users and process not in _users:
+        raise HubError(f"{location}: this process was forked from one that had connected to a hub; start it with spawn instead")
+    _users.add(process)
+    options: dict[str, Any] = {"generic_options": _OPTIONS}
+    if security.authorities is not None:
+        options["tls_root_certs"] = security.authorities
+    if security.certificate is not None:
+        options |= {"cert_chain": security.certificate, "private_key": security.key}
+    try:
+        return flight.FlightClient(location, **options)
+    except (pa.ArrowException, ValueError) as error:
+        raise Unreachable(f"{location}: {error}") from None
+
+
+def call_options(security: Security, timeout: float | None = None) -> flight.FlightCallOptions:
+    """Return the options of each call. timeout: seconds."""
+    headers = [] if security.token is None else [(b"authorization", f"Bearer {security.token}".encode())]
+    return flight.FlightCallOptions(timeout=timeout, headers=headers)
+
+
+def error_of(location: str, error: Exception) -> HubError:
+    """Return the HubError for an error of Flight."""
+    told = reading.error_in(getattr(error, "extra_info", None))
+    if told is not None:
+        return told
+    text = str(error).partition(". Detail:")[0].partition(". gRPC client debug context")[0]
+    if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
+        return NotAllowed(f"{location} refused access: {text}")
+    return Unreachable(f"{location}: {text}")
+
+
+def jittered(seconds: float) -> float:
+    """Return from half to one and a half times as long, so that clients don't all reconnect at once after an outage."""
+    return seconds * (0.5 + int.from_bytes(system.port.random(4), "little") / (1 << 32))
+
+
+class Connection(Handle):
+    """One open call, used by one thread.
+
+    That thread writes and reads in turn. If a read finds the call ended, Flight's client ends the writing half itself, and aborts the
+    process if another thread is writing then. A watchdog cancels calls that take too long, which is safe at any time.
+    """
+
+    def __init__(self, location: str, security: Security, opening: Opening, silence: float = SILENCE) -> None:
+        """Open the call, and return when the hub has answered. Raises Unreachable, NotAllowed, or the hub's refusal."""
+        self.location = location
+        self.stored: dict[int, int] = {}
+        self.refused: dict[int, HubError] = {}
+        self.asked = 0  # number of questions
+        self.answered = 0
+        self._silence = silence
+        self._indexes = {log.index for log in opening.logs}
+        self._busy_since: float | None = None  # since when we wait for the hub
+        self._is_dead = False
+        self._is_over = threading.Event()
+        self._client = connect(location, security)
+        try:
+            descriptor = flight.FlightDescriptor.for_command(ingest.encode(opening))
+            self._writer, self._reader = self._client.do_exchange(descriptor, call_options(security))
+        except _BROKEN as error:
+            self._client.close()
+            raise error_of(location, error) from None
+        self._watchdog = threading.Thread(target=self._watch, name="kvspool watchdog", daemon=True)
+        self._watchdog.start()
+        try:
+            self._do(self._writer.begin, columns.SCHEMA)
+            self.opened = self._first_word()
+        except BaseException:
+            self.close()
+            raise
+
+    def put(self, put: Put, batch: pa.RecordBatch) -> None:
+        """Send a batch; blocks while the hub can't accept it. Raises the error that broke the connection."""
+        self.asked += put.ask
+        self._do(self._writer.write_with_metadata, batch, ingest.encode(put))
+
+    def ping(self, ends: dict[int, int]) -> None:
+        """Ask for an acknowledgement, and report the ends of the logs."""
+        self.asked += 1
+        self._do(self._writer.write_metadata, ingest.encode(Ping(ends)))
+
+    @property
+    def is_owed(self) -> bool:
+        """Return whether a question is unanswered."""
+        return self.answered < self.asked
+
+    def hear(self) -> None:
+        """Wait for the hub's next message, and note it in `stored`, `refused` and `answered`. Raises the error that broke the connection.
+        """
+        message = self._read()
+        if isinstance(message, Refused):
+            if message.index < 0:
+                raise ingest.error_of(message)
+            self._check_indexes({message.index})
+            self.refused[message.index] = ingest.error_of(message)
+        elif isinstance(message, Opened):
+            raise Malformed(f"{self.location} opens an open call again")
+        else:
+            self._check_indexes({index for index, _ in message.places})
+            if not self.answered <= message.asked <= self.asked:
+                raise Malformed(f"{self.location} has answered {message.asked} questions of {self.asked}")
+            self.answered = message.asked
+            self.stored.update(message.places)
+
+    def finish(self) -> None:
+        """Wait until everything is acknowledged, and end the call in order."""
+        self.ping({})
+        while self.is_owed:
+            self.hear()
+        self._do(self._writer.write_metadata, ingest.encode(Done()))
+        self._do(self._writer.close)
+        self._is_over.set()
+
+    def close(self) -> None:
+        """Cancel the call, if it was not finished."""
+        if not self._is_over.is_set():
+            self._reader.cancel()
+        self._is_over.set()
+        self._watchdog.join()
+        with suppress(*_BROKEN):  # the reason was reported before
+            self._writer.close()
+        self._client.close()
+
+    def _first_word(self) -> Opened:
+        message = self._read()
+        if isinstance(message, Refused):
+            raise ingest.error_of(message)
+        if not isinstance(message, Opened):
+            raise Malformed(f"{self.location} does not answer like a hub")
+        self._check_indexes({place.index for place in message.places})
+        return message
+
+    def _check_indexes(self, indexes: set[int]) -> None:
+        if not indexes <= self._indexes:
+            raise Malformed(f"{self.location} reports shards that were not requested")
+
+    def _read(self) -> ingest.FromHub:
+        while True:
+            chunk = self._do(self._reader.read_chunk)
+            if chunk.app_metadata is not None:
+                return ingest.decode_from_hub(chunk.app_metadata.to_pybytes())
+
+    def _do(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a call of Flight; its errors are converted to HubError."""
+        self._busy_since = system.port.monotonic()  # a write blocks while the hub doesn't read
+        try:
+            return work(*arguments)
+        except _BROKEN as error:
+            if self._is_dead:
+                raise Silent(f"{self.location} has not answered for {self._silence:.0f} s") from None
+            if isinstance(error, StopIteration):
+                raise Unreachable(f"{self.location} ended the connection") from None
+            raise error_of(self.location, error) from None
+        finally:
+            self._busy_since = None
+
+    def _watch(self) -> None:
+        """Cancel the call when the hub owes an answer for too long, because a broken network is not reported."""
+        while not self._is_over.wait(min(1.0, self._silence / 4)):
+            since = self._busy_since
+            if since is not None and system.port.monotonic() - since > self._silence:
+                self._is_dead = True
+                self._reader.cancel()
+                return
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,259 @@
+"""The sender of one log: the state of its records, from read to sent to acknowledged."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hub.errors import Conflict, HubError, ShardDamaged
+from hub.protocol import ingest
+from hub.protocol.ingest import Put
+from hub.root import columns
+from kvspool import system
+from kvspool.errors import (
+    KvspoolError,
+    LockTimeout,
+    LogNotFound,
+    LogVanished,
+    OutOfRange,
+    ReaderBusy,
+    TooLarge,
+    TooManyReaders,
+)
+from kvspool.journal import Journal
+from kvspool.opening import logs
+from kvspool.options import Isolation, Start
+from kvspool.record import Gap
+from kvspool.system.handles import Handle
+from shard.shardset import Log
+
+if TYPE_CHECKING:
+    from hub.root.columns import Cursor, SequencedBatch
+
+PREFIX = "ship."  # of the durable readers' names, before the hub's name
+LOOK_AGAIN = 1.0  # seconds between two checks whether a deleted log was recreated
+TRY_AGAIN = 10.0  # seconds until a retry after an error on this host; all lanes begin a new call then
+ASK_AGAIN = 60.0  # seconds until a retry after a shard was damaged at the hub
+
+
+_PASSING = (LockTimeout, ReaderBusy, TooManyReaders)  # and each OSError of the system itself
+
+
+class LogSender(Handle):
+    """The sender of one log to the hub. Its durable reader's position is the hub's last acknowledgement.
+
+    `keep_alive` and the read-only methods may be called by another thread.
+    """
+
+    def __init__(self, index: int, log: Log, hub: str) -> None:
+        """Take the durable reader for the hub `hub`, a short name. Raises ReaderBusy if the log is already shipped there."""
+        self.index = index
+        self.path = log.path
+        self.lost = 0  # sequences declared lost to the hub: overwritten before they were shipped, or damaged
+        self.records = 0  # sent, repeated ones counted again
+        self.error: Exception | None = None  # why it is not shipped now
+        self.retry_at: float | None = None  # when to retry after the error; None: never
+        self._name = f"{PREFIX}{hub}"
+        self._lock = threading.Lock()  # of the reader, because two threads commit
+        self._take(log)
+
+    def _take(self, log: Log) -> None:
+        self.log = log
+        self.id = _id(log)
+        self.sent = 0  # the sequence after the last sent record
+        self.acked = 0
+        self._synced = 0  # every sequence below was on disk at the last check
+        self.cursor: Cursor | None = None
+        self._surplus: SequencedBatch | None = None  # read, and too large for one batch
+        self._gaps: deque[tuple[int, int]] = deque()  # reported to the hub, not acknowledged yet: from a sequence up to another
+        places = {reader.name: reader.sequence for reader in log.readers() if reader.sequence is not None}
+        ours = places.pop(self._name, None)
+        others = [place for name, place in places.items() if name.startswith(PREFIX)]
+        # A log that was shipped to another hub continues here after that hub's last acknowledgement. If our reader is still at that
+        # position, it was created for this move, by a process that ended before this hub had any records.
+        self._is_moved = bool(others) if ours is None else ours in others
+        start: Start = max(others, default="earliest")
+        self.reader = log.reader(self._name, start)
+        self._is_gone = False
+
+    # On a connection.
+
+    def open(self, place: ingest.ResumePoint, isolation: Isolation) -> None:
+        """Begin to read where the hub continues. Raises Conflict if that is impossible.
+
+        The hub's last record is sent once more, if it is still in the log: the hub compares it. Only the hub's answer counts, not the
+        durable reader's position. Records that the hub stored before a broken connection, without an acknowledgement, are not sent again.
+        Records that it acknowledged and then lost, through a power failure or a lost disk, are sent again. If the log was shipped to
+        another hub before, and this one has nothing of it, it gets the records after those of the other one.
+        """
+        self.close_cursor()
+        self.acknowledge(place.next)
+        self._gaps.clear()
+        start = min(self.reader.sequence if self._is_moved else max(place.next - 1, 0), self.log.end())
+        try:
+            self.cursor = self.log.cursor(start, isolation=isolation)
+        except OutOfRange as error:
+            raise Conflict(f"the log of shard {self.index} has no sequence {start}: {error}") from None
+        self.sent = min(start, place.next)
+        self.acked = max(start, place.next)  # after a move, the other hub has the records below
+
+    def sync(self) -> None:
+        """Sync the log once all records that are known to be on disk were read; no other process may ever do it."""
+        assert self.cursor is not None
+        reached = max(self.sent, self.cursor.sequence)
+        if self._synced <= reached < self.log.end():
+            self._synced = self.log.sync()
+
+    def next_rows(self, most: int, size: int) -> SequencedBatch | None:
+        """Return the next available records, up to `size` bytes or one larger record; None if there are none."""
+        assert self.cursor is not None
+        found: SequencedBatch | Gap | None = self._surplus
+        while found is None or isinstance(found, Gap):
+            found = columns.next_rows(self.cursor, most, max(1, size * 3 // 4))  # the rest is for sequences, times and keys
+            if found is None:
+                return None
+        rows, self._surplus = found.cut(size)
+        return rows
+
+    def put(self, rows: SequencedBatch, ask: bool, largest: int) -> Put:
+        """Return the message for some records, which count as sent now. Raises TooLarge for more bytes than the hub accepts at once."""
+        if rows.size > largest:
+            raise TooLarge(f"{self.path}: record {rows.first} has {rows.size} bytes with its key; the hub accepts {largest}")
+        put = Put(self.index, rows.first, self.sent, max(self.log.end(), rows.end), ask)
+        if rows.first > self.sent:
+            self._gaps.append((self.sent, rows.first))
+        self.sent = rows.end
+        self.records += rows.batch.num_rows
+        return put
+
+    def acknowledge(self, sequence: int) -> None:
+        """Note that the hub has everything below a sequence."""
+        self._is_moved = self._is_moved and not sequence
+        while self._gaps and self._gaps[0][1] <= sequence:
+            first, end = self._gaps.popleft()
+            self.lost += max(0, end - max(first, self.acked))
+        self.acked = max(self.acked, sequence)
+
+    @property
+    def behind(self) -> int:
+        """Return how many records the hub has not acknowledged; 0 if the log is gone."""
+        try:
+            return max(0, self.log.end() - self.acked)
+        except (KvspoolError, OSError):
+            return 0
+
+    @property
+    def is_sent(self) -> bool:
+        """Return whether every available record was sent, or the log can't be read."""
+        try:
+            return self._surplus is None and self.cursor is not None and self.log.end() <= max(self.sent, self.cursor.sequence)
+        except (KvspoolError, OSError):
+            return True  # it is gone; `refuse_vanished` reports that
+
+    def commit(self) -> None:
+        """Commit the hub's last acknowledgement in the durable reader; if it is unchanged, this is only a heartbeat."""
+        with self._lock:
+            if self.acked > self.reader.sequence:
+                with suppress(OutOfRange):  # after a power failure the hub has records that the log has lost
+                    self.reader.seek(self.acked)
+            self.reader.commit()
+
+    def keep_alive(self) -> None:
+        """Send a heartbeat of the durable reader, so that waiting writers don't evict it."""
+        with self._lock, suppress(KvspoolError, OSError):  # the thread that ships it gets the same error and reports it
+            self.reader.commit()
+
+    # Quarantine.
+
+    def refuse_vanished(self) -> None:
+        """Raise LogVanished if the log was deleted, or replaced by another one."""
+        assert self.cursor is not None
+        self.cursor.refuse_vanished()
+        if isinstance(self.log, Journal) and self._is_replaced():  # its cursor reads any log at the path
+            raise LogVanished(f"{self.path} was deleted or replaced while it was shipped")
+
+    def _is_replaced(self) -> bool:
+        try:
+            with logs.open_store(self.path) as now:
+                return _id(now) != self.id
+        except LogNotFound:
+            return True
+        except (KvspoolError, OSError):
+            return False
+
+    def fail(self, error: Exception) -> None:
+        """Quarantine the lane, for good or until `retry_at`; others continue. Errors of a replaced log are reported as LogVanished."""
+        if not (self._is_gone or isinstance(error, HubError | LogVanished)) and self._is_replaced():
+            error = LogVanished(f"{self.path} was deleted or replaced while it was shipped: {error}")
+        self._is_gone = self._is_gone or isinstance(error, LogVanished | LogNotFound)
+        self.error = error
+        wait = self._wait_after(error)
+        self.retry_at = None if wait is None else system.port.monotonic() + wait
+        self.close_cursor()
+
+    def _wait_after(self, error: Exception) -> float | None:
+        """Return the seconds until a retry after an error; None: never."""
+        if isinstance(error, LogVanished | LogNotFound):
+            return LOOK_AGAIN
+        if isinstance(error, ShardDamaged):
+            return ASK_AGAIN
+        is_of_the_system = isinstance(error, OSError) and not isinstance(error, KvspoolError)
+        # The path of a deleted log may hold one that is being created.
+        return TRY_AGAIN if self._is_gone or is_of_the_system or isinstance(error, _PASSING) else None
+
+    @property
+    def until(self) -> str:
+        """Return how long the lane is quarantined, as text."""
+        if self.retry_at is None:
+            return "until the shipper is restarted"
+        if isinstance(self.error, LogVanished | LogNotFound):
+            return "until it is recreated"
+        return f"for {max(0.0, self.retry_at - system.port.monotonic()):.0f} s"
+
+    def is_due(self) -> bool:
+        """Return whether the lane is due for a retry after an error; for a deleted log: whether it exists again.
+
+        A log that was recreated under the same path is another one: the hub begins a new generation for it. Raises the errors of opening it
+        and of taking its durable reader.
+        """
+        if self.retry_at is None or system.port.monotonic() < self.retry_at:
+            return False
+        if self._is_gone:
+            try:
+                self._take_anew()
+            except LogNotFound:
+                self.retry_at = system.port.monotonic() + LOOK_AGAIN
+                return False
+        self.error = self.retry_at = None
+        return True
+
+    def _take_anew(self) -> None:
+        """Switch to the log at the path. After an error, no log can be used until another call has succeeded."""
+        log = logs.open_store(self.path)
+        with suppress(KvspoolError, OSError):  # the old one can't be synced any more
+            self.close()
+        try:
+            with self._lock:
+                self._take(log)
+        except BaseException:
+            log.close()
+            raise
+
+    def close_cursor(self) -> None:
+        """Close the read-ahead."""
+        cursor, self.cursor, self._surplus = self.cursor, None, None
+        if cursor is not None:
+            cursor.close()
+
+    def close(self) -> None:
+        """Close the durable reader and the log."""
+        self.close_cursor()
+        with self._lock:
+            self.reader.close()
+        self.log.close()
+
+
+def _id(log: Log) -> bytes:
+    return log.ensure_log_id() if isinstance(log, Journal) else log.log_id

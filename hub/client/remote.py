@@ -1,0 +1,293 @@
+"""Read a hub from another host: for notebooks, programs and mirrors. Needs the extra `hub`.
+
+    with RemoteHub("grpc+tls://hub:8815", security=Security(token="...")) as hub:
+        for client in hub.clients():
+            table = hub.read_arrow(client, 0, start_time="2026-01-31T00:00:00Z")
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import flight
+
+from hub.client import connection
+from hub.client.connection import Security
+from hub.client.hubs import check
+from hub.errors import Malformed, Unreachable
+from hub.protocol import reading
+from hub.protocol.ingest import LAST
+from hub.protocol.reading import (
+    LARGEST_ANSWER,
+    MOST_PLACES,
+    Beside,
+    Changes,
+    ClientState,
+    CommitPositions,
+    Committed,
+    ReaderName,
+    ReaderPlace,
+    Readers,
+    ReaderState,
+    ServerInfo,
+    ShardState,
+    Since,
+    Ticket,
+    Time,
+)
+from hub.root import columns
+from hub.root.columns import SequencedBatch
+from kvspool import arrow
+from kvspool.engine.iteration import Iterations
+from kvspool.errors import Closed
+from kvspool.options import Isolation
+from kvspool.record import Gap
+from kvspool.system.handles import Handle
+
+T = TypeVar("T")
+TIMEOUT = 15.0  # seconds for a call that is answered at once
+
+
+class RemoteHub(Handle):
+    """A hub on another host, open for reading. Can be shared by threads. After a lost connection, the next call reconnects."""
+
+    def __init__(self, location: str, *, security: Security = Security(), timeout: float = TIMEOUT) -> None:  # noqa: B008 - it is frozen
+        """Prepare a connection to `grpc+tls://host:port` or `grpc://host:port`, without sending anything. Raises ValueError, Unreachable.
+
+        timeout: seconds in which the hub has to answer; streams of records are not limited.
+        """
+        self.location = check(location)
+        self._security = security
+        self._timeout = timeout
+        self._client = connection.connect(location, security)
+        self._iterations = Iterations()
+
+    # Content.
+
+    def server(self) -> ServerInfo:
+        """Return the hub's description. Raises Unreachable, NotAllowed."""
+        return self._act("server", b"", ServerInfo)
+
+    def clients(self, pattern: str = "*") -> list[str]:
+        """Return the ids of the clients that this user may list and that match a pattern (`*`, `?`, `[...]`), sorted.
+
+        To read a client is a separate right. Raises Unreachable, NotAllowed.
+        """
+        try:
+            flights = list(self._client.list_flights(pattern.encode() if pattern != "*" else b"", self._options(self._timeout)))
+        except (pa.ArrowException, OSError) as error:
+            raise connection.error_of(self.location, error) from None
+        states = [reading.decode(ClientState, found.app_metadata, LARGEST_ANSWER) for found in flights]
+        return sorted(state.client for state in states if fnmatch.fnmatchcase(state.client, pattern) or pattern == "*")
+
+    def shards(self, client: str) -> list[ShardState]:
+        """Return a client's shards, in order. Raises NotFound, NotAllowed, Unreachable."""
+        try:
+            found = self._client.get_flight_info(flight.FlightDescriptor.for_path(client), self._options(self._timeout))
+        except (pa.ArrowException, OSError) as error:
+            raise connection.error_of(self.location, error) from None
+        return reading.decode(ClientState, found.app_metadata, LARGEST_ANSWER).shards
+
+    def changes(self, since: str = "", wait: float = 0.0) -> Changes:
+        """Return the shards of all clients that have changed since the token of the last answer; all shards for an empty token.
+
+        wait: seconds (at most 30) to wait for a change. Raises Unreachable, NotAllowed, Malformed.
+        """
+        return self._act("changes", msgspec.json.encode(Since(since, wait)), Changes, wait)
+
+    # Durable readers.
+
+    def commit(self, reader: str, places: Mapping[tuple[str, int], int]) -> Committed:
+        """Move a durable reader at the hub: `places` has the next sequence to read by client and shard. A new reader is created, owned by
+        us.
+
+        On return, all positions are on the hub's disk. After an error, none of up to 8,192 positions are stored (more are sent in several
+        calls). Raises NotAllowed for a client that may not be read or another user's reader, Malformed, Unexpected for a sequence that
+        isn't written yet, QuotaExceeded, Conflict, Unreachable.
+        """
+        wanted = [ReaderPlace(client, shard, next) for (client, shard), next in sorted(places.items())]
+        answer = Committed(0)
+        for begin in range(0, max(1, len(wanted)), MOST_PLACES):
+            body = msgspec.json.encode(CommitPositions(reader, wanted[begin : begin + MOST_PLACES]))
+            found = self._act("commit-positions", body, Committed)
+            answer = Committed(found.places, answer.missing + found.missing)
+        return answer
+
+    def readers(self) -> list[ReaderState]:
+        """Return our durable readers at the hub, by name; an admin gets those of all users. Raises Unreachable, NotAllowed."""
+        return self._act("readers", b"", Readers).readers
+
+    def delete_reader(self, name: str) -> None:
+        """Delete one of our durable readers; an admin may delete any. Raises NotFound, Conflict while it is open, Unreachable."""
+        self._act("delete-reader", msgspec.json.encode(ReaderName(name)), Readers)
+
+    # Reading.
+
+    def read_arrow(
+        self,
+        client: str,
+        shard: int,
+        start: int | str = "earliest",
+        *,
+        end: int | None = None,
+        start_time: Time | datetime | None = None,
+        end_time: Time | datetime | None = None,
+        limit: int | None = None,
+        coded: bool = False,
+        isolation: Isolation = "appended",
+        on_gap: Literal["raise", "skip"] = "raise",
+    ) -> pa.Table:
+        """Return the stored records of a shard as a `pyarrow.Table` with the columns of `kvspool.arrow.SCHEMA`.
+
+        start: a sequence, "earliest" or "latest"; end: the first sequence not to return; start_time, end_time: the same by time (ns since
+        1970, RFC 3339, or an aware datetime). coded: add a column codec. isolation: "synced" returns only records on the hub's disk.
+
+        on_gap: "raise" raises GapError at the first lost record, "skip" omits lost records. Raises NotFound, NotAllowed, ShardDamaged,
+        Unexpected for a start that isn't written yet, HubFull, Unreachable, Malformed. A returned table is complete; an error has the
+        records before it as `partial`, a table.
+        """
+        asked = {"start_time": start_time, "end_time": end_time, "limit": limit, "coded": coded, "isolation": isolation}
+        items = self.batches(client, shard, start, end=end, **asked)  # type: ignore[arg-type]
+        return arrow.table(items, arrow.CODED_SCHEMA if coded else arrow.SCHEMA, on_gap)
+
+    def batches(
+        self,
+        client: str,
+        shard: int,
+        start: int | str = "earliest",
+        *,
+        end: int | None = None,
+        start_time: Time | datetime | None = None,
+        end_time: Time | datetime | None = None,
+        limit: int | None = None,
+        coded: bool = False,
+        isolation: Isolation = "appended",
+        timeout: float | None = None,
+    ) -> Iterator[pa.RecordBatch | Gap]:
+        """Yield the records of a shard as batches of at most 2 MiB, and Gaps between them. Arguments and errors: see `read_arrow`.
+
+        timeout: seconds after which the stream is ended with Unreachable; None: never.
+        """
+        ticket = Ticket(client, shard, start, end, _time(start_time), _time(end_time), limit, coded, isolation)
+        for item in self.items(ticket, timeout):
+            if isinstance(item, Gap):
+                yield item
+            elif isinstance(item, SequencedBatch):
+                yield item.batch
+
+    def items(self, ticket: Ticket, timeout: float | None = None) -> Iterator[SequencedBatch | Gap | int]:
+        """Yield the result of a ticket: rows, Gaps between them, and finally the sequence at which the hub ended the stream.
+
+        timeout: seconds after which the stream is ended. Raises as `read_arrow`, Fenced for another log than the ticket names, and Closed
+        as soon as any thread closes the connection.
+        """
+        where = f"{self.location}/{ticket.client}/{ticket.shard}"
+        stream: _Stream | None = None
+        try:
+            reader = self._client.do_get(flight.Ticket(msgspec.json.encode(ticket)), self._options(timeout))
+            if not reader.schema.equals(columns.schema_of(ticket)):
+                raise Malformed(f"{where}: the stream has the columns {str(reader.schema)[:500]!r}")
+            try:
+                stream = self._iterations.add(_Stream(reader))
+                yield from self._items(reader, where)
+            finally:
+                reader.cancel()
+        except (pa.ArrowException, OSError) as error:
+            if stream is not None and stream.why:
+                raise Closed(stream.why) from None
+            raise connection.error_of(self.location, error) from None
+
+    def _items(self, reader: Any, where: str) -> Iterator[SequencedBatch | Gap | int]:
+        """Yield the items of a stream up to the hub's end mark. Raises Unreachable if that is missing."""
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                raise Unreachable(f"{where}: the stream was cut") from None
+            beside = Beside()
+            if chunk.app_metadata is not None:
+                beside = reading.decode(Beside, chunk.app_metadata.to_pybytes())
+            if beside.gap is not None:
+                gap = beside.gap
+                if not 0 <= gap.first <= gap.last:
+                    raise Malformed(f"{where}: a gap from {gap.first} to {gap.last}")
+                yield Gap(gap.first, gap.last, gap.reason, where)
+            if chunk.data is not None and chunk.data.num_rows:
+                yield SequencedBatch(_first(chunk.data, beside, where), chunk.data)
+            if beside.next is not None:
+                yield beside.next
+                return
+
+    def _act(self, kind: str, body: bytes, answer: type[T], wait: float = 0.0) -> T:
+        """Return the answer to an action."""
+        try:
+            results = list(self._client.do_action(flight.Action(kind, body), self._options(self._timeout + wait)))
+        except (pa.ArrowException, OSError) as error:
+            raise connection.error_of(self.location, error) from None
+        if len(results) != 1:
+            raise Malformed(f"{self.location} gave {len(results)} answers to the action {kind!r}")
+        return reading.decode(answer, results[0].body.to_pybytes(), LARGEST_ANSWER)
+
+    def _options(self, timeout: float | None) -> flight.FlightCallOptions:
+        return connection.call_options(self._security, timeout)
+
+    def close(self) -> None:
+        """Close the connection. Streams in progress raise Closed, at once if other threads wait for them."""
+        self._iterations.end(f"the connection to {self.location} was closed; connect again")
+        self._client.close()
+
+    def __enter__(self) -> RemoteHub:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class _Stream:
+    """A stream of records in progress. why: the reason why its connection was closed."""
+
+    def __init__(self, reader: flight.FlightStreamReader) -> None:
+        self._reader = reader
+        self.why = ""
+
+    def end(self, why: str) -> None:
+        """Cancel the stream; see `kvspool.engine.iteration.Endable`."""
+        self.why = why
+        self._reader.cancel()
+
+
+def _first(batch: pa.RecordBatch, beside: Beside, where: str) -> int:
+    """Return the sequence of a batch's first row. Raises Malformed for an inconsistent batch."""
+    try:
+        batch.validate(full=True)
+        if any(batch.column(name).null_count for name in batch.schema.names if name != "key"):
+            raise ValueError("a column has nulls")
+        sequences = batch.column("sequence") if "sequence" in batch.schema.names else None
+        if sequences is None:
+            if beside.first is None or not 0 <= beside.first < LAST - batch.num_rows:
+                raise ValueError("its sequences are missing")
+            return beside.first
+        if batch.num_rows > 1 and not pc.all(pc.equal(pc.subtract(sequences[1:], sequences[:-1]), 1)).as_py():
+            raise ValueError("its sequences are not consecutive")
+        first = int(sequences[0].as_py())
+        if first < 0:
+            raise ValueError(f"its first sequence is {first}")
+        return first
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise Malformed(f"{where}: a batch is damaged: {error}") from None
+
+
+def _time(time: Time | datetime | None) -> Time | None:
+    """Return a time in the form of tickets. Raises ValueError for a datetime without a zone."""
+    if not isinstance(time, datetime):
+        return time
+    if time.tzinfo is None:
+        raise ValueError(f"a time without a zone is ambiguous: {time}; pass an aware datetime")
+    return time.isoformat()

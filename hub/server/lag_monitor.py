@@ -1,0 +1,40 @@
+"""The lags of a hub root's durable readers, computed by its server without opening shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hub.protocol.status import ReaderStatus
+from hub.root.holds import RetentionHolds
+from hub.root.store import ShardSizes
+from kvspool import system
+
+INTERVAL = 10.0  # seconds between two checks
+
+
+class LagMonitor:
+    """`statuses` is the result of the last check. `look` is called by one thread."""
+
+    def __init__(self, root: Path) -> None:
+        self.statuses: list[ReaderStatus] = []
+        self._holds = RetentionHolds(root)
+        self._looks_at = 0.0
+
+    def look(self, figures: dict[str, dict[int, ShardSizes]]) -> None:
+        """Compare the readers' commits with the contents of the shards, unless the last check was a moment ago.
+
+        A reader without a position in a shard, or with unreadable ones, has read nothing of it; one with an owner doesn't read that shard.
+        """
+        now = system.port.monotonic()
+        if now < self._looks_at:
+            return
+        self._looks_at = now + INTERVAL
+        readers = self._holds.readers()
+        lags = dict.fromkeys(readers, 0)
+        for client, shards in figures.items():
+            for index, one in shards.items():
+                for name, (places, owner) in readers.items():
+                    place = places.get((client, index))
+                    if place is not None or not owner:
+                        lags[name] += max(0, one.next - max(one.first, 0 if place is None else place.sequence))
+        self.statuses = [ReaderStatus(name=name, lag=lag) for name, lag in lags.items()]

@@ -1,1 +1,0 @@
-"""The parts of `hub.server`: the gate, authentication, ingest and read service."""
