@@ -70,7 +70,8 @@ def _alone(path: Path, made: list[Path], timeout: float) -> Iterator[bool]:
             raise
         yield there is not None and (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
     finally:
-        locks.give_back_file(file, process)
+        with suppress(OSError):  # the descriptor is closed then, too, and had nothing to write
+            locks.give_back_file(file, process)
 
 
 def _fill(path: Path, form: Format, chosen: Settings, mode: int, made: list[Path], timeout: float) -> Journal:
