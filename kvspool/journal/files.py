@@ -55,9 +55,7 @@ def _alone(path: Path, made: list[Path], timeout: float) -> Iterator[bool]:
         yield False
         return
     except BaseException:
-        for directory in made:
-            with suppress(OSError):  # not empty: another process makes a journal in it
-                system.port.remove_directory(directory)
+        _remove_empty(made)
         raise
 
     def attempt() -> bool | None:
@@ -65,15 +63,25 @@ def _alone(path: Path, made: list[Path], timeout: float) -> Iterator[bool]:
 
     try:
         locks.wait_for(attempt, timeout, lambda: f"another process makes a log at {path}")
-        ours, there = system.port.status(file.number), system.port.look_up(os.path.realpath(path))
+        try:
+            ours, there = system.port.status(file.number), system.port.look_up(os.path.realpath(path))
+        except BaseException:
+            _remove_empty(made)
+            raise
         yield there is not None and (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
     finally:
-        locks.give_back_file(file, process)
+        with suppress(OSError):  # the descriptor is closed then, too, and had nothing to write
+            locks.give_back_file(file, process)
 
 
 def _fill(path: Path, form: Format, chosen: Settings, mode: int, made: list[Path], timeout: float) -> Journal:
     """Make a journal in a directory, and open it. If that fails, what was made goes, and the directories `made`: new ones of ours."""
-    if not LEFTOVERS.issuperset(system.port.names(path)):
+    try:
+        found = system.port.names(path)
+    except BaseException:
+        _remove_empty(made)
+        raise
+    if not LEFTOVERS.issuperset(found):
         raise LogExists(f"{path} exists already, and is not empty; kvspool.open opens a log")
     try:
         if form.sidecar(path) != path:
@@ -106,6 +114,13 @@ def _make(directory: Path, mode: int, made: list[Path]) -> None:
         disk.flush_directory(directory.parent)  # its maker may have been killed before
     else:
         raise LogExists(f"{directory} exists already, and is no directory")
+
+
+def _remove_empty(directories: list[Path]) -> None:
+    """Remove directories, except those in which another process makes a journal."""
+    for directory in directories:
+        with suppress(OSError):
+            system.port.remove_directory(directory)
 
 
 def _remove(directory: Path) -> None:

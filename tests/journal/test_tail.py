@@ -122,7 +122,7 @@ def test_a_record_that_has_no_room_or_no_place_goes_the_long_way(tmp_path: Path)
         with pytest.raises(ValueError):
             log.append(b"", type=256)
         with pytest.raises(TypeError):
-            log.append(b"", key="text")  # type: ignore[arg-type]
+            log.append(b"", key=1)  # type: ignore[arg-type]
         with pytest.raises(kvspool.errors.Unencodable):
             log.append(object())
         assert log.append(b"x" * (2 << 20)) == 100
