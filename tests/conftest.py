@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
@@ -20,6 +21,8 @@ import kvspool
 
 settings.register_profile("kvspool", deadline=None)  # how long an example takes says more about the machine than about us
 settings.load_profile("kvspool")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell: processes of the tests would ignore Ctrl-C, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Code differs by twin in the loops over frames, entries, chunks and keys, in the locks, the sleeping and the merge. What these do, and
@@ -53,7 +56,7 @@ LONG = (
     *(f"queue/test_queue_{name}.py" for name in "faults opcodes".split()),
     *(f"spool/test_{name}.py" for name in "damage recovery".split()),
     "model/test_protocol.py",
-    *(f"test_{name}.py" for name in "bench bench_cases faults flights fuzz packaging places".split()),
+    *(f"test_{name}.py" for name in "bench bench_cases faults flights fuzz packaging".split()),
 )
 CHOOSES_ITS_TWIN = {"interpreted", "twin", "loops"}  # a test that has one of these fixtures takes the interpreted loops in any run
 
