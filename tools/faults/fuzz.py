@@ -33,6 +33,8 @@ with atheris.instrument_imports(include=["kvspool"]):
     from kvspool.cli import lines
     from kvspool.cli.options import BadInput
     from kvspool.journal import Journal, files, index
+    from kvspool.journal.formats import FORMATS
+    from kvspool.journal.settings import Settings
     from kvspool.kernel import frames_py as frames
     from kvspool.spool import checkpoints, format, pair, search, slots
     from kvspool.spool.keys import KeyTable
@@ -201,9 +203,8 @@ class Fuzzed:
         self.good = {path: path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
 
     def _create(self, form: str) -> Journal:
-        return files.create(
-            self.path, form, self.limits[form], codec="json", mode=0o600, durability="memory", sync_interval=None, timeout=1
-        )
+        chosen = FORMATS[form](**self.limits[form])
+        return files.create(self.path, chosen, Settings(format=form, limits=chosen.limits()), mode=0o600, timeout=1)
 
     def __call__(self, data: bytes) -> None:
         which, content = (data[0] % len(self.parts), data[1:]) if data else (0, b"")
